@@ -1,0 +1,1 @@
+"""Presets, calibrations, validation tables and small example traces."""

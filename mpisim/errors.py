@@ -1,0 +1,106 @@
+"""The errors a user can meet, each with the exit code of the command line.
+
+Every message stands alone: it names the file, key or row, says what was found and what is
+allowed. An error is raised where the mistake is noticed, on one rank or on all; errors cross MPI
+(see :func:`mpisim.parallel.agreed`), so each one pickles, subclasses with fields of their own
+included.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DeadlockError",
+    "InputError",
+    "MatchError",
+    "MpisimError",
+    "OutputError",
+    "ProgramError",
+    "TraceError",
+    "UsageError",
+    "nearest",
+]
+
+
+class MpisimError(Exception):
+    """Base of every error that is reported in one line, without a traceback.
+
+    Attributes
+    ----------
+    exit_code : int
+        What the command line returns: 1 for failures at run time, 2 for bad input.
+    """
+
+    exit_code = 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default calls the class with ``args``, which fails for a subclass whose constructor
+        # takes other arguments than its message.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class InputError(MpisimError):
+    """Bad input of any kind: a file, a key, a row or a value."""
+
+    exit_code = 2
+
+
+class UsageError(InputError):
+    """The program was called or launched in a way that cannot work."""
+
+
+class ProgramError(InputError):
+    """A program whose tables, bindings or communicators contradict themselves."""
+
+
+class MatchError(ProgramError):
+    """Operations on one communicator that do not match over its members."""
+
+
+class DeadlockError(InputError):
+    """No simulated rank can move and not all have finished."""
+
+
+class TraceError(InputError):
+    """A trace that cannot be read, or read and not understood."""
+
+
+class OutputError(MpisimError):
+    """A result that could not be written: disk full, no permission."""
+
+
+def _rebuild(
+    cls: type[MpisimError], args: tuple[object, ...], state: dict[str, object]
+) -> MpisimError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Suggest the allowed name closest to a mistyped one.
+
+    Parameters
+    ----------
+    name : str
+        What was found.
+    allowed : iterable of str
+        What could have stood there.
+
+    Returns
+    -------
+    str
+        Text to append to a message, starting with a space; empty if nothing is close.
+
+    Examples
+    --------
+    >>> nearest("bandwith", ["bandwidth", "latency"])
+    " (did you mean 'bandwidth'?)"
+    >>> nearest("colour", ["bandwidth", "latency"])
+    ''
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

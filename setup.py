@@ -1,0 +1,35 @@
+"""What pyproject.toml cannot say: the list of packages and the compiled modules.
+
+Both are found by looking, so a new subpackage or a new ``.pyx`` beside the others needs no edit
+here. Everything else about the distribution stands in ``pyproject.toml``.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+# Top-level folders that are installed as subpackages of mpisim (the mapping itself is in
+# pyproject.toml), so that nothing called "kernels" lands in site-packages.
+MAPPED = ("kernels", "topo", "data")
+
+packages = find_packages(include=["mpisim", "mpisim.*"])
+for name in MAPPED:
+    packages.append(f"mpisim.{name}")
+    packages.extend(f"mpisim.{name}.{sub}" for sub in find_packages(name))
+
+extensions = [
+    Extension(
+        ".".join(path.with_suffix("").parts),
+        [path.as_posix()],
+        # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
+        # fused operation: results must not depend on the compiler's mood.
+        extra_compile_args=["-O3", "-ffp-contract=off"],
+    )
+    for path in sorted(Path("mpisim/engine/_core").glob("*.pyx"))
+]
+if extensions:
+    from Cython.Build import cythonize
+
+    extensions = cythonize(extensions, language_level=3)
+
+setup(packages=packages, ext_modules=extensions)

@@ -1,0 +1,1 @@
+"""What connects GPUs: fabrics, routes and the collectives that run on them."""
