@@ -1,0 +1,124 @@
+"""What one process knows after a run: the clocks of the ranks it hosted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Program
+
+__all__ = ["Binding", "CriticalPath", "PieceKind", "Run"]
+
+
+class Binding(IntEnum):
+    """Which input was the last to arrive, so that a row became ready when it did."""
+
+    HOST = 0
+    """The CPU: its clock plus the launch latency (HOST_WAIT: nothing waited for was later)."""
+    STREAM = 1
+    """The previous kernel of the stream, plus the gap."""
+    WAIT = 2
+    """``WAIT + i``: the i-th of the row's waits (i < 126)."""
+    QUEUE = 128
+    """Bit set beside the above: the launching call itself had to wait for the launch queue."""
+
+
+class PieceKind(IntEnum):
+    """What a piece of the critical path was spent on."""
+
+    COMPUTE = 0
+    COPY = 1
+    COMMUNICATION = 2
+    """Wire time, after the last member was ready."""
+    HOST = 3
+    """CPU work, launching calls and the tails of waits."""
+    LAUNCH = 4
+    """Launch latency from the CPU to the device."""
+    GAP = 5
+    """Between two kernels of a stream."""
+    START = 6
+    """Before the rank's start offset."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The chain of pieces that ends last; complete and equal on every process.
+
+    Pieces are in time order and contiguous: each begins where the one before ended, the first at
+    0, the last ends at the step time.
+
+    Attributes
+    ----------
+    kind : uint8, shape (n,)
+        A `PieceKind`.
+    rank, row : int32, shape (n,)
+    begin, end : int64, shape (n,)
+        ps.
+    name : int32, shape (n,)
+        Index into `names`.
+    names : tuple of str
+    """
+
+    kind: NDArray[np.uint8]
+    rank: NDArray[np.int32]
+    row: NDArray[np.int32]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    name: NDArray[np.int32]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The outcome of one run, as one process holds it.
+
+    Per-row arrays are lists with one array per hosted rank, in the order of `hosted`; they are
+    empty lists unless the run was asked to record. Times are int64 ps.
+
+    Attributes
+    ----------
+    program : Program
+    hosted : int32, shape (h,)
+        Global ranks simulated by this process, ascending.
+    placement : int32, shape (n_ranks,)
+        The process of every rank.
+    rank_end : int64, shape (n_ranks,)
+        When each rank's last row (host or device) ended; complete on every process.
+    step_time : int
+        The latest `rank_end`.
+    digest : str
+        32 hexadecimal digits; the same for any number of processes and any placement.
+    rounds : int
+        Exchanges between processes.
+    begin : list of int64 arrays
+        KERNEL, COPY: start on the device. Communications: the rank's own ready time, from which
+        its kernel occupies the stream. HOST, HOST_WAIT: when the CPU began the row's own work.
+    end : list of int64 arrays
+        End on the device; for HOST and HOST_WAIT when the CPU had finished.
+    wire : list of int64 arrays
+        Communications: when the last member was ready, from which the wire time runs; other rows
+        as `begin`.
+    binding : list of uint8 arrays
+        A `Binding` of each row.
+    critical_path : CriticalPath or None
+        When asked for.
+    wall : mapping of str to float
+        Wall-clock seconds of the phases of the run on this process, for benchmarks.
+    """
+
+    program: Program
+    hosted: NDArray[np.int32]
+    placement: NDArray[np.int32]
+    rank_end: NDArray[np.int64]
+    step_time: int
+    digest: str
+    rounds: int
+    begin: list[NDArray[np.int64]]
+    end: list[NDArray[np.int64]]
+    wire: list[NDArray[np.int64]]
+    binding: list[NDArray[np.uint8]]
+    critical_path: CriticalPath | None
+    wall: dict[str, float]

@@ -1,0 +1,33 @@
+"""Programs: what every rank does, in which order, and with whom it communicates.
+
+- `Program`: tables, ranks bound to them, communicators.
+- `Table`: an ordered list of rows shared by all ranks that do the same things.
+- `Communicators`: ordered groups of global ranks.
+- `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row.
+- `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
+- `check_matching`, `signatures`: do the communications of all ranks match?
+- `UNPRICED`: the duration of a communication that a cost model is to price.
+"""
+
+from .builder import Names, ProgramBuilder, TableBuilder
+from .kinds import Flag, Kind, Operation, Phase
+from .matching import check_matching, signatures
+from .program import Communicators, Program
+from .table import COLUMNS, UNPRICED, Table
+
+__all__ = [
+    "COLUMNS",
+    "UNPRICED",
+    "Communicators",
+    "Flag",
+    "Kind",
+    "Names",
+    "Operation",
+    "Phase",
+    "Program",
+    "ProgramBuilder",
+    "Table",
+    "TableBuilder",
+    "check_matching",
+    "signatures",
+]

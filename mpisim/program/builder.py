@@ -1,0 +1,242 @@
+"""Builders: write a table row by row, and a program rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .kinds import Flag, Kind, Operation, Phase
+from .program import Communicators, Program
+from .table import COLUMNS, UNPRICED, Table
+
+__all__ = ["Names", "ProgramBuilder", "TableBuilder"]
+
+
+class Names:
+    """Row names and their numbers; every distinct text is kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __getitem__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class TableBuilder:
+    """Append rows, then `build` the table. Times in ps, sizes in bytes.
+
+    Each method returns the number of the row it appended, to be named in later waits.
+    The `tag` keywords (phase, layer, micro_batch, step) may be set for all following rows with
+    `tags`.
+
+    Examples
+    --------
+    >>> rows = TableBuilder(Names())
+    >>> first = rows.kernel("gemm", stream=0, duration=5_000_000)
+    >>> last = rows.collective(Operation.ALL_REDUCE, slot=0, stream=1, bytes=1024, waits=[first])
+    >>> rows.host_wait([last])
+    2
+    >>> len(rows.build())
+    3
+    """
+
+    def __init__(self, names: Names, label: str = "") -> None:
+        self.names = names
+        self.label = label
+        self._columns: dict[str, list[int]] = {column: [] for column in COLUMNS}
+        self._waits: list[Sequence[int]] = []
+        self._tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1, "micro_batch": -1, "step": -1}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def tags(self, **tags: int) -> TableBuilder:
+        """Set phase, layer, micro_batch or step of all rows appended from here on."""
+        unknown = set(tags) - set(self._tags)
+        if unknown:
+            raise TypeError(f"no such tag: {sorted(unknown)}; there are {sorted(self._tags)}")
+        self._tags.update(tags)
+        return self
+
+    def kernel(
+        self,
+        name: str,
+        stream: int,
+        duration: int,
+        *,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
+        bytes: int = -1,
+        kind: Kind = Kind.KERNEL,
+    ) -> int:
+        """Append a compute kernel (or a copy: ``kind=Kind.COPY``)."""
+        return self._append(
+            kind, name, waits, stream=stream, duration=duration, host=host, launch=launch,
+            launch_cost=launch_cost, gap=gap, bytes=bytes,
+        )
+
+    def collective(
+        self,
+        operation: Operation,
+        slot: int,
+        stream: int,
+        bytes: int,
+        *,
+        duration: int = UNPRICED,
+        name: str | None = None,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
+        flags: Flag = Flag.NONE,
+    ) -> int:
+        """Append a collective on a communicator slot."""
+        name = operation.name.lower() if name is None else name
+        return self._append(
+            Kind.COLLECTIVE, name, waits, stream=stream, duration=duration, host=host,
+            launch=launch, launch_cost=launch_cost, gap=gap, bytes=bytes, slot=slot,
+            operation=operation, flags=flags,
+        )
+
+    def point_to_point(
+        self,
+        kind: Kind,
+        slot: int,
+        stream: int,
+        bytes: int,
+        *,
+        duration: int = UNPRICED,
+        name: str | None = None,
+        waits: Iterable[int] = (),
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
+        flags: Flag = Flag.NONE,
+    ) -> int:
+        """Append one half of a send/receive pair: `kind` is Kind.SEND or Kind.RECV.
+
+        ``flags=Flag.JOINED`` puts it in one batch with the row before it.
+        """
+        name = kind.name.lower() if name is None else name
+        return self._append(
+            kind, name, waits, stream=stream, duration=duration, host=host, launch=launch,
+            launch_cost=launch_cost, gap=gap, bytes=bytes, slot=slot,
+            operation=Operation.SEND_RECV, flags=flags,
+        )
+
+    def host(self, duration: int, name: str = "host") -> int:
+        """Append CPU work that launches nothing, in ps."""
+        return self._append(Kind.HOST, name, (), host=duration)
+
+    def host_wait(
+        self, waits: Iterable[int], *, host: int = 0, tail: int = 0, name: str = "wait"
+    ) -> int:
+        """Append a wait of the CPU for device rows; `tail` is its CPU time after they ended."""
+        return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
+
+    def _append(self, kind: Kind, name: str, waits: Iterable[int], **given: int) -> int:
+        values: dict[str, int] = {
+            "kind": kind, "name": self.names[name], "stream": -1, "slot": -1, "flags": 0,
+            "operation": Operation.NONE, "host": 0, "launch": 0, "launch_cost": 0, "gap": 0,
+            "duration": 0, "bytes": -1, **self._tags, **given,
+        }  # fmt: skip
+        for column, value in values.items():
+            self._columns[column].append(value)
+        self._waits.append(tuple(waits))
+        return len(self._waits) - 1
+
+    def build(self, queue_depth: int = 0) -> Table:
+        """Return the table.
+
+        Raises
+        ------
+        ProgramError
+            On a row that no rank could execute.
+        """
+        counts = np.array([len(waits) for waits in self._waits], np.int64)
+        last = self._last_of_batch()
+        columns = {c: np.array(v, COLUMNS[c]) for c, v in self._columns.items()}
+        return Table(
+            **columns,
+            wait_index=np.concatenate([[0], np.cumsum(counts)]),
+            wait_row=np.array([last[row] for waits in self._waits for row in waits], np.int32),
+            queue_depth=queue_depth,
+            label=self.label,
+        )
+
+    def _last_of_batch(self) -> list[int]:
+        """Of each row, the last row of its batch: waiting for one means waiting for the kernel."""
+        last = list(range(len(self._waits)))
+        for row in range(len(last) - 2, -1, -1):
+            if self._columns["flags"][row + 1] & Flag.JOINED:
+                last[row] = last[row + 1]
+        return last
+
+
+class ProgramBuilder:
+    """Collect tables, communicators and ranks, then `build` the program."""
+
+    def __init__(self) -> None:
+        self.names = Names()
+        self._tables: list[Table] = []
+        self._groups: dict[tuple[tuple[int, ...], str | None], int] = {}
+        self._ranks: list[tuple[int, tuple[int, ...], float, int]] = []
+
+    def table(self, label: str = "") -> TableBuilder:
+        """Return a builder of rows that shares this program's names."""
+        return TableBuilder(self.names, label)
+
+    def add_table(self, table: Table) -> int:
+        """Add a built table and return its number."""
+        self._tables.append(table)
+        return len(self._tables) - 1
+
+    def communicator(self, members: Sequence[int], name: str | None = None) -> int:
+        """Return the number of the communicator with these members and name, new or known."""
+        key = (tuple(map(int, members)), name)
+        if key not in self._groups:
+            self._groups[key] = len(self._groups)
+        return self._groups[key]
+
+    def add_rank(
+        self, table: int, slots: Sequence[int] = (), speed: float = 1.0, start: int = 0
+    ) -> int:
+        """Add the next rank: its table, the communicator of each slot, speed, start (ps)."""
+        self._ranks.append((table, tuple(slots), speed, start))
+        return len(self._ranks) - 1
+
+    def build(self, attributes: Mapping[str, str] | None = None) -> Program:
+        """Return the program.
+
+        Raises
+        ------
+        ProgramError
+            When the parts do not fit together.
+        """
+        counts = np.array([len(slots) for _, slots, _, _ in self._ranks], np.int64)
+        return Program(
+            names=tuple(self.names),
+            tables=tuple(self._tables),
+            communicators=Communicators.of(
+                [members for members, _ in self._groups],
+                [name or f"group {c}" for (_, name), c in self._groups.items()],
+            ),
+            table=np.array([table for table, _, _, _ in self._ranks], np.int32),
+            slot_index=np.concatenate([[0], np.cumsum(counts)]),
+            slots=np.array([c for _, slots, _, _ in self._ranks for c in slots], np.int32),
+            speed=np.array([speed for _, _, speed, _ in self._ranks]),
+            start=np.array([start for _, _, _, start in self._ranks], np.int64),
+            attributes=dict(attributes or {}),
+        )

@@ -1,0 +1,79 @@
+"""The vocabulary of a program: what a row is, and what a communication does."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+__all__ = ["Flag", "Kind", "Operation", "Phase"]
+
+
+class Kind(IntEnum):
+    """What one row of a table is."""
+
+    KERNEL = 0
+    """A compute kernel on a device stream."""
+    COPY = 1
+    """A memory copy or set on a device stream."""
+    COLLECTIVE = 2
+    """A collective operation; its kernel occupies a stream."""
+    SEND = 3
+    """The sending half of a point-to-point pair."""
+    RECV = 4
+    """The receiving half of a point-to-point pair."""
+    HOST = 5
+    """CPU work that launches nothing."""
+    HOST_WAIT = 6
+    """The CPU blocks until earlier rows have ended on the device."""
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether the row meets other ranks on a communicator."""
+        return self in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
+
+    @property
+    def is_device(self) -> bool:
+        """Whether the row occupies a device stream."""
+        return self <= Kind.RECV
+
+
+class Operation(IntEnum):
+    """What a communication does. All members of a group must agree on it."""
+
+    NONE = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    ALL_TO_ALL = 6
+    GATHER = 7
+    SCATTER = 8
+    BARRIER = 9
+    SEND_RECV = 10
+    """A point-to-point pair: SEND on the first member, RECV on the second."""
+    UNKNOWN = 11
+    """A communication whose kind the source did not say."""
+
+
+class Flag(IntFlag):
+    """Properties of one row beyond its kind."""
+
+    NONE = 0
+    JOINED = 1
+    """The row belongs to the same launched kernel as the row just before it (a batched
+    send/receive): both become ready together, and the stream is free when all have ended."""
+    EAGER = 2
+    """The row does not wait for the other members: it ends its duration after its own
+    ready time (a broadcast's root). The others still wait for it."""
+
+
+class Phase(IntEnum):
+    """Which part of a training step a row belongs to."""
+
+    NONE = 0
+    FORWARD = 1
+    BACKWARD = 2
+    WEIGHT = 3
+    """Gradients of weights, where a schedule splits them from those of the inputs."""
+    RECOMPUTE = 4
+    OPTIMIZER = 5

@@ -1,0 +1,277 @@
+"""Programs: tables, the ranks that execute them, and the communicators they meet on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ProgramError
+from .kinds import Kind
+from .table import Table
+
+__all__ = ["Communicators", "Program"]
+
+
+@dataclass(frozen=True, eq=False)
+class Communicators:
+    """Ordered groups of global ranks, stored as one array with an index.
+
+    Attributes
+    ----------
+    index : int64, shape (n + 1,)
+        Communicator ``c`` has the members ``members[index[c]:index[c + 1]]``.
+    members : int32
+        Global ranks, in the communicator's own order. A communicator that carries SEND and RECV
+        has exactly two members: the sender, then the receiver.
+    names : tuple of str
+        One name a communicator, for reports.
+    """
+
+    index: NDArray[np.int64]
+    members: NDArray[np.int32]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for column, dtype in (("index", np.int64), ("members", np.int32)):
+            values = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+            values.setflags(write=False)
+            object.__setattr__(self, column, values)
+        if len(self.index) != len(self.names) + 1 or self.index[0] != 0:
+            raise ProgramError(
+                f"communicators: {len(self.names)} names but an index of {len(self.index)}"
+            )
+        if self.index[-1] != len(self.members) or (np.diff(self.index) < 1).any():
+            raise ProgramError("communicators: every communicator needs one member or more")
+
+    @classmethod
+    def of(cls, groups: Iterable[Sequence[int]], names: Iterable[str] | None = None) -> Communicators:
+        """Build from a sequence of member sequences.
+
+        Examples
+        --------
+        >>> Communicators.of([(0, 1), (2, 3)]).group(1)
+        (2, 3)
+        """
+        groups = [tuple(group) for group in groups]
+        index = np.concatenate([[0], np.cumsum([len(group) for group in groups], dtype=np.int64)])
+        members = np.array([rank for group in groups for rank in group], np.int32)
+        names = tuple(f"group {c}" for c in range(len(groups))) if names is None else tuple(names)
+        return cls(index, members, names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of members of each communicator."""
+        return np.diff(self.index)
+
+    def group(self, communicator: int) -> tuple[int, ...]:
+        """Return the members of one communicator."""
+        return tuple(
+            self.members[self.index[communicator] : self.index[communicator + 1]].tolist()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """All that one run simulates: the meeting point of every producer and the engine.
+
+    A rank is a table, a binding of the table's communicator slots to communicators, a speed and a
+    start time. Tables may be shared by any number of ranks.
+
+    A program read by several processes may be *partial*: each process then holds only the tables
+    of its own ranks, the others are None; everything else is the same on every process.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of rows; `Table.name` indexes it. In a partial program each process has its own.
+    tables : tuple of Table or None
+    communicators : Communicators
+    table : int32, shape (n_ranks,)
+        The table of each rank.
+    slot_index : int64, shape (n_ranks + 1,)
+    slots : int32
+        Rank ``r`` binds slot ``s`` to communicator ``slots[slot_index[r] + s]``.
+    speed : float64, shape (n_ranks,)
+        Durations of a rank's KERNEL and COPY rows are divided by its speed.
+    start : int64, shape (n_ranks,)
+        When the rank's host starts, in ps.
+    attributes : mapping of str to str
+        Where the program came from; free text for reports.
+
+    Raises
+    ------
+    ProgramError
+        When the parts do not fit together; the message names the rank or communicator.
+    """
+
+    names: tuple[str, ...]
+    tables: tuple[Table | None, ...]
+    communicators: Communicators
+    table: NDArray[np.int32]
+    slot_index: NDArray[np.int64]
+    slots: NDArray[np.int32]
+    speed: NDArray[np.float64]
+    start: NDArray[np.int64]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        dtypes = {
+            "table": np.int32,
+            "slot_index": np.int64,
+            "slots": np.int32,
+            "speed": np.float64,
+            "start": np.int64,
+        }
+        for column, dtype in dtypes.items():
+            values = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+            values.setflags(write=False)
+            object.__setattr__(self, column, values)
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "tables", tuple(self.tables))
+        _check_program(self)
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of simulated ranks."""
+        return len(self.table)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some tables are held by other processes."""
+        return any(table is None for table in self.tables)
+
+    def table_of(self, rank: int) -> Table:
+        """Return the table of a rank.
+
+        Raises
+        ------
+        ProgramError
+            If another process holds it.
+        """
+        table = self.tables[self.table[rank]]
+        if table is None:
+            raise ProgramError(f"rank {rank}: its table is held by another process")
+        return table
+
+    def holds(self, rank: int) -> bool:
+        """Whether this process has the table of a rank."""
+        return self.tables[self.table[rank]] is not None
+
+    def slots_of(self, rank: int) -> NDArray[np.int32]:
+        """Return the communicator of each slot of a rank."""
+        return self.slots[self.slot_index[rank] : self.slot_index[rank + 1]]
+
+    @cached_property
+    def n_rows(self) -> int:
+        """Rows over all ranks whose tables are held here."""
+        return sum(len(t) * n for t, n in zip(self.tables, self._uses, strict=True) if t is not None)
+
+    @cached_property
+    def _uses(self) -> list[int]:
+        return np.bincount(self.table, minlength=len(self.tables)).tolist()
+
+    def replace(self, **parts: object) -> Program:
+        """Return a copy with some attributes changed."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Program(**{**values, **parts})  # type: ignore[arg-type]
+
+
+def _check_program(program: Program) -> None:
+    """Refuse a program whose parts do not fit together."""
+    n = program.n_ranks
+    if n == 0:
+        raise ProgramError("a program needs one rank or more")
+    for column, length in (("slot_index", n + 1), ("speed", n), ("start", n)):
+        if len(getattr(program, column)) != length:
+            raise ProgramError(
+                f"{column!r} has {len(getattr(program, column))} entries; "
+                f"{n} ranks need {length}"
+            )
+    bad = (program.table < 0) | (program.table >= len(program.tables))
+    if bad.any():
+        rank = int(np.argmax(bad))
+        raise ProgramError(
+            f"rank {rank}: table {program.table[rank]} does not exist "
+            f"(there are {len(program.tables)})"
+        )
+    bad = ~(np.isfinite(program.speed) & (program.speed > 0))
+    if bad.any():
+        rank = int(np.argmax(bad))
+        raise ProgramError(f"rank {rank}: speed is {program.speed[rank]}; it must be above 0")
+    for table in program.tables:
+        if table is not None and len(table) and not 0 <= table.name.min() <= table.name.max() < len(
+            program.names
+        ):
+            raise ProgramError(
+                f"table {table.label!r}: a row names an entry outside the {len(program.names)} names"
+            )
+    _check_bindings(program)
+
+
+def _check_bindings(program: Program) -> None:
+    """Refuse ranks bound to communicators that do not exist or that they are no member of."""
+    n, groups, slots = program.n_ranks, program.communicators, program.slots
+    bad = (slots < 0) | (slots >= len(groups))
+    owner = np.repeat(np.arange(n), np.diff(program.slot_index))
+    if len(owner) != len(slots):
+        raise ProgramError(f"slot_index ends at {len(owner)}, but there are {len(slots)} slots")
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ProgramError(
+            f"rank {owner[at]}, slot {at - program.slot_index[owner[at]]}: unknown communicator "
+            f"{slots[at]} (there are {len(groups)})"
+        )
+    bad = (groups.members < 0) | (groups.members >= n)
+    if bad.any():
+        at = int(np.argmax(bad))
+        c = int(np.searchsorted(groups.index, at, side="right")) - 1
+        raise ProgramError(
+            f"communicator {c} ({groups.names[c]}): member {groups.members[at]} is not one of the "
+            f"{n} ranks"
+        )
+    member_of = np.repeat(np.arange(len(groups), dtype=np.int64), groups.sizes)
+    membership = np.sort(member_of * n + groups.members)
+    if (membership[1:] == membership[:-1]).any():
+        c, rank = divmod(int(membership[:-1][membership[1:] == membership[:-1]][0]), n)
+        raise ProgramError(f"communicator {c} ({groups.names[c]}): rank {rank} is in it twice")
+    bound = slots.astype(np.int64) * n + owner
+    missing = ~np.isin(bound, membership)
+    if missing.any():
+        at = int(np.argmax(missing))
+        raise ProgramError(
+            f"rank {owner[at]} is bound to communicator {slots[at]} "
+            f"({groups.names[slots[at]]}), but is not a member"
+        )
+    if len(np.unique(bound)) != len(bound):
+        values, counts = np.unique(bound, return_counts=True)
+        c, rank = divmod(int(values[counts > 1][0]), n)
+        raise ProgramError(f"rank {rank} binds two slots to communicator {c} ({groups.names[c]})")
+    for rank in range(n):
+        table = program.tables[program.table[rank]]
+        if table is not None:
+            _check_pairs(program, rank, table)
+
+
+def _check_pairs(program: Program, rank: int, table: Table) -> None:
+    """Refuse a rank with too few slots, or SEND and RECV on anything but an ordered pair."""
+    bound = program.slots_of(rank)
+    if table.n_slots > len(bound):
+        raise ProgramError(
+            f"rank {rank}: table {table.label!r} uses {table.n_slots} communicator slots, "
+            f"{len(bound)} are bound"
+        )
+    for kind, position in ((Kind.SEND, 0), (Kind.RECV, 1)):
+        for slot in table.slots_with(kind):
+            group = program.communicators.group(int(bound[slot]))
+            if len(group) != 2 or group[position] != rank:
+                raise ProgramError(
+                    f"rank {rank}, slot {slot}: {kind.name} needs a communicator of two ranks, "
+                    f"sender first; communicator {bound[slot]} is {group}"
+                )

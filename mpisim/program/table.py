@@ -1,0 +1,249 @@
+"""Tables: the ordered rows that one or more ranks execute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ProgramError
+from .kinds import Flag, Kind, Operation
+
+__all__ = ["COLUMNS", "UNPRICED", "Table"]
+
+UNPRICED = -1
+"""Duration of a communication whose cost is still to be given by a cost model."""
+
+COLUMNS: dict[str, type] = {
+    "kind": np.uint8,
+    "stream": np.int16,
+    "flags": np.uint8,
+    "operation": np.uint8,
+    "slot": np.int32,
+    "host": np.int64,
+    "launch": np.int64,
+    "launch_cost": np.int64,
+    "gap": np.int64,
+    "duration": np.int64,
+    "bytes": np.int64,
+    "name": np.int32,
+    "phase": np.uint8,
+    "layer": np.int16,
+    "micro_batch": np.int16,
+    "step": np.int16,
+}
+"""Column names and their dtypes, in the order in which files store them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An ordered list of rows, shared by all ranks that do the same things.
+
+    Times are int64 picoseconds, sizes bytes. Every column has shape (n,), n the number of rows.
+
+    Attributes
+    ----------
+    kind : uint8
+        A `Kind`.
+    stream : int16
+        Device stream, 0 to `n_streams` - 1; -1 for HOST and HOST_WAIT.
+    flags : uint8
+        `Flag` bits.
+    operation : uint8
+        `Operation` of a communication, else `Operation.NONE`.
+    slot : int32
+        Communicator slot of a communication, else -1. A rank binds slots to communicators.
+    host : int64
+        CPU time from the end of the previous row's call to the start of this row's.
+    launch : int64
+        From the start of the launching call to the earliest start on the device. May be negative
+        where a trace's two clocks differ.
+    launch_cost : int64
+        CPU time of the launching call itself (HOST_WAIT: the tail after the wait).
+    gap : int64
+        From the end of the previous kernel of the stream to the earliest start of this one.
+    duration : int64
+        Device time (HOST rows: 0). For a communication the wire time, which starts when its last
+        member is ready; `UNPRICED` where a cost model is to give it.
+    bytes : int64
+        Message size in bytes; -1 when unknown.
+    name : int32
+        Index into `Program.names`.
+    phase, layer, micro_batch, step
+        What the row belongs to; -1 (phase: 0) when it does not apply. `step` is the profiled or
+        simulated training step.
+    wait_index : int64, shape (n + 1,)
+        Row ``i`` waits for rows ``wait_row[wait_index[i]:wait_index[i + 1]]``.
+    wait_row : int32
+        Earlier device rows of the same table that must have ended on the device. A wait for a
+        batch of JOINED rows names its last row and means all of them.
+    queue_depth : int
+        At most this many device rows are in flight: the call that launches one more blocks until
+        the oldest has ended. 0: no limit.
+
+    Raises
+    ------
+    ProgramError
+        On a row that no rank could execute; the message names the row.
+    """
+
+    kind: NDArray[np.uint8]
+    stream: NDArray[np.int16]
+    flags: NDArray[np.uint8]
+    operation: NDArray[np.uint8]
+    slot: NDArray[np.int32]
+    host: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    launch_cost: NDArray[np.int64]
+    gap: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    name: NDArray[np.int32]
+    phase: NDArray[np.uint8]
+    layer: NDArray[np.int16]
+    micro_batch: NDArray[np.int16]
+    step: NDArray[np.int16]
+    wait_index: NDArray[np.int64]
+    wait_row: NDArray[np.int32]
+    queue_depth: int = 0
+    label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        dtypes = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
+        for column, dtype in dtypes.items():
+            values = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+            values.setflags(write=False)
+            object.__setattr__(self, column, values)
+        _check_table(self)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def is_communication(self) -> NDArray[np.bool_]:
+        """Rows that meet other ranks, shape (n,)."""
+        return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
+
+    @property
+    def is_device(self) -> NDArray[np.bool_]:
+        """Rows that occupy a device stream, shape (n,)."""
+        return self.kind <= Kind.RECV
+
+    @cached_property
+    def n_streams(self) -> int:
+        """Number of device streams."""
+        return int(self.stream.max(initial=-1)) + 1
+
+    @cached_property
+    def n_slots(self) -> int:
+        """Number of communicator slots."""
+        return int(self.slot.max(initial=-1)) + 1
+
+    @cached_property
+    def ordinal(self) -> NDArray[np.int32]:
+        """Of each communication, how many came before it on its slot; -1 for other rows."""
+        ordinal = np.full(len(self), -1, np.int32)
+        rows = np.flatnonzero(self.slot >= 0)
+        order = rows[np.argsort(self.slot[rows], kind="stable")]
+        slots = self.slot[order]
+        first = np.searchsorted(slots, slots, side="left")
+        ordinal[order] = np.arange(len(order)) - first
+        return ordinal
+
+    @cached_property
+    def operations(self) -> NDArray[np.int64]:
+        """Number of communications on each slot, shape (n_slots,)."""
+        return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
+
+    def slots_with(self, kind: Kind) -> tuple[int, ...]:
+        """Slots that carry rows of one kind, in ascending order."""
+        return self._slots_by_kind.get(kind, ())
+
+    @cached_property
+    def _slots_by_kind(self) -> dict[Kind, tuple[int, ...]]:
+        return {
+            kind: tuple(np.unique(self.slot[self.kind == kind]).tolist())
+            for kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
+        }
+
+    def replace(self, **columns: object) -> Table:
+        """Return a copy with some columns (or `queue_depth`, `label`) changed."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Table(**{**values, **columns})  # type: ignore[arg-type]
+
+
+def _check_table(table: Table) -> None:
+    """Refuse a table that no rank could execute, naming the first bad row."""
+    n = len(table.kind)
+    for column in COLUMNS:
+        values = getattr(table, column)
+        if values.shape != (n,):
+            raise ProgramError(
+                f"table {table.label!r}: column {column!r} has shape {values.shape}, "
+                f"'kind' has ({n},)"
+            )
+    device, comm = table.is_device, table.is_communication
+    host_only = ~device
+    joined = (table.flags & Flag.JOINED) != 0
+    eager = (table.flags & Flag.EAGER) != 0
+    pair = (table.kind == Kind.SEND) | (table.kind == Kind.RECV)
+
+    def refuse(bad: NDArray[np.bool_], text: str) -> None:
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ProgramError(f"table {table.label!r}, row {row}: {text}")
+
+    refuse(table.kind > max(Kind), f"kind must be one of {[k.name for k in Kind]}")
+    refuse(table.operation > max(Operation), f"operation must be one of {list(Operation)}")
+    refuse(device & (table.stream < 0), "a device row needs a stream (0 or more)")
+    refuse(host_only & (table.stream >= 0), "a HOST or HOST_WAIT row has no stream (use -1)")
+    refuse(comm & (table.slot < 0), "a communication needs a communicator slot")
+    refuse(~comm & (table.slot >= 0), "only communications have a communicator slot")
+    refuse(comm & (table.operation == Operation.NONE), "a communication needs an operation")
+    refuse(~comm & (table.operation != Operation.NONE), "only communications have an operation")
+    refuse(
+        pair != (table.operation == Operation.SEND_RECV),
+        "SEND and RECV, and only they, have the operation SEND_RECV",
+    )
+    negative = np.where(comm, table.duration < UNPRICED, table.duration < 0)
+    refuse(negative, "the duration is negative")
+    refuse(table.host < 0, "the host time is negative")
+    refuse(table.launch_cost < 0, "the launch cost is negative")
+    refuse(table.bytes < -1, "the number of bytes is negative")
+    refuse(eager & ~comm, "only communications can be EAGER")
+    before = np.concatenate([[-2], table.stream[:-1]])
+    comm_before = np.concatenate([[False], comm[:-1]])
+    refuse(
+        joined & ~(comm & comm_before & (before == table.stream)),
+        "a JOINED row must be a communication that follows one on the same stream",
+    )
+    _check_waits(table)
+
+
+def _check_waits(table: Table) -> None:
+    """Refuse waits that do not name an earlier device row."""
+    n, index = len(table.kind), table.wait_index
+    label = f"table {table.label!r}"
+    if index.shape != (n + 1,) or index[0] != 0 or index[-1] != len(table.wait_row):
+        raise ProgramError(f"{label}: wait_index must run from 0 to {len(table.wait_row)}")
+    if (np.diff(index) < 0).any():
+        raise ProgramError(f"{label}: wait_index must not decrease")
+    waiter = np.repeat(np.arange(n), np.diff(index))
+    bad = (table.wait_row < 0) | (table.wait_row >= waiter)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ProgramError(
+            f"{label}, row {waiter[at]}: waits for row {table.wait_row[at]}, "
+            "which is not an earlier row"
+        )
+    bad = ~table.is_device[table.wait_row] if n else np.zeros(0, bool)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ProgramError(
+            f"{label}, row {waiter[at]}: waits for row {table.wait_row[at]}, "
+            "which does not run on the device"
+        )
+    if table.queue_depth < 0:
+        raise ProgramError(f"{label}: queue_depth is {table.queue_depth}; 0 means no limit")
