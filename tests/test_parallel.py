@@ -1,0 +1,94 @@
+"""Failing together and showing progress."""
+
+import pickle
+
+import pytest
+
+from mpisim import errors
+from mpisim.errors import InputError, MatchError, MpisimError, TraceError, nearest
+from mpisim.parallel import agreed, progress
+
+
+class FieldError(MatchError):
+    """An error whose constructor takes something other than its message."""
+
+    def __init__(self, communicator, position):
+        super().__init__(f"communicator {communicator}, operation {position}")
+        self.position = position
+
+
+@pytest.mark.mpi
+def test_agreed_passes_when_no_rank_fails(comm):
+    with agreed(comm):
+        mine = comm.rank + 1
+    assert comm.allreduce(mine) == comm.size * (comm.size + 1) // 2
+
+
+@pytest.mark.mpi
+def test_agreed_raises_the_same_error_on_every_rank(comm):
+    last = comm.size - 1
+    with pytest.raises(TraceError, match=f"^file of rank {last}$"), agreed(comm):
+        if comm.rank == last:
+            raise TraceError(f"file of rank {last}")
+    assert comm.allreduce(1) == comm.size  # nobody was left behind
+
+
+@pytest.mark.mpi
+def test_agreed_raises_the_error_of_the_lowest_rank(comm):
+    first = min(1, comm.size - 1)  # rank 0 is well, unless it is alone
+    with pytest.raises(InputError, match=f"^rank {first}$"), agreed(comm):
+        if comm.rank >= first:
+            raise InputError(f"rank {comm.rank}")
+
+
+@pytest.mark.mpi
+def test_agreed_keeps_class_fields_and_exit_code(comm):
+    with pytest.raises(FieldError) as caught, agreed(comm):
+        if comm.rank == comm.size - 1:
+            raise FieldError("dp", 7)
+    assert caught.value.position == 7
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == "communicator dp, operation 7"
+
+
+@pytest.mark.mpi
+def test_agreed_lets_bugs_through_at_once(comm):
+    with pytest.raises(ZeroDivisionError), agreed(comm):
+        raise ZeroDivisionError
+
+
+@pytest.mark.mpi
+def test_progress_is_drawn_by_rank_0_and_wiped(comm, capsys, monkeypatch):
+    monkeypatch.setenv("MPISIM_PROGRESS", "1")
+    with progress(comm, "replay", 200, interval=0.0) as update:
+        update(50)
+    written = capsys.readouterr().err
+    if comm.rank == 0:
+        assert written.startswith("\rreplay:  25%")
+        assert written.endswith(" \r")
+    else:
+        assert written == ""
+
+
+def test_progress_is_silent_without_a_terminal(capsys, monkeypatch):
+    monkeypatch.delenv("MPISIM_PROGRESS", raising=False)
+
+    class Alone:
+        rank = 0
+
+    with progress(Alone(), "replay", 2, interval=0.0) as update:
+        update(1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "nearest"])
+def test_errors_pickle(name):
+    error = pickle.loads(pickle.dumps(getattr(errors, name)("row 3: bytes is -1")))
+    assert isinstance(error, MpisimError)
+    assert type(error).__name__ == name
+    assert str(error) == "row 3: bytes is -1"
+
+
+def test_nearest_suggests_only_what_is_close():
+    assert nearest("all_reduc", ["all_reduce", "broadcast"]) == " (did you mean 'all_reduce'?)"
+    assert nearest("gather", ["broadcast"]) == ""
