@@ -1,3 +1,58 @@
-"""MPI-parallel simulator of distributed deep-learning training."""
+"""MPI-parallel simulator of distributed deep-learning training.
+
+The names below are the library. Importing this package loads none of them, so that a command line
+that only prints its help starts at once.
+
+``open_results``
+    Read the result of a run (an HDF5 file) as numpy arrays.
+``Program``
+    What every rank does: tables, bindings and communicators.
+``simulate``
+    Run a program and return its result.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpisim.program import Program
+    from mpisim.results import open_results
+    from mpisim.simulate import simulate
 
 __version__ = "0.1.0"
+
+__all__ = ["Program", "__version__", "open_results", "simulate"]
+
+_HOME = {
+    "Program": "mpisim.program",
+    "open_results": "mpisim.results",
+    "simulate": "mpisim.simulate",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keep ``mpisim.simulate`` the function.
+
+    Importing the submodule ``mpisim.simulate`` anywhere would bind the module to that name.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

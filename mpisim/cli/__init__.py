@@ -1,0 +1,109 @@
+"""The command line: one module a subcommand, and one policy for errors.
+
+A subcommand is a module of this package with two functions: ``add_parser(subparsers)``, which
+adds its parser and calls ``set_defaults(run=run)`` on it, and ``run(args) -> int``, which returns
+the exit code. These modules are imported to build the parser, so whatever is slow to load, MPI
+above all, is imported inside ``run``.
+
+Exit codes: 0 all is well, 1 a failure at run time, 2 bad input or usage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from mpisim import __version__
+from mpisim.cli import launch
+from mpisim.cli.parser import Parser, parse
+from mpisim.errors import MpisimError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = (
+    "mpisim.cli.demo",
+    "mpisim.cli.replay",
+    "mpisim.cli.report",
+    "mpisim.cli.program",
+    "mpisim.cli.validate",
+)
+"""Modules of the subcommands, in the order of the help. The first runs when none is named."""
+
+EXAMPLES = """\
+examples:
+  mpirun -n 8 python -m mpisim            simulate a small GPT on 8 GPUs, one rank a process
+  mpisim replay TRACES/ -o run.h5         replay recorded traces, save the result
+  mpisim replay TRACES/ --scale-comm 0.5  what if communication took half as long?
+  mpisim report run.h5                    where did the time go?
+  mpisim COMMAND --help                   the options and examples of one command
+"""
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) -> int:
+    """Run the command line and return its exit code.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; by default those of this process.
+    commands : sequence of str
+        Modules of the subcommands, the default one first.
+
+    Returns
+    -------
+    int
+        0 if all is well, 1 for a failure at run time, 2 for bad input or usage.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+        words.insert(0, commands[0].rpartition(".")[2])
+    try:
+        arguments = parse(_parser(words[0], commands), words)
+        code: int = arguments.run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while an error can still be reported
+        return code
+    except MpisimError as error:
+        return launch.fail(str(error), error.exit_code)
+    except SystemExit as ending:  # --help and --version
+        return ending.code if isinstance(ending.code, int) else 0
+    except KeyboardInterrupt:
+        return launch.interrupted()
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        _drop_output()
+        return 1 if launch.launched_size() == 1 else launch.fail("standard output was closed", 1)
+    except OSError as error:
+        # Wherever it strikes, a full disk is no bug: one line, no traceback.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return launch.abort()
+        _drop_output()
+        return launch.fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+    except Exception:
+        return launch.abort()
+
+
+def _parser(chosen: str, commands: Sequence[str]) -> Parser:
+    """Build the parser, of the chosen command alone if there is such a command."""
+    parser = Parser(
+        prog="mpisim",
+        description="How long will one training step take, and why?",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"mpisim {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    present = [module for module in commands if find_spec(module)]
+    alone = [module for module in present if module.rpartition(".")[2] == chosen]
+    for module in alone or present:
+        import_module(module).add_parser(subparsers)
+    return parser
+
+
+def _drop_output() -> None:
+    """Send the rest of standard output nowhere, so that the interpreter can exit quietly."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,98 @@
+"""An argument parser whose errors are one line, printed by one process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from mpisim.cli.launch import launched_rank
+from mpisim.errors import UsageError, nearest
+
+__all__ = ["Parser", "parse"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Like argparse's own, except for how it ends.
+
+    A mistake raises :class:`~mpisim.errors.UsageError` with the nearest valid name, instead of
+    printing the usage once for every process; help and version are printed by the first process.
+    Options cannot be abbreviated: a script that relies on it breaks with the next new option.
+    Subcommands are parsed by the same class.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
+
+    def error(self, message: str) -> Any:
+        """Raise instead of exiting."""
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, after a look for unknown options.
+
+        Argparse reports those last, and takes the value that follows one for an argument: the
+        message would be about the value.
+        """
+        words = list(args or ())
+        words = words[: words.index("--")] if "--" in words else words
+        if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            for word in words:
+                if word.startswith("--"):
+                    self.check_option(word.partition("=")[0])
+        return super().parse_known_args(args, namespace)
+
+    def check_option(self, name: str) -> None:
+        """Raise :class:`UsageError`, with the nearest name, if there is no such option."""
+        if name not in self._option_string_actions:
+            self.error(f"unknown option '{name}'{nearest(name, self._option_string_actions)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            allowed = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"{value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}",
+            )
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if launched_rank() == 0:
+            super()._print_message(message, file)
+
+    def innermost(self, arguments: argparse.Namespace) -> Parser:
+        """Return the parser of the subcommand that was chosen, or of its own, and so on."""
+        for action in self._actions:
+            chosen = getattr(arguments, action.dest, None)
+            if isinstance(action, argparse._SubParsersAction) and chosen in action.choices:
+                return action.choices[chosen].innermost(arguments)
+        return self
+
+
+def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """Parse a command line.
+
+    Parameters
+    ----------
+    parser : Parser
+        The parser of the whole program.
+    argv : list of str
+        The arguments after the program's name.
+
+    Returns
+    -------
+    argparse.Namespace
+        The arguments.
+
+    Raises
+    ------
+    UsageError
+        If they do not fit, with the nearest name that would.
+    """
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        innermost = parser.innermost(arguments)
+        if rest[0].startswith("-"):
+            innermost.check_option(rest[0].partition("=")[0])
+        innermost.error(f"unexpected argument '{rest[0]}'")
+    return arguments

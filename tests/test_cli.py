@@ -1,0 +1,212 @@
+"""The shell of the command line: what it prints, how it fails, that nothing hangs."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mpisim
+
+# A command whose runs end in every way there is.
+PROGRAM = '''\
+import sys, types
+
+from mpisim import cli
+
+command = types.ModuleType("trial")
+command.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("trial", None)
+
+
+def add_parser(subparsers):
+    parser = subparsers.add_parser("trial", help="end in some way")
+    parser.add_argument("way", nargs="?", default="well", choices=("well", "agreed", "lonely",
+        "early", "bug", "long", "full"))
+    parser.add_argument("--scale-compute", type=float)
+    parser.set_defaults(run=run)
+
+
+def run(args):
+    from mpisim.errors import InputError, OutputError
+    from mpisim.cli.launch import PATIENCE, world
+    assert "mpi4py.MPI" not in sys.modules
+    if args.way == "early":
+        raise InputError("before MPI")
+    comm = world()
+    from mpisim.parallel import agreed
+    last = comm.rank == comm.size - 1
+    if args.way == "agreed":
+        with agreed(comm):
+            if last:
+                raise InputError("file x.json, row 3:\\nbytes is -1")
+    elif args.way == "lonely":
+        if last:
+            raise OutputError("only one rank knows")
+        comm.Barrier()
+    elif args.way == "bug":
+        if last:
+            raise ZeroDivisionError("one rank only")
+        comm.Barrier()
+    elif args.way == "full":
+        raise OSError(28, "No space left on device", "out.h5")
+    elif args.way == "long":
+        for line in range(100_000):
+            print("line", line)
+    print(f"rank {comm.rank} of {comm.size} is done")
+    return 0
+
+
+command.add_parser = add_parser
+sys.modules["trial"] = command
+import mpisim.cli.launch
+mpisim.cli.launch.PATIENCE = 1.0
+sys.exit(cli.main(commands=["trial"]))
+'''
+
+
+@pytest.fixture
+def trial(run_mpisim, tmp_path):
+    """Run the trial command: ``trial(args, nprocs)``."""
+    program = tmp_path / "trial.py"
+    program.write_text(PROGRAM)
+
+    def run(args, nprocs=1, **settings):
+        return run_mpisim(args, nprocs, program=program, **settings)
+
+    return run
+
+
+processes = pytest.mark.parametrize("nprocs", [1, 2])
+
+
+@processes
+def test_default_command_runs(trial, nprocs):
+    done = trial([], nprocs)
+    assert done.rc == 0
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank} of {nprocs} is done" for rank in range(nprocs)
+    ]
+    assert done.stderr == ""
+
+
+@processes
+def test_version_and_help_are_printed_once(trial, run_mpisim, nprocs):
+    done = run_mpisim(["--version"], nprocs)
+    assert done == (0, f"mpisim {mpisim.__version__}\n", "")
+    done = trial(["--help"], nprocs)
+    assert done.rc == 0
+    assert done.stdout.count("usage: mpisim") == 1
+    assert "examples:" in done.stdout
+
+
+@processes
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trail"], "'trail' is not one of trial (did you mean 'trial'?); see 'mpisim --help'"),
+        (["trial", "wel"], "'wel' is not one of well"),
+        (
+            ["trial", "--scale-comput", "2"],
+            "unknown option '--scale-comput' (did you mean '--scale-compute'?); "
+            "see 'mpisim trial --help'",
+        ),
+        (["--scale-comp=2"], "unknown option '--scale-comp' (did you mean '--scale-compute'?)"),
+        # "scale" is not an option either, but comes after the end of the options
+        (["trial", "--", "--scale"], "'--scale' is not one of well"),
+        (["trial", "-x"], "unknown option '-x'; see"),
+        (["trial", "well", "again"], "unexpected argument 'again'"),
+        (["trial", "--scale-compute", "two"], "invalid float value: 'two'"),
+        (["trial", "early"], "before MPI"),
+        (["trial", "agreed"], "file x.json, row 3: bytes is -1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(trial, nprocs, args, message):
+    done = trial(args, nprocs)
+    assert done.rc == 2
+    assert len(done.errors) == 1
+    assert message in done.errors[0]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stdout == ""
+
+
+@processes
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [("lonely", "only one rank knows"), ("full", "out.h5: No space left on device")],
+)
+def test_failure_at_run_time_is_one_line_and_exit_code_1(trial, nprocs, way, message):
+    done = trial(["trial", way], nprocs)
+    assert done.rc == 1
+    assert done.errors == [f"mpisim: error: {message}"]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@processes
+def test_a_bug_on_one_rank_shows_its_traceback_and_ends_all(trial, nprocs):
+    done = trial(["trial", "bug"], nprocs)
+    assert done.rc == 1
+    prefix = "[1/2] " if nprocs == 2 else ""
+    assert f"{prefix}ZeroDivisionError: one rank only" in done.stderr.splitlines()
+
+
+def test_a_closed_pipe_is_no_traceback(launch_environment, trial, tmp_path):
+    trial(["trial"])  # writes the program
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "trial.py", "trial", "long"],
+        env=launch_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"line 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_a_full_disk_under_standard_output_is_one_line(launch_environment, trial, tmp_path):
+    trial(["trial"])
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, tmp_path / "trial.py", "trial", "well"],
+            env=launch_environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "mpisim: error: output: No space left on device\n",
+    )
+
+
+def test_a_launcher_of_another_mpi_is_refused(trial):
+    # As under an MPICH launcher: the second process of two, with nobody to talk to.
+    done = trial(["trial"], env={"PMI_SIZE": "2", "PMI_RANK": "0"})
+    assert done.rc == 2
+    assert "started 2 processes but MPI sees only one" in done.errors[0]
+    done = trial(["trial"], env={"PMI_SIZE": "2", "PMI_RANK": "1"})
+    assert (done.rc, done.errors) == (2, [])
+
+
+def test_help_needs_no_heavy_import(launch_environment):
+    code = (
+        "import sys; from mpisim.cli import main; main(['--help']);"
+        "print({m for m in ('numpy', 'h5py', 'mpi4py', 'networkx', 'scipy') if m in sys.modules})"
+    )
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=launch_environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+    assert time.perf_counter() - begun < 10
+
+
+def test_the_package_offers_functions_not_modules():
+    code = (
+        "import mpisim, types; from mpisim.errors import MpisimError\n"
+        "module = types.ModuleType('mpisim.simulate')\n"
+        "mpisim.simulate = module  # what importing the submodule does\n"
+        "assert 'simulate' not in vars(mpisim)\n"
+        "assert 'simulate' in dir(mpisim)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
