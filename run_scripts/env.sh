@@ -1,0 +1,29 @@
+# Launcher settings for the scripts of this folder and for the tests. Sourced, never run.
+# Whatever is set already stays as it is.
+
+# Containers and CI machines often have no user but root, and Open MPI refuses to start as root
+# unless asked twice. No effect for other users.
+export OMPI_ALLOW_RUN_AS_ROOT="${OMPI_ALLOW_RUN_AS_ROOT:-1}"
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${OMPI_ALLOW_RUN_AS_ROOT_CONFIRM:-1}"
+
+# Eight simulated ranks on a two-core laptop are the normal case: allow more processes than cores.
+export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}"
+
+# On one machine, shared memory is the fastest transport, and naming it spares Open MPI the probing
+# of network cards at start-up. In a batch job the site's own choice stands.
+if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-}${FLUX_URI:-}" ]; then
+    export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
+    export OMPI_MCA_btl="${OMPI_MCA_btl:-self,sm}"
+fi
+
+# One-sided communication is not used; its UCX component warns where there is no such network.
+export OMPI_MCA_osc="${OMPI_MCA_osc:-^ucx}"
+
+# Parallelism is MPI's: a thread pool in every process would fight over the cores.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
+
+# Under mpirun no process sees the terminal: pass on whether a person is watching.
+if [ -t 2 ]; then
+    export MPISIM_PROGRESS="${MPISIM_PROGRESS:-1}"
+fi

@@ -1,0 +1,193 @@
+"""How the tests run: the same files in one process and under ``mpirun``.
+
+In one process every test runs, those marked ``mpi`` included. Under ``mpirun -n 2`` and more only
+those marked ``mpi`` run, on all ranks in the same order; the first failure on any rank is printed
+by that rank and ends all of them, since the others may be waiting for it. Tests that start
+``mpirun`` themselves (fixture ``run_mpisim``) run in one process only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import hypothesis
+import pytest
+
+from mpisim.cli.launch import launched_rank, launched_size
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
+
+# Examples must be the same on all ranks, and a rank that shrinks its failure leaves the others
+# waiting in a collective.
+hypothesis.settings.register_profile("serial", deadline=None)
+hypothesis.settings.register_profile(
+    "mpi",
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+hypothesis.settings.load_profile("mpi" if launched_size() > 1 else "serial")
+
+
+# --- running under a launcher -------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if launched_size() > 1:
+        config.option.no_summary = True  # failures are printed as they happen, below
+    if launched_rank() > 0:
+        config.option.no_header = True
+        config.option.verbose = -2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # pytest-mpi skips tests marked mpi unless it is told this; they are meant for one process too.
+    config.option.with_mpi = True
+    if launched_size() > 1:
+        kept = [item for item in items if item.get_closest_marker("mpi") and not _launches(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def _launches(item: pytest.Item) -> bool:
+    return "run_mpisim" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    """Let rank 0 alone draw the dots."""
+    if launched_rank() > 0 and not report.failed:
+        return report.outcome, "", ""
+    return None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _end_all(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _end_all(report)
+
+
+def _end_all(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Print a failure and end all ranks, if there is more than one."""
+    if not report.failed or launched_size() == 1:
+        return
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    where = getattr(report, "when", None) or "collection"
+    text = f"\n[{world.rank}/{world.size}] FAILED {report.nodeid} ({where})\n"
+    text += report.longreprtext + "\n"
+    for title, content in report.sections:
+        text += f"--- {title}\n{content}\n"
+    os.write(2, text.encode())
+    world.Abort(1)
+
+
+# --- fixtures -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def comm() -> Iterator[Intracomm]:
+    """A communicator of all processes that the test has to itself."""
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
+class Finished(NamedTuple):
+    """What a subprocess left: exit code and decoded output."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The error lines of mpisim; a launcher adds words of its own to standard error."""
+        return [line for line in self.stderr.splitlines() if line.startswith("mpisim: error:")]
+
+
+@pytest.fixture(scope="session")
+def launch_environment() -> dict[str, str]:
+    """The environment for a subprocess: this one, without its launcher's traces, with env.sh."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
+    clean["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), clean.get("PATH", "")])
+    script = REPOSITORY / "run_scripts" / "env.sh"
+    listing = subprocess.run(
+        ["bash", "-c", 'source "$1" && env -0', "bash", str(script)],
+        env=clean,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout.decode()
+    settings = dict(entry.split("=", 1) for entry in listing.split("\0") if "=" in entry)
+    settings["MPISIM_PROGRESS"] = "0"
+    return settings
+
+
+@pytest.fixture
+def run_mpisim(launch_environment: dict[str, str], tmp_path: Path) -> Callable[..., Finished]:
+    """Run the command line, in one process without a launcher or in several under ``mpirun``.
+
+    Call it as ``run_mpisim(args, nprocs=1, *, env=None, cwd=None, timeout=60, program=None)``:
+    `args` follow ``python -m mpisim``, or ``python program`` if given; `env` adds to the
+    environment; the working folder is the test's own unless `cwd` is given. A run that is not over
+    after `timeout` seconds fails the test.
+    """
+
+    def run(
+        args: list[str],
+        nprocs: int = 1,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 60,
+        program: Path | None = None,
+    ) -> Finished:
+        settings = launch_environment | (env or {})
+        command = [sys.executable, *(["-m", "mpisim"] if program is None else [str(program)])]
+        if nprocs > 1:
+            mpirun = shutil.which("mpirun", path=settings["PATH"])
+            assert mpirun, "no mpirun on PATH"
+            command = [mpirun, "-n", str(nprocs), *command]
+        done = subprocess.run(
+            [*command, *map(str, args)],
+            env=settings,
+            cwd=cwd or tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+        )
+        # Under mpirun standard output is a terminal, which ends lines its own way.
+        stdout, stderr = (
+            stream.decode(errors="replace").replace("\r\n", "\n")
+            for stream in (done.stdout, done.stderr)
+        )
+        return Finished(done.returncode, stdout, stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of ground truth: ``MPISIM_SHARED``, or ``shared`` beside the repository."""
+    folder = Path(os.environ.get("MPISIM_SHARED") or REPOSITORY.parent / "shared")
+    if not folder.is_dir():
+        pytest.skip(f"no ground truth at {folder}; set MPISIM_SHARED")
+    return folder
