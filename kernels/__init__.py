@@ -1,1 +1,23 @@
-"""How long one kernel takes on a GPU."""
+"""How long one kernel takes on a GPU.
+
+``gpu(name)``, ``Gpu``
+    The numbers of a GPU, each with its error bar and source.
+``gemm``, ``attention``, ``memory_bound``
+    Durations by roofline, as an `Estimate`.
+``gemm_flops``, ``attention_flops``
+    The work alone.
+"""
+
+from .gpu import Gpu, gpu
+from .roofline import Estimate, attention, attention_flops, gemm, gemm_flops, memory_bound
+
+__all__ = [
+    "Estimate",
+    "Gpu",
+    "attention",
+    "attention_flops",
+    "gemm",
+    "gemm_flops",
+    "gpu",
+    "memory_bound",
+]

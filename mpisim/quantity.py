@@ -1,0 +1,78 @@
+"""Measured numbers: a value with its unit, its error bar and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .errors import InputError, nearest
+from .schema import Limits
+
+__all__ = ["PICOSECONDS", "UNITS", "Quantity", "picoseconds"]
+
+PICOSECONDS = 1e12
+"""Picoseconds in a second."""
+
+UNITS: dict[str, float] = {
+    "1": 1.0,
+    "FLOP/s": 1.0,
+    "TFLOP/s": 1e12,
+    "B/s": 1.0,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "s": 1.0,
+    "us": 1e-6,
+}
+"""The units data files may use, and how much each is in FLOP, bytes and seconds."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a data file.
+
+    Attributes
+    ----------
+    value : float
+        In `unit`.
+    unit : str
+        One of `UNITS`; ``"1"`` for a pure number.
+    error : float
+        Relative error bar: one standard deviation as a fraction of the value.
+    source : str
+        Where the number comes from.
+
+    Examples
+    --------
+    >>> Quantity(3.35, "TB/s", 0.0, "datasheet").si
+    3350000000000.0
+    """
+
+    value: Annotated[float, Limits(least=0)]
+    unit: str
+    error: Annotated[float, Limits(least=0, most=10)]
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise InputError(
+                f"unknown unit {self.unit!r}{nearest(self.unit, UNITS)}; "
+                f"allowed: {', '.join(UNITS)}"
+            )
+        if not self.source.strip():
+            raise InputError("'source' is empty: say where the number comes from")
+
+    @property
+    def si(self) -> float:
+        """The value in FLOP, bytes and seconds."""
+        return self.value * UNITS[self.unit]
+
+
+def picoseconds(seconds: float) -> int:
+    """Round seconds to integer picoseconds, the time of the simulation.
+
+    Examples
+    --------
+    >>> picoseconds(5e-6)
+    5000000
+    """
+    return round(seconds * PICOSECONDS)

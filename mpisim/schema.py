@@ -1,0 +1,143 @@
+"""Strict reading of TOML into frozen dataclasses.
+
+The dataclass is the schema: its fields are the keys, their types say what may stand there, fields
+without a default are required. Numbers get `Limits` by ``Annotated``; what spans several keys is
+checked by the dataclass itself, in ``__post_init__``, which raises
+:class:`~mpisim.errors.InputError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from .errors import InputError, nearest
+
+__all__ = ["Limits", "build", "parse"]
+
+T = TypeVar("T")
+
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a text in quotes",
+    bool: "true or false",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The values a number may have: from `least` to `most`.
+
+    Examples
+    --------
+    >>> Share = Annotated[float, Limits(least=0, most=1)]
+    >>> Limits(least=0, most=1).hold(0.5)
+    True
+    >>> str(Limits(least=1))
+    ', 1 or more'
+    """
+
+    least: float
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f", {self.least} or more"
+        return f" from {self.least} to {self.most}"
+
+    def hold(self, value: float) -> bool:
+        """Whether a value is within the limits."""
+        return self.least <= value <= self.most
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Parameters
+    ----------
+    text : str
+    source : str
+        The name of the file, for messages.
+
+    Raises
+    ------
+    InputError
+        If it is not TOML, naming the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: not valid TOML: {error}") from error
+
+
+def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") -> T:
+    """Build a dataclass from a parsed TOML table.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass with fields of the types int, float, str, bool, or such a dataclass.
+    values : mapping
+        The table.
+    source : str
+        The name of the file, for messages.
+    path : str
+        Where in the file the table stands (``"model"``), for messages.
+
+    Returns
+    -------
+    object
+        An instance of `cls`.
+
+    Raises
+    ------
+    InputError
+        For an unknown key (with the nearest valid one), a missing key, a wrong type, a value
+        outside its limits, or a combination that the dataclass refuses. The message names the
+        file and the key.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    where = f"in [{path}]" if path else "at the top level"
+    for key in values:
+        if key not in fields:
+            raise InputError(
+                f"{source}: unknown key {key!r} {where}{nearest(key, fields)}; "
+                f"allowed: {', '.join(fields)}"
+            )
+    types = get_type_hints(cls, include_extras=True)
+    arguments = {}
+    for key, field in fields.items():
+        full = f"{path}.{key}" if path else key
+        if key in values:
+            arguments[key] = _value(types[key], values[key], source, full)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{source}: key {full!r} is missing")
+    try:
+        return cls(**arguments)
+    except InputError as error:
+        prefix = f"[{path}] " if path else ""
+        raise InputError(f"{source}: {prefix}{error}") from error
+
+
+def _value(expected: Any, found: Any, source: str, key: str) -> Any:
+    """Check one value and return it as its field's type."""
+    if dataclasses.is_dataclass(expected):
+        if not isinstance(found, dict):
+            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+        return build(expected, found, source, key)  # type: ignore[arg-type]
+
+    limits = None
+    if get_origin(expected) is Annotated:
+        expected, limits = get_args(expected)
+    # A bool is an int to Python, and an integer is a fine value for a number: neither by accident.
+    accepted = type(found) is expected or (expected is float and type(found) is int)
+    if accepted and expected is float:
+        accepted = math.isfinite(found)
+    if not accepted or (limits is not None and not limits.hold(found)):
+        words = _WORDS[expected] + str(limits or "")
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be {words}")
+    return expected(found)

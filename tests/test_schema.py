@@ -1,0 +1,113 @@
+"""Strict reading of TOML, and quantities with error bars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.quantity import Quantity, picoseconds
+from mpisim.schema import Limits, build, parse
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: Annotated[int, Limits(least=1)]
+    share: Annotated[float, Limits(least=0, most=1)] = 0.5
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    name: str
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fast and self.inner.count > 10:
+            raise InputError("fast things are few")
+
+
+def outer(text: str) -> Outer:
+    return build(Outer, parse(text, "f.toml"), "f.toml")
+
+
+def test_a_table_becomes_a_dataclass_with_its_defaults() -> None:
+    assert outer('name = "x"\n[inner]\ncount = 3') == Outer(Inner(3, 0.5), "x", False)
+
+
+def test_an_integer_is_a_number() -> None:
+    share = outer('name = "x"\n[inner]\ncount = 3\nshare = 1').inner.share
+    assert share == 1.0
+    assert isinstance(share, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "x"', "f.toml: key 'inner' is missing"),
+        ('name = "x"\ninner = 3', "f.toml: key 'inner' is 3; it must be a table, [inner]"),
+        ("[inner]\ncount = 1", "f.toml: key 'name' is missing"),
+        (
+            'name = "x"\n[inner]\ncuont = 1',
+            "f.toml: unknown key 'cuont' in [inner] (did you mean 'count'?); allowed: count, share",
+        ),
+        (
+            'nmae = "x"',
+            "f.toml: unknown key 'nmae' at the top level (did you mean 'name'?); "
+            "allowed: inner, name, fast",
+        ),
+        (
+            'name = "x"\n[inner]\ncount = 0',
+            "f.toml: key 'inner.count' is 0; it must be an integer, 1 or more",
+        ),
+        (
+            'name = "x"\n[inner]\ncount = 2.0',
+            "f.toml: key 'inner.count' is 2.0; it must be an integer, 1 or more",
+        ),
+        (
+            'name = "x"\n[inner]\ncount = true',
+            "f.toml: key 'inner.count' is True; it must be an integer, 1 or more",
+        ),
+        (
+            'name = "x"\n[inner]\ncount = 2\nshare = nan',
+            "f.toml: key 'inner.share' is nan; it must be a number from 0 to 1",
+        ),
+        (
+            'name = "x"\n[inner]\ncount = 2\nshare = 1.5',
+            "f.toml: key 'inner.share' is 1.5; it must be a number from 0 to 1",
+        ),
+        (
+            "name = 5\n[inner]\ncount = 2",
+            "f.toml: key 'name' is 5; it must be a text in quotes",
+        ),
+        (
+            'name = "x"\nfast = 1\n[inner]\ncount = 2',
+            "f.toml: key 'fast' is 1; it must be true or false",
+        ),
+        ('name = "x"\nfast = true\n[inner]\ncount = 20', "f.toml: fast things are few"),
+        ("name = ", "f.toml: not valid TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_bad_input_names_file_and_key(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        outer(text)
+    assert str(caught.value) == message
+
+
+def test_quantities_are_converted_once() -> None:
+    assert Quantity(3.35, "TB/s", 0.0, "datasheet").si == 3.35e12
+    assert Quantity(7, "us", 0.3, "measured").si == pytest.approx(7e-6)
+
+
+def test_a_quantity_needs_a_known_unit_and_a_source() -> None:
+    with pytest.raises(InputError, match=r"unknown unit 'GB/S' \(did you mean 'GB/s'\?\)"):
+        Quantity(1, "GB/S", 0.0, "datasheet")
+    with pytest.raises(InputError, match="'source' is empty"):
+        Quantity(1, "GB/s", 0.0, " ")
+
+
+def test_seconds_are_rounded_to_picoseconds() -> None:
+    assert picoseconds(5e-6) == 5_000_000
+    assert picoseconds(1.4e-12) == 1
