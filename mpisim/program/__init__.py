@@ -6,6 +6,7 @@
 - `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row.
 - `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
 - `check_matching`, `signatures`: do the communications of all ranks match?
+- `save`, `load`: program files (HDF5).
 - `UNPRICED`: the duration of a communication that a cost model is to price.
 """
 
@@ -13,6 +14,7 @@ from .builder import Names, ProgramBuilder, TableBuilder
 from .kinds import Flag, Kind, Operation, Phase
 from .matching import check_matching, signatures
 from .program import Communicators, Program
+from .store import load, save
 from .table import COLUMNS, UNPRICED, Table
 
 __all__ = [
@@ -29,5 +31,7 @@ __all__ = [
     "Table",
     "TableBuilder",
     "check_matching",
+    "load",
+    "save",
     "signatures",
 ]

@@ -1,0 +1,136 @@
+"""Output files that are whole or absent: written under another name, renamed when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import OutputError
+
+__all__ = ["check_output", "staged", "write_json"]
+
+
+def check_output(path: str | Path, *, overwrite: bool = False, device: bool = False) -> Path:
+    """Check that an output file can be written, before the work that fills it is done.
+
+    Parameters
+    ----------
+    path : str or Path
+    overwrite : bool
+        Whether a file of that name may be replaced.
+    device : bool
+        Whether it may be something else than a file (``/dev/stdout``, a pipe).
+
+    Returns
+    -------
+    Path
+        The file itself where `path` is a symbolic link, so that the link survives.
+
+    Raises
+    ------
+    OutputError
+        Naming the file or folder and what is wrong with it.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise OutputError(f"{path}: is a folder; name a file to write")
+        if target.exists() and not target.is_file():
+            if device:
+                return target
+            raise OutputError(f"{path}: is not a regular file; name another file to write")
+        if target.exists() and not overwrite:
+            raise OutputError(f"{path}: exists already; remove it or name another file")
+        if not target.parent.is_dir():
+            raise OutputError(f"{path}: there is no folder {target.parent}")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise OutputError(f"{path}: the folder {target.parent} is not writable")
+    except (OSError, ValueError) as error:  # a name too long, or with a null character
+        raise OutputError(f"{path}: {reason(error)}") from error
+    return target
+
+
+@contextlib.contextmanager
+def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+    """Open a file for writing that gets its name when the block ends without an error.
+
+    Parameters
+    ----------
+    path : str or Path
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Yields
+    ------
+    binary file
+        Of a hidden temporary name in the folder of `path`.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be created, written or renamed; nothing is left behind.
+    """
+    target = check_output(path, overwrite=overwrite)
+    hidden = hidden_name(target)
+    with reported(path):
+        try:
+            with open(hidden, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # some file systems only now notice that they are full
+            os.replace(hidden, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                hidden.unlink()
+            raise
+
+
+def hidden_name(target: Path) -> Path:
+    """Return a new name beside `target`, for what is not complete yet."""
+    return target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+
+
+@contextlib.contextmanager
+def reported(path: str | Path) -> Iterator[None]:
+    """Turn an error of the operating system into an `OutputError` about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Say what the operating system, or HDF5, said; without its numbers and names."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def write_json(path: str | Path, data: object) -> None:
+    """Write an object as JSON, replacing a file of that name.
+
+    Parameters
+    ----------
+    path : str or Path
+        A device or pipe, ``/dev/stdout`` for one, is written to as it is.
+    data : object
+        Dicts, lists, text and numbers, numpy's included; a NaN becomes null.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written; nothing is left behind.
+    """
+    import orjson
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    text = orjson.dumps(data, option=options | orjson.OPT_NON_STR_KEYS)
+    target = check_output(path, overwrite=True, device=True)
+    if target.exists() and not target.is_file():
+        with reported(path), open(target, "wb") as device:
+            device.write(text)
+        return
+    with staged(path, overwrite=True) as file:
+        file.write(text)

@@ -1,0 +1,30 @@
+"""Text for people: aligned columns, and texts of others put on one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["aligned", "one_line", "shortened"]
+
+
+def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Align columns of text: those in `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def shortened(text: str, width: int) -> str:
+    """Cut a text that is too long, at the end, and show that it was."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def one_line(text: str) -> str:
+    """Put a text on one line; what no terminal shows is escaped."""
+    text = " ".join(text.split())
+    return text if text.isprintable() else repr(text)[1:-1]
