@@ -63,7 +63,8 @@ class Table:
     launch_cost : int64
         CPU time of the launching call itself (HOST_WAIT: the tail after the wait).
     gap : int64
-        From the end of the previous kernel of the stream to the earliest start of this one.
+        From the last end on the device that the row depends on (the previous kernel of its stream,
+        or a row it waits for) to its earliest start.
     duration : int64
         Device time (HOST rows: 0). For a communication the wire time, which starts when its last
         member is ready; `UNPRICED` where a cost model is to give it.
@@ -80,8 +81,8 @@ class Table:
         Earlier device rows of the same table that must have ended on the device. A wait for a
         batch of JOINED rows names its last row and means all of them.
     queue_depth : int
-        At most this many device rows are in flight: the call that launches one more blocks until
-        the oldest has ended. 0: no limit.
+        At most this many launches of a stream are in flight: the call that launches one more
+        blocks until the oldest has ended. 0: no limit.
 
     Raises
     ------
@@ -156,6 +157,16 @@ class Table:
     def operations(self) -> NDArray[np.int64]:
         """Number of communications on each slot, shape (n_slots,)."""
         return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
+
+    def rows_on(self, slot: int) -> NDArray[np.intp]:
+        """Return the communications on a slot, in order."""
+        return self._rows_by_slot[slot]
+
+    @cached_property
+    def _rows_by_slot(self) -> list[NDArray[np.intp]]:
+        rows = np.flatnonzero(self.slot >= 0)
+        order = rows[np.argsort(self.slot[rows], kind="stable")]
+        return np.split(order, np.cumsum(self.operations)[:-1])
 
     def slots_with(self, kind: Kind) -> tuple[int, ...]:
         """Slots that carry rows of one kind, in ascending order."""

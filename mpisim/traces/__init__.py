@@ -1,0 +1,23 @@
+"""Real traces: PyTorch Kineto files and execution traces, read into programs.
+
+- `find_sources`, `Source`: which files are the traces of one job.
+- `read_program`, `TraceProgram`, `RankFacts`: read them, each process its own ranks.
+- `step_times`: step times of recorded or replayed rows, by one rule.
+- `read_kineto`, `KinetoTrace`: one Kineto file as arrays.
+"""
+
+from .kineto import KinetoTrace, read_kineto
+from .read import RankFacts, TraceProgram, read_program
+from .sources import Source, find_sources
+from .steps import step_times
+
+__all__ = [
+    "KinetoTrace",
+    "RankFacts",
+    "Source",
+    "TraceProgram",
+    "find_sources",
+    "read_kineto",
+    "read_program",
+    "step_times",
+]

@@ -1,0 +1,177 @@
+"""From matched communications to communicators, slots and rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..program import Communicators, Flag, Kind, Operation, TableBuilder
+from .lower import EmitCommunication
+from .matching import Matched, Matching
+
+__all__ = ["Layout", "break_cycles"]
+
+Key = tuple[tuple[int, ...], bool]
+"""A communicator: simulated ranks, and whether it is an ordered pair (sender, receiver)."""
+
+
+def break_cycles(matching: Matching) -> None:
+    """Take apart operations that the ranks could not all do in the order of their streams.
+
+    A wrong match can ask one rank to do x before y and another y before x. What does not come
+    first on all its members' streams, when everything before it is taken away, is replayed as
+    recorded on each rank, and counted.
+    """
+    queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, operation in enumerate(matching.operations):
+        for item in operation.members:
+            queues.setdefault((item.rank, item.stream), []).append((item.op, number))
+    lines_of: dict[int, list[tuple[int, int]]] = {}
+    for key, line in queues.items():
+        line.sort(reverse=True)
+        for _, number in line:
+            lines_of.setdefault(number, []).append(key)
+    needed = [len(operation.members) for operation in matching.operations]
+    ready = Counter(line[-1][1] for line in queues.values())
+    stack = [number for number, count in ready.items() if count == needed[number]]
+    while stack:
+        for key in lines_of[stack.pop()]:
+            queues[key].pop()
+            if queues[key]:
+                head = queues[key][-1][1]
+                ready[head] += 1
+                if ready[head] == needed[head]:
+                    stack.append(head)
+    stuck = {number for line in queues.values() for _, number in line if needed[number] > 1}
+    if not stuck:
+        return
+    matching.counts["operations in contradictory order"] += len(stuck)
+    kept = []
+    for number, operation in enumerate(matching.operations):
+        if number in stuck:
+            kept += [Matched([i], [i.end - i.begin], [False]) for i in operation.members]
+        else:
+            kept.append(operation)
+    matching.operations[:] = kept
+
+
+class Layout:
+    """Communicators of a job and the slots to which each rank binds them.
+
+    The same on every process, since it depends only on the matching.
+
+    Parameters
+    ----------
+    matching : Matching
+    ranks : sequence of int
+        Global rank of every simulated rank.
+    """
+
+    def __init__(self, matching: Matching, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self._number = {rank: i for i, rank in enumerate(ranks)}
+        self._groups: dict[Key, int] = {}
+        self._slots: list[dict[Key, int]] = [{} for _ in ranks]
+        self._role: dict[tuple[int, int], tuple[Matched, int]] = {}
+        for operation in matching.operations:
+            for key in self._keys(operation):
+                self._groups.setdefault(key, len(self._groups))
+                for member in key[0]:
+                    self._slots[member].setdefault(key, len(self._slots[member]))
+            for position, item in enumerate(operation.members):
+                self._role[item.rank, item.op] = operation, position
+
+    def communicators(self) -> Communicators:
+        """Return all communicators, named by their global ranks."""
+        return Communicators.of(
+            [members for members, _ in self._groups],
+            [self._name(*key) for key in self._groups],
+        )
+
+    def slots(self, index: int) -> list[int]:
+        """Return the communicator of each slot of a simulated rank."""
+        return [self._groups[key] for key in self._slots[index]]
+
+    def emitter(
+        self, index: int, names: Sequence[str], streams: Sequence[int]
+    ) -> EmitCommunication:
+        """Return what appends the rows of a communication kernel of one simulated rank.
+
+        Parameters
+        ----------
+        index : int
+            The simulated rank.
+        names, streams : sequences
+            Name and stream of each device operation.
+        """
+
+        def emit(
+            rows: TableBuilder, op: int, columns: dict[str, int], waits: list[int]
+        ) -> list[int]:
+            operation, position = self._role[self.ranks[index], op]
+            if operation.is_pair:
+                return self._pair(rows, index, operation, position, names[op], streams[op],
+                                  columns, waits)  # fmt: skip
+            item = operation.members[position]
+            key = self._keys(operation)[0]
+            flags = Flag.EAGER if operation.eager[position] else Flag.NONE
+            return [
+                rows.collective(
+                    _agreed_operation(operation), self._slots[index][key], streams[op],
+                    _agreed_bytes(operation, item.bytes), duration=operation.wire[position],
+                    name=names[op], waits=waits, flags=flags, **columns,
+                )
+            ]  # fmt: skip
+
+        return emit
+
+    def _pair(
+        self, rows: TableBuilder, index: int, operation: Matched, position: int, name: str,
+        stream: int, columns: dict[str, int], waits: list[int],
+    ) -> list[int]:  # fmt: skip
+        """Rows of a send/receive kernel: one a direction, joined in one launch."""
+        other = self._number[operation.members[1 - position].rank]
+        written: list[int] = []
+        for way in operation.members[position].directions:
+            key = ((index, other) if way == "S" else (other, index), True)
+            written.append(
+                rows.point_to_point(
+                    Kind.SEND if way == "S" else Kind.RECV, self._slots[index][key], stream,
+                    operation.members[position].bytes, duration=operation.wire[position],
+                    name=name, waits=() if written else waits,
+                    flags=Flag.JOINED if written else Flag.NONE,
+                    **({} if written else columns),
+                )
+            )  # fmt: skip
+        return written
+
+    def _keys(self, operation: Matched) -> list[Key]:
+        numbers = [self._number[item.rank] for item in operation.members]
+        if not operation.is_pair:
+            return [(tuple(sorted(numbers)), False)]
+        first, other = numbers
+        return [
+            ((first, other) if way == "S" else (other, first), True)
+            for way in sorted(set(operation.members[0].directions))
+        ]
+
+    def _name(self, members: tuple[int, ...], is_pair: bool) -> str:
+        ranks = [str(self.ranks[i]) for i in members]
+        if is_pair:
+            return f"rank {ranks[0]} to {ranks[1]}"
+        return "ranks " + ",".join(ranks[:8]) + (",…" if len(ranks) > 8 else "")
+
+
+def _agreed_operation(operation: Matched) -> Operation:
+    """What the members call the operation; the most frequent where they differ."""
+    said = Counter(item.operation for item in operation.members)
+    best = max(said, key=lambda o: (said[o], -o))
+    # A send or receive without its partner is on no pair.
+    return Operation.UNKNOWN if best is Operation.SEND_RECV else best
+
+
+def _agreed_bytes(operation: Matched, own: int) -> int:
+    """One size for all members, but where each may bring its own."""
+    if _agreed_operation(operation) is Operation.ALL_TO_ALL:
+        return own
+    return max(item.bytes for item in operation.members)

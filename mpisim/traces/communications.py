@@ -1,0 +1,234 @@
+"""The communication kernels of one rank: what each does, how much it moves, and with whom, as far
+as its own file tells."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import re
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from ..program import Operation
+from .host import Call, communication_stem, is_communication_kernel
+from .kineto import KinetoTrace
+
+__all__ = ["Communication", "rank_communications"]
+
+
+@dataclass(slots=True)
+class Communication:
+    """One communication kernel.
+
+    Times are int64 ps since the epoch, by the clock of the rank's host.
+
+    Attributes
+    ----------
+    rank, op : int
+        Rank, and the device operation in its trace.
+    stream : int
+        Stream number in its trace: one NCCL stream belongs to one communicator.
+    stem : str
+        The kernel's name without algorithm, protocol and data type.
+    operation : Operation
+    bytes : int
+        Full buffer of the operation; -1 when the file does not say.
+    begin, end : int
+    group : tuple of int or None
+        Members, where the file names them.
+    group_name : str
+    sequence : int
+        The communicator's own count of operations; -1 when not recorded.
+    directions : str
+        Of a point-to-point kernel, ``S`` and ``R`` in order of issue; empty for collectives.
+    peer : int
+        The other rank of a point-to-point kernel, where the file names it; else -1.
+    """
+
+    rank: int
+    op: int
+    stream: int
+    stem: str
+    operation: Operation
+    bytes: int
+    begin: int
+    end: int
+    group: tuple[int, ...] | None
+    group_name: str
+    sequence: int
+    directions: str
+    peer: int
+
+
+_BY_NAME = (
+    (re.compile(r"all_?reduce|barrier", re.I), Operation.ALL_REDUCE),
+    (re.compile(r"reduce_?scatter", re.I), Operation.REDUCE_SCATTER),
+    (re.compile(r"all_?gather", re.I), Operation.ALL_GATHER),
+    (re.compile(r"all_?to_?all|dispatch|combine|cached_notify", re.I), Operation.ALL_TO_ALL),
+    (re.compile(r"broadcast", re.I), Operation.BROADCAST),
+    (re.compile(r"reduce", re.I), Operation.REDUCE),
+    (re.compile(r"scatter", re.I), Operation.SCATTER),
+    (re.compile(r"gather", re.I), Operation.GATHER),
+    (re.compile(r"send|recv|coalesced", re.I), Operation.SEND_RECV),
+)  # fmt: skip
+_SIZES = (
+    (re.compile(r"bf16|bfloat16|half|f16|float16|c10::Half|c10::BFloat16", re.I), 2),
+    (re.compile(r"f64|double|int64|long", re.I), 8),
+    (re.compile(r"int8|uint8|u8|i8|byte|char|bool", re.I), 1),
+    (re.compile(r"f32|float|int32|u32|i32|int", re.I), 4),
+)
+
+
+def rank_communications(trace: KinetoTrace, calls: list[Call], rank: int) -> list[Communication]:
+    """Return the communication kernels of one rank in device order."""
+    launched_by = {op: call for call in calls for op in call.ops}
+    is_comm = [is_communication_kernel(name) for name in trace.device.name]
+    directions = _directions(trace, calls, is_comm)
+    epoch = trace.origin * 1_000_000
+    found = []
+    for op in np.flatnonzero(is_comm).tolist():
+        args, name = trace.device.args[op], trace.device.name[op]
+        call = launched_by.get(op)
+        context = _context(trace, call)
+        operation = _operation(args.collective, context, name)
+        way = directions.get(op, "") if operation is Operation.SEND_RECV else ""
+        if operation is Operation.SEND_RECV and not way:
+            way = _way_of_args(rank, args.src_rank, args.dst_rank)
+        group = _group(trace, args.group_name, args.group_ranks)
+        found.append(
+            Communication(
+                rank=rank,
+                op=op,
+                stream=int(trace.device.stream[op]),
+                stem=communication_stem(name),
+                operation=operation,
+                bytes=_bytes(trace, call, op, operation, args.group_size or len(group or ())),
+                begin=epoch + int(trace.device.begin[op]),
+                end=epoch + int(trace.device.end[op]),
+                group=group,
+                group_name=args.group_name or "",
+                sequence=-1 if args.seq is None else args.seq,
+                directions=way,
+                peer=_peer(rank, way, args.src_rank, args.dst_rank),
+            )
+        )
+    return found
+
+
+def _context(trace: KinetoTrace, call: Call | None) -> str:
+    """Names of the operators around the launch that say what is communicated."""
+    if call is None:
+        return ""
+    names = []
+    if call.nccl >= 0:
+        names.append(trace.annotations.name[call.nccl])
+    if call.c10d >= 0:
+        names.append(trace.operators.name[call.c10d])
+    return " ".join(names)
+
+
+def _operation(collective: str | None, context: str, name: str) -> Operation:
+    """What a kernel does: by its arguments, by the operators around it, by its own name."""
+    for text in (collective or "", context, name.split("(")[0]):
+        for pattern, operation in _BY_NAME:
+            if text and pattern.search(text):
+                return operation
+    return Operation.UNKNOWN
+
+
+def _directions(trace: KinetoTrace, calls: list[Call], is_comm: list[bool]) -> dict[int, str]:
+    """S and R of every point-to-point kernel: the sends and receives issued since the last one."""
+    issued: dict[int, list[tuple[int, str]]] = {}
+    for i, name in enumerate(trace.operators.name):
+        if name.startswith("c10d::send"):
+            issued.setdefault(int(trace.operators.thread[i]), []).append(
+                (int(trace.operators.begin[i]), "S")
+            )
+        elif name.startswith("c10d::recv"):
+            issued.setdefault(int(trace.operators.thread[i]), []).append(
+                (int(trace.operators.begin[i]), "R")
+            )
+    result = {}
+    done: dict[int, int] = {}
+    for call in calls:
+        if call.ops and is_comm[call.ops[0]] and call.thread in issued:
+            own = issued[call.thread]
+            upto = bisect.bisect_right(own, (call.begin, "~"))
+            result[call.ops[0]] = "".join(way for _, way in own[done.get(call.thread, 0) : upto])
+            done[call.thread] = upto
+    return result
+
+
+def _way_of_args(rank: int, source: int | None, target: int | None) -> str:
+    if source is None or target is None:
+        return ""
+    return "S" if source == rank else "R" if target == rank else ""
+
+
+def _peer(rank: int, way: str, source: int | None, target: int | None) -> int:
+    if source is None or target is None or len(way) != 1:
+        return -1
+    return target if way == "S" else source
+
+
+def _group(
+    trace: KinetoTrace, name: str | None, ranks: str | list[int] | None
+) -> tuple[int, ...] | None:
+    """Members of a kernel's process group: from the file's table, else from its own list."""
+    if name is not None and name in trace.groups:
+        return trace.groups[name]
+    if isinstance(ranks, str):
+        # A list of more than 30 is cut by the profiler ("[0, ..., 63]") and cannot be used.
+        try:
+            ranks = json.loads(ranks)
+        except ValueError:
+            return None
+    if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+        return tuple(ranks)
+    return None
+
+
+def _bytes(
+    trace: KinetoTrace, call: Call | None, op: int, operation: Operation, group_size: int
+) -> int:
+    """Bytes of the full buffer; -1 if the file does not say.
+
+    All-gather: what is gathered; reduce-scatter: what is scattered; all-to-all: what one rank
+    sends; the others: the buffer itself.
+    """
+    args = trace.device.args[op]
+    width = _width(args.dtype or "") or _width(trace.device.name[op].split("(")[0])
+    if args.in_elements is not None and args.out_elements is not None and width:
+        return max(args.in_elements, args.out_elements) * width
+    if call is None or not width:
+        return -1
+    if call.nccl >= 0 and (note := trace.annotations.args[call.nccl]) is not None:
+        elements = _elements(note.dims)
+        if operation is Operation.ALL_GATHER and call.c10d >= 0:
+            outer = trace.operators.args[call.c10d]
+            elements = max(elements, _elements(outer.dims) if outer is not None else 0)
+        return elements * width if elements else -1
+    return -1
+
+
+def _width(text: str) -> int:
+    return next((size for pattern, size in _SIZES if pattern.search(text)), 0)
+
+
+def _elements(dims: msgspec.Raw) -> int:
+    """Elements of the largest tensor in an ``Input Dims`` argument."""
+    if not bytes(dims):
+        return 0
+    try:
+        shapes = msgspec.json.decode(dims)
+    except msgspec.DecodeError:
+        return 0
+    sizes = [
+        math.prod(shape)
+        for shape in shapes
+        if isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape)
+    ]
+    return max(sizes, default=0)

@@ -1,0 +1,379 @@
+"""Read one PyTorch Kineto (Chrome) trace file into arrays.
+
+Only what replay needs is decoded: host operators and annotations, CUDA or HIP calls, device
+operations, and the few arguments that link them. Old and new files differ in many details (see
+the field notes at `_Args`); everything above this module sees one form.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import TraceError
+
+__all__ = ["PS_PER_US", "DeviceOps", "KinetoTrace", "Spans", "open_text", "read_kineto"]
+
+PS_PER_US = 1_000_000
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
+
+_OPERATOR = {"cpu_op", "Operator"}
+_ANNOTATION = {"user_annotation"}
+_CALL = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime"}
+_DEVICE = {
+    "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": MEMCPY, "Memcpy": MEMCPY,
+    "gpu_memset": MEMSET, "Memset": MEMSET,
+}  # fmt: skip
+
+
+class _Args(
+    msgspec.Struct,
+    rename={
+        "external_id": "External id",
+        "external_id_old": "external id",
+        "record_id": "Record function id",
+        "sequence": "Sequence number",
+        "blocks_per_sm": "blocks per SM",
+        "dims": "Input Dims",
+        "types": "Input type",
+        "collective": "Collective name",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "group_size": "Group size",
+        "group_name": "Process Group Name",
+        "group_ranks": "Process Group Ranks",
+        "seq": "Seq",
+        "src_rank": "Src Rank",
+        "dst_rank": "Dst Rank",
+        "wait_on_record": "wait_on_cuda_event_record_corr_id",
+    },
+):
+    """The arguments of an event that are used here; names as Kineto writes them."""
+
+    correlation: int | None = None
+    stream: int | str | None = None
+    external_id: int | str | None = None
+    external_id_old: int | str | None = None
+    record_id: int | None = None
+    sequence: int | None = None
+    blocks_per_sm: float | str | None = None
+    dims: msgspec.Raw = msgspec.Raw(b"")
+    types: msgspec.Raw = msgspec.Raw(b"")
+    collective: str | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+    group_size: int | None = None
+    group_name: str | None = None
+    group_ranks: str | list[int] | None = None
+    seq: int | None = None
+    src_rank: int | None = None
+    dst_rank: int | None = None
+    bytes: int | None = None
+    wait_on_stream: int | None = None
+    wait_on_record: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """One trace event. Flow, instant and metadata events carry no `dur` and are dropped."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float | int | str | None = None
+    dur: float | int | None = None
+    pid: int | str = 0
+    tid: int | str = 0
+    args: _Args | None = None
+
+
+class _File(msgspec.Struct, rename="camel"):
+    """The top level of a trace file."""
+
+    trace_events: list[_Event]
+    distributed_info: dict[str, Any] | None = None
+    device_properties: list[dict[str, Any]] = []
+    base_time_nanoseconds: int = 0
+
+
+_FILE = msgspec.json.Decoder(_File, strict=False)
+_LIST = msgspec.json.Decoder(list[_Event], strict=False)
+
+
+@dataclass
+class Spans:
+    """Host intervals of one sort, in order of begin (outer before inner).
+
+    Times are int64 ps from the origin of the file.
+    """
+
+    name: list[str]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    thread: NDArray[np.int32]
+    args: list[_Args | None]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass
+class DeviceOps:
+    """Kernels, copies and sets, in order of begin. Times are int64 ps from the file's origin.
+
+    `kind` is 0 for kernels, 1 for copies, 2 for sets; `stream` numbers streams 0, 1, … in the
+    order of `KinetoTrace.streams`; `correlation` is -1 where it is missing.
+    """
+
+    name: list[str]
+    kind: NDArray[np.uint8]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    stream: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    blocks_per_sm: NDArray[np.float64]
+    args: list[_Args]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass
+class KinetoTrace:
+    """One rank's trace.
+
+    Attributes
+    ----------
+    path : Path
+    rank, world_size : int or None
+        From `distributedInfo`, where the file has it.
+    origin : int
+        Epoch time of the file's zero, in whole µs (by the clock of that host).
+    operators, annotations, calls : Spans
+        CPU operators, user annotations, runtime and driver calls.
+    syncs : list of (name, begin, target stream, source stream, correlation of the event record)
+        Device-side synchronisation records of recent Kineto builds.
+    device : DeviceOps
+    streams : list of int
+        Stream numbers as in the file.
+    groups : dict of str to tuple of int
+        Process groups by name, from `pg_config`.
+    device_name, n_sms
+        Of the first device that ran something.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    backend: str
+    origin: int
+    operators: Spans
+    annotations: Spans
+    calls: Spans
+    syncs: list[tuple[str, int, int, int, int]]
+    device: DeviceOps
+    streams: list[int]
+    groups: dict[str, tuple[int, ...]]
+    device_name: str
+    size: int
+    warnings: list[str] = field(default_factory=list)
+
+
+def open_text(path: Path) -> bytes:
+    """Return the bytes of a file, decompressed if it is gzip.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read or is a truncated or damaged gzip file.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+
+
+def read_kineto(path: Path | str) -> KinetoTrace:
+    """Read one Kineto trace file (``.json`` or ``.json.gz``).
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, is not a Kineto trace, or holds impossible times.
+    """
+    path = Path(path)
+    text = open_text(path)
+    parsed = _parse(path, text)
+    return _columns(path, parsed, len(text))
+
+
+def _parse(path: Path, text: bytes) -> _File:
+    try:
+        if text[:64].lstrip()[:1] == b"[":
+            return _File(trace_events=_LIST.decode(text))
+        return _FILE.decode(text)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path}: not a Kineto trace: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: not valid JSON: {error}") from None
+
+
+def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
+    operators, annotations, calls = [], [], []
+    device: list[tuple[_Event, int]] = []
+    syncs: list[_Event] = []
+    for event in parsed.trace_events:
+        if event.ph != "X":
+            continue
+        category = event.cat
+        if category in _OPERATOR:
+            target = annotations if event.name.startswith("ProfilerStep") else operators
+            target.append(event)
+        elif category in _CALL:
+            calls.append(event)
+        elif category in _DEVICE:
+            device.append((event, _DEVICE[category]))
+        elif category in _ANNOTATION:
+            annotations.append(event)
+        elif category == "cuda_sync":
+            syncs.append(event)
+    kept = [*operators, *annotations, *calls, *(event for event, _ in device)]
+    for event in kept:
+        if not isinstance(event.ts, (int, float)) or not isinstance(event.dur, (int, float)):
+            raise TraceError(f"{path}: event {event.name!r} has no numeric 'ts' and 'dur'")
+        if event.dur < 0:
+            raise TraceError(f"{path}: event {event.name!r} has the negative duration {event.dur}")
+    if not kept:
+        raise TraceError(f"{path}: not a Kineto trace: no operators, calls or kernels in it")
+    # Whole µs, so that subtracting it from a float64 time loses nothing.
+    first = int(min(event.ts for event in kept)) - 1  # type: ignore[type-var, arg-type]
+    threads: dict[tuple[int | str, int | str], int] = {}
+
+    def ps(value: Any) -> int:
+        return round((value - first) * PS_PER_US)
+
+    def spans(events: list[_Event]) -> Spans:
+        events.sort(key=lambda e: (e.ts, -e.dur))  # type: ignore[operator]
+        begin = np.array([ps(e.ts) for e in events], np.int64)
+        length = np.array([round(e.dur * PS_PER_US) for e in events], np.int64)  # type: ignore
+        return Spans(
+            name=[e.name for e in events],
+            begin=begin,
+            end=begin + length,
+            thread=np.array(
+                [threads.setdefault((e.pid, e.tid), len(threads)) for e in events], np.int32
+            ),
+            args=[e.args for e in events],
+        )
+
+    info = parsed.distributed_info or {}
+    streams: dict[int, int] = {}
+    ops = _device_ops(path, device, ps, streams)
+    return KinetoTrace(
+        path=path,
+        rank=_whole(info.get("rank")),
+        world_size=_whole(info.get("world_size")),
+        backend=str(info.get("backend", "")),
+        origin=first + parsed.base_time_nanoseconds // 1000,
+        operators=spans(operators),
+        annotations=spans(annotations),
+        calls=spans(calls),
+        syncs=_syncs(syncs, ps, streams),
+        device=ops,
+        streams=list(streams),
+        groups=_groups(info),
+        device_name=str(parsed.device_properties[0].get("name", ""))
+        if parsed.device_properties
+        else "",
+        size=size,
+    )
+
+
+def _device_ops(
+    path: Path, device: list[tuple[_Event, int]], ps: Any, streams: dict[int, int]
+) -> DeviceOps:
+    """Columns of the device operations of one GPU, streams numbered as they appear."""
+    device.sort(key=lambda item: (item[0].ts, item[0].dur))  # type: ignore[arg-type, return-value]
+    args = [event.args or _Args() for event, _ in device]
+    raw = [
+        _stream(a.stream if a.stream is not None else e.tid)
+        for a, (e, _) in zip(args, device, strict=True)
+    ]
+    begin = np.array([ps(e.ts) for e, _ in device], np.int64)
+    return DeviceOps(
+        name=[event.name for event, _ in device],
+        kind=np.array([kind for _, kind in device], np.uint8),
+        begin=begin,
+        end=begin + np.array([round(e.dur * PS_PER_US) for e, _ in device], np.int64),  # type: ignore
+        stream=np.array([streams.setdefault(s, len(streams)) for s in raw], np.int32),
+        correlation=np.array(
+            [-1 if a.correlation is None else a.correlation for a in args], np.int64
+        ),
+        blocks_per_sm=np.array([_number(a.blocks_per_sm) for a in args]),
+        args=args,
+    )
+
+
+def _syncs(
+    events: list[_Event], ps: Any, streams: dict[int, int]
+) -> list[tuple[str, int, int, int, int]]:
+    found = []
+    for event in events:
+        args = event.args
+        if args is None or not isinstance(event.ts, (int, float)):
+            continue
+        found.append(
+            (
+                event.name,
+                ps(event.ts),
+                streams.get(_stream(args.stream), -1),
+                streams.get(-1 if args.wait_on_stream is None else args.wait_on_stream, -1),
+                -1 if args.wait_on_record is None else args.wait_on_record,
+            )
+        )
+    return found
+
+
+def _groups(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Process groups by name; an empty list of ranks means the whole world."""
+    groups: dict[str, tuple[int, ...]] = {}
+    config = info.get("pg_config")
+    for entry in config if isinstance(config, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
+            ranks = tuple(int(r) for r in entry["ranks"]) or tuple(
+                range(_whole(info.get("world_size")) or 0)
+            )
+            groups[str(entry.get("pg_name", ""))] = ranks
+    return groups
+
+
+def _stream(value: int | str | None) -> int:
+    """Stream number of an event; old files write ``"stream 7"``."""
+    if isinstance(value, int):
+        return value
+    digits = "".join(c for c in str(value) if c.isdigit())
+    return int(digits) if digits else -1
+
+
+def _number(value: float | str | None) -> float:
+    try:
+        return float(value) if value is not None else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

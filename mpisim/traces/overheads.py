@@ -1,0 +1,86 @@
+"""Lin et al.'s five host overheads, measured on one rank's trace.
+
+T1: end of a top-level operator to the begin of the next. T2: begin of an operator to its first
+launch. T3: end of its last launch to its end. T4: a launching call. T5: between two launches of an
+operator; for an operator without a launch, all its CPU time.
+
+Z. Lin et al., "Building a performance model for deep learning recommendation model training on
+GPUs", ISPASS 2022. Times in which a call waited for the device are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .host import Call, CallKind
+from .kineto import KinetoTrace
+from .waits import Inference
+
+__all__ = ["HostOverheads", "host_overheads"]
+
+
+@dataclass(frozen=True)
+class HostOverheads:
+    """Count, total and median of T1 to T5, in seconds; keys are ``"T1"`` … ``"T5"``."""
+
+    count: dict[str, int]
+    total: dict[str, float]
+    median: dict[str, float]
+
+
+def host_overheads(trace: KinetoTrace, calls: list[Call], inferred: Inference) -> HostOverheads:
+    """Measure the five host overheads of one rank."""
+    found: dict[str, list[int]] = {f"T{i}": [] for i in range(1, 6)}
+    waited = {calls[position].begin for position in inferred.blocking}
+    launches: dict[int, list[Call]] = {}
+    for call in calls:
+        if call.kind is CallKind.LAUNCH:
+            launches.setdefault(call.thread, []).append(call)
+            if call.begin not in waited:
+                found["T4"].append(call.end - call.begin)
+    blocking = sorted(calls[position].begin for position in inferred.blocking)
+    for thread, own in launches.items():
+        _one_thread(trace, thread, own, blocking, found)
+    return HostOverheads(
+        {key: len(values) for key, values in found.items()},
+        {key: sum(values) / 1e12 for key, values in found.items()},
+        {key: float(np.median(values)) / 1e12 if values else 0.0 for key, values in found.items()},
+    )
+
+
+def _one_thread(
+    trace: KinetoTrace, thread: int, launches: list[Call], blocking: list[int],
+    found: dict[str, list[int]],
+) -> None:  # fmt: skip
+    """Go through the top-level operators of one thread and the launches in each."""
+    spans = trace.operators
+    waits = np.array(blocking, np.int64)
+
+    def add(key: str, begin: int, end: int) -> None:
+        # A stretch in which the CPU waited for the device is no overhead.
+        if not np.searchsorted(waits, end, "left") > np.searchsorted(waits, begin, "left"):
+            found[key].append(max(0, end - begin))
+
+    until, at = -1, 0
+    for i in np.flatnonzero(spans.thread == thread).tolist():
+        begin, end = int(spans.begin[i]), int(spans.end[i])
+        if begin < until:
+            continue
+        if until >= 0:
+            add("T1", until, begin)
+        until = end
+        while at < len(launches) and launches[at].begin < begin:
+            at += 1
+        inside = []
+        while at < len(launches) and launches[at].begin < end:
+            inside.append(launches[at])
+            at += 1
+        if not inside:
+            add("T5", begin, end)
+            continue
+        add("T2", begin, inside[0].begin)
+        add("T3", inside[-1].end, end)
+        for before, now in zip(inside, inside[1:], strict=False):
+            add("T5", before.end, now.begin)

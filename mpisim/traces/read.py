@@ -1,0 +1,224 @@
+"""Read the traces of a job into a program, each process its own ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import TraceError
+from ..parallel import agreed
+from ..program import Names, Program, Table
+from .assemble import Layout, break_cycles
+from .communications import Communication, rank_communications
+from .host import Call, host_calls, is_communication_kernel
+from .kineto import KERNEL, KinetoTrace, read_kineto
+from .lower import Lowered, lower
+from .matching import Matching, match_communications
+from .overheads import HostOverheads, host_overheads
+from .sources import Source
+from .timing import DeviceTiming, explain_late_starts
+from .waits import Inference, infer_waits
+
+__all__ = ["RankFacts", "TraceProgram", "read_program"]
+
+
+@dataclass
+class RankFacts:
+    """What is known about one rank's trace beside its rows.
+
+    Attributes
+    ----------
+    rank : int
+        Global rank, as the files number it.
+    lowered : Lowered
+        Rows, and what was recorded of each.
+    counts : Counter
+        Inference rules used.
+    late : tuple of (int, float)
+        Device operations that started later than all their known inputs, and by how many seconds.
+    overheads : HostOverheads
+    bytes_read : int
+        Size of the decompressed file.
+    device_name : str
+    kernels : int
+    """
+
+    rank: int
+    lowered: Lowered
+    counts: Counter[str]
+    late: tuple[int, float]
+    overheads: HostOverheads
+    bytes_read: int
+    device_name: str
+    kernels: int
+
+
+@dataclass
+class TraceProgram:
+    """A program read from traces.
+
+    Attributes
+    ----------
+    program : Program
+        Simulated rank ``i`` is the i-th of `ranks`; partial when several processes read.
+    ranks : list of int
+        Global ranks, as the files number them.
+    facts : dict of int to RankFacts
+        By simulated rank; only those read here.
+    matching : Matching
+        The same on every process.
+    start : int64, shape (n_ranks,)
+        Clock-aligned start of each rank relative to the first, in ps (as in the program).
+    """
+
+    program: Program
+    ranks: list[int]
+    facts: dict[int, RankFacts]
+    matching: Matching
+    world_size: int
+
+
+@dataclass
+class _Rank:
+    """One rank's trace and what was found out about it, before its table is written."""
+
+    trace: KinetoTrace
+    calls: list[Call]
+    inferred: Inference
+    timing: DeviceTiming
+    communications: list[Communication]
+
+
+def read_program(
+    sources: Sequence[Source],
+    comm: Any,
+    placement: NDArray[np.int32],
+    occupancy: bool = True,
+) -> TraceProgram:
+    """Read the traces of one job. **Collective.**
+
+    Each process parses the files of its own ranks only. What the ranks communicated is exchanged
+    once, so that all processes match it in the same way.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        Files in order of rank; the same on every process.
+    comm : mpi4py.MPI.Comm
+    placement : int32, shape (n_ranks,)
+        The process of every simulated rank.
+    occupancy : bool
+        Whether a late start may be explained by a kernel of another stream that filled the device.
+
+    Raises
+    ------
+    TraceError
+        If a file cannot be read or understood, or the files are not of one job.
+    """
+    mine = np.flatnonzero(placement == comm.rank).tolist()
+    held: dict[int, _Rank] = {}
+    with agreed(comm):
+        for i in mine:
+            held[i] = _read_rank(sources[i], occupancy)
+    said = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
+    everyone: dict[int, Any] = {}
+    for part in comm.allgather(said):
+        everyone.update(part)
+    _check_one_job(sources, everyone)
+    matching = match_communications(
+        {source.rank: everyone[i][0] for i, source in enumerate(sources)}
+    )
+    break_cycles(matching)
+    ranks = [source.rank for source in sources]
+    layout = Layout(matching, ranks)
+    names = Names()
+    facts: dict[int, RankFacts] = {}
+    tables: list[Table | None] = [None] * len(sources)
+    for i in mine:
+        facts[i] = _write(i, held.pop(i), sources[i], layout, names)
+        tables[i] = facts[i].lowered.table
+    # Plain integers: picoseconds since the epoch do not fit 64 bits.
+    starts = [everyone[i][1] - matching.offset[rank] for i, rank in enumerate(ranks)]
+    slots = [layout.slots(i) for i in range(len(sources))]
+    world = max(source.world_size for source in sources) or len(sources)
+    program = Program(
+        names=tuple(names),
+        tables=tuple(tables),
+        communicators=layout.communicators(),
+        table=np.arange(len(sources)),
+        slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
+        slots=np.array([c for own in slots for c in own], np.int32),
+        speed=np.ones(len(sources)),
+        start=np.array([start - min(starts) for start in starts], np.int64),
+        attributes={
+            "source": "traces",
+            "ranks": " ".join(map(str, ranks)),
+            "world_size": str(world),
+        },
+    )
+    return TraceProgram(program, ranks, facts, matching, world)
+
+
+def _read_rank(source: Source, occupancy: bool) -> _Rank:
+    trace = read_kineto(source.path)
+    if not len(trace.device):
+        raise TraceError(
+            f"{source.path}: no GPU kernels in this trace; only traces of GPU work can be replayed"
+        )
+    calls = host_calls(trace)
+    inferred = infer_waits(trace, calls)
+    timing = explain_late_starts(trace, calls, inferred, occupancy)
+    return _Rank(trace, calls, inferred, timing, rank_communications(trace, calls, source.rank))
+
+
+def _start(rank: _Rank) -> int:
+    """When the rank's first event began, ps since the epoch."""
+    first = [rank.calls[0].begin] if rank.calls else []
+    return rank.trace.origin * 1_000_000 + min([*first, int(rank.trace.device.begin[0])])
+
+
+def _window(rank: _Rank) -> tuple[int, int]:
+    epoch = rank.trace.origin * 1_000_000
+    return epoch + int(rank.trace.device.begin[0]), epoch + int(rank.trace.device.end.max())
+
+
+def _check_one_job(sources: Sequence[Source], everyone: dict[int, Any]) -> None:
+    """Refuse files whose recordings do not overlap in time: they are not of one run."""
+    windows = {i: entry[2] for i, entry in everyone.items()}
+    first = min(windows, key=lambda i: windows[i])
+    for i, (begin, end) in sorted(windows.items()):
+        if begin > windows[first][1] or end < windows[first][0]:
+            raise TraceError(
+                f"{sources[i].path}: recorded at another time than {sources[first].path}; "
+                "these are traces of two jobs"
+            )
+
+
+def _write(index: int, rank: _Rank, source: Source, layout: Layout, names: Names) -> RankFacts:
+    """Write the table of one rank."""
+    device = rank.trace.device
+    lowered = lower(
+        rank.trace,
+        rank.calls,
+        rank.inferred,
+        rank.timing,
+        names,
+        [is_communication_kernel(name) for name in device.name],
+        layout.emitter(index, device.name, device.stream.tolist()),
+    )
+    excess = rank.timing.excess[rank.timing.excess > 0]
+    return RankFacts(
+        rank=source.rank,
+        lowered=lowered,
+        counts=rank.inferred.counts,
+        late=(len(excess), float(excess.sum()) / 1e12),
+        overheads=host_overheads(rank.trace, rank.calls, rank.inferred),
+        bytes_read=rank.trace.size,
+        device_name=rank.trace.device_name,
+        kernels=int((device.kind == KERNEL).sum()),
+    )

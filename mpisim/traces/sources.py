@@ -1,0 +1,149 @@
+"""Which files are the traces of one job, and which rank each belongs to.
+
+Only the head of each file is read here, by one process; the files themselves are read later, each
+by the process that hosts its rank.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import TraceError
+
+__all__ = ["Source", "find_sources", "is_kineto"]
+
+_HEAD = 1 << 20
+_SUFFIXES = (".json", ".json.gz")
+_RANK = re.compile(rb'"rank"\s*:\s*(\d+)')
+_WORLD = re.compile(rb'"world_size"\s*:\s*(\d+)')
+_INFO = re.compile(rb'"distributedInfo"\s*:\s*\{')
+_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One trace file of one rank.
+
+    `world_size` is 0 where the file does not say; `size` is the file's size in bytes.
+    """
+
+    path: Path
+    rank: int
+    world_size: int
+    size: int
+
+
+def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> list[Source]:
+    """Find the Kineto traces of one job, in order of rank.
+
+    Parameters
+    ----------
+    paths : iterable of paths
+        Files, or directories whose ``.json`` and ``.json.gz`` files are taken (execution traces
+        and other files there are passed over).
+    allow_missing : bool
+        Whether a job with some of its ranks (more than one, but not all) is accepted.
+
+    Raises
+    ------
+    TraceError
+        If there is no trace, a rank twice, a rank missing, or files of different jobs.
+    """
+    files: list[Path] = []
+    named = [Path(path) for path in paths]
+    if not named:
+        raise TraceError("no trace was named; give files or directories of Kineto traces")
+    for path in named:
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES))
+            kineto = [p for p in inside if is_kineto(p)]
+            if not kineto:
+                raise TraceError(
+                    f"{path}: no Kineto trace (.json or .json.gz with 'traceEvents') in this "
+                    f"directory, which holds {len(inside)} JSON files"
+                )
+            files += kineto
+        elif not path.exists():
+            raise TraceError(f"{path}: no such file or directory")
+        else:
+            if len(named) == 1 or is_kineto(path):
+                files.append(path)
+            else:
+                raise TraceError(f"{path}: not a Kineto trace (no 'traceEvents' in its head)")
+    found = [_source(path, alone=len(files) == 1) for path in files]
+    return _checked(sorted(found, key=lambda source: (source.rank, source.path)), allow_missing)
+
+
+def is_kineto(path: Path) -> bool:
+    """Whether the head of a file looks like a Kineto trace."""
+    head = _head(path)
+    return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
+
+
+def _head(path: Path) -> bytes:
+    """The first MiB of a file, decompressed; damage is left to the reader to report."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_HEAD)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+    except zlib.error as error:
+        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+
+
+def _source(path: Path, alone: bool) -> Source:
+    head = _head(path)
+    info = _INFO.search(head)
+    inside = head[info.end() : info.end() + 4096] if info else b""
+    rank, world = _RANK.search(inside), _WORLD.search(inside)
+    if rank is not None:
+        number = int(rank.group(1))
+    else:
+        by_name = _NAME.findall(path.name)
+        if by_name:
+            number = int(by_name[-1])
+        elif alone:
+            number = 0
+        else:
+            raise TraceError(
+                f"{path}: its rank is neither in 'distributedInfo' nor in its name (rankN)"
+            )
+    return Source(path, number, int(world.group(1)) if world else 0, path.stat().st_size)
+
+
+def _checked(sources: Sequence[Source], allow_missing: bool) -> list[Source]:
+    """Refuse a set of files that is not one whole job, or one rank of it."""
+    for before, now in zip(sources, sources[1:], strict=False):
+        if before.rank == now.rank:
+            raise TraceError(
+                f"{now.path}: rank {now.rank} is already given by {before.path}; "
+                "each rank needs one file"
+            )
+    sizes = {source.world_size: source for source in sources if source.world_size}
+    if len(sizes) > 1:
+        (a, first), (b, second) = list(sizes.items())[:2]
+        raise TraceError(
+            f"{second.path}: from a job of {b} ranks, but {first.path} is from one of {a}; "
+            "replay one job at a time"
+        )
+    world = next(iter(sizes), 0)
+    if world and sources[-1].rank >= world:
+        raise TraceError(f"{sources[-1].path}: rank {sources[-1].rank} in a job of {world} ranks")
+    if not world and len(sources) > 1:
+        world = sources[-1].rank + 1
+    if not allow_missing and 1 < len(sources) < world:
+        missing = sorted(set(range(world)) - {source.rank for source in sources})
+        shown = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        raise TraceError(
+            f"{sources[0].path.parent}: {len(sources)} of {world} ranks are here; missing: {shown} "
+            "(one rank alone, or all; --allow-missing-ranks replays what there is)"
+        )
+    return list(sources)

@@ -1,0 +1,381 @@
+"""Which device operations wait for which, and which calls make the CPU wait for the device.
+
+Recent Kineto builds can record both ends of an event wait. Most files do not: they show that
+`cudaStreamWaitEvent` was called, but neither the waiting stream nor the event. The rules below
+infer them from where the call was made; each use is counted in `Inference.counts`, so that a
+report can say how much of a replay rests on inference. Recorded device times serve only to drop a
+candidate that cannot be the one (it ended after its waiter began); never to place anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .host import Call, CallKind, is_communication_kernel
+from .kineto import PS_PER_US, KinetoTrace
+
+__all__ = ["EventWait", "Inference", "infer_waits"]
+
+_NOTIFY = re.compile(r"notify_dispatch|get_dispatch_layout")
+
+_TOLERANCE = 3 * PS_PER_US
+"""Clock granularity: old files have whole µs, at both ends of an interval."""
+_PROMPT = 100 * PS_PER_US
+"""A blocking call returns this soon after the device operation it waited for."""
+_LONG = 50 * PS_PER_US
+"""A call shorter than this is taken as CPU time, whatever it could have waited for."""
+_INTERNAL = 60 * PS_PER_US
+"""NCCL's own event waits lie this close to the launch of its kernel."""
+
+
+@dataclass
+class EventWait:
+    """One event wait whose stream and event the file does not name.
+
+    `position` is that of the call; `last` the latest operation of each stream at that time.
+    """
+
+    position: int
+    is_work: bool
+    last: dict[int, int]
+    issued: int
+    """The collective this thread had just issued, with no compute launch since; or -1."""
+
+
+@dataclass
+class Inference:
+    """What was inferred about one rank.
+
+    Attributes
+    ----------
+    waits : list of list of int
+        Of each device operation, the operations it waits for.
+    blocking : dict of int to list of int
+        Of each blocking call (position in the list of calls), the operations it waits for.
+    gap_waits : dict of int to list of int
+        Of each call, the operations that the CPU waited for unseen just before it.
+    event_waits : list of EventWait
+        Those that are no part of a communication, for a second look at starts left unexplained.
+    counts : Counter
+        How often each rule was used, and what stayed unknown.
+    """
+
+    waits: list[list[int]]
+    blocking: dict[int, list[int]] = field(default_factory=dict)
+    gap_waits: dict[int, list[int]] = field(default_factory=dict)
+    event_waits: list[EventWait] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class _State:
+    """What the host had launched so far, while its calls are gone through in order."""
+
+    def __init__(self, trace: KinetoTrace, calls: list[Call]) -> None:
+        device = trace.device
+        self.trace = trace
+        self.begin: list[int] = device.begin.tolist()
+        self.end: list[int] = device.end.tolist()
+        self.stream: list[int] = device.stream.tolist()
+        self.is_comm = [is_communication_kernel(name) for name in device.name]
+        self.result = Inference([[] for _ in self.begin])
+        self.last: dict[int, int] = {}
+        self.current: dict[int, int] = {}
+        self.unwaited: list[int] = []
+        self.tokens: dict[int, list[EventWait]] = {}
+        self.before: dict[int, dict[int, int]] = {}
+        self.recorded: list[int] = []
+        self.comm_launch: dict[int, int] = {}
+        self.issued: dict[int, int] = {}
+        self.launching_params = {
+            call.params
+            for call in calls
+            if call.kind is CallKind.LAUNCH and call.params >= 0
+            and any(self.is_comm[op] for op in call.ops)
+        }  # fmt: skip
+
+    def feasible(self, source: int, at: int) -> bool:
+        """Whether an operation had ended when something that waited for it went on."""
+        return self.end[source] <= at + _TOLERANCE
+
+
+def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
+    """Infer device-side waits and CPU waits of one rank.
+
+    Rules, in the order of REPLAY's importance; each is counted under its name:
+
+    ``sync``
+        Synchronising calls wait: for a stream, the one the thread launched on last; for the
+        device, all streams; for an event, the last one recorded whose work had ended.
+    ``copy-wait``
+        A copy to pageable memory, or any copy call that returns with or after its copy's end,
+        waits for that copy.
+    ``collective-after-current``
+        A communication kernel waits for the stream that was current when it was issued.
+    ``work-wait``
+        `record_param_comms` without a launch is Work.wait: the thread's next compute launch waits
+        for the collective just issued, else for the first one not waited for yet.
+    ``stream-wait``
+        Any other event wait: the thread's next launch waits for the latest-ended work of another
+        stream.
+    ``free-wait``, ``allocator-wait``
+        Freeing device memory waits for the device; the gap between an allocation and a free that
+        ends with a communication kernel is a wait for it.
+    ``polled-wait``
+        A host gap that ends with DeepEP's notify kernel is a wait for it.
+    """
+    state = _State(trace, calls)
+    _place_unlaunched(state, calls)
+    recorded = _recorded_waits(state, calls) if trace.syncs else None
+    previous: Call | None = None
+    for position, call in enumerate(calls):
+        if call.kind is CallKind.MARK:
+            continue
+        _polled(state, position, call, previous)
+        if call.kind is CallKind.LAUNCH:
+            _launch(state, position, call, infer=recorded is None)
+        elif call.kind is CallKind.WAIT_EVENT:
+            if recorded is None:
+                _event_wait(state, position, call)
+        elif call.kind is CallKind.RECORD:
+            if call.thread in state.current:
+                state.recorded.append(state.last[state.current[call.thread]])
+        elif call.kind is CallKind.MEMORY:
+            _memory(state, position, call, previous)
+        else:
+            _synchronise(state, position, call)
+        previous = call
+    unused = sum(len(tokens) for tokens in state.tokens.values())
+    if unused:
+        state.result.counts["event waits without a later launch"] += unused
+    return state.result
+
+
+def _place_unlaunched(state: _State, calls: list[Call]) -> None:
+    """Operations already launched when recording began are in flight from the start."""
+    launched = {op for call in calls for op in call.ops}
+    for op in range(len(state.begin)):
+        if op not in launched:
+            state.result.counts["operations without a recorded launch"] += 1
+            if state.begin[op] < (calls[0].begin if calls else 0):
+                state.last[state.stream[op]] = op
+
+
+def _launch(state: _State, position: int, call: Call, infer: bool) -> None:
+    thread, first = call.thread, call.ops[0]
+    if state.is_comm[first]:
+        if infer:
+            _communication_launch(state, call)
+    else:
+        if infer:
+            for token in state.tokens.pop(thread, []):
+                _resolve(state, token, first)
+        state.current[thread] = state.stream[first]
+        state.issued.pop(thread, None)
+        _copy_wait(state, position, call)
+    for op in call.ops:
+        state.last[state.stream[op]] = op
+
+
+def _communication_launch(state: _State, call: Call) -> None:
+    """A communication kernel waits for what its issuing stream had to do."""
+    thread, first = call.thread, call.ops[0]
+    tokens = state.tokens.get(thread, [])
+    if tokens and not tokens[-1].is_work and call.c10d < 0 and call.params < 0:
+        # Just before a coalesced launch: NCCL's own wait for its internal stream.
+        tokens.pop()
+        state.result.counts["internal to NCCL"] += 1
+    snapshot = state.before.pop(thread, state.last)
+    current = state.current.get(thread, -1)
+    source = snapshot.get(current, -1)
+    counts = state.result.counts
+    if source >= 0 and state.feasible(source, state.begin[first]):
+        counts["collective-after-current"] += 1
+    else:
+        options = [
+            op for s, op in snapshot.items()
+            if s != state.stream[first] and not state.is_comm[op]
+            and state.feasible(op, state.begin[first])
+        ]  # fmt: skip
+        if source >= 0:
+            counts["collective-after-current: another stream fits"] += bool(options)
+        source = max(options, key=lambda op: state.end[op], default=-1)
+    if source >= 0:
+        state.result.waits[first].append(source)
+    else:
+        counts["collective without a known predecessor"] += 1
+    state.unwaited.append(first)
+    state.issued[thread] = first
+    state.comm_launch[thread] = call.end
+
+
+def _event_wait(state: _State, position: int, call: Call) -> None:
+    """Sort one event wait by where it was called."""
+    notes, thread = state.trace.annotations, call.thread
+    note = notes.name[call.nccl] if call.nccl >= 0 else ""
+    in_operation = call.c10d >= 0 and "wait_tensor" not in state.trace.operators.name[call.c10d]
+    just_launched = state.comm_launch.pop(thread, None)
+    inside = note.startswith("nccl:") and note != "nccl:coalesced"
+    launching = call.params >= 0 and call.params in state.launching_params
+    if inside:
+        state.result.counts["internal to NCCL"] += 1
+        if just_launched is not None:
+            state.comm_launch[thread] = just_launched
+    elif in_operation or launching:
+        if just_launched is not None:
+            # Behind the launch, still in the operator: NCCL's own.
+            state.result.counts["internal to NCCL"] += 1
+        else:
+            state.before[thread] = dict(state.last)
+    elif just_launched is not None and call.begin - just_launched < _INTERNAL and call.params < 0:
+        state.result.counts["internal to NCCL"] += 1
+    else:
+        is_work = call.params >= 0 or call.c10d >= 0
+        wait = EventWait(position, is_work, dict(state.last), state.issued.get(thread, -1))
+        state.tokens.setdefault(thread, []).append(wait)
+        if not is_work:
+            state.result.event_waits.append(wait)
+
+
+def _resolve(state: _State, token: EventWait, target: int) -> None:
+    """Find what an event wait waits for, now that the operation behind it is known."""
+    counts, at = state.result.counts, state.begin[target]
+    if token.is_work:
+        pending = [op for op in state.unwaited if state.feasible(op, at)]
+        if pending:
+            # A collective waited for at once is its own wait's; else first in, first out.
+            _wait_for(state, token.issued if token.issued in pending else pending[0], target)
+            counts["work-wait"] += 1
+            return
+        if state.unwaited:
+            counts["work-wait without a fitting collective"] += 1
+            return
+    own = state.stream[target]
+    last = [op for s, op in token.last.items() if s != own]
+    if state.unwaited and all(state.is_comm[op] for op in last):
+        # No other stream computes or copies: it is Work.wait without its operator (DDP's reducer).
+        pending = [op for op in state.unwaited if state.feasible(op, at)]
+        if pending:
+            _wait_for(state, pending[0], target)
+            counts["work-wait"] += 1
+            return
+    options = [op for op in last if state.feasible(op, at)]
+    if len(options) < len(last):
+        counts["candidates dropped by recorded times"] += len(last) - len(options)
+    pending = [op for op in state.unwaited if state.feasible(op, at) and op not in options]
+    source = max(options + pending, key=lambda op: state.end[op], default=-1)
+    if source >= 0:
+        _wait_for(state, source, target)
+        counts["stream-wait"] += 1
+    elif last:
+        counts["event waits of unknown source"] += 1
+
+
+def _wait_for(state: _State, source: int, target: int) -> None:
+    if source not in state.result.waits[target]:
+        state.result.waits[target].append(source)
+    if source in state.unwaited:
+        # What lies before it on the stream has ended too.
+        done = state.stream[source]
+        state.unwaited = [op for op in state.unwaited if op > source or state.stream[op] != done]
+
+
+def _recorded_waits(state: _State, calls: list[Call]) -> bool:
+    """Take the waits that the file records itself (category ``cuda_sync``)."""
+    last: dict[int, int] = {}
+    at_record: dict[int, dict[int, int]] = {}
+    queue = sorted(s for s in state.trace.syncs if "Wait Event" in s[0])
+    queue.sort(key=lambda s: s[1])
+    following: dict[int, list[int]] = {}
+    position = 0
+    for call in calls:
+        while position < len(queue) and queue[position][1] <= call.begin:
+            _, _, target, source, record = queue[position]
+            op = at_record.get(record, last).get(source, -1)
+            if op >= 0 and target >= 0:
+                following.setdefault(target, []).append(op)
+            position += 1
+        if call.kind is CallKind.RECORD:
+            at_record[call.correlation] = dict(last)
+        for op in call.ops:
+            for source in following.pop(state.stream[op], []):
+                state.result.waits[op].append(source)
+                state.result.counts["recorded event waits"] += 1
+            last[state.stream[op]] = op
+    return True
+
+
+def _copy_wait(state: _State, position: int, call: Call) -> None:
+    """A copy call that returns with or after its copy has waited for it."""
+    op = call.ops[-1]
+    name = state.trace.device.name[op]
+    if "Memcpy" not in call.name and "Memcpy" not in name:
+        return
+    pageable = "DtoH" in name and "Pageable" in name
+    if pageable or (len(call.ops) == 1 and call.end >= state.end[op] - _TOLERANCE):
+        if state.feasible(op, call.end):
+            state.result.blocking[position] = [op]
+            state.result.counts["copy-wait"] += 1
+        elif pageable:
+            state.result.counts["copies to the host that end after their call"] += 1
+
+
+def _synchronise(state: _State, position: int, call: Call) -> None:
+    """Find what a synchronising call waited for."""
+    counts = state.result.counts
+    last = state.last
+    options = [op for op in last.values() if state.feasible(op, call.end)]
+    if call.kind is CallKind.SYNC_DEVICE:
+        chosen = options
+        if len(options) < len(last):
+            counts["sync: streams dropped by recorded times"] += len(last) - len(options)
+    elif call.kind is CallKind.SYNC_STREAM:
+        own = last.get(state.current.get(call.thread, -1), -1)
+        chosen = [own] if own in options else []
+        late = call.end - max(call.begin, state.end[own] if chosen else 0)
+        if not chosen or late > _PROMPT:
+            latest = max(options, key=lambda op: state.end[op], default=-1)
+            if latest >= 0 and state.end[latest] > call.begin:
+                chosen = [latest]
+                counts["sync: another stream fits"] += latest != own
+    else:
+        events = [op for op in state.recorded if state.feasible(op, call.end)]
+        latest = max(events, key=lambda op: state.end[op], default=-1)
+        chosen = [latest] if latest >= 0 else []
+    counts["sync"] += 1
+    state.result.blocking[position] = chosen
+    if call.end - max([call.begin, *(state.end[op] for op in chosen)]) > _PROMPT:
+        counts["sync: long after the device"] += 1
+
+
+def _polled(state: _State, position: int, call: Call, previous: Call | None) -> None:
+    """DeepEP's host polls a counter until its notify kernel has told how many tokens come."""
+    if previous is None or not previous.ops or call.begin - previous.end < _LONG:
+        return
+    op = previous.ops[-1]
+    if _NOTIFY.search(state.trace.device.name[op]) and (
+        previous.end < state.end[op] <= call.begin < state.end[op] + _PROMPT
+    ):
+        state.result.gap_waits[position] = [op]
+        state.result.counts["polled-wait"] += 1
+
+
+def _memory(state: _State, position: int, call: Call, previous: Call | None) -> None:
+    """Freeing memory waits for the device; the allocator waits for events it does not show."""
+    if call.end - call.begin > _LONG and "Free" in call.name:
+        options = [op for op in state.last.values() if state.feasible(op, call.end)]
+        latest = max(options, key=lambda op: state.end[op], default=-1)
+        if latest >= 0 and 0 <= call.end - state.end[latest] < _PROMPT:
+            state.result.blocking[position] = [latest]
+            state.result.counts["free-wait"] += 1
+    if previous is None or previous.kind is not CallKind.MEMORY or previous.thread != call.thread:
+        return
+    if call.begin - previous.end > _LONG:
+        ends = [
+            op for op in state.unwaited
+            if previous.end < state.end[op] <= call.begin and call.begin - state.end[op] < _PROMPT
+        ]  # fmt: skip
+        if ends:
+            state.result.gap_waits[position] = [max(ends, key=lambda op: state.end[op])]
+            state.result.counts["allocator-wait"] += 1
