@@ -8,6 +8,8 @@ check compares one hash for each (table, slot), and looks closer only where hash
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from .kinds import Operation
 from .program import Program
 from .table import Table
 
-__all__ = ["check_matching", "signatures"]
+__all__ = ["check_matching", "differing", "sequence", "signatures"]
 
 _SIZES_MAY_DIFFER = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.UNKNOWN)
 """Operations in which each member may bring another number of bytes."""
@@ -55,7 +57,28 @@ def signatures(program: Program) -> NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def check_matching(program: Program, found: NDArray[np.int64] | None = None) -> None:
+def differing(found: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the (communicator, rank) whose sequences must be compared one by one.
+
+    These are all members of the communicators on which some sequences hash differently, though of
+    one length: they may differ in nothing but sizes that one of them does not know.
+
+    Parameters
+    ----------
+    found : ndarray, shape (n, 4)
+        The `signatures` of all ranks.
+    """
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+    same = found[1:, 0] == found[:-1, 0]
+    unlike = np.unique(found[1:][same & (found[1:, 3] != found[:-1, 3]), 0])
+    return [(c, r) for c, r in found[np.isin(found[:, 0], unlike), :2].tolist()]
+
+
+def check_matching(
+    program: Program,
+    found: NDArray[np.int64] | None = None,
+    sequences: Mapping[tuple[int, int], NDArray[np.int64]] | None = None,
+) -> None:
     """Refuse a program in which members of a communicator disagree.
 
     Parameters
@@ -63,6 +86,8 @@ def check_matching(program: Program, found: NDArray[np.int64] | None = None) -> 
     program : Program
     found : ndarray, shape (n, 4), optional
         The `signatures` of all ranks, when this process does not hold all tables.
+    sequences : mapping of (communicator, rank) to ndarray, optional
+        The `sequence` of each pair in `differing`, when this process does not hold all tables.
 
     Raises
     ------
@@ -78,37 +103,53 @@ def check_matching(program: Program, found: NDArray[np.int64] | None = None) -> 
         present = set(found[found[:, 0] == c, 1].tolist())
         absent = [rank for rank in groups.group(c) if rank not in present]
         raise MatchError(
-            f"communicator {c} ({groups.names[c]}): rank {min(present)} communicates on it, but "
+            f"{_where(program, c)}: rank {min(present)} communicates on it, but "
             f"rank {absent[0]} is a member without any operation on it"
         )
-    same = (found[1:, 0] == found[:-1, 0]) & (found[1:, 2:] != found[:-1, 2:]).any(axis=1)
-    for at in np.flatnonzero(same):
-        communicator, first, other = int(found[at, 0]), int(found[at, 1]), int(found[at + 1, 1])
-        _compare(program, communicator, first, other, found[at, 2], found[at + 1, 2])
-
-
-def _compare(
-    program: Program, communicator: int, first: int, other: int, n_first: int, n_other: int
-) -> None:
-    """Raise unless two members' sequences agree but for unknown sizes."""
-    where = f"communicator {communicator} ({program.communicators.names[communicator]})"
-    if n_first != n_other:
+    longer = (found[1:, 0] == found[:-1, 0]) & (found[1:, 2] != found[:-1, 2])
+    if longer.any():
+        at = int(np.argmax(longer))
+        (c, first, n_first, _), (_, other, n_other, _) = found[at : at + 2].tolist()
         raise MatchError(
-            f"{where}: rank {first} does {n_first} operations on it, rank {other} {n_other}"
+            f"{_where(program, c)}: rank {first} does {n_first} operations on it, "
+            f"rank {other} {n_other}"
         )
-    if not (program.holds(first) and program.holds(other)):
-        raise MatchError(f"{where}: the operations of ranks {first} and {other} differ")
-    a, b = (_sequence_of(program, rank, communicator) for rank in (first, other))
-    known = (a[:, 1] >= 0) & (b[:, 1] >= 0)
-    differ = (a[:, 0] != b[:, 0]) | (known & (a[:, 1] != b[:, 1]))
-    if differ.any():
-        k = int(np.argmax(differ))
-        said = [f"{Operation(int(s[k, 0])).name} of {s[k, 1]} bytes" for s in (a, b)]
-        raise MatchError(
-            f"{where}, operation {k}: rank {first} has {said[0]}, rank {other} has {said[1]}"
-        )
+    pairs = differing(found)
+    if sequences is None:
+        sequences = {(c, rank): sequence(program, rank, c) for c, rank in pairs}
+    for c, members in groupby(pairs, key=lambda pair: pair[0]):
+        _compare(program, c, {rank: sequences[c, rank] for _, rank in members})
 
 
-def _sequence_of(program: Program, rank: int, communicator: int) -> NDArray[np.int64]:
+def _compare(program: Program, c: int, of_rank: dict[int, NDArray[np.int64]]) -> None:
+    """Raise unless all sequences agree but for unknown sizes."""
+    ranks = list(of_rank)
+    agreed = of_rank[ranks[0]].copy()
+    said_by = np.full(len(agreed), ranks[0])  # the rank that first knew the size
+    for rank in ranks[1:]:
+        own = of_rank[rank]
+        known = (agreed[:, 1] >= 0) & (own[:, 1] >= 0)
+        differ = (agreed[:, 0] != own[:, 0]) | (known & (agreed[:, 1] != own[:, 1]))
+        if differ.any():
+            k = int(np.argmax(differ))
+            said = [f"{Operation(int(s[k, 0])).name} of {_size(s[k, 1])}" for s in (agreed, own)]
+            raise MatchError(
+                f"{_where(program, c)}, operation {k}: rank {said_by[k]} has {said[0]}, "
+                f"rank {rank} has {said[1]}"
+            )
+        new = (agreed[:, 1] < 0) & (own[:, 1] >= 0)
+        agreed[new], said_by[new] = own[new], rank
+
+
+def sequence(program: Program, rank: int, communicator: int) -> NDArray[np.int64]:
+    """Return what a rank held here does on a communicator: (operation, bytes), shape (k, 2)."""
     slot = int(np.flatnonzero(program.slots_of(rank) == communicator)[0])
     return _sequence(program.table_of(rank), slot)
+
+
+def _where(program: Program, communicator: int) -> str:
+    return f"communicator {communicator} ({program.communicators.names[communicator]})"
+
+
+def _size(size: int) -> str:
+    return f"{size} bytes" if size >= 0 else "unknown size"

@@ -1,0 +1,26 @@
+"""The engine: simulated ranks, hosted by MPI processes, advance their clocks until all have ended.
+
+- `simulate`: run a program.
+- `Run`: what a process knows after a run; `Binding`: why a row began when it did.
+- `CriticalPath`, `PieceKind`: the chain of pieces that ends last.
+- `CollectiveCost`: the interface of cost models.
+- `block_placement`: which process hosts which rank, unless told otherwise.
+
+Where to read: `dataflow` is the executor, `plan` what is settled before it starts, `_core.twin` how
+a rank advances, `exchange` what processes tell each other.
+"""
+
+from .cost import CollectiveCost
+from .dataflow import simulate
+from .plan import block_placement
+from .run import Binding, CriticalPath, PieceKind, Run
+
+__all__ = [
+    "Binding",
+    "CollectiveCost",
+    "CriticalPath",
+    "PieceKind",
+    "Run",
+    "block_placement",
+    "simulate",
+]

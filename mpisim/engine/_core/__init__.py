@@ -1,0 +1,46 @@
+"""The core: advances ranks over their rows until they block. The only way into compiled code.
+
+Two modules do the same, and a test holds them equal row by row: `advance` (Cython) and `twin`
+(plain Python, the one to read first). No other module knows that there are two.
+
+``allocate(kernels, last_use)``
+    Give every kernel a register that is free until the kernel's last reader has run.
+``core(name)``
+    The class ``Core`` of the compiled core ("compiled") or of the twin ("python").
+
+A ``Core(layout, record)`` has
+
+``advance(budget)``
+    Run all ranks that can move, until none can or about `budget` rows are done. Return whether
+    some still can.
+``outbox()``
+    Groups to tell other processes about, since the last call.
+``deliver(groups, times, lasts)``
+    Take in what other processes said about groups.
+``finish()``
+    Resolve what nobody waited for; return ends of ranks and the hash sum.
+``groups``, ``unfinished``, ``rows_done``, ``blocked()``, ``rows()``, ``begin`` …
+    What came out.
+
+The callers are trusted: a layout was made by `mpisim.engine.plan` from a checked program, and
+nothing here checks an index again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .advance import allocate
+
+__all__ = ["allocate", "core"]
+
+
+def core(name: str) -> Any:
+    """Return the class of a core by name: "compiled" or "python"."""
+    if name == "compiled":
+        from .advance import Core
+    elif name == "python":
+        from .twin import Core
+    else:
+        raise ValueError(f"core {name!r} is neither 'compiled' nor 'python'")
+    return Core

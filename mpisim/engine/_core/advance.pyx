@@ -1,0 +1,525 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The core, compiled. `twin` is the same in plain Python, with the words that are missing here.
+
+Callers are trusted: no index is checked. Everything between two calls of `advance` runs without
+the interpreter. Structs are laid out as `INSTRUCTION` (mpisim/engine/lowering.py) and `GROUP`
+(mpisim/engine/plan.py).
+"""
+
+import numpy as np
+
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+cdef enum:
+    KERNEL = 0
+    MEET = 1
+    JOIN = 2
+    HOST = 3
+    HOST_WAIT = 4
+
+cdef enum:
+    LOCAL = 0
+    OWNER = 1
+    MEMBER = 2
+
+cdef enum:
+    BY_HOST = 0
+    BY_STREAM = 1
+    BY_WAIT = 2
+    BY_QUEUE = 128
+    LAST_WAIT = 125
+
+cdef enum:
+    STARTED = -1
+
+cdef int64_t NEVER = INT64_MIN
+
+cdef struct Instruction:
+    int64_t host
+    int64_t launch
+    int64_t launch_cost
+    int64_t gap
+    int32_t target
+    int32_t stream
+    int32_t queue
+    int32_t first_wait
+    int32_t n_waits
+    int32_t slot
+    int32_t ordinal
+    uint8_t opcode
+    uint8_t eager
+    uint16_t padding
+
+cdef struct Group:
+    int64_t time
+    int32_t last
+    int32_t missing
+    int32_t waiter
+    int32_t padding
+
+cdef struct Register:
+    int64_t value
+    int64_t pending
+
+cdef struct Rank:
+    int64_t host
+    int64_t device
+    const Instruction* code
+    const int64_t* duration
+    const int32_t* waits
+    const int64_t* group
+    const uint8_t* role
+    Register* registers
+    int64_t* eager_ready
+    const int32_t* final
+    int64_t blocked_on
+    int64_t first_row
+    int32_t n_final
+    int32_t n_rows
+    int32_t row
+    int32_t number
+    int32_t n_eager
+    int32_t next_waiter
+
+
+def allocate(const int32_t[::1] kernels, const int32_t[::1] last_use):
+    """Give every kernel a register: see `mpisim.engine._core.twin.allocate`."""
+    cdef Py_ssize_t n = kernels.shape[0], i, expired = 0, n_free = 0
+    cdef int32_t n_registers = 0
+    registers_array = np.empty(n, np.int32)
+    cdef int32_t[::1] registers = registers_array
+    cdef const int64_t[::1] expiring = np.argsort(last_use, kind="stable").astype(np.int64)
+    cdef int32_t[::1] spare = np.empty(n, np.int32)
+    for i in range(n):
+        while last_use[expiring[expired]] <= kernels[i]:
+            spare[n_free] = registers[expiring[expired]]
+            n_free += 1
+            expired += 1
+        if n_free == 0:
+            spare[0] = n_registers
+            n_free = 1
+            n_registers += 1
+        n_free -= 1
+        registers[i] = spare[n_free]
+    return registers_array, n_registers
+
+
+cdef inline uint64_t mix(uint64_t x) noexcept nogil:
+    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+cdef class Core:
+    """See the package. `record` keeps begin, end and binding of every row."""
+
+    cdef Rank* ranks
+    cdef Register* registers
+    cdef Group* group_of
+    cdef int32_t* ready
+    cdef int64_t* posted
+    cdef int64_t* begin_of
+    cdef int64_t* end_of
+    cdef uint8_t* binding_of
+    cdef int64_t n_ranks, n_ready, n_posted
+    cdef bint record
+    cdef object layout, kept
+    cdef readonly int64_t unfinished, rows_done
+    cdef readonly object groups, begin, end, wire, binding, row_index
+
+    def __cinit__(self, layout, bint record):
+        cdef int64_t n = len(layout.numbers)
+        cdef Group[::1] groups
+        cdef int64_t[::1] times
+        cdef uint8_t[::1] bindings
+        self.layout = layout
+        self.record = record
+        self.n_ranks = self.unfinished = self.n_ready = n
+        n_rows = np.array([len(code.table) for code in layout.codes], np.int64)
+        n_registers = np.array([code.n_registers for code in layout.codes], np.int64)
+        n_eager = np.array([code.n_eager for code in layout.codes], np.int64)
+        self.row_index = offsets(n_rows[layout.code])
+        self.ranks = <Rank*>allocated(n, sizeof(Rank))
+        self.ready = <int32_t*>allocated(n, sizeof(int32_t))
+        self.posted = <int64_t*>allocated(layout.n_messages, sizeof(int64_t))
+        self.registers = <Register*>allocated(
+            n_registers[layout.code].sum(), sizeof(Register))
+
+        # A last element that nobody uses: the first of an empty array has no address.
+        self.groups = np.append(layout.groups, np.zeros(1, layout.groups.dtype))
+        groups = self.groups
+        self.group_of = &groups[0]
+        rows = int(self.row_index[n]) if record else 0
+        self.kept = []
+        for name in ("begin", "end", "wire"):
+            self.kept.append(np.zeros(rows + 1, np.int64))
+        self.begin, self.end, self.wire = (array[:rows] for array in self.kept)
+        times = self.kept[0]
+        self.begin_of = &times[0]
+        times = self.kept[1]
+        self.end_of = &times[0]
+        self.kept.append(np.zeros(rows + 1, np.uint8))
+        self.binding = self.kept[3][:rows]
+        bindings = self.kept[3]
+        self.binding_of = &bindings[0]
+        self._bind(offsets(n_registers[layout.code]), offsets(n_eager[layout.code]))
+
+    cdef _bind(self, const int64_t[::1] register_index, const int64_t[::1] eager_index):
+        """Point every rank to its part of each array."""
+        cdef const Instruction[::1] instructions
+        cdef const int64_t[::1] duration
+        cdef const int32_t[::1] waits, final
+        cdef int64_t[::1] eager
+        cdef const int64_t[::1] group = padded(self.layout.slot_group)
+        cdef const uint8_t[::1] role = padded(self.layout.slot_role)
+        cdef const int64_t[::1] slot_index = self.layout.slot_index
+        cdef const int64_t[::1] start = self.layout.start
+        cdef const int64_t[::1] row_index = self.row_index
+        cdef const int32_t[::1] numbers = self.layout.numbers
+        cdef const int32_t[::1] code = self.layout.code
+        cdef const int32_t[::1] number = self.layout.duration
+        cdef int64_t i
+        cdef Rank* rank
+        codes = [
+            (padded(c.instructions), padded(c.waits), padded(c.final), len(c.table), len(c.final))
+            for c in self.layout.codes
+        ]
+        durations = [padded(d) for d in self.layout.durations]
+        eager_array = np.zeros(eager_index[self.n_ranks] + 1, np.int64)
+        eager = eager_array
+        self.kept.extend([codes, durations, group, role, eager_array])
+        for i in range(self.n_ranks):
+            rank = &self.ranks[i]
+            instructions, waits, final, rank.n_rows, rank.n_final = codes[code[i]]
+            duration = durations[number[i]]
+            rank.code = &instructions[0]
+            rank.waits = &waits[0]
+            rank.final = &final[0]
+            rank.duration = &duration[0]
+            rank.group = &group[slot_index[i]]
+            rank.role = &role[slot_index[i]]
+            rank.registers = &self.registers[register_index[i]]
+            rank.eager_ready = &eager[eager_index[i]]
+            rank.first_row = row_index[i] if self.record else 0
+            rank.number = numbers[i]
+            rank.host = rank.device = start[i]
+            rank.blocked_on = rank.next_waiter = -1
+            self.ready[self.n_ranks - 1 - i] = <int32_t>i  # a stack: the lowest rank first
+
+    def __dealloc__(self):
+        free(self.ranks)
+        free(self.ready)
+        free(self.posted)
+        free(self.registers)
+
+    # --- running --------------------------------------------------------------------------------
+
+    def advance(self, int64_t budget):
+        """Run ranks until none can move or `budget` rows are done; return whether some can."""
+        cdef int64_t stop = self.rows_done + budget
+        cdef int32_t local, before
+        cdef Rank* rank
+        with nogil:
+            while self.n_ready > 0 and self.rows_done < stop:
+                self.n_ready -= 1
+                local = self.ready[self.n_ready]
+                rank = &self.ranks[local]
+                before = rank.row
+                rank.blocked_on = -1
+                if self.run_recording(local) if self.record else self.run_plain(local):
+                    self.unfinished -= 1
+                self.rows_done += rank.row - before
+        return self.n_ready > 0
+
+    cdef bint run_plain(self, int32_t local) noexcept nogil:
+        return self.run(local, False)
+
+    cdef bint run_recording(self, int32_t local) noexcept nogil:
+        return self.run(local, True)
+
+    cdef inline bint run(self, int32_t local, bint record) noexcept nogil:
+        """Execute rows until the rank blocks (False) or has ended (True)."""
+        cdef Rank* rank = &self.ranks[local]
+        cdef const Instruction* x
+        cdef Register* registers = rank.registers
+        cdef Register* register
+        cdef int64_t host, ready = NEVER, begin, end, clock = rank.host, device = rank.device
+        cdef int32_t row, i, n = rank.n_rows
+        cdef uint8_t binding, kernel_binding = BY_HOST, queued
+        for row in range(rank.row, n):
+            x = &rank.code[row]
+            begin = end = ready
+            binding = BY_HOST
+            if x.opcode <= MEET:
+                host = clock + x.host
+                queued = 0
+                if x.queue >= 0:
+                    register = &registers[x.queue]
+                    if register.pending and not self.settle(rank, local, register, &device):
+                        break
+                    if register.value > host:
+                        host = register.value
+                        queued = BY_QUEUE
+                ready = NEVER
+                if x.stream >= 0:
+                    register = &registers[x.stream]
+                    if register.pending and not self.settle(rank, local, register, &device):
+                        break
+                    ready = register.value + x.gap
+                    binding = BY_STREAM
+                for i in range(x.n_waits):
+                    register = &registers[rank.waits[x.first_wait + i]]
+                    if register.pending and not self.settle(rank, local, register, &device):
+                        break
+                    if register.value > ready:
+                        ready = register.value
+                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                else:
+                    if host + x.launch > ready:
+                        ready = host + x.launch
+                        binding = BY_HOST
+                    clock = host + x.launch_cost
+                    begin = ready
+                    register = &registers[x.target]
+                    if x.opcode == KERNEL:
+                        end = ready + rank.duration[row]
+                        register.value = end
+                        register.pending = 0
+                        if end > device:
+                            device = end
+                    else:
+                        register.value = NEVER
+                        self.post(rank, row, ready)
+                    kernel_binding = binding
+                    if record:
+                        self.begin_of[rank.first_row + row] = begin
+                        self.end_of[rank.first_row + row] = end
+                        self.binding_of[rank.first_row + row] = binding | queued
+                    continue
+                break
+            elif x.opcode == JOIN:
+                binding = kernel_binding
+                self.post(rank, row, ready)
+            elif x.opcode == HOST:
+                begin = clock
+                clock = end = begin + x.host
+            else:
+                begin = clock
+                host = begin + x.host
+                ready = NEVER
+                for i in range(x.n_waits):
+                    register = &registers[rank.waits[x.first_wait + i]]
+                    if register.pending and not self.settle(rank, local, register, &device):
+                        break
+                    if register.value > ready:
+                        ready = register.value
+                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                else:
+                    if ready >= host:
+                        host = ready
+                    else:
+                        binding = BY_HOST
+                    clock = end = host + x.launch_cost
+                    if record:
+                        self.begin_of[rank.first_row + row] = begin
+                        self.end_of[rank.first_row + row] = end
+                        self.binding_of[rank.first_row + row] = binding
+                    continue
+                break
+            if record:
+                self.begin_of[rank.first_row + row] = begin
+                self.end_of[rank.first_row + row] = end
+                self.binding_of[rank.first_row + row] = binding
+        else:
+            row = n
+            for i in range(rank.n_final):
+                register = &registers[rank.final[i]]
+                if register.pending and not self.settle(rank, local, register, &device):
+                    break
+        rank.row = row
+        rank.host = clock
+        rank.device = device
+        return rank.blocked_on < 0
+
+    cdef bint settle(
+        self, Rank* rank, int32_t local, Register* register, int64_t* device
+    ) noexcept nogil:
+        """Make a pending register known; False, and the rank is blocked, if it cannot be."""
+        cdef int64_t row = register.pending - 1, value = register.value, number
+        cdef const Instruction* x
+        cdef Group* group
+        while True:
+            x = &rank.code[row]
+            if not x.eager:
+                number = rank.group[x.slot] + x.ordinal
+                group = &self.group_of[number]
+                if group.missing != STARTED:
+                    rank.next_waiter = group.waiter
+                    group.waiter = local
+                    rank.blocked_on = number
+                    return False
+                if group.time + rank.duration[row] > value:
+                    value = group.time + rank.duration[row]
+            if x.opcode != JOIN:
+                break
+            row -= 1
+        register.value = value
+        register.pending = 0
+        if value > device[0]:
+            device[0] = value
+        return True
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    cdef inline void post(self, Rank* rank, int32_t row, int64_t ready) noexcept nogil:
+        """Tell the group of a communication that this rank is ready."""
+        cdef const Instruction* x = &rank.code[row]
+        cdef Register* register = &rank.registers[x.target]
+        cdef int64_t number = rank.group[x.slot] + x.ordinal
+        register.pending = row + 1  # 0: nothing is pending
+        if x.eager:
+            if ready + rank.duration[row] > register.value:
+                register.value = ready + rank.duration[row]
+            rank.eager_ready[rank.n_eager] = ready
+            rank.n_eager += 1
+        self.merge(number, ready, rank.number)
+        if self.group_of[number].missing == 0:
+            if rank.role[x.slot] != MEMBER:
+                self.start(number)
+            if rank.role[x.slot] != LOCAL:
+                self.posted[self.n_posted] = number
+                self.n_posted += 1
+
+    cdef inline void merge(self, int64_t number, int64_t ready, int32_t last) noexcept nogil:
+        cdef Group* group = &self.group_of[number]
+        if ready > group.time or (ready == group.time and last < group.last):
+            group.time = ready
+            group.last = last
+        group.missing -= 1
+
+    cdef inline void start(self, int64_t number) noexcept nogil:
+        cdef Group* group = &self.group_of[number]
+        cdef int32_t waiter = group.waiter
+        group.missing = STARTED
+        group.waiter = -1
+        while waiter >= 0:
+            self.ready[self.n_ready] = waiter
+            self.n_ready += 1
+            waiter = self.ranks[waiter].next_waiter
+
+    def outbox(self):
+        """Return the groups to tell other processes about, and forget them."""
+        cdef int64_t i
+        groups = np.empty(self.n_posted, np.int64)
+        cdef int64_t[::1] numbers = groups
+        for i in range(self.n_posted):
+            numbers[i] = self.posted[i]
+        self.n_posted = 0
+        return groups
+
+    def deliver(
+        self,
+        const int64_t[::1] groups,
+        const int64_t[::1] times,
+        const int64_t[::1] lasts,
+        const uint8_t[::1] owned,
+    ):
+        """Take in messages: posts to owned groups, and the starts of others."""
+        cdef Py_ssize_t i
+        cdef Group* group
+        with nogil:
+            for i in range(groups.shape[0]):
+                group = &self.group_of[groups[i]]
+                if owned[i]:
+                    self.merge(groups[i], times[i], <int32_t>lasts[i])
+                    if group.missing == 0:
+                        self.start(groups[i])
+                        self.posted[self.n_posted] = groups[i]
+                        self.n_posted += 1
+                else:
+                    group.time = times[i]
+                    group.last = <int32_t>lasts[i]
+                    self.start(groups[i])
+
+    # --- what came out --------------------------------------------------------------------------
+
+    def rows(self):
+        """Return the row each hosted rank has come to, shape (h,)."""
+        cdef int64_t i
+        return np.array([self.ranks[i].row for i in range(self.n_ranks)], np.int32)
+
+    def blocked(self):
+        """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
+        cdef int64_t i
+        return np.array([self.ranks[i].blocked_on for i in range(self.n_ranks)], np.int64)
+
+    def finish(self):
+        """Complete what was recorded of communications; return ends of ranks and the hash sum."""
+        from ..digest import END_LANES
+
+        cdef int64_t[::1] wire = self.kept[2]
+        cdef int64_t[::1] ends
+        cdef const uint64_t[:, ::1] slot_hash = padded(self.layout.slot_hash)
+        cdef const uint64_t[:, ::1] hashes
+        cdef const int64_t[::1] slot_index = self.layout.slot_index
+        cdef const int32_t[::1] code = self.layout.code, rows
+        cdef const Instruction* x
+        cdef Rank* rank
+        cdef int64_t i, j, at, m, start, end, eager
+        cdef int32_t row
+        cdef uint64_t low = 0, high = 0, word
+        cdef uint64_t low_seed = END_LANES[0], high_seed = END_LANES[1]
+        ends_array = np.zeros(self.n_ranks, np.int64)
+        ends = ends_array
+        tables = [(padded(c.communications), padded(c.hashes)) for c in self.layout.codes]
+        if self.record:
+            self.wire[:] = self.begin
+        for i in range(self.n_ranks):
+            rank = &self.ranks[i]
+            rows, hashes = tables[code[i]]
+            m = rows.shape[0] - 1
+            with nogil:
+                eager = 0
+                for j in range(m):
+                    row = rows[j]
+                    x = &rank.code[row]
+                    if x.eager:
+                        start = rank.eager_ready[eager]
+                        eager += 1
+                    else:
+                        start = self.group_of[rank.group[x.slot] + x.ordinal].time
+                    end = start + rank.duration[row]
+                    if self.record:
+                        wire[rank.first_row + row] = start
+                        self.end_of[rank.first_row + row] = end
+                    at = slot_index[i] + x.slot
+                    word = mix(mix((hashes[j, 0] + slot_hash[at, 0]) ^ <uint64_t>start)
+                               ^ <uint64_t>end)
+                    low += word
+                    high += low < word
+                    high += mix(mix((hashes[j, 1] + slot_hash[at, 1]) ^ <uint64_t>start)
+                                ^ <uint64_t>end)
+                ends[i] = max(rank.host, rank.device)
+                word = mix(<uint64_t>ends[i] ^ low_seed)
+                low += word
+                high += low < word
+                high += mix(<uint64_t>ends[i] ^ high_seed)
+        return ends_array, int(low) + (int(high) << 64)
+
+
+cdef void* allocated(size_t n, size_t size) except NULL:
+    cdef void* memory = calloc(n + 1, size)
+    if memory is NULL:
+        raise MemoryError(f"no memory for {n} times {size} bytes")
+    return memory
+
+
+cdef offsets(counts):
+    """Return where each of several consecutive parts begins, and the total."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+cdef padded(array):
+    """Return a copy with one more element, so that the first has an address."""
+    return np.concatenate([array, np.zeros((1, *array.shape[1:]), array.dtype)])

@@ -1,0 +1,313 @@
+"""The core in plain Python: what `advance` compiles, to be read and tested against.
+
+Each rank executes its instructions in order. A communication posts its ready time to its group
+and goes on; its end is *pending* in a register until somebody reads it. Only then does the rank
+block, on the first group without a start. The last post to a group whose members are all local
+starts it and wakes the ranks blocked there; groups with members elsewhere go to the outbox.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Core", "allocate"]
+
+KERNEL, MEET, JOIN, HOST, HOST_WAIT = range(5)
+LOCAL, OWNER, MEMBER = range(3)
+BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
+LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
+NEVER = int(np.iinfo(np.int64).min)
+STARTED = -1  # of Group.missing
+
+
+def allocate(kernels: NDArray[np.int32], last_use: NDArray[np.int32]) -> tuple[Any, int]:
+    """Give every kernel a register that is free until the kernel's last reader has run.
+
+    Parameters
+    ----------
+    kernels : int32, shape (m,)
+        First rows of kernels, ascending.
+    last_use : int32, shape (m,)
+        The last row that reads each kernel's end; later than the kernel's own row.
+
+    Returns
+    -------
+    registers : int32, shape (m,)
+    n_registers : int
+    """
+    expiring = np.argsort(last_use, kind="stable").tolist()
+    uses = last_use.tolist()
+    registers: list[int] = []
+    free: list[int] = []
+    n_registers = expired = 0
+    for row in kernels.tolist():
+        # A row reads before it writes, so it may write to the register that it is last to read.
+        while uses[expiring[expired]] <= row:
+            free.append(registers[expiring[expired]])
+            expired += 1
+        if not free:
+            free.append(n_registers)
+            n_registers += 1
+        registers.append(free.pop())
+    return np.array(registers, np.int32), n_registers
+
+
+class Group:
+    """State of one group: see `mpisim.engine.plan.GROUP`."""
+
+    __slots__ = ("last", "missing", "time", "waiters")
+
+    def __init__(self, time: int, last: int, missing: int) -> None:
+        self.time, self.last, self.missing = time, last, missing
+        self.waiters: list[Rank] = []
+
+
+class Rank:
+    """State of one rank. Registers hold a time and the row that is pending there, or -1."""
+
+    def __init__(self, layout: Any, local: int, code: dict[str, list[int]]) -> None:
+        one = layout.codes[layout.code[local]]
+        slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
+        self.code = code
+        self.waits: list[int] = one.waits.tolist()
+        self.final: list[int] = one.final.tolist()
+        self.duration: list[int] = layout.durations[layout.duration[local]].tolist()
+        self.group: list[int] = layout.slot_group[slots].tolist()
+        self.role: list[int] = layout.slot_role[slots].tolist()
+        self.number = int(layout.numbers[local])
+        self.local = local
+        self.row = 0
+        self.host = self.device = int(layout.start[local])
+        self.value = [NEVER] * one.n_registers
+        self.pending = [-1] * one.n_registers
+        self.eager_ready: list[int] = []
+        self.blocked_on = -1
+
+
+class Core:
+    """See the package. `record` keeps begin, end and binding of every row."""
+
+    def __init__(self, layout: Any, record: bool) -> None:
+        self._layout = layout
+        self._groups = [Group(*g) for g in layout.groups[["time", "last", "missing"]].tolist()]
+        codes = []
+        for one in layout.codes:
+            names = one.instructions.dtype.names
+            codes.append({name: one.instructions[name].tolist() for name in names})
+        self._ranks = [Rank(layout, i, codes[c]) for i, c in enumerate(layout.code)]
+        lengths = [len(rank.duration) for rank in self._ranks]
+        self.row_index = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        n = int(self.row_index[-1]) if record else 0
+        self.begin, self.end, self.wire = (np.zeros(n, np.int64) for _ in range(3))
+        self.binding = np.zeros(n, np.uint8)
+        self._record = record
+        self._ready = self._ranks[::-1]  # a stack: the lowest rank first
+        self._outbox: list[int] = []
+        self.unfinished = len(self._ranks)
+        self.rows_done = 0
+
+    # --- running --------------------------------------------------------------------------------
+
+    def advance(self, budget: int) -> bool:
+        """Run ranks until none can move or `budget` rows are done; return whether some can."""
+        stop = self.rows_done + budget
+        while self._ready and self.rows_done < stop:
+            rank = self._ready.pop()
+            before = rank.row
+            if self._run(rank):
+                self.unfinished -= 1
+            self.rows_done += rank.row - before
+        return bool(self._ready)
+
+    def _run(self, rank: Rank) -> bool:
+        """Execute rows until the rank blocks (False) or has ended (True)."""
+        code, durations = rank.code, rank.duration
+        rank.blocked_on = -1
+        ready = NEVER
+        for row in range(rank.row, len(durations)):
+            rank.row = row
+            opcode = code["opcode"][row]
+            begin = end = ready
+            binding = BY_HOST
+            if opcode in (KERNEL, MEET):
+                before = code["queue"][row]
+                if not self._settled(rank, before):
+                    return False
+                host = rank.host + code["host"][row]
+                queued = 0
+                if before >= 0 and rank.value[before] > host:
+                    host, queued = rank.value[before], BY_QUEUE
+                ready, binding = NEVER, BY_HOST
+                stream = code["stream"][row]
+                if not self._settled(rank, stream):
+                    return False
+                if stream >= 0:
+                    ready, binding = rank.value[stream] + code["gap"][row], BY_STREAM
+                latest = self._latest_wait(rank, row, ready)
+                if latest is None:
+                    return False
+                ready, binding = latest[0], latest[1] or binding
+                if host + code["launch"][row] > ready:
+                    ready, binding = host + code["launch"][row], BY_HOST
+                binding |= queued
+                rank.host = host + code["launch_cost"][row]
+                begin = ready
+                if opcode == KERNEL:
+                    end = ready + durations[row]
+                    rank.value[code["target"][row]] = end
+                    rank.pending[code["target"][row]] = -1
+                    rank.device = max(rank.device, end)
+                else:
+                    rank.value[code["target"][row]] = NEVER
+                    self._post(rank, row, ready)
+                kernel_binding = binding & ~BY_QUEUE
+            elif opcode == JOIN:
+                binding = kernel_binding
+                self._post(rank, row, ready)
+            elif opcode == HOST:
+                begin = rank.host
+                rank.host = end = begin + code["host"][row]
+            else:
+                begin = rank.host
+                host = begin + code["host"][row]
+                latest = self._latest_wait(rank, row, NEVER)
+                if latest is None:
+                    return False
+                if latest[0] >= host:  # device before host where both are last
+                    host, binding = latest
+                rank.host = end = host + code["launch_cost"][row]
+            if self._record:
+                at = self.row_index[rank.local] + row
+                self.begin[at], self.end[at], self.binding[at] = begin, end, binding
+        rank.row = len(durations)
+        return all(self._settled(rank, register) for register in rank.final)
+
+    def _latest_wait(self, rank: Rank, row: int, time: int) -> tuple[int, int] | None:
+        """Return the latest of `time` and the row's waits, and the binding; None if blocked."""
+        binding = 0
+        first = rank.code["first_wait"][row]
+        for i in range(rank.code["n_waits"][row]):
+            register = rank.waits[first + i]
+            if not self._settled(rank, register):
+                return None
+            if rank.value[register] > time:
+                time, binding = rank.value[register], BY_WAIT + min(i, LAST_WAIT)
+        return time, binding
+
+    def _settled(self, rank: Rank, register: int) -> bool:
+        """Make the value of a register known; False, and the rank is blocked, if it cannot be."""
+        if register < 0 or rank.pending[register] < 0:
+            return True
+        row, value = rank.pending[register], rank.value[register]
+        while True:  # all communications of the kernel, from the last to the first
+            if not rank.code["eager"][row]:
+                number = rank.group[rank.code["slot"][row]] + rank.code["ordinal"][row]
+                group = self._groups[number]
+                if group.missing != STARTED:
+                    group.waiters.append(rank)
+                    rank.blocked_on = number
+                    return False
+                value = max(value, group.time + rank.duration[row])
+            if rank.code["opcode"][row] != JOIN:
+                break
+            row -= 1
+        rank.value[register], rank.pending[register] = value, -1
+        rank.device = max(rank.device, value)
+        return True
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    def _post(self, rank: Rank, row: int, ready: int) -> None:
+        """Tell the group of a communication that this rank is ready."""
+        register = rank.code["target"][row]
+        rank.pending[register] = row
+        if rank.code["eager"][row]:
+            rank.value[register] = max(rank.value[register], ready + rank.duration[row])
+            rank.eager_ready.append(ready)
+        slot = rank.code["slot"][row]
+        number = rank.group[slot] + rank.code["ordinal"][row]
+        self._merge(number, ready, rank.number)
+        if self._groups[number].missing == 0:
+            if rank.role[slot] != MEMBER:
+                self._start(number)
+            if rank.role[slot] != LOCAL:
+                self._outbox.append(number)
+
+    def _merge(self, number: int, ready: int, last: int) -> None:
+        group = self._groups[number]
+        if ready > group.time or (ready == group.time and last < group.last):
+            group.time, group.last = ready, last
+        group.missing -= 1
+
+    def _start(self, number: int) -> None:
+        group = self._groups[number]
+        group.missing = STARTED
+        self._ready.extend(group.waiters)
+        group.waiters = []
+
+    def outbox(self) -> NDArray[np.int64]:
+        """Return the groups to tell other processes about, and forget them."""
+        groups = np.array(self._outbox, np.int64)
+        self._outbox = []
+        return groups
+
+    def deliver(
+        self,
+        groups: NDArray[np.int64],
+        times: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        owned: NDArray[np.bool_],
+    ) -> None:
+        """Take in messages: posts to owned groups, and the starts of others."""
+        for number, time, last, own in zip(groups.tolist(), times.tolist(), lasts.tolist(), owned):
+            if own:
+                self._merge(number, time, last)
+                if self._groups[number].missing == 0:
+                    self._start(number)
+                    self._outbox.append(number)
+            else:
+                self._groups[number].time, self._groups[number].last = time, last
+                self._start(number)
+
+    # --- what came out --------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> NDArray[Any]:
+        """State of the groups, as `mpisim.engine.plan.GROUP`."""
+        found = self._layout.groups.copy()
+        for name in ("time", "last", "missing"):
+            found[name] = [getattr(group, name) for group in self._groups]
+        return found
+
+    def rows(self) -> NDArray[np.int32]:
+        """Return the row each hosted rank has come to, shape (h,)."""
+        return np.array([rank.row for rank in self._ranks], np.int32)
+
+    def blocked(self) -> NDArray[np.int64]:
+        """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
+        return np.array([rank.blocked_on for rank in self._ranks], np.int64)
+
+    def finish(self) -> tuple[NDArray[np.int64], int]:
+        """Complete what was recorded of communications; return ends of ranks and the hash sum."""
+        from ..digest import hash_communications, hash_ends, summed
+
+        layout, total = self._layout, 0
+        ends = np.array([max(rank.host, rank.device) for rank in self._ranks], np.int64)
+        self.wire[:] = self.begin
+        for local, rank in enumerate(self._ranks):
+            one = layout.codes[layout.code[local]]
+            rows = one.communications
+            slot = one.instructions["slot"][rows]
+            number = np.array(rank.group, np.int64)[slot] + one.instructions["ordinal"][rows]
+            start = np.array([self._groups[n].time for n in number.tolist()], np.int64)
+            start[one.instructions["eager"][rows] != 0] = rank.eager_ready
+            end = start + np.array(rank.duration, np.int64)[rows]
+            sizes = layout.slot_hash[layout.slot_index[local] + slot]
+            total += summed(hash_communications(one.hashes, sizes, start, end))
+            if self._record:
+                at = self.row_index[local] + rows
+                self.wire[at], self.end[at] = start, end
+        return ends, (total + summed(hash_ends(ends))) % (1 << 128)

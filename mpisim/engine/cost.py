@@ -1,0 +1,174 @@
+"""What communications cost: the interface of cost models, and the durations of a rank's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..program import UNPRICED, Kind, Operation, Program, Table
+
+__all__ = ["LONGEST", "CollectiveCost", "price"]
+
+LONGEST = 1 << 60
+"""No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
+
+
+class CollectiveCost(Protocol):
+    """A model of what a communication costs when it has the network to itself.
+
+    `mpisim.topo.AlphaBeta` is the simplest.
+    """
+
+    def group_class(self, members: tuple[int, ...]) -> Hashable:
+        """Return the class of a communicator; all of one class cost the same.
+
+        Parameters
+        ----------
+        members : tuple of int
+            Global ranks, in the communicator's order.
+        """
+        ...
+
+    def cost(self, operation: Operation, bytes: int, group: Any) -> int:
+        """Return the time from the last member's arrival to the end, in ps.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer: what a rank ends up with (all-gather), starts from
+            (reduce-scatter), or both (all-reduce).
+        group : hashable
+            From `group_class`.
+        """
+        ...
+
+
+def price(
+    program: Program, hosted: NDArray[np.int32], cost: CollectiveCost | None = None
+) -> tuple[list[NDArray[np.int64]], NDArray[np.int32]]:
+    """Return the duration of every row of the hosted ranks. Local.
+
+    Kernels and copies are divided by the rank's speed and rounded to whole ps; communications
+    keep the duration they have, or get that of the cost model. Ranks that agree in table, speed
+    and classes of communicators share one array.
+
+    Parameters
+    ----------
+    program : Program
+    hosted : int32, shape (h,)
+        Global ranks whose tables are held here.
+    cost : CollectiveCost, optional
+
+    Returns
+    -------
+    durations : list of int64 arrays
+        The distinct ones, each of shape (rows of the table,), in ps.
+    which : int32, shape (h,)
+        The entry of each hosted rank.
+
+    Raises
+    ------
+    InputError
+        For a communication that has no duration and cannot be given one, and for ranks that would
+        need more time than clocks can count.
+    """
+    pricing = _Pricing(program, cost)
+    known: dict[Hashable, int] = {}
+    durations: list[NDArray[np.int64]] = []
+    which = np.zeros(len(hosted), np.int32)
+    for i, rank in enumerate(hosted.tolist()):
+        number, speed = int(program.table[rank]), float(program.speed[rank])
+        classes = pricing.classes(rank)
+        key = (number, speed, tuple(classes.items()))
+        if key not in known:
+            known[key] = len(durations)
+            durations.append(pricing.durations(rank, classes))
+        which[i] = known[key]
+        if not -LONGEST < program.start[rank] < LONGEST:
+            raise InputError(
+                f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
+            )
+    return durations, which
+
+
+class _Pricing:
+    """Prices rows, and remembers the classes and costs it has asked the model for."""
+
+    def __init__(self, program: Program, cost: CollectiveCost | None) -> None:
+        self.program = program
+        self.cost = cost
+        self._unpriced: dict[int, NDArray[np.intp]] = {}
+        self._classes: dict[int, Hashable] = {}
+        self._costs: dict[tuple[int, int, Hashable], int] = {}
+
+    def classes(self, rank: int) -> dict[int, Hashable]:
+        """Return the class of each slot of a rank on which something is to be priced."""
+        number = int(self.program.table[rank])
+        table = self.program.table_of(rank)
+        if number not in self._unpriced:
+            self._unpriced[number] = np.flatnonzero(
+                table.is_communication & (table.duration == UNPRICED)
+            )
+        rows = self._unpriced[number]
+        if not len(rows):
+            return {}
+        if self.cost is None:
+            raise InputError(
+                f"{self._where(rank, int(rows[0]))}: the communication has no duration; "
+                "give one, or a cost model"
+            )
+        bound = self.program.slots_of(rank)
+        classes = {}
+        for slot in np.unique(table.slot[rows]).tolist():
+            communicator = int(bound[slot])
+            if communicator not in self._classes:
+                members = self.program.communicators.group(communicator)
+                self._classes[communicator] = self.cost.group_class(members)
+            classes[slot] = self._classes[communicator]
+        return classes
+
+    def durations(self, rank: int, classes: dict[int, Hashable]) -> NDArray[np.int64]:
+        """Return the duration of every row of a rank, shape (n,)."""
+        table = self.program.table_of(rank)
+        speed = float(self.program.speed[rank])
+        durations = table.duration.astype(np.int64)
+        if speed != 1:
+            scaled = table.kind <= Kind.COPY
+            with np.errstate(over="ignore"):
+                longer = np.rint(durations[scaled] / speed)
+            self._check_length(rank, float(longer.sum()))
+            durations[scaled] = longer.astype(np.int64)
+        for row in self._unpriced[int(self.program.table[rank])].tolist():
+            size = int(table.bytes[row])
+            operation = Operation(int(table.operation[row]))
+            if size < 0 and operation is not Operation.BARRIER:
+                raise InputError(
+                    f"{self._where(rank, row)}: the communication has neither a duration nor a "
+                    "number of bytes to price it by"
+                )
+            group = classes[int(table.slot[row])]
+            key = (operation, size, group)
+            if key not in self._costs:
+                assert self.cost is not None  # or `classes` had raised
+                self._costs[key] = self.cost.cost(operation, max(size, 0), group)
+            durations[row] = self._costs[key]
+        columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
+        self._check_length(rank, sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns))
+        return durations
+
+    def _where(self, rank: int, row: int) -> str:
+        table: Table = self.program.table_of(rank)
+        name = self.program.names[table.name[row]]
+        return f"rank {rank}, row {row} ({name}) of table {table.label!r}"
+
+    def _check_length(self, rank: int, total: float) -> None:
+        if not total < LONGEST:
+            raise InputError(
+                f"rank {rank}: its rows take {total * 1e-12:.3g} s, more than the "
+                f"{LONGEST * 1e-12:.3g} s that a run can count (speed {self.program.speed[rank]})"
+            )

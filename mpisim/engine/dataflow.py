@@ -1,0 +1,235 @@
+"""Dataflow mode: the executor. Ranks run until they block, then processes exchange what they know.
+
+No global clock is needed where the cost of a communication does not depend on other traffic: every
+time is a maximum of sums of earlier ones, so each process runs ahead as far as it can. Only
+maxima and integer sums cross processes, and the answer is the same for any number of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .. import parallel
+from ..program import Program, check_matching, signatures
+from ..program.matching import differing, sequence
+from ._core import core as core_class
+from .cost import CollectiveCost, price
+from .deadlock import deadlock
+from .digest import summed_over_processes
+from .exchange import exchange
+from .path import Records, walk_back
+from .plan import Plan, check_held, check_placement, make_plan
+from .run import CriticalPath, Run
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["simulate"]
+
+_ROWS_A_ROUND = 200_000
+"""Rows after which a process that has something to tell does so, though it could go on.
+
+Without this bound two halves of a pipeline alternate instead of working at the same time: each
+would run until nothing of its own could move before it told the other anything.
+"""
+
+_ROWS_A_GLANCE = 5_000_000
+"""Rows between two updates of the progress line: well below a second."""
+
+
+class _Alone:
+    """The communicator of a process that has none."""
+
+    rank = 0
+    size = 1
+
+
+def simulate(
+    program: Program,
+    comm: Intracomm | None = None,
+    *,
+    cost: CollectiveCost | None = None,
+    placement: ArrayLike | None = None,
+    record: bool = False,
+    critical_path: bool = False,
+    progress: bool = False,
+    core: Literal["compiled", "python"] = "compiled",
+) -> Run:
+    """Run a program and return what this process knows of it. **Collective**.
+
+    Parameters
+    ----------
+    program : Program
+        Whole, or partial with the tables of the ranks placed here.
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes that share the run; without it this one does all.
+    cost : CollectiveCost, optional
+        Prices communications that have no duration of their own.
+    placement : int32, shape (n_ranks,), optional
+        The process of every rank, the same on every process; contiguous blocks by default.
+    record : bool
+        Keep begin, end, wire and binding of every row (25 bytes each).
+    critical_path : bool
+        Find the critical path; implies `record`.
+    progress : bool
+        Show progress of long runs on a terminal.
+    core : {"compiled", "python"}
+        Which core; the second is for tests and readers.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    MatchError
+        If communications do not match over the members of a communicator.
+    DeadlockError
+        If no rank can move and not all have ended.
+    InputError
+        If a communication has no duration and no cost; if a rank is placed where its table is
+        not held.
+
+    Every error is raised on all processes.
+    """
+    alone: Any = _Alone()
+    comm = alone if comm is None else comm
+    several = comm if comm.size > 1 else None
+    wall: dict[str, float] = {}
+    with _timed(wall, "plan"):
+        with parallel.agreed(comm):
+            placed = check_placement(program, placement, comm.size)
+            hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
+            check_held(program, hosted)
+        _match(program, hosted, comm, several)
+        with parallel.agreed(comm):
+            durations, duration = price(program, hosted, cost)
+            plan = make_plan(program, placed, comm.rank, durations, duration)
+        record = record or critical_path
+        engine = core_class(core)(plan.layout, record)
+
+    with _timed(wall, "simulate"):
+        rounds = _execute(plan, engine, comm, several, progress)
+
+    with _timed(wall, "finish"):
+        ends, part = engine.finish()
+        rank_end = np.full(program.n_ranks, np.iinfo(np.int64).min)
+        rank_end[plan.hosted] = ends
+        if several:
+            from mpi4py import MPI
+
+            several.Allreduce(MPI.IN_PLACE, rank_end, op=MPI.MAX)
+        digest = summed_over_processes(part, several)
+        records = _records(engine, record)
+
+    path: CriticalPath | None = None
+    if critical_path:
+        with _timed(wall, "path"):
+            path = walk_back(plan, records, rank_end, several)
+    return Run(
+        program=program,
+        hosted=plan.hosted,
+        placement=placed,
+        rank_end=rank_end,
+        step_time=int(rank_end.max()),
+        digest=digest,
+        rounds=rounds,
+        begin=records.begin,
+        end=records.end,
+        wire=records.wire,
+        binding=records.binding,
+        critical_path=path,
+        wall=wall,
+    )
+
+
+@contextmanager
+def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
+    begun = time.perf_counter()
+    yield
+    wall[phase] = time.perf_counter() - begun
+
+
+def _match(
+    program: Program, hosted: NDArray[np.int32], comm: Intracomm, several: Intracomm | None
+) -> None:
+    """Check that communications match. **Collective**."""
+    partial = program.is_partial
+    if several:
+        from mpi4py import MPI
+
+        flag = np.array([partial], np.int64)
+        several.Allreduce(MPI.IN_PLACE, flag, op=MPI.MAX)
+        partial = bool(flag[0])
+    if not (several and partial):
+        with parallel.agreed(comm):
+            check_matching(program)
+        return
+    own = signatures(program)
+    own = own[np.isin(own[:, 1], hosted)]
+    found = _gathered(own, several)
+    pairs = [(c, rank) for c, rank in differing(found)]
+    sequences = {}
+    if pairs:  # on all processes or on none
+        here = set(hosted.tolist())
+        mine = {(c, rank): sequence(program, rank, c) for c, rank in pairs if rank in here}
+        for part in several.allgather(mine):
+            sequences.update(part)
+    with parallel.agreed(comm):
+        check_matching(program, found, sequences)
+
+
+def _gathered(own: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64]:
+    """Return the rows of all processes, one after the other. **Collective**."""
+    counts = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([own.size], np.int64), counts)
+    found = np.empty(int(counts.sum()), np.int64)
+    comm.Allgatherv(np.ascontiguousarray(own), [found, (counts, np.cumsum(counts) - counts)])
+    return found.reshape(-1, own.shape[1])
+
+
+def _execute(plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool) -> int:
+    """Run all ranks to their ends; return the number of exchanges. **Collective**."""
+    rounds = 0
+    total = int(core.row_index[-1])
+    budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
+    with parallel.progress(comm, "simulating", total if show else 0) as update:
+        while True:
+            moving = core.advance(budget)
+            update(core.rows_done)
+            if several is None:
+                if moving:
+                    continue
+                if core.unfinished:
+                    raise deadlock(plan, core, None)
+                return rounds
+            state = exchange(plan, core, moving, several)
+            rounds += 1
+            if state.unfinished == 0:
+                return rounds
+            if not state.moving:
+                raise deadlock(plan, core, several)
+
+
+def _records(core: Any, record: bool) -> Records:
+    """Cut the core's arrays into one per rank."""
+    if not record:
+        return Records([], [], [], [], np.empty(0, np.int32))
+    cuts = core.row_index[1:-1]
+
+    def parts(rows: NDArray[Any]) -> list[NDArray[Any]]:
+        return np.split(rows, cuts) if len(core.row_index) > 1 else []
+
+    return Records(
+        parts(core.begin),
+        parts(core.end),
+        parts(core.wire),
+        parts(core.binding),
+        last=core.groups["last"],
+    )

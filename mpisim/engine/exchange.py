@@ -1,0 +1,103 @@
+"""Rounds of messages between the processes of a run.
+
+When no hosted rank can move, a process tells the owners of groups that its members are ready, and
+as an owner it tells member processes when groups started. Both kinds travel together: one
+Alltoall of counts, one Alltoallv of messages a round. A message is three int64: the group as
+communicator and k in one word, a time, and the rank that was last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .plan import Plan, Role
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Progress", "exchange"]
+
+_K_BITS = 32
+
+
+class Progress(NamedTuple):
+    """Where all processes together stand after a round; equal on each of them."""
+
+    unfinished: int
+    """Ranks that have not ended."""
+    moving: bool
+    """Whether a message was under way or a rank could still move."""
+
+
+def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
+    """Exchange what the cores have to tell each other. **Collective**.
+
+    Parameters
+    ----------
+    plan : Plan
+    core : Core
+        Its outbox is emptied, and what the others sent is delivered.
+    moving : bool
+        Whether some rank here can still move without any message.
+    comm : mpi4py.MPI.Intracomm
+    """
+    messages, sent = _letters(plan, core, comm.size)
+    # To each process: how many messages follow; and, the same to all, how this process stands.
+    head = np.empty((comm.size, 3), np.int64)
+    head[:, 0] = sent
+    head[:, 1] = core.unfinished
+    head[:, 2] = moving or len(messages) > 0
+    heads = np.empty_like(head)
+    comm.Alltoall(head, heads)
+    state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()))
+    if state.unfinished == 0 or not state.moving:
+        return state  # all see the same, so nobody waits for the messages
+
+    counts = heads[:, 0].copy()
+    received = np.empty((int(counts.sum()), 3), np.int64)
+    comm.Alltoallv(
+        [messages, (3 * sent, 3 * (np.cumsum(sent) - sent))],
+        [received, (3 * counts, 3 * (np.cumsum(counts) - counts))],
+    )
+    _deliver(plan, core, received)
+    return state
+
+
+def _letters(
+    plan: Plan, core: Any, n_processes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the messages, shape (m, 3), sorted by receiver, and their number for each."""
+    groups = core.outbox()
+    if not len(groups):
+        return np.empty((0, 3), np.int64), np.zeros(n_processes, np.int64)
+    index, k = plan.locate(groups)
+    state = core.groups[groups]
+    message = np.empty((len(groups), 3), np.int64)
+    message[:, 0] = (plan.communicators[index] << _K_BITS) | k
+    message[:, 1] = state["time"]
+    message[:, 2] = state["last"]
+
+    # A member writes to the owner, an owner to every other process.
+    owned = plan.role[index] == Role.OWNER
+    copies = np.where(owned, np.diff(plan.others_index)[index], 1)
+    which = np.repeat(np.arange(len(groups)), copies)
+    nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
+    at = np.where(owned[which], plan.others_index[index[which]] + nth, 0)
+    receiver = np.where(owned[which], plan.others[at], plan.owner[index[which]])
+    order = np.argsort(receiver, kind="stable")
+    sent = np.bincount(receiver, minlength=n_processes).astype(np.int64)
+    return np.ascontiguousarray(message[which[order]]), sent
+
+
+def _deliver(plan: Plan, core: Any, messages: NDArray[np.int64]) -> None:
+    """Hand the core what arrived."""
+    if not len(messages):
+        return
+    index = np.searchsorted(plan.communicators, messages[:, 0] >> _K_BITS)
+    groups = plan.first_group[index] + (messages[:, 0] & ((1 << _K_BITS) - 1))
+    owned = (plan.role[index] == Role.OWNER).astype(np.uint8)
+    times, lasts = (np.ascontiguousarray(messages[:, i]) for i in (1, 2))
+    core.deliver(groups, times, lasts, owned)

@@ -1,0 +1,333 @@
+"""The plan of a run: which process hosts which rank, and where groups meet.
+
+Made once, before any clock moves. A *group* is one operation of a communicator: the k-th. Every
+process numbers the groups of the communicators it has members of; messages name a group by
+(communicator, k), since the numbers differ from process to process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ProgramError, UsageError
+from ..program import Program
+from .digest import hash_sizes
+from .lowering import Code, lower
+
+__all__ = [
+    "GROUP",
+    "Layout",
+    "Plan",
+    "Role",
+    "block_placement",
+    "check_held",
+    "check_placement",
+    "make_plan",
+]
+
+
+class Role(IntEnum):
+    """What a process does when the last of its own members has posted to a group."""
+
+    LOCAL = 0
+    """All members are here: the group starts."""
+    OWNER = 1
+    """Processes post to this one, which starts the group and tells them."""
+    MEMBER = 2
+    """Post to the owner and wait for its answer."""
+
+
+GROUP = np.dtype(
+    [
+        ("time", np.int64),  # latest ready time so far; once started, the start
+        ("last", np.int32),  # the rank that was ready then, the lowest if several
+        ("missing", np.int32),  # posts still to come; -1 once started
+        ("waiter", np.int32),  # first hosted rank that is blocked here, or -1
+        ("padding", np.int32),
+    ]
+)
+"""State of one group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """All that a core needs to run the hosted ranks of one process.
+
+    `h` is the number of hosted ranks; `s` the number of their slots taken together.
+
+    Attributes
+    ----------
+    codes : list of Code
+        The distinct tables.
+    code : int32, shape (h,)
+        Each rank's entry in `codes`.
+    durations : list of int64 arrays
+        The distinct priced durations of all rows of a table, in ps.
+    duration : int32, shape (h,)
+        Each rank's entry in `durations`.
+    numbers : int32, shape (h,)
+        Global rank numbers, ascending.
+    start : int64, shape (h,)
+        ps.
+    slot_index : int64, shape (h + 1,)
+        Slots of rank i are ``slot_index[i]`` to ``slot_index[i + 1]`` of the three below.
+    slot_group : int64, shape (s,)
+        Number of the first group of the communicator bound to a slot.
+    slot_role : uint8, shape (s,)
+        A `Role`.
+    slot_hash : uint64, shape (s, 2)
+        What the digest takes from the group's size.
+    groups : GROUP, shape (n_groups,)
+        Before anything has run.
+    n_messages : int
+        No more messages than this are ever sent by this process.
+    """
+
+    codes: list[Code]
+    code: NDArray[np.int32]
+    durations: list[NDArray[np.int64]]
+    duration: NDArray[np.int32]
+    numbers: NDArray[np.int32]
+    start: NDArray[np.int64]
+    slot_index: NDArray[np.int64]
+    slot_group: NDArray[np.int64]
+    slot_role: NDArray[np.uint8]
+    slot_hash: NDArray[np.uint64]
+    groups: NDArray[Any]
+    n_messages: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Who meets whom, seen from one process.
+
+    `l` is the number of communicators that have a hosted member which communicates on them.
+
+    Attributes
+    ----------
+    program : Program
+    placement : int32, shape (n_ranks,)
+    process : int
+        This process.
+    hosted : int32, shape (h,)
+    communicators : int64, shape (l,)
+        Ascending.
+    first_group : int64, shape (l + 1,)
+        Communicator ``communicators[i]`` has the groups ``first_group[i]`` to
+        ``first_group[i + 1]``.
+    role : uint8, shape (l,)
+        A `Role`.
+    owner : int32, shape (l,)
+    others_index : int64, shape (l + 1,)
+    others : int32
+        ``others[others_index[i]:others_index[i + 1]]``: the other processes with members.
+    layout : Layout
+    """
+
+    program: Program
+    placement: NDArray[np.int32]
+    process: int
+    hosted: NDArray[np.int32]
+    communicators: NDArray[np.int64]
+    first_group: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    owner: NDArray[np.int32]
+    others_index: NDArray[np.int64]
+    others: NDArray[np.int32]
+    layout: Layout
+
+    def locate(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (index into `communicators`, k) of groups numbered as on this process."""
+        index = np.searchsorted(self.first_group, groups, side="right") - 1
+        return index, groups - self.first_group[index]
+
+    def group_of(self, rank: int, row: int) -> int:
+        """Return the group that a communication row of a hosted rank posts to."""
+        layout = self.layout
+        local = int(np.searchsorted(self.hosted, rank))
+        instruction = layout.codes[layout.code[local]].instructions[row]
+        slot = layout.slot_index[local] + instruction["slot"]
+        return int(layout.slot_group[slot] + instruction["ordinal"])
+
+
+def block_placement(n_ranks: int, n_processes: int) -> NDArray[np.int32]:
+    """Place ranks in contiguous blocks whose sizes differ by one at most.
+
+    Returns
+    -------
+    int32, shape (n_ranks,)
+        The process of every rank, ascending.
+
+    Examples
+    --------
+    >>> block_placement(5, 2).tolist()
+    [0, 0, 0, 1, 1]
+    """
+    quotient, remainder = divmod(n_ranks, n_processes)
+    sizes = np.full(n_processes, quotient)
+    sizes[:remainder] += 1
+    return np.repeat(np.arange(n_processes, dtype=np.int32), sizes)
+
+
+def check_placement(
+    program: Program, placement: ArrayLike | None, n_processes: int
+) -> NDArray[np.int32]:
+    """Return the placement as an array; None means `block_placement`.
+
+    Raises
+    ------
+    UsageError
+        If it does not give every rank a process that exists.
+    """
+    if placement is None:
+        return block_placement(program.n_ranks, n_processes)
+    placed = np.ascontiguousarray(placement, np.int32)
+    if placed.shape != (program.n_ranks,):
+        raise UsageError(
+            f"placement has shape {placed.shape}; {program.n_ranks} ranks need ({program.n_ranks},)"
+        )
+    bad = (placed < 0) | (placed >= n_processes)
+    if bad.any():
+        rank = int(np.argmax(bad))
+        raise UsageError(
+            f"placement: rank {rank} is on process {placed[rank]}; there are {n_processes}"
+        )
+    return placed
+
+
+def check_held(program: Program, hosted: NDArray[np.int32]) -> None:
+    """Refuse ranks whose tables are held by another process.
+
+    Raises
+    ------
+    ProgramError
+    """
+    missing = [number for number, table in enumerate(program.tables) if table is None]
+    bad = np.isin(program.table[hosted], missing)
+    if bad.any():
+        rank = int(hosted[np.argmax(bad)])
+        raise ProgramError(
+            f"rank {rank} is placed on a process that does not hold its table {program.table[rank]}"
+        )
+
+
+def make_plan(
+    program: Program,
+    placement: NDArray[np.int32],
+    process: int,
+    durations: list[NDArray[np.int64]],
+    duration: NDArray[np.int32],
+) -> Plan:
+    """Make one process's plan. Local.
+
+    Parameters
+    ----------
+    program : Program
+        With the tables of all ranks that `placement` puts here.
+    placement : int32, shape (n_ranks,)
+    process : int
+        This process.
+    durations, duration
+        See `Layout`.
+    """
+    hosted = np.flatnonzero(placement == process).astype(np.int32)
+    counts = (program.slot_index[hosted + 1] - program.slot_index[hosted]).astype(np.int64)
+    slot_index = np.concatenate([[0], np.cumsum(counts)])
+    # All slots of hosted ranks: each rank's range of program.slots, one after the other.
+    shift = np.repeat(program.slot_index[hosted] - slot_index[:-1], counts)
+    bound = program.slots[np.arange(slot_index[-1]) + shift].astype(np.int64)
+
+    numbers, code = np.unique(program.table[hosted], return_inverse=True)
+    codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
+    operations = _operations(codes, code, slot_index)
+    communicators, members = np.unique(bound[operations > 0], return_counts=True)
+    n_operations = np.zeros(len(communicators), np.int64)
+    where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
+    active = operations > 0
+    n_operations[where[active]] = operations[active]
+    first_group = np.concatenate([[0], np.cumsum(n_operations)])
+
+    others, others_index, owner = _meeting_points(program, placement, process, communicators)
+    alone = np.diff(others_index) == 0
+    role = np.where(alone, Role.LOCAL, np.where(owner == process, Role.OWNER, Role.MEMBER))
+    # An owner waits for one message of each other process besides its own members.
+    missing = members + np.where(role == Role.OWNER, np.diff(others_index), 0)
+    groups = np.zeros(first_group[-1], GROUP)
+    groups["time"] = np.iinfo(np.int64).min
+    groups["last"] = np.iinfo(np.int32).max
+    groups["missing"] = np.repeat(missing, n_operations)
+    groups["waiter"] = -1
+
+    slot_group, slot_role = np.zeros(len(bound), np.int64), np.zeros(len(bound), np.uint8)
+    slot_group[active] = first_group[where[active]]
+    slot_role[active] = role[where[active]]
+    layout = Layout(
+        codes=codes,
+        code=code.astype(np.int32),
+        durations=durations,
+        duration=duration,
+        numbers=hosted,
+        start=program.start[hosted],
+        slot_index=slot_index,
+        slot_group=slot_group,
+        slot_role=slot_role,
+        slot_hash=hash_sizes(program.communicators.sizes[bound]),
+        groups=groups,
+        n_messages=int(n_operations[~alone].sum()),
+    )
+    return Plan(
+        program=program,
+        placement=placement,
+        process=process,
+        hosted=hosted,
+        communicators=communicators,
+        first_group=first_group,
+        role=role.astype(np.uint8),
+        owner=owner,
+        others_index=others_index,
+        others=others,
+        layout=layout,
+    )
+
+
+def _operations(
+    codes: list[Code], code: NDArray[np.intp], slot_index: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return how many operations a rank does on each of its slots, for all slots of all ranks."""
+    operations = np.zeros(slot_index[-1], np.int64)
+    for i, one in enumerate(codes):
+        on_slot = one.table.operations
+        first = slot_index[:-1][code == i]
+        operations[first[:, None] + np.arange(len(on_slot))] = on_slot
+    return operations
+
+
+def _meeting_points(
+    program: Program,
+    placement: NDArray[np.int32],
+    process: int,
+    communicators: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Return the other processes of each communicator (values and index) and its owner."""
+    groups = program.communicators
+    sizes = groups.sizes[communicators]
+    shift = groups.index[communicators] - (np.cumsum(sizes) - sizes)
+    members = groups.members[np.arange(sizes.sum()) + np.repeat(shift, sizes)]
+    n_processes = int(placement.max()) + 1
+    pairs = np.unique(
+        np.repeat(np.arange(len(communicators)), sizes) * n_processes + placement[members]
+    )
+    which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
+    count = np.bincount(which, minlength=len(communicators))
+    first = np.cumsum(count) - count
+    # Spread ownership: neighbouring communicators over the same processes get different owners.
+    spread = (communicators * 0x9E3779B1) >> 15
+    owner = processes[first + spread % np.maximum(count, 1)]
+    away = processes != process
+    index = np.concatenate([[0], np.cumsum(np.bincount(which[away], minlength=len(count)))])
+    return processes[away], index.astype(np.int64), owner.astype(np.int32)

@@ -1,0 +1,113 @@
+"""The latency-bandwidth ("alpha-beta") cost of communications, with the factors of rings."""
+
+from __future__ import annotations
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+
+__all__ = ["AlphaBeta"]
+
+_PICOSECONDS = 10**12
+
+
+def _ring_factor(operation: Operation, n: int) -> float:
+    """Return the bytes each rank sends over its link, per byte of the full buffer.
+
+    Ring all-reduce sends 2 (n - 1) / n, its two halves (reduce-scatter, all-gather) one half each;
+    pipelined broadcast and reduce send everything once; all-to-all keeps 1 / n at home. These are
+    the "bus bandwidth" factors of nccl-tests (doc/PERFORMANCE.md).
+    """
+    share = (n - 1) / n
+    factors = {
+        Operation.ALL_REDUCE: 2 * share,
+        Operation.ALL_GATHER: share,
+        Operation.REDUCE_SCATTER: share,
+        Operation.ALL_TO_ALL: share,
+        Operation.GATHER: share,
+        Operation.SCATTER: share,
+        Operation.BROADCAST: 1.0,
+        Operation.REDUCE: 1.0,
+        Operation.SEND_RECV: 1.0,
+        Operation.BARRIER: 0.0,
+    }
+    if operation not in factors:
+        raise InputError(
+            f"no cost is known for a communication of kind {operation.name}; known are "
+            f"{', '.join(o.name for o in factors)}"
+        )
+    return factors[operation]
+
+
+class AlphaBeta:
+    """Latency plus bytes over bandwidth, with one pair inside nodes and one across.
+
+    Ranks ``i * ranks_per_node`` to ``(i + 1) * ranks_per_node - 1`` are on node i. A group inside
+    one node uses the node's pair, any other the network's.
+
+    The convention of sizes: `bytes` is the full buffer, which is what every rank ends up with in
+    an all-gather and starts from in a reduce-scatter; in an all-to-all what one rank sends to all,
+    itself included.
+
+    Parameters
+    ----------
+    latency, bandwidth : float
+        Across nodes, in seconds and bytes per second.
+    ranks_per_node : int
+        With 1 (default) every group crosses nodes.
+    node_latency, node_bandwidth : float, optional
+        Inside a node; as across nodes if not given.
+
+    Raises
+    ------
+    InputError
+        For a negative latency, a bandwidth that is not above 0, or ranks_per_node below 1.
+
+    Examples
+    --------
+    >>> model = AlphaBeta(latency=1e-5, bandwidth=1e9)
+    >>> model.cost(Operation.ALL_REDUCE, 1_000_000, model.group_class((0, 1)))  # 10 us + 1 ms
+    1010000000
+    """
+
+    def __init__(
+        self,
+        latency: float,
+        bandwidth: float,
+        ranks_per_node: int = 1,
+        node_latency: float | None = None,
+        node_bandwidth: float | None = None,
+    ) -> None:
+        if ranks_per_node < 1:
+            raise InputError(f"ranks_per_node is {ranks_per_node}; it must be 1 or more")
+        self.ranks_per_node = ranks_per_node
+        self.network = _checked("", latency, bandwidth)
+        self.node = _checked(
+            "node_",
+            latency if node_latency is None else node_latency,
+            bandwidth if node_bandwidth is None else node_bandwidth,
+        )
+
+    def group_class(self, members: tuple[int, ...]) -> tuple[int, bool]:
+        """Return (number of members, whether all are on one node)."""
+        nodes = {member // self.ranks_per_node for member in members}
+        return len(members), len(nodes) == 1
+
+    def cost(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> int:
+        """Return the cost in ps; `bytes` is the full buffer, `group` from `group_class`.
+
+        A communication of one rank with itself costs nothing.
+        """
+        n, inside = group
+        factor = _ring_factor(operation, n)
+        if n == 1:
+            return 0
+        latency, bandwidth = self.node if inside else self.network
+        return round((latency + factor * bytes / bandwidth) * _PICOSECONDS)
+
+
+def _checked(prefix: str, latency: float, bandwidth: float) -> tuple[float, float]:
+    if not 0 <= latency < float("inf"):
+        raise InputError(f"{prefix}latency is {latency}; it must be 0 s or more")
+    if not bandwidth > 0:
+        raise InputError(f"{prefix}bandwidth is {bandwidth}; it must be above 0 bytes/s")
+    return latency, bandwidth
