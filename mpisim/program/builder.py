@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,12 @@ class TableBuilder:
         self.label = label
         self._columns: dict[str, list[int]] = {column: [] for column in COLUMNS}
         self._waits: list[Sequence[int]] = []
-        self._tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1, "micro_batch": -1, "step": -1}
+        self._tags: dict[str, int] = {
+            "phase": Phase.NONE,
+            "layer": -1,
+            "micro_batch": -1,
+            "step": -1,
+        }
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -81,8 +87,16 @@ class TableBuilder:
     ) -> int:
         """Append a compute kernel (or a copy: ``kind=Kind.COPY``)."""
         return self._append(
-            kind, name, waits, stream=stream, duration=duration, host=host, launch=launch,
-            launch_cost=launch_cost, gap=gap, bytes=bytes,
+            kind,
+            name,
+            waits,
+            stream=stream,
+            duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
+            bytes=bytes,
         )
 
     def collective(
@@ -104,9 +118,19 @@ class TableBuilder:
         """Append a collective on a communicator slot."""
         name = operation.name.lower() if name is None else name
         return self._append(
-            Kind.COLLECTIVE, name, waits, stream=stream, duration=duration, host=host,
-            launch=launch, launch_cost=launch_cost, gap=gap, bytes=bytes, slot=slot,
-            operation=operation, flags=flags,
+            Kind.COLLECTIVE,
+            name,
+            waits,
+            stream=stream,
+            duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
+            bytes=bytes,
+            slot=slot,
+            operation=operation,
+            flags=flags,
         )
 
     def point_to_point(
@@ -131,9 +155,19 @@ class TableBuilder:
         """
         name = kind.name.lower() if name is None else name
         return self._append(
-            kind, name, waits, stream=stream, duration=duration, host=host, launch=launch,
-            launch_cost=launch_cost, gap=gap, bytes=bytes, slot=slot,
-            operation=Operation.SEND_RECV, flags=flags,
+            kind,
+            name,
+            waits,
+            stream=stream,
+            duration=duration,
+            host=host,
+            launch=launch,
+            launch_cost=launch_cost,
+            gap=gap,
+            bytes=bytes,
+            slot=slot,
+            operation=Operation.SEND_RECV,
+            flags=flags,
         )
 
     def host(self, duration: int, name: str = "host") -> int:
@@ -167,7 +201,7 @@ class TableBuilder:
         """
         counts = np.array([len(waits) for waits in self._waits], np.int64)
         last = self._last_of_batch()
-        columns = {c: np.array(v, COLUMNS[c]) for c, v in self._columns.items()}
+        columns: dict[str, Any] = {c: np.array(v, COLUMNS[c]) for c, v in self._columns.items()}
         return Table(
             **columns,
             wait_index=np.concatenate([[0], np.cumsum(counts)]),

@@ -48,7 +48,9 @@ class Communicators:
             raise ProgramError("communicators: every communicator needs one member or more")
 
     @classmethod
-    def of(cls, groups: Iterable[Sequence[int]], names: Iterable[str] | None = None) -> Communicators:
+    def of(
+        cls, groups: Iterable[Sequence[int]], names: Iterable[str] | None = None
+    ) -> Communicators:
         """Build from a sequence of member sequences.
 
         Examples
@@ -72,9 +74,7 @@ class Communicators:
 
     def group(self, communicator: int) -> tuple[int, ...]:
         """Return the members of one communicator."""
-        return tuple(
-            self.members[self.index[communicator] : self.index[communicator + 1]].tolist()
-        )
+        return tuple(self.members[self.index[communicator] : self.index[communicator + 1]].tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,9 @@ class Program:
     @cached_property
     def n_rows(self) -> int:
         """Rows over all ranks whose tables are held here."""
-        return sum(len(t) * n for t, n in zip(self.tables, self._uses, strict=True) if t is not None)
+        return sum(
+            len(t) * n for t, n in zip(self.tables, self._uses, strict=True) if t is not None
+        )
 
     @cached_property
     def _uses(self) -> list[int]:
@@ -180,7 +182,7 @@ class Program:
     def replace(self, **parts: object) -> Program:
         """Return a copy with some attributes changed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Program(**{**values, **parts})  # type: ignore[arg-type]
+        return Program(**{**values, **parts})
 
 
 def _check_program(program: Program) -> None:
@@ -191,8 +193,7 @@ def _check_program(program: Program) -> None:
     for column, length in (("slot_index", n + 1), ("speed", n), ("start", n)):
         if len(getattr(program, column)) != length:
             raise ProgramError(
-                f"{column!r} has {len(getattr(program, column))} entries; "
-                f"{n} ranks need {length}"
+                f"{column!r} has {len(getattr(program, column))} entries; {n} ranks need {length}"
             )
     bad = (program.table < 0) | (program.table >= len(program.tables))
     if bad.any():
@@ -206,11 +207,13 @@ def _check_program(program: Program) -> None:
         rank = int(np.argmax(bad))
         raise ProgramError(f"rank {rank}: speed is {program.speed[rank]}; it must be above 0")
     for table in program.tables:
-        if table is not None and len(table) and not 0 <= table.name.min() <= table.name.max() < len(
-            program.names
+        if (
+            table is not None
+            and len(table)
+            and not 0 <= table.name.min() <= table.name.max() < len(program.names)
         ):
             raise ProgramError(
-                f"table {table.label!r}: a row names an entry outside the {len(program.names)} names"
+                f"table {table.label!r}: a row's name is not one of the {len(program.names)} names"
             )
     _check_bindings(program)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,9 +113,9 @@ class Table:
     label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        dtypes = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
+        dtypes: dict[str, type] = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
         for column, dtype in dtypes.items():
-            values = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+            values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
         _check_table(self)
@@ -182,7 +183,7 @@ class Table:
     def replace(self, **columns: object) -> Table:
         """Return a copy with some columns (or `queue_depth`, `label`) changed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Table(**{**values, **columns})  # type: ignore[arg-type]
+        return Table(**{**values, **columns})
 
 
 def _check_table(table: Table) -> None:
@@ -248,6 +249,12 @@ def _check_waits(table: Table) -> None:
         raise ProgramError(
             f"{label}, row {waiter[at]}: waits for row {table.wait_row[at]}, "
             "which is not an earlier row"
+        )
+    joined = (table.flags[waiter] & Flag.JOINED) != 0
+    if joined.any():
+        raise ProgramError(
+            f"{label}, row {waiter[np.argmax(joined)]}: a JOINED row waits for nothing of its own; "
+            "give its waits to the first row of the batch"
         )
     bad = ~table.is_device[table.wait_row] if n else np.zeros(0, bool)
     if bad.any():

@@ -232,7 +232,9 @@ def _parse(path: Path, text: bytes) -> _File:
 
 
 def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
-    operators, annotations, calls = [], [], []
+    operators: list[_Event] = []
+    annotations: list[_Event] = []
+    calls: list[_Event] = []
     device: list[tuple[_Event, int]] = []
     syncs: list[_Event] = []
     for event in parsed.trace_events:
@@ -259,7 +261,7 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
     if not kept:
         raise TraceError(f"{path}: not a Kineto trace: no operators, calls or kernels in it")
     # Whole µs, so that subtracting it from a float64 time loses nothing.
-    first = int(min(event.ts for event in kept)) - 1  # type: ignore[type-var, arg-type]
+    first = int(min(float(event.ts or 0) for event in kept)) - 1
     threads: dict[tuple[int | str, int | str], int] = {}
 
     def ps(value: Any) -> int:
@@ -306,7 +308,7 @@ def _device_ops(
     path: Path, device: list[tuple[_Event, int]], ps: Any, streams: dict[int, int]
 ) -> DeviceOps:
     """Columns of the device operations of one GPU, streams numbered as they appear."""
-    device.sort(key=lambda item: (item[0].ts, item[0].dur))  # type: ignore[arg-type, return-value]
+    device.sort(key=lambda item: (item[0].ts, item[0].dur))
     args = [event.args or _Args() for event, _ in device]
     raw = [
         _stream(a.stream if a.stream is not None else e.tid)

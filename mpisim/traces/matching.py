@@ -203,45 +203,45 @@ def _nearest(lines: list[Line], offset: dict[int, int]) -> int:
 
 def _group_lines(lines: list[Line], result: Matching) -> list[list[Line]]:
     """Lines that are one communicator; at most one line of each rank in a group."""
-    groups: list[list[Line]] = []
-    named: dict[tuple[tuple[int, ...], str], list[Line]] = defaultdict(list)
-    free = []
+    named: dict[tuple[tuple[int, ...] | None, str], list[Line]] = defaultdict(list)
     for line in lines:
         if _named(line):
-            group = line[0].group
-            assert group is not None
-            named[group, line[0].group_name].append(line)
-        else:
-            free.append(line)
-    for same in named.values():
-        groups.append(same)
-        result.counts["communicators named in the files"] += 1
-    edges = {}
-    for i, a in enumerate(free):
-        for k, b in enumerate(free[i + 1 :], i + 1):
-            if a[0].rank != b[0].rank and (quality := _same_line(a, b, result.offset)) is not None:
+            named[line[0].group, line[0].group_name].append(line)
+    result.counts["communicators named in the files"] += len(named)
+    return list(named.values()) + _join([line for line in lines if not _named(line)], result)
+
+
+def _join(lines: list[Line], result: Matching) -> list[list[Line]]:
+    """Join lines of different ranks by their ends, the best fits first."""
+    edges: dict[tuple[int, int], tuple[int, int]] = {}
+    for i, a in enumerate(lines):
+        for k in range(i + 1, len(lines)):
+            quality = _same_line(a, lines[k], result.offset)
+            if quality is not None:
                 edges[i, k] = quality
-    found: dict[int, list[int]] = {i: [i] for i in range(len(free))}
-    member = list(range(len(free)))
+    groups = {i: [i] for i in range(len(lines))}
+    group_of = list(range(len(lines)))
     for i, k in sorted(edges, key=lambda pair: (edges[pair], pair)):
-        a, b = found[member[i]], found[member[k]]
-        if a is b or {free[x][0].rank for x in a} & {free[x][0].rank for x in b}:
+        if group_of[i] == group_of[k]:
+            continue
+        left, right = groups[group_of[i]], groups[group_of[k]]
+        if {lines[x][0].rank for x in left} & {lines[x][0].rank for x in right}:
             continue
         # Most pairs across must agree, so that two groups are not chained by one coincidence.
-        across = [(min(x, y), max(x, y)) in edges for x in a for y in b]
+        across = [(min(x, y), max(x, y)) in edges for x in left for y in right]
         if 2 * sum(across) < len(across):
             continue
-        for x in found.pop(member[k]):
-            member[x] = member[i]
-            a.append(x)
-    for same in found.values():
-        if len(same) > 1:
-            result.counts["communicators found by equal ends"] += 1
-    return groups + [[free[x] for x in sorted(same)] for same in found.values()]
+        for x in groups.pop(group_of[k]):
+            group_of[x] = group_of[i]
+            left.append(x)
+    result.counts["communicators found by equal ends"] += sum(len(g) > 1 for g in groups.values())
+    return [[lines[x] for x in sorted(group)] for group in groups.values()]
 
 
 def _same_line(a: Line, b: Line, offset: dict[int, int]) -> tuple[int, int] | None:
     """How well two lines fit as one communicator (scatter, -kernels), or None if they do not."""
+    if a[0].rank == b[0].rank:
+        return None
     signed = np.array(_differences(a, b, offset), np.int64)
     if not len(signed):
         return None
@@ -334,13 +334,16 @@ def _settle(members: list[Communication], result: Matching) -> None:
     result.operations.append(Matched(members, wire, eager))
 
 
+Candidate = tuple[int, int, int, int, int, Communication, Communication]
+"""Distance of ends, ranks and operations of two kernels that could be a pair, and the kernels."""
+
 _COMPLEMENT = str.maketrans("SR", "RS")
 
 
 def _match_pairs(lines: list[Line], result: Matching) -> None:
     """Pair sends with receives: complementary directions, ends close, one distance of ranks."""
     items = [item for line in lines for item in line]
-    candidates = []
+    candidates: list[Candidate] = []
     by_way: dict[str, list[Communication]] = defaultdict(list)
     for item in items:
         by_way["".join(sorted(item.directions))].append(item)
@@ -381,7 +384,9 @@ def _match_pairs(lines: list[Line], result: Matching) -> None:
             result.counts["kernels without a partner"] += 1
 
 
-def _pairs_at(candidates: list, distance: int | None) -> list[tuple[Communication, Communication]]:  # type: ignore[type-arg]
+def _pairs_at(
+    candidates: list[Candidate], distance: int | None
+) -> list[tuple[Communication, Communication]]:
     """Closest candidates first, each kernel once; only at one distance of ranks if given."""
     taken: set[tuple[int, int]] = set()
     chosen = []

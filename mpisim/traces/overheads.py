@@ -10,6 +10,7 @@ GPUs", ISPASS 2022. Times in which a call waited for the device are left out.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,5 +83,5 @@ def _one_thread(
             continue
         add("T2", begin, inside[0].begin)
         add("T3", inside[-1].end, end)
-        for before, now in zip(inside, inside[1:], strict=False):
+        for before, now in itertools.pairwise(inside):
             add("T5", before.end, now.begin)

@@ -150,7 +150,7 @@ def read_program(
         names=tuple(names),
         tables=tuple(tables),
         communicators=layout.communicators(),
-        table=np.arange(len(sources)),
+        table=np.arange(len(sources), dtype=np.int32),
         slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
         slots=np.array([c for own in slots for c in own], np.int32),
         speed=np.ones(len(sources)),

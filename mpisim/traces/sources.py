@@ -6,6 +6,7 @@ by the process that hosts its rank.
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -121,7 +122,7 @@ def _source(path: Path, alone: bool) -> Source:
 
 def _checked(sources: Sequence[Source], allow_missing: bool) -> list[Source]:
     """Refuse a set of files that is not one whole job, or one rank of it."""
-    for before, now in zip(sources, sources[1:], strict=False):
+    for before, now in itertools.pairwise(sources):
         if before.rank == now.rank:
             raise TraceError(
                 f"{now.path}: rank {now.rank} is already given by {before.path}; "

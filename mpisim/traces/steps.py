@@ -8,6 +8,7 @@ operation. No step: from the first device operation to the last.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -52,7 +53,7 @@ def step_times(
         ((step, (first, until)),) = marks.items()
         return {step: max(until, last.get(step, until)) - first}
     steps = sorted(last)
-    return {now: last[now] - last[before] for before, now in zip(steps, steps[1:], strict=False)}
+    return {now: last[now] - last[before] for before, now in itertools.pairwise(steps)}
 
 
 def _marks(

@@ -136,7 +136,7 @@ def explain_late_starts(
 ) -> DeviceTiming:
     """Measure the timing; then look again at the starts that it leaves unexplained.
 
-    Three rules add waits to `inferred`, chosen by recorded times among what is possible, and counted:
+    Three rules add waits to `inferred`, chosen by recorded times among what is possible; counted:
 
     ``late start: event wait``
         An event wait was called between the launch before it on its stream and its own, and the
