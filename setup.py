@@ -30,6 +30,6 @@ extensions = [
 if extensions:
     from Cython.Build import cythonize
 
-    extensions = cythonize(extensions, language_level=3)
+    extensions = cythonize(extensions, language_level=3, build_dir="build/cython")
 
 setup(packages=packages, ext_modules=extensions)

