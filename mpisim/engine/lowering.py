@@ -80,8 +80,8 @@ class Code:
     first, last : int32, shape (n,)
         First and last row of the kernel a row belongs to.
     stream_row, queue_row : int32, shape (n,)
-        First row of the previous kernel of the stream, and of the kernel that must have ended
-        before this one may be launched; -1 if none.
+        First row of the previous kernel of the stream, and of the one that must have left the
+        stream's launch queue before this one may be launched; -1 if none.
     """
 
     table: Table
@@ -107,10 +107,8 @@ def lower(table: Table) -> Code:
     last = _last_rows(joined)
     kernels = np.flatnonzero(table.is_device & ~joined).astype(np.int32)
 
-    stream_row = _previous_on_stream(table, kernels)
-    queue_row = np.full(n, -1, np.int32)
-    if table.queue_depth:
-        queue_row[kernels[table.queue_depth :]] = kernels[: -table.queue_depth]
+    stream_row = _earlier_on_stream(table, kernels, 1)
+    queue_row = _earlier_on_stream(table, kernels, table.queue_depth)
     wait_count = np.diff(table.wait_index)
     waiter = np.repeat(rows, wait_count)
     awaited = first[table.wait_row]
@@ -165,13 +163,17 @@ def _last_rows(joined: NDArray[np.bool_]) -> NDArray[np.int32]:
     return (after[1:] - 1).astype(np.int32)
 
 
-def _previous_on_stream(table: Table, kernels: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the kernel before each kernel on its stream, -1 for the first and other rows."""
-    previous = np.full(len(table), -1, np.int32)
-    order = kernels[np.argsort(table.stream[kernels], kind="stable")]
-    same = table.stream[order[1:]] == table.stream[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
+def _earlier_on_stream(
+    table: Table, kernels: NDArray[np.int32], distance: int
+) -> NDArray[np.int32]:
+    """Return the kernel `distance` launches before each on its stream; -1 if none, or for 0."""
+    earlier = np.full(len(table), -1, np.int32)
+    if distance:
+        order = kernels[np.argsort(table.stream[kernels], kind="stable")]
+        here, there = order[distance:], order[:-distance]
+        same = table.stream[here] == table.stream[there]
+        earlier[here[same]] = there[same]
+    return earlier
 
 
 def _opcodes(table: Table, joined: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -201,14 +201,14 @@ class _RankWalk:
         """At the ready time of a kernel, named by its first row."""
         ready = int(self.begin[kernel])
         binding = int(self.binding[kernel]) & ~Binding.QUEUE
-        if binding == Binding.STREAM:
-            previous = int(self.code.stream_row[kernel])
-            gap = int(self.table.gap[kernel])
-            self._add(PieceKind.GAP, kernel, ready - gap, ready)
+        if binding != Binding.HOST:
+            ended = ready - int(self.table.gap[kernel])
+            self._add(PieceKind.GAP, kernel, ended, ready)
+            if binding == Binding.STREAM:
+                previous = int(self.code.stream_row[kernel])
+            else:
+                previous = self._awaited(kernel, binding, ended)
             return lambda: self._at_end(previous)
-        if binding >= Binding.WAIT:
-            awaited = self._awaited(kernel, binding, ready)
-            return lambda: self._at_end(awaited)
         launch = int(self.table.launch[kernel])
         self._add(PieceKind.LAUNCH, kernel, ready - launch, ready)
         return self._at_call(kernel, ready - launch)

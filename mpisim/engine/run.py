@@ -21,9 +21,12 @@ class Binding(IntEnum):
     STREAM = 1
     """The previous kernel of the stream, plus the gap."""
     WAIT = 2
-    """``WAIT + i``: the i-th of the row's waits (i < 126)."""
+    """``WAIT + i``: the i-th of the row's waits, plus the gap. A row with more than 126 waits says
+    ``WAIT + 125`` for the 126th and all later ones."""
     QUEUE = 128
-    """Bit set beside the above: the launching call itself had to wait for the launch queue."""
+    """Bit set beside the above: the launching call itself had to wait for the stream's launch
+    queue. Of equal inputs the stream counts before waits, waits before the host; JOINED rows say
+    what their batch's first row says, without this bit."""
 
 
 class PieceKind(IntEnum):
@@ -38,9 +41,9 @@ class PieceKind(IntEnum):
     LAUNCH = 4
     """Launch latency from the CPU to the device."""
     GAP = 5
-    """Between two kernels of a stream."""
+    """Between two kernels of a stream, or from the end of what was waited for to the start."""
     START = 6
-    """Before the rank's start offset."""
+    """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +102,8 @@ class Run:
     end : list of int64 arrays
         End on the device; for HOST and HOST_WAIT when the CPU had finished.
     wire : list of int64 arrays
-        Communications: when the last member was ready, from which the wire time runs; other rows
-        as `begin`.
+        Communications: when the last member was ready, from which the wire time runs (EAGER: the
+        own ready time, from which its wire time runs); other rows as `begin`.
     binding : list of uint8 arrays
         A `Binding` of each row.
     critical_path : CriticalPath or None

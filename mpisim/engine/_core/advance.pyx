@@ -266,7 +266,7 @@ cdef class Core:
                     register = &registers[x.stream]
                     if register.pending and not self.settle(rank, local, register, &device):
                         break
-                    ready = register.value + x.gap
+                    ready = register.value
                     binding = BY_STREAM
                 for i in range(x.n_waits):
                     register = &registers[rank.waits[x.first_wait + i]]
@@ -276,6 +276,8 @@ cdef class Core:
                         ready = register.value
                         binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
                 else:
+                    if x.stream >= 0 or x.n_waits > 0:
+                        ready += x.gap
                     if host + x.launch > ready:
                         ready = host + x.launch
                         binding = BY_HOST

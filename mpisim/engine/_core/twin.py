@@ -145,11 +145,13 @@ class Core:
                 if not self._settled(rank, stream):
                     return False
                 if stream >= 0:
-                    ready, binding = rank.value[stream] + code["gap"][row], BY_STREAM
+                    ready, binding = rank.value[stream], BY_STREAM
                 latest = self._latest_wait(rank, row, ready)
                 if latest is None:
                     return False
                 ready, binding = latest[0], latest[1] or binding
+                if ready > NEVER:  # there is something on the device that it follows
+                    ready += code["gap"][row]
                 if host + code["launch"][row] > ready:
                     ready, binding = host + code["launch"][row], BY_HOST
                 binding |= queued

@@ -1,0 +1,223 @@
+"""Random valid programs, for properties that hold of every program.
+
+All ranks follow one global order of events, so no program can deadlock: when a rank comes to a
+communication, the others can come to it as well. Ranks that share a table are *replicas*; rank
+numbers are shuffled, so that nothing can rest on their order. Times are small whole numbers and
+collide often.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+
+from mpisim.program import (
+    UNPRICED,
+    Flag,
+    Kind,
+    Operation,
+    Program,
+    ProgramBuilder,
+    TableBuilder,
+)
+
+__all__ = ["partial", "programs", "random_program"]
+
+COLLECTIVES = (
+    Operation.ALL_REDUCE,
+    Operation.ALL_GATHER,
+    Operation.BROADCAST,
+    Operation.ALL_TO_ALL,
+    Operation.BARRIER,
+)
+SPEEDS = (1.0, 1.0, 1.0, 0.5, 1.3, 3.0)
+
+
+def programs(
+    *, max_tables: int = 3, max_replicas: int = 3, max_events: int = 25, unpriced: bool = False
+) -> st.SearchStrategy[Program]:
+    """Return a strategy of programs; some communications have no duration if `unpriced`."""
+    return st.builds(
+        random_program,
+        seed=st.integers(0, 2**32 - 1),
+        n_tables=st.integers(1, max_tables),
+        n_replicas=st.integers(1, max_replicas),
+        n_events=st.integers(0, max_events),
+        unpriced=st.just(unpriced),
+    )
+
+
+def random_program(
+    seed: int,
+    n_tables: int = 2,
+    n_replicas: int = 2,
+    n_events: int = 20,
+    unpriced: bool = False,
+) -> Program:
+    """Return a program of ``n_tables * n_replicas`` ranks, always the same for one seed."""
+    return _Writer(random.Random(seed), n_tables, n_replicas, unpriced).write(n_events)
+
+
+def partial(program: Program, hosted: set[int]) -> Program:
+    """Return the program as a process sees it that holds only the tables of some ranks."""
+    kept = {int(program.table[rank]) for rank in hosted}
+    return program.replace(
+        tables=tuple(table if i in kept else None for i, table in enumerate(program.tables))
+    )
+
+
+class _Writer:
+    def __init__(self, rng: random.Random, n_tables: int, n_replicas: int, unpriced: bool) -> None:
+        self.rng, self.unpriced = rng, unpriced
+        self.n_tables, self.n_replicas = n_tables, n_replicas
+        self.builder = ProgramBuilder()
+        self.tables = [self.builder.table(f"table {t}") for t in range(n_tables)]
+        self.numbers = list(range(n_tables * n_replicas))
+        rng.shuffle(self.numbers)
+        # Of each table: the communicators of its slots, one list over replicas a slot.
+        self.slots: list[list[tuple[int, ...]]] = [[] for _ in self.tables]
+        self.streams = rng.randint(1, 3)
+
+    def rank(self, table: int, replica: int) -> int:
+        return self.numbers[table * self.n_replicas + replica]
+
+    def write(self, n_events: int) -> Program:
+        rng = self.rng
+        events: list[Callable[[], None]] = [
+            self.kernel, self.kernel, self.kernel, self.host, self.host_wait,
+            self.across, self.across, self.replicas, self.everyone, self.pair, self.swap, self.ring,
+        ]  # fmt: skip
+        for _ in range(n_events):
+            rng.choice(events)()
+        for rows in self.tables:
+            self.builder.add_table(rows.build(queue_depth=rng.choice([0, 0, 1, 2, 4])))
+        of_rank = {
+            self.rank(t, i): (t, i) for t in range(self.n_tables) for i in range(self.n_replicas)
+        }
+        for rank in range(len(of_rank)):
+            t, i = of_rank[rank]
+            self.builder.add_rank(
+                t,
+                [communicators[i] for communicators in self.slots[t]],
+                speed=rng.choice(SPEEDS),
+                start=rng.choice([0, 0, rng.randint(0, 60)]),
+            )
+        return self.builder.build()
+
+    # --- columns --------------------------------------------------------------------------------
+
+    def call(self) -> dict[str, int]:
+        pick = self.rng.randint
+        return {
+            "host": pick(0, 5), "launch": pick(-2, 6), "launch_cost": pick(0, 3),
+            "gap": self.rng.choice([0, 0, pick(-1, 3)]),
+        }  # fmt: skip
+
+    def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
+        device = [i for i, kind in enumerate(rows._columns["kind"]) if kind <= Kind.RECV]
+        return self.rng.sample(device, min(len(device), self.rng.randint(0, most)))
+
+    def stream(self) -> int:
+        return self.rng.randrange(self.streams)
+
+    def slot(self, t: int, communicators: list[int]) -> int:
+        """Return the slot of a table that its replicas have bound to these communicators."""
+        bound = tuple(communicators)
+        if bound not in self.slots[t]:
+            self.slots[t].append(bound)
+        return self.slots[t].index(bound)
+
+    def length(self) -> int:
+        if self.unpriced and self.rng.random() < 0.5:
+            return UNPRICED
+        return self.rng.randint(0, 30)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def kernel(self) -> None:
+        rows = self.rng.choice(self.tables)
+        kind = self.rng.choice([Kind.KERNEL, Kind.KERNEL, Kind.COPY])
+        rows.kernel(
+            f"{kind.name.lower()} {self.rng.randrange(3)}", self.stream(), self.rng.randint(0, 20),
+            waits=self.waits(rows), kind=kind, **self.call(),
+        )  # fmt: skip
+
+    def host(self) -> None:
+        self.rng.choice(self.tables).host(self.rng.randint(0, 20))
+
+    def host_wait(self) -> None:
+        rows = self.rng.choice(self.tables)
+        rows.host_wait(self.waits(rows), host=self.rng.randint(0, 4), tail=self.rng.randint(0, 3))
+
+    def across(self) -> None:
+        """One group for each replica, over some of the tables."""
+        some = self.rng.sample(range(self.n_tables), self.rng.randint(1, self.n_tables))
+        groups = [[self.rank(t, i) for t in some] for i in range(self.n_replicas)]
+        self._collective("across", some, dict.fromkeys(some, groups))
+
+    def replicas(self) -> None:
+        """One group of all replicas of a table."""
+        t = self.rng.randrange(self.n_tables)
+        group = [self.rank(t, i) for i in range(self.n_replicas)]
+        self._collective("replicas", [t], {t: [group] * self.n_replicas})
+
+    def everyone(self) -> None:
+        group = list(self.numbers)
+        everybody = list(range(self.n_tables))
+        groups = dict.fromkeys(everybody, [group] * self.n_replicas)
+        self._collective("everyone", everybody, groups)
+
+    def _collective(self, name: str, some: list[int], groups: dict[int, list[list[int]]]) -> None:
+        operation, size = self.rng.choice(COLLECTIVES), self.rng.randint(0, 5000)
+        eager = self.rng.choice([-1, -1, -1, some[0]])
+        length = self.length()
+        for t in some:
+            communicators = [self.builder.communicator(group, name) for group in groups[t]]
+            rows = self.tables[t]
+            rows.collective(
+                operation, self.slot(t, communicators), self.stream(), size,
+                duration=length + (self.rng.choice([0, 0, 5]) if length >= 0 else 0),
+                waits=self.waits(rows), flags=Flag.EAGER if t == eager else Flag.NONE,
+                **self.call(),
+            )  # fmt: skip
+
+    def pair(self) -> None:
+        """Each replica of one table sends to its like of another table."""
+        if self.n_tables > 1:
+            a, b = self.rng.sample(range(self.n_tables), 2)
+            self._batch([(a, b, 0)])
+
+    def swap(self) -> None:
+        """Replicas of two tables send to each other, in one batch on each side."""
+        if self.n_tables > 1:
+            a, b = self.rng.sample(range(self.n_tables), 2)
+            self._batch([(a, b, 0), (b, a, 0)])
+
+    def ring(self) -> None:
+        """Each replica of a table sends to the next and receives from the one before."""
+        if self.n_replicas > 1:
+            t = self.rng.randrange(self.n_tables)
+            self._batch([(t, t, 1)])
+
+    def _batch(self, transfers: list[tuple[int, int, int]]) -> None:
+        """Write transfers (sending table, receiving table, shift of the replica) as batches."""
+        n = self.n_replicas
+        written: set[int] = set()
+        stream, eager = self.stream(), self.rng.random() < 0.2
+        for a, b, shift in transfers:
+            pairs = [(self.rank(a, i), self.rank(b, (i + shift) % n)) for i in range(n)]
+            sending = [self.builder.communicator(pair, f"shift {shift}") for pair in pairs]
+            receiving = [sending[(i - shift) % n] for i in range(n)]
+            size, length = self.rng.randint(0, 5000), self.length()
+            for kind, t, bound in ((Kind.SEND, a, sending), (Kind.RECV, b, receiving)):
+                rows, joined = self.tables[t], t in written
+                flags = Flag.JOINED if joined else Flag.NONE
+                if eager and kind is Kind.SEND:
+                    flags |= Flag.EAGER
+                rows.point_to_point(
+                    kind, self.slot(t, bound), stream, size, duration=length, flags=flags,
+                    waits=() if joined else self.waits(rows), **({} if joined else self.call()),
+                )  # fmt: skip
+                written.add(t)
