@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from ..errors import TraceError
 
-__all__ = ["PS_PER_US", "DeviceOps", "KinetoTrace", "Spans", "open_text", "read_kineto"]
+__all__ = [
+    "PS_PER_US",
+    "DeviceOps",
+    "KinetoTrace",
+    "Spans",
+    "open_text",
+    "read_kineto",
+    "shift_second_half",
+]
 
 PS_PER_US = 1_000_000
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
@@ -218,6 +226,38 @@ def read_kineto(path: Path | str) -> KinetoTrace:
     text = open_text(path)
     parsed = _parse(path, text)
     return _columns(path, parsed, len(text))
+
+
+def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
+    """Return the trace as if all that began after its middle had been recorded `by` ps later.
+
+    For tests of honesty: a replay may change by the one gap that this opens, and by nothing else.
+    """
+    device = trace.device
+    middle = (int(device.begin[0]) + int(device.end.max())) // 2
+
+    def later(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(times > middle, times + by, times)
+
+    def moved(spans: Spans) -> Spans:
+        # What spans the middle keeps its begin and, but for annotations around it, its length.
+        late = np.where(spans.begin > middle, by, 0)
+        return replace(spans, begin=spans.begin + late, end=spans.end + late)
+
+    whole = replace(
+        trace.annotations,
+        begin=later(trace.annotations.begin),
+        end=later(trace.annotations.end),
+    )
+    late = np.where(device.begin > middle, by, 0)
+    return replace(
+        trace,
+        operators=moved(trace.operators),
+        annotations=whole,
+        calls=moved(trace.calls),
+        syncs=[(n, int(later(np.array(t))), *rest) for n, t, *rest in trace.syncs],
+        device=replace(device, begin=device.begin + late, end=device.end + late),
+    )
 
 
 def _parse(path: Path, text: bytes) -> _File:

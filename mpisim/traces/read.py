@@ -16,12 +16,12 @@ from ..program import Names, Program, Table
 from .assemble import Layout, break_cycles
 from .communications import Communication, rank_communications
 from .host import Call, host_calls, is_communication_kernel
-from .kineto import KERNEL, KinetoTrace, read_kineto
+from .kineto import KERNEL, KinetoTrace, read_kineto, shift_second_half
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
 from .overheads import HostOverheads, host_overheads
 from .sources import Source
-from .timing import DeviceTiming, explain_late_starts
+from .timing import DeviceTiming, explain_late_starts, measure_timing
 from .waits import Inference, infer_waits
 
 __all__ = ["RankFacts", "TraceProgram", "read_program"]
@@ -98,7 +98,8 @@ def read_program(
     sources: Sequence[Source],
     comm: Any,
     placement: NDArray[np.int32],
-    occupancy: bool = True,
+    late_edges: bool = True,
+    shift: tuple[int, float] | None = None,
 ) -> TraceProgram:
     """Read the traces of one job. **Collective.**
 
@@ -112,8 +113,10 @@ def read_program(
     comm : mpi4py.MPI.Comm
     placement : int32, shape (n_ranks,)
         The process of every simulated rank.
-    occupancy : bool
-        Whether a late start may be explained by a kernel of another stream that filled the device.
+    late_edges : bool
+        Whether starts later than their known inputs may be explained by recorded times.
+    shift : (int, float), optional
+        For tests: shift the second half of what the n-th rank recorded by so many seconds.
 
     Raises
     ------
@@ -124,7 +127,8 @@ def read_program(
     held: dict[int, _Rank] = {}
     with agreed(comm):
         for i in mine:
-            held[i] = _read_rank(sources[i], occupancy)
+            by = shift[1] if shift is not None and shift[0] == i else 0.0
+            held[i] = _read_rank(sources[i], late_edges, by)
     said = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
     everyone: dict[int, Any] = {}
     for part in comm.allgather(said):
@@ -164,15 +168,18 @@ def read_program(
     return TraceProgram(program, ranks, facts, matching, world)
 
 
-def _read_rank(source: Source, occupancy: bool) -> _Rank:
+def _read_rank(source: Source, late_edges: bool, shift: float) -> _Rank:
     trace = read_kineto(source.path)
     if not len(trace.device):
         raise TraceError(
             f"{source.path}: no GPU kernels in this trace; only traces of GPU work can be replayed"
         )
+    if shift:
+        trace = shift_second_half(trace, round(shift * 1e12))
     calls = host_calls(trace)
     inferred = infer_waits(trace, calls)
-    timing = explain_late_starts(trace, calls, inferred, occupancy)
+    measure = explain_late_starts if late_edges else measure_timing
+    timing = measure(trace, calls, inferred)
     return _Rank(trace, calls, inferred, timing, rank_communications(trace, calls, source.rank))
 
 

@@ -131,9 +131,7 @@ def _usual(
     return result
 
 
-def explain_late_starts(
-    trace: KinetoTrace, calls: list[Call], inferred: Inference, occupancy: bool = True
-) -> DeviceTiming:
+def explain_late_starts(trace: KinetoTrace, calls: list[Call], inferred: Inference) -> DeviceTiming:
     """Measure the timing; then look again at the starts that it leaves unexplained.
 
     Three rules add waits to `inferred`, chosen by recorded times among what is possible; counted:
@@ -144,7 +142,7 @@ def explain_late_starts(
     ``late start: launch not recorded``
         The launch, and any event wait before it, lies before the recording; another stream's work
         ended just before the start.
-    ``late start: occupied device`` (unless `occupancy` is False)
+    ``late start: occupied device``
         Another stream's kernel with 8 blocks or more a multiprocessor was running when the
         operation became ready, and was ending when it started.
     """
@@ -157,7 +155,7 @@ def explain_late_starts(
         rule, source = "late start: event wait", _from_event_waits(trace, inferred, timing, op)
         if source < 0 and timing.call[op] < 0:
             rule, source = "late start: launch not recorded", _released_by(trace, op, 0)
-        if source < 0 and occupancy:
+        if source < 0:
             rule, source = "late start: occupied device", _occupant(trace, op)
         if source >= 0:
             inferred.waits[op].append(source)

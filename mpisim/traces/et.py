@@ -1,0 +1,414 @@
+"""Read one PyTorch Execution Trace (ET): which operators ran, on which tensors, in what order.
+
+An ET holds no times and no GPU kernels; :mod:`mpisim.traces.link` joins it to the Kineto trace of
+the same rank, which does. Two layouts are in use: up to schema 1.0.1 every fact is a key of the
+node; from 1.0.2 on ``inputs`` and ``outputs`` are objects and the rest is a list of attributes.
+Everything above this module sees one form.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import TraceError
+from .et_communications import EtCommunication, ProcessGroup, communications, process_groups
+from .kineto import open_text
+
+__all__ = ["ExecutionTrace", "Tensors", "is_execution_trace", "read_et", "read_head"]
+
+_HEAD = 1 << 20
+_SCHEMA = re.compile(r"^1\.\d+(\.\d+)*(-chakra\.\d+(\.\d+)*)?$")
+_DTYPE = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)")
+_WHOLE = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
+
+
+class _Attribute(msgspec.Struct):
+    name: str
+    value: Any = None
+
+
+class _Values(msgspec.Struct):
+    """Inputs or outputs of a node from schema 1.0.2 on."""
+
+    values: list[Any]
+    shapes: list[Any] = []
+    types: list[str] = []
+    strides: list[Any] = []
+
+
+class _Node(msgspec.Struct):
+    """A node of either layout."""
+
+    id: int
+    name: str
+    inputs: list[Any] | _Values
+    outputs: list[Any] | _Values
+    ctrl_deps: int | None = None
+    attrs: list[_Attribute] | None = None
+    parent: int | None = None
+    rf_id: int | None = None
+    fw_parent: int | None = None
+    seq_id: int | None = None
+    scope: int | None = None
+    tid: int | None = None
+    fw_tid: int | None = None
+    op_schema: str | None = None
+    input_shapes: list[Any] = []
+    input_types: list[str] = []
+    output_shapes: list[Any] = []
+    output_types: list[str] = []
+
+
+class _File(msgspec.Struct):
+    schema: str
+    nodes: list[_Node]
+    pid: int = 0
+
+
+_DECODER = msgspec.json.Decoder(_File)
+
+
+@dataclass
+class Tensors:
+    """The tensors that the nodes were given, or returned, in order of node and argument.
+
+    Those of node i are the entries ``index[i]`` to ``index[i + 1]``. Undefined tensors are left
+    out; a list of tensors counts as one argument with several entries.
+
+    Attributes
+    ----------
+    index : int64, shape (n_nodes + 1,)
+    argument : int32
+        Position in the operator's arguments (or results).
+    tensor, storage : int64
+        Identities in the trace. Views share a storage; numbers of freed storages come back.
+    offset, elements : int64
+        First element in the storage and number of elements of the view.
+    extent : int64
+        Elements from the first to the last of the view, both included; -1 where the trace does
+        not tell (several dimensions and no strides, that is before schema 1.1.1).
+    element_size : int64
+        Bytes.
+    dtype, device : int32
+        Positions in `dtypes` and `devices`.
+    """
+
+    index: NDArray[np.int64]
+    argument: NDArray[np.int32]
+    tensor: NDArray[np.int64]
+    storage: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    extent: NDArray[np.int64]
+    element_size: NDArray[np.int64]
+    dtype: NDArray[np.int32]
+    device: NDArray[np.int32]
+    dtypes: list[str]
+    devices: list[str]
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def of(self, node: int) -> slice:
+        """Return the entries of a node."""
+        return slice(int(self.index[node]), int(self.index[node + 1]))
+
+
+@dataclass
+class ExecutionTrace:
+    """One rank's execution trace; nodes in order of begin.
+
+    Attributes
+    ----------
+    path : Path
+    schema : str
+        As in the file, such as ``1.1.1-chakra.0.0.4``.
+    id : int64, shape (n_nodes,)
+        Identities of the nodes, ascending: they are given out as nodes begin, on all threads.
+    name : list of str
+    parent : int32
+        Position of the enclosing node; -1 for the process itself.
+    fw_parent : int32
+        Of a node of the backward pass, the position of the forward node it belongs to; else -1.
+    sequence : int64
+        Autograd's number, shared by forward and backward; -1 without.
+    record_id : int64
+        Identity of the operator call (``rf_id``); 0 for threads and the process.
+    scope, thread, forward_thread : int64
+        As in the file.
+    op_schema : list of str
+        The operator's declaration with its alias annotations; empty for what is no operator.
+    backend : list of str
+        ``triton`` for compiled kernels; else empty.
+    inputs, outputs : Tensors
+    groups : dict of str to ProcessGroup
+        By name. Empty for files older than these records.
+    communications : list of EtCommunication
+        In order of node, without the records of waiting for one.
+    """
+
+    path: Path
+    schema: str
+    pid: int
+    size: int
+    id: NDArray[np.int64]
+    name: list[str]
+    parent: NDArray[np.int32]
+    fw_parent: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    record_id: NDArray[np.int64]
+    scope: NDArray[np.int64]
+    thread: NDArray[np.int64]
+    forward_thread: NDArray[np.int64]
+    op_schema: list[str]
+    backend: list[str]
+    inputs: Tensors
+    outputs: Tensors
+    groups: dict[str, ProcessGroup] = field(default_factory=dict)
+    communications: list[EtCommunication] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def is_structure(self, node: int) -> bool:
+        """Whether a node stands for the process or a thread, not for something that ran."""
+        return self.name[node].startswith("[pytorch|profiler|")
+
+
+def read_head(path: Path) -> bytes:
+    """Return the first MiB of a file, decompressed if it is gzip.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or is damaged within that part.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_HEAD)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+    except zlib.error as error:
+        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+
+
+def is_execution_trace(path: Path | str) -> bool:
+    """Whether the head of a file looks like a PyTorch execution trace.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read.
+    """
+    head = read_head(Path(path))
+    return (
+        head.lstrip()[:1] == b"{"
+        and b'"schema"' in head
+        and b'"nodes"' in head
+        and b'"traceEvents"' not in head
+    )
+
+
+def read_et(path: Path | str) -> ExecutionTrace:
+    """Read one execution trace (``.json`` or ``.json.gz``), schemas 1.0.1 to 1.1.1.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, is no execution trace, has another schema, or contradicts
+        itself: missing keys, an identity twice, a parent that is not there.
+    """
+    path = Path(path)
+    text = open_text(path)
+    parsed = _parse(path, text)
+    nodes = parsed.nodes
+    if not _SCHEMA.match(parsed.schema):
+        raise TraceError(
+            f"{path}: unknown execution trace schema {parsed.schema!r}; versions 1.x are read "
+            "(1.0.1 to 1.1.1-chakra.0.0.4 are known)"
+        )
+    nodes.sort(key=lambda node: node.id)
+    facts = [_facts(path, node) for node in nodes]
+    position = {node.id: i for i, node in enumerate(nodes)}
+    _check(path, nodes, facts, position)
+    values = [(_values(n.inputs, n, "input"), _values(n.outputs, n, "output")) for n in nodes]
+    columns = {key: np.array([f[key] for f in facts], np.int64) for key in _WHOLE}
+    et = ExecutionTrace(
+        path=path,
+        schema=parsed.schema,
+        pid=parsed.pid,
+        size=len(text),
+        id=np.array([node.id for node in nodes], np.int64),
+        name=[node.name for node in nodes],
+        parent=np.array(
+            [-1 if f["parent"] == n.id else position[f["parent"]] for n, f in zip(nodes, facts)],
+            np.int32,
+        ),
+        fw_parent=np.array(
+            [position.get(f["fw_parent"], -1) if f["fw_parent"] else -1 for f in facts], np.int32
+        ),
+        sequence=columns["seq_id"],
+        record_id=columns["rf_id"],
+        scope=columns["scope"],
+        thread=columns["tid"],
+        forward_thread=columns["fw_tid"],
+        op_schema=[f["op_schema"] for f in facts],
+        backend=[f.get("kernel_backend") or "" for f in facts],
+        inputs=_tensors(path, nodes, [pair[0] for pair in values]),
+        outputs=_tensors(path, nodes, [pair[1] for pair in values]),
+    )
+    raw_inputs = [pair[0] for pair in values]
+    et.groups = process_groups(
+        path,
+        (v.values[0] for v, name in zip(raw_inputs, et.name) if "process_group:init" in name
+         and v.values),
+    )  # fmt: skip
+    et.communications = communications(et, facts, raw_inputs)
+    return et
+
+
+def _parse(path: Path, text: bytes) -> _File:
+    try:
+        parsed = _DECODER.decode(text)
+    except msgspec.ValidationError as error:
+        if b'"traceEvents"' in text[:_HEAD]:
+            raise TraceError(f"{path}: this is a Kineto trace, not an execution trace") from None
+        raise TraceError(f"{path}: not a PyTorch execution trace: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: not valid JSON: {error}") from None
+    if not parsed.nodes:
+        raise TraceError(f"{path}: an execution trace without nodes")
+    return parsed
+
+
+def _facts(path: Path, node: _Node) -> dict[str, Any]:
+    """Return what either layout says of a node, under the names of schema 1.0.1."""
+    where = f"{path}: node {node.id} ({node.name!r})"
+    if node.attrs is None:
+        facts: dict[str, Any] = {key: getattr(node, key) for key in _WHOLE}
+        facts["op_schema"], facts["parent"], parent = node.op_schema, node.parent, "parent"
+    else:
+        facts = {attribute.name: attribute.value for attribute in node.attrs}
+        facts["parent"], parent = node.ctrl_deps, "ctrl_deps"
+    for key in ("parent", *_WHOLE):
+        value = facts.get(key)
+        if value is None:
+            raise TraceError(f"{where} has no {(parent if key == 'parent' else key)!r}")
+        if not isinstance(value, int):
+            raise TraceError(f"{where}: {key!r} is {value!r}; it must be a whole number")
+    if not isinstance(facts.get("op_schema"), str):
+        raise TraceError(f"{where} has no 'op_schema'")
+    return facts
+
+
+def _check(
+    path: Path, nodes: list[_Node], facts: list[dict[str, Any]], position: dict[int, int]
+) -> None:
+    """Refuse identities given twice, and parents that are missing or began later."""
+    for before, now in zip(nodes, nodes[1:]):
+        if before.id == now.id:
+            raise TraceError(
+                f"{path}: two nodes have the id {now.id}: {before.name!r} and {now.name!r}"
+            )
+    for node, fact in zip(nodes, facts):
+        parent = fact["parent"]
+        if parent not in position:
+            raise TraceError(
+                f"{path}: node {node.id} ({node.name!r}) has the parent {parent}, "
+                "which is not in the file"
+            )
+        if parent > node.id:
+            raise TraceError(
+                f"{path}: node {node.id} ({node.name!r}) has the parent {parent}, which began "
+                "after it (ids are given out as nodes begin)"
+            )
+
+
+def _values(given: list[Any] | _Values, node: _Node, side: str) -> _Values:
+    if isinstance(given, _Values):
+        return given
+    return _Values(given, getattr(node, f"{side}_shapes"), getattr(node, f"{side}_types"))
+
+
+def _tensors(path: Path, nodes: list[_Node], sides: list[_Values]) -> Tensors:
+    """Columns of all tensors on one side of the nodes."""
+    rows: list[tuple[int, ...]] = []
+    dtypes: dict[str, int] = {}
+    devices: dict[str, int] = {}
+    index = [0]
+    for node, side in zip(nodes, sides):
+        for argument, kind in enumerate(side.types):
+            if "Tensor(" not in kind or argument >= len(side.values):
+                continue
+            found = _flat(
+                side.values[argument], _at(side.shapes, argument), _at(side.strides, argument)
+            )
+            # `zip_longest`: a list may name the type of its elements once.
+            names = _DTYPE.findall(kind)
+            for (value, shape, stride), name in zip_longest(found, names[: len(found)]):
+                if value[1] == 0:
+                    continue
+                if min(value[:5]) < 0:
+                    raise TraceError(
+                        f"{path}: node {node.id} ({node.name!r}): impossible tensor {value}"
+                    )
+                dtype = dtypes.setdefault(name or names[-1], len(dtypes))
+                device = devices.setdefault(value[5], len(devices))
+                extent = _extent(value[3], shape, stride)
+                rows.append((argument, *value[:4], extent, value[4], dtype, device))
+        index.append(len(rows))
+    columns = np.array(rows, np.int64).reshape(-1, 9).T.copy()
+    return Tensors(
+        np.array(index, np.int64),
+        columns[0].astype(np.int32),
+        *columns[1:7],
+        columns[7].astype(np.int32),
+        columns[8].astype(np.int32),
+        list(dtypes),
+        list(devices),
+    )
+
+
+def _at(values: Any, i: int) -> Any:
+    return values[i] if isinstance(values, list) and i < len(values) else None
+
+
+def _flat(value: Any, shape: Any, stride: Any) -> list[tuple[list[Any], Any, Any]]:
+    """Return the tensors of an argument, which may be a list of them (of lists)."""
+    return list(_walk(value, shape, stride))
+
+
+def _walk(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], Any, Any]]:
+    if not isinstance(value, list):
+        return
+    if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
+        yield value, shape, stride
+        return
+    for i, part in enumerate(value):
+        yield from _walk(part, _at(shape, i), _at(stride, i))
+
+
+def _extent(elements: int, shape: Any, stride: Any) -> int:
+    """Elements from the first to the last of a view; -1 if it cannot be told."""
+    if elements == 0:
+        return 0
+    if not isinstance(shape, list) or len(shape) <= 1 and not stride:
+        # One dimension is taken to be dense: strided vectors are rare.
+        return elements
+    if isinstance(stride, list) and len(stride) == len(shape) and shape:
+        return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+    return -1

@@ -1,0 +1,184 @@
+"""Does a replay move as an honest one must?
+
+A replay that keeps what it should predict looks exact and predicts nothing. Each test here changes
+one thing and states how the answer moved:
+
+========================  ======================================================================
+test                      what a leak would do
+========================  ======================================================================
+gpu and wire × 0.05       stay, if waiting for the GPU was kept as CPU time
+kernels × 0.5             move too little, if send/receive pairs or waits are wrong
+one rank 50 ms late       leave the others, if recorded NCCL time counts as work
+file shifted by 1 s       change more than one gap, if anything is pinned at recorded times
+without late-start edges  differ much, if edges chosen by recorded times hide lost waits
+one rank alone            (waiting removed) tells how much of the time is other ranks' lateness
+========================  ======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..program import Communicators, Program, Table
+from ..replay import Replay, TraceJob, read_job, replay
+from ..traces import step_times
+from ..whatif import WhatIf
+from .traces import TraceResult
+
+__all__ = ["Perturbation", "perturb_traces"]
+
+DELAY = 0.05
+SHIFT = 1.0
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """How one test moved the step times of a trace.
+
+    Attributes
+    ----------
+    test : str
+    change : float
+        Relative change of the mean step time over ranks and steps.
+    seconds : float
+        What the test is about, in seconds: by how much ranks' total time moved.
+    note : str
+    passed : bool or None
+        None where there is no bound that holds for every trace.
+    """
+
+    test: str
+    change: float
+    seconds: float
+    note: str
+    passed: bool | None
+
+
+def perturb_traces(result: TraceResult, comm: Any) -> Iterator[Perturbation]:
+    """Run every test that applies to one trace. **Collective.**"""
+    assert result.job is not None
+    assert result.replay is not None
+    job, base = result.job, result.replay
+    for test, what in (
+        ("gpu and wire × 0.05", WhatIf(compute=0.05, comm=0.05)),
+        ("kernels × 0.5", WhatIf(compute=0.5)),
+    ):
+        moved = replay(job, comm, what)
+        yield Perturbation(test, *_moved(base, moved), _device_bound(base), None)
+    if len(job.sources) > 1:
+        yield _delayed(job, base, comm)
+    yield _shifted(job, base, comm)
+    yield _without_edges(job, base, comm)
+    if len(job.sources) > 1:
+        yield _alone(job, base, comm)
+
+
+def _moved(base: Replay, moved: Replay) -> tuple[float, float]:
+    """Relative and absolute change of the mean step time."""
+    before = np.array([each.replayed for each in base.steps])
+    after = np.array([each.replayed for each in moved.steps])
+    return float(after.mean() / before.mean() - 1), float((after - before).mean())
+
+
+def _device_bound(base: Replay) -> str:
+    """How much of the step time was a baseline of device work, for comparison."""
+    share = np.mean([each.baseline / each.measured for each in base.steps])
+    return f"busiest stream {share:.0%} of the step"
+
+
+def _delayed(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
+    """One rank starts late: the others must wait for it, but for the slack they have."""
+    late = job.traces.ranks[1]
+    moved = replay(job, comm, WhatIf(delay={late: DELAY}))
+    before, after = _ends(base, comm), _ends(moved, comm)
+    others = np.array([i for i, rank in enumerate(job.traces.ranks) if rank != late])
+    wait = float((after - before)[others].min()) / 1e12
+    change, _ = _moved(base, moved)
+    note = f"other ranks end {wait * 1e3:.1f} ms later or more, of {DELAY * 1e3:.0f} ms"
+    return Perturbation(f"rank {late} {DELAY * 1e3:.0f} ms late", change, wait, note, wait > 0)
+
+
+def _ends(outcome: Replay, comm: Any) -> np.ndarray:
+    return outcome.run.rank_end
+
+
+def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
+    """Half of one file is recorded a second later: only that gap changes."""
+    which = 1 if len(job.sources) > 1 else 0
+    shifted = read_job(
+        [source.path for source in job.sources], comm, allow_missing=True, shift=(which, SHIFT)
+    )
+    moved = replay(shifted, comm)
+    rank = job.traces.ranks[which]
+    before = sum(each.replayed for each in base.steps if each.rank == rank)
+    after = sum(each.replayed for each in moved.steps if each.rank == rank)
+    change, _ = _moved(base, moved)
+    note = f"steps of rank {rank} together {after - before:+.4f} s for a shift of {SHIFT:g} s"
+    passed = abs(after - before - SHIFT) < 0.01 * SHIFT or abs(after - before) < 0.01 * SHIFT
+    return Perturbation("half of a file shifted", change, after - before, note, passed)
+
+
+def _without_edges(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
+    """Leave out the edges that were chosen by recorded times."""
+    edges = sum(n for name, n in job.counts.items() if name.startswith("late start"))
+    plain = read_job(
+        [source.path for source in job.sources], comm, allow_missing=True, late_edges=False
+    )
+    moved = replay(plain, comm)
+    change, seconds = _moved(base, moved)
+    return Perturbation("without late-start edges", change, seconds, f"{edges} edges", None)
+
+
+def _alone(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
+    """Every rank by itself, with the same wire times: what remains is not others' lateness."""
+    program = _separated(job.program)
+    alone = Replay(job, program, _simulated(program, job, comm), [], [])
+    mine = []
+    for i, index in enumerate(alone.run.hosted.tolist()):
+        lowered = job.traces.facts[index].lowered
+        times = step_times(
+            program.table_of(index), program.names, alone.run.begin[i], alone.run.end[i]
+        )
+        measured = step_times(lowered.table, program.names, lowered.begin, lowered.end)
+        mine += [times[step] / 1e12 for step in measured]
+    after = np.array([t for part in comm.allgather(mine) for t in part])
+    before = np.array([each.replayed for each in base.steps])
+    change = float(after.mean() / before.mean() - 1)
+    note = "share of the time that is other ranks' lateness"
+    return Perturbation(
+        "each rank alone", change, float((after - before).mean()), note, change <= 1e-9
+    )
+
+
+def _simulated(program: Program, job: TraceJob, comm: Any) -> Any:
+    from ..engine import simulate
+
+    return simulate(program, comm, placement=job.placement, record=True)
+
+
+def _separated(program: Program) -> Program:
+    """The program with every communication turned into work of the rank alone."""
+    tables: list[Table | None] = []
+    for table in program.tables:
+        if table is None:
+            tables.append(None)
+            continue
+        comm = table.is_communication
+        tables.append(
+            table.replace(
+                kind=np.where(comm, 0, table.kind),
+                operation=np.where(comm, 0, table.operation),
+                slot=np.where(comm, -1, table.slot),
+                flags=np.where(comm, 0, table.flags),
+            )
+        )
+    return program.replace(
+        tables=tuple(tables),
+        communicators=Communicators.of([(0,)]),
+        slots=np.zeros(0, np.int32),
+        slot_index=np.zeros(program.n_ranks + 1, np.int64),
+    )

@@ -1,0 +1,125 @@
+"""Replay recorded traces and compare step by step with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import TraceError
+from ..parallel import agreed
+from ..replay import Replay, TraceJob, read_job, replay
+from .cases import Case, Validation
+
+__all__ = ["TraceResult", "trace_folders", "validate_traces"]
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """One trace: a job of one rank or more, or the reason why it was skipped."""
+
+    name: str
+    job: TraceJob | None
+    replay: Replay | None
+    skipped: str = ""
+
+    @property
+    def kind(self) -> str:
+        """ "multi-rank", "one rank of a job" or "one GPU"."""
+        assert self.job is not None
+        if len(self.job.sources) > 1:
+            return "multi-rank"
+        return "one rank of a job" if self.job.traces.world_size > 1 else "one GPU"
+
+
+def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
+    """Return the traces under some paths: a name and its files or folder each.
+
+    A folder with subfolders is one trace a subfolder; a folder without is one trace; so is a file.
+
+    Raises
+    ------
+    TraceError
+        If a path does not exist or is an empty folder.
+    """
+    found: list[tuple[str, list[Path]]] = []
+    for text in paths:
+        path = Path(text)
+        if not path.exists():
+            raise TraceError(f"{path}: no such file or directory")
+        inside = sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
+        if inside:
+            found += [(p.name, [p]) for p in inside]
+        elif path.is_dir() and not any(path.iterdir()):
+            raise TraceError(f"{path}: an empty folder")
+        else:
+            found.append((path.name, [path]))
+    return found
+
+
+def _reason(error: TraceError) -> str:
+    """What kept a trace from being replayed, without its path."""
+    text = str(error)
+    if "no GPU kernels" in text:
+        return "no GPU kernels"
+    if "no Kineto trace" in text or "not a Kineto trace" in text:
+        return "not a Kineto trace"
+    return text.partition(": ")[2] or text
+
+
+def validate_traces(paths: list[str], comm: Any) -> Iterator[TraceResult]:
+    """Replay every trace under some paths. **Collective.**
+
+    Parameters
+    ----------
+    paths : list of str
+        Folders (one trace a subfolder) or files.
+    comm : mpi4py.MPI.Comm
+
+    Yields
+    ------
+    TraceResult
+        One a trace, in order of name; the same on every process. A trace that cannot be replayed
+        is yielded with the reason.
+
+    Raises
+    ------
+    TraceError
+        If a path does not exist.
+    """
+    folders: list[tuple[str, list[Path]]] = []
+    with agreed(comm):
+        if comm.rank == 0:
+            folders = trace_folders(paths)
+    for name, files in comm.bcast(folders, root=0):
+        try:
+            job = read_job(files, comm)
+        except TraceError as error:
+            yield TraceResult(name, None, None, _reason(error))
+            continue
+        yield TraceResult(name, job, replay(job, comm))
+
+
+def cases_of(result: TraceResult) -> list[Case]:
+    """Return the cases of one replayed trace: every rank and step."""
+    assert result.replay is not None
+    return [
+        Case(
+            id=f"{result.name}/rank{each.rank}/"
+            + (f"step{each.step}" if each.step >= 0 else "all"),
+            measured=each.measured,
+            predicted=each.replayed,
+            columns={"trace": result.name, "kind": result.kind},
+            extra={"baseline": each.baseline},
+        )
+        for each in result.replay.steps
+    ]
+
+
+def add_to(validation: Validation, result: TraceResult) -> None:
+    """Add one trace's cases, or the reason for skipping it."""
+    if result.skipped:
+        validation.skipped[result.skipped] += 1
+    else:
+        validation.cases += cases_of(result)
