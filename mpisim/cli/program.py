@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from typing import Any
 
 from ..errors import UsageError
@@ -41,18 +42,25 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a program; only the first process prints."""
-    from ..program.show import overview, rows
-    from ..program.store import load
-    from .launch import launched_rank
+    """Print a program; under a launcher only the first process reads and prints."""
+    from ..parallel import agreed
+    from .launch import launched_rank, launched_size, world
 
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
+    with agreed(world()) if launched_size() > 1 else nullcontext():
+        if launched_rank() == 0:
+            _show(args)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> None:
+    from ..program.show import overview, rows
+    from ..program.store import load
+
     program = load(args.file)
     text = overview(program)
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
-    if launched_rank() == 0:
-        print(text)
-    return 0
+    print(text)

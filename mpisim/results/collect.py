@@ -1,0 +1,209 @@
+"""From what every process knows of a run to one result, on process 0."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..engine.run import Run
+from ..program import Names, Program
+from .accounting import BREAKDOWN, added_up, break_down, total_communications, total_kernels
+from .results import SECONDS, Results
+from .steps import rank_steps
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["collect", "gathered", "is_recorded", "shared_names"]
+
+
+def collect(
+    run: Run,
+    *,
+    comm: Intracomm,
+    experiment: str = "",
+    seed: int = 0,
+    attributes: Mapping[str, Any] | None = None,
+) -> Results | None:
+    """Gather the result of a run.
+
+    **Collective.**
+
+    Parameters
+    ----------
+    run : Run
+    comm : mpi4py.MPI.Intracomm
+        The processes that simulated.
+    experiment : str
+        The text that describes the experiment.
+    seed : int
+    attributes : mapping of str to text, number or list of texts
+        What else is to be said: assumptions, uncertainty.
+
+    Returns
+    -------
+    Results or None
+        The result on process 0, None on the others.
+    """
+    program = run.program
+    recorded = is_recorded(run, comm)
+    names, numbers = shared_names(program, comm)
+
+    lengths = [[rank, len(program.table_of(rank))] for rank in run.hosted.tolist()]
+    own = np.array(lengths, np.int64).reshape(-1, 2)
+    kernel_rows = np.zeros((0, 5), np.int64)
+    meeting_rows = np.zeros((0, 8), np.int64)
+    if recorded:
+        own = np.concatenate([own, break_down(run)], axis=1)
+        kernel_rows = total_kernels(run, numbers, len(names))
+        meeting_rows = total_communications(run)
+    ranks = gathered(own, comm)
+    kernels = gathered(kernel_rows, comm)
+    meetings = gathered(meeting_rows, comm)
+    steps = gathered(rank_steps(program, run), comm)
+    if ranks is None or kernels is None or meetings is None or steps is None:
+        return None
+
+    said = ("rank", "rows", *(BREAKDOWN if recorded else ()))
+    of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], *said)
+    del of_rank["rank"]
+    return Results(
+        step_time_ps=int(run.step_time),
+        digest=run.digest,
+        n_processes=comm.size,
+        rounds=run.rounds,
+        recorded=recorded,
+        ranks={"end": run.rank_end, "process": run.placement, **of_rank},
+        classes={"table": program.table, "speed": program.speed, "start": program.start},
+        steps=_by_column(steps[np.lexsort((steps[:, 1], steps[:, 0]))], "rank", "step", "duration"),
+        kernels=_kernel_table(kernels, names),
+        communications=_communication_table(meetings, program),
+        communicators=program.communicators,
+        critical_path=run.critical_path,
+        experiment=experiment,
+        seed=seed,
+        creator=f"mpisim {__version__}",
+        versions=_versions(),
+        attributes=dict(attributes or {}),
+        program=dict(program.attributes),
+        wall=dict(run.wall),
+    )
+
+
+def is_recorded(run: Run, comm: Intracomm) -> bool:
+    """Whether the rows of a run were recorded. **Collective.**"""
+    here = len(run.begin) == len(run.hosted)  # also true where no rank is hosted
+    if comm.size == 1:
+        return here
+    from mpi4py import MPI
+
+    everywhere = np.array([here], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, everywhere, op=MPI.MIN)
+    return bool(everywhere[0])
+
+
+def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Number the row names alike on all processes. **Collective.**
+
+    Returns
+    -------
+    names : tuple of str
+        Of all processes, each text once.
+    numbers : int64, shape (len(program.names),)
+        Which of them each name of this process is.
+    """
+    if comm.size > 1:
+        from mpi4py import MPI
+
+        partial = np.array([program.is_partial], np.int64)
+        comm.Allreduce(MPI.IN_PLACE, partial, op=MPI.MAX)
+        if partial[0]:
+            known = Names()
+            for texts in comm.allgather(program.names):
+                for text in texts:
+                    known[text]
+            return tuple(known), np.array([known[text] for text in program.names], np.int64)
+    return program.names, np.arange(len(program.names), dtype=np.int64)
+
+
+def gathered(rows: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64] | None:
+    """Join the rows of all processes on process 0, in the order of processes. **Collective.**
+
+    Parameters
+    ----------
+    rows : int64, shape (n, k)
+        `k` is the same on all processes, `n` need not be.
+
+    Returns
+    -------
+    int64, shape (sum of n, k), or None
+        None on processes other than 0.
+    """
+    if comm.size == 1:
+        return rows
+    sizes = np.zeros(comm.size, np.int64)
+    comm.Gather(np.array([rows.size], np.int64), sizes, root=0)
+    everything = np.zeros((int(sizes.sum()) // rows.shape[1], rows.shape[1]), np.int64)
+    comm.Gatherv(np.ascontiguousarray(rows), [everything, sizes], root=0)
+    return everything if comm.rank == 0 else None
+
+
+def _by_column(rows: NDArray[np.int64], *columns: str) -> dict[str, NDArray[Any]]:
+    return dict(zip(columns, np.ascontiguousarray(rows.T), strict=True))
+
+
+def _kernel_table(rows: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Join the rows of `total_kernels` of all processes."""
+    keys, number = np.unique(rows[:, :2], axis=0, return_inverse=True)
+    longest = np.zeros(len(keys), np.int64)
+    np.maximum.at(longest, number.reshape(-1), rows[:, 4])
+    kind, name, count, total = added_up(rows[:, :4]).T
+    order = np.lexsort((name, kind, -total))
+    return {
+        "name": np.array([names[i] for i in name[order].tolist()], object),
+        "kind": kind[order].astype(np.uint8),
+        "count": count[order],
+        "total": total[order],
+        "longest": longest[order],
+    }
+
+
+def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str, NDArray[Any]]:
+    """Join the rows of `total_communications` of all processes."""
+    communicator, operation, members, wire, waiting, known, size, known_wire = added_up(rows).T
+    group = program.communicators.sizes[communicator]
+    count = members // np.maximum(group, 1)
+    # Members may bring different sizes, or some none: the mean of those that are known counts.
+    bytes_ = [
+        s * c // k if k else -1
+        for s, c, k in zip(size.tolist(), count.tolist(), known.tolist(), strict=True)
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bandwidth = np.where((known > 0) & (known_wire > 0), size / (known_wire * SECONDS), np.nan)
+    order = np.lexsort((operation, communicator, -(wire + waiting)))
+    columns = {
+        "communicator": communicator.astype(np.int32),
+        "operation": operation.astype(np.uint8),
+        "size": group,
+        "count": count,
+        "bytes": np.array(bytes_, np.int64),
+        "wire": wire,
+        "waiting": waiting,
+        "bandwidth": bandwidth,
+    }
+    return {column: values[order] for column, values in columns.items()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"mpisim": __version__, "numpy": np.__version__}
+    if "mpi4py.MPI" in sys.modules:  # not loaded for its version
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version().strip("\0 \n")
+        versions["MPI"] = library.split(",")[0].splitlines()[0]
+    return versions

@@ -1,0 +1,99 @@
+"""The layout of results files: groups, columns, types and units.
+
+::
+
+    attributes                     format, format_version, creator, digest, step_time (s), seed,
+                                   experiment, n_processes, rounds, versions, ... and whatever
+                                   the maker of the program has to say (assumptions, ...)
+    summary/<scalar>               ps, s and counts
+    ranks/<column>                 one entry a rank
+    classes/<column>               one entry a rank
+    steps, kernels, communications/<column>
+    communicators/index, members, names
+    links                          attribute: no link was modelled
+    critical_path/<column>, names  absent if it was not asked for
+    timeline/<column>              absent if it was not asked for: virtual datasets over the
+                                   shard files, which are named in timeline/shards
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from .accounting import BREAKDOWN
+
+__all__ = [
+    "CLASSES",
+    "COMMUNICATIONS",
+    "CRITICAL_PATH",
+    "FORMAT",
+    "KERNELS",
+    "RANKS",
+    "RECORDED_RANKS",
+    "SHARD_FORMAT",
+    "STEPS",
+    "TIMELINE",
+    "VERSION",
+]
+
+FORMAT = "mpisim-results"
+SHARD_FORMAT = "mpisim-timeline"
+VERSION = 1
+
+Layout: TypeAlias = dict[str, tuple[type, str | None]]
+"""Type and unit of each column; the type `object` stands for texts."""
+
+RANKS: Layout = {"end": (np.int64, "ps"), "process": (np.int32, None), "rows": (np.int64, None)}
+RECORDED_RANKS: Layout = RANKS | dict.fromkeys(BREAKDOWN, (np.int64, "ps"))
+CLASSES: Layout = {
+    "table": (np.int32, None),
+    "speed": (np.float64, None),
+    "start": (np.int64, "ps"),
+}
+STEPS: Layout = {
+    "rank": (np.int64, None),
+    "step": (np.int64, None),
+    "duration": (np.int64, "ps"),
+}
+KERNELS: Layout = {
+    "name": (object, None),
+    "kind": (np.uint8, None),
+    "count": (np.int64, None),
+    "total": (np.int64, "ps"),
+    "longest": (np.int64, "ps"),
+}
+COMMUNICATIONS: Layout = {
+    "communicator": (np.int32, None),
+    "operation": (np.uint8, None),
+    "size": (np.int64, None),
+    "count": (np.int64, None),
+    "bytes": (np.int64, "bytes"),
+    "wire": (np.int64, "ps"),
+    "waiting": (np.int64, "ps"),
+    "bandwidth": (np.float64, "bytes/s"),
+}
+CRITICAL_PATH: Layout = {
+    "kind": (np.uint8, None),
+    "rank": (np.int32, None),
+    "row": (np.int32, None),
+    "begin": (np.int64, "ps"),
+    "end": (np.int64, "ps"),
+    "name": (np.int32, None),
+}
+TIMELINE: Layout = {
+    "begin": (np.int64, "ps"),
+    "end": (np.int64, "ps"),
+    "wire": (np.int64, "ps"),
+    "binding": (np.uint8, None),
+    "kind": (np.uint8, None),
+    "stream": (np.int16, None),
+    "name": (np.int32, None),
+    "communicator": (np.int32, None),
+    "bytes": (np.int64, "bytes"),
+    "phase": (np.uint8, None),
+    "layer": (np.int16, None),
+    "micro_batch": (np.int16, None),
+    "step": (np.int16, None),
+}

@@ -1,0 +1,158 @@
+"""Opening a results file: everything small at once, the timeline when it is asked for."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.run import CriticalPath
+from ..errors import InputError
+from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
+from ..program import Communicators
+from . import layout
+from .results import Results, Timeline
+
+if TYPE_CHECKING:
+    from h5py import File, Group
+
+__all__ = ["open_results"]
+
+
+def open_results(path: str | Path) -> Results:
+    """Open a results file.
+
+    Needs no MPI. Use it as a context manager where the file has a timeline.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Results
+        All tables are in memory; the timeline is read when it is asked for.
+
+    Raises
+    ------
+    InputError
+        If it is no results file, of a newer version, damaged, or a shard of its timeline is
+        missing or does not belong to it.
+
+    Examples
+    --------
+    >>> with open_results("run.h5") as results:                     # doctest: +SKIP
+    ...     print(results.step_time, results.ranks["idle"].max())
+    """
+    path = Path(path)
+    with ExitStack() as stack:
+        # Shards are named relative to the file itself, not to a link to it.
+        file = stack.enter_context(opened(os.path.realpath(path), layout.FORMAT, layout.VERSION))
+        recorded = bool(file.attrs["recorded"])
+        groups = _group(file, "communicators")
+        timeline = _open_timeline(file) if "timeline" in file else None
+        results = Results(
+            step_time_ps=int(_group(file, "summary")["step_time"][()]),
+            digest=text_of(file.attrs["digest"]),
+            n_processes=int(file.attrs["n_processes"]),
+            rounds=int(file.attrs["rounds"]),
+            recorded=recorded,
+            ranks=_read_table(file, "ranks", layout.RECORDED_RANKS if recorded else layout.RANKS),
+            classes=_read_table(file, "classes", layout.CLASSES),
+            steps=_read_table(file, "steps", layout.STEPS),
+            kernels=_read_table(file, "kernels", layout.KERNELS),
+            communications=_read_table(file, "communications", layout.COMMUNICATIONS),
+            communicators=Communicators(
+                read_column(groups, "index", np.int64),
+                read_column(groups, "members", np.int32),
+                read_texts(groups, "names"),
+            ),
+            critical_path=_read_critical_path(file) if "critical_path" in file else None,
+            experiment=text_of(file.attrs["experiment"]),
+            seed=int(file.attrs["seed"]),
+            creator=text_of(file.attrs["creator"]),
+            versions=read_attributes(_group(file, "versions")),
+            attributes={name: _said(file.attrs[name]) for name in _said(file.attrs["said"])},
+            program=read_attributes(_group(file, "program")),
+            wall={phase: float(d[()]) for phase, d in _group(file, "wall").items()},
+            timeline=timeline,
+            path=path,
+            close=stack.pop_all().close if timeline is not None else lambda: None,
+        )
+    return results
+
+
+def _group(file: File, name: str) -> Group:
+    group = file.get(name)
+    if group is None or not hasattr(group, "keys"):
+        raise InputError(f"{file.filename}: there is no group '{name}'")
+    return group
+
+
+def _read_table(file: File, name: str, described: layout.Layout) -> dict[str, NDArray[Any]]:
+    """Read the columns of a table, all of one length."""
+    group = _group(file, name)
+    columns: dict[str, NDArray[Any]] = {}
+    length = None
+    for column, (dtype, units) in described.items():
+        if dtype is object:
+            columns[column] = np.array(read_texts(group, column, length), object)
+        else:
+            columns[column] = read_column(group, column, dtype, units, length)
+        length = len(columns[column])
+    return columns
+
+
+def _read_critical_path(file: File) -> CriticalPath:
+    columns = _read_table(file, "critical_path", layout.CRITICAL_PATH)
+    return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
+
+
+def _said(value: Any) -> Any:
+    """Turn an attribute back into text, a number or a list of texts."""
+    if isinstance(value, np.ndarray):
+        return [text_of(each) for each in value.tolist()]
+    if isinstance(value, bytes):
+        return text_of(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str) else []  # h5py.Empty
+
+
+def _open_timeline(file: File) -> Timeline:
+    """Open the timeline once every shard is known to be there and to belong to this file.
+
+    HDF5 itself reads a missing shard as zeros.
+    """
+    group = _group(file, "timeline")
+    shards = _group(file, "timeline/shards")
+    names = read_texts(shards, "file")
+    expected = read_column(shards, "rows", np.int64, length=len(names))
+    folder = Path(file.filename).parent
+    for name, rows in zip(names, expected.tolist(), strict=True):
+        if not (folder / name).is_file():
+            raise InputError(
+                f"{file.filename}: {name}, a part of its timeline, is missing; move the file "
+                f"and its folder {Path(name).parent} together"
+            )
+        with opened(folder / name, layout.SHARD_FORMAT, layout.VERSION) as shard:
+            if text_of(shard.attrs["digest"]) != text_of(file.attrs["digest"]):
+                raise InputError(f"{folder / name}: belongs to another run than {file.filename}")
+            for column in layout.TIMELINE:
+                found = shard[column].shape
+                if found != (rows,):
+                    raise InputError(
+                        f"{folder / name}: {column} has shape {found}; {file.filename} expects "
+                        f"({rows},)"
+                    )
+    offset = read_column(group, "rank_offset", np.int64)
+    return Timeline(
+        file,
+        read_texts(group, "names"),
+        offset,
+        read_column(group, "rank_rows", np.int64, length=len(offset)),
+    )

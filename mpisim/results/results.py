@@ -1,0 +1,178 @@
+"""What is known after a run: small tables as numpy arrays, and the timeline of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.run import CriticalPath
+from ..errors import InputError, UsageError, nearest
+from ..program import Communicators
+
+if TYPE_CHECKING:
+    from h5py import File
+
+__all__ = ["SECONDS", "Results", "Timeline"]
+
+SECONDS = 1e-12
+"""Seconds in a picosecond."""
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class Timeline:
+    """Every row of every rank, read from the file when asked for.
+
+    Columns: begin, end, wire (ps, see `Run`), binding, kind, stream, name (index into `names`),
+    communicator (-1: none), bytes (-1: unknown), phase, layer, micro_batch, step.
+    """
+
+    def __init__(
+        self, file: File, names: tuple[str, ...], offset: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> None:
+        self._group = file["timeline"]
+        self._offset = offset
+        self._rows = rows
+        self.names = names
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(c for c in self._group if self._group[c].attrs.get("column", False))
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        """Return a column over all ranks, in the order of the file."""
+        return self._read(column, slice(None))
+
+    def __len__(self) -> int:
+        return int(self._rows.sum())
+
+    def rank(self, rank: int) -> dict[str, NDArray[Any]]:
+        """Return all columns of one rank, in the order of its rows."""
+        if not 0 <= rank < len(self._offset):
+            raise UsageError(
+                f"there is no rank {rank}; there are ranks 0 to {len(self._offset) - 1}"
+            )
+        first = int(self._offset[rank])
+        rows = slice(first, first + int(self._rows[rank]))
+        return {column: self._read(column, rows) for column in self.columns}
+
+    def _read(self, column: str, rows: slice) -> NDArray[Any]:
+        if not self._group:
+            raise UsageError("the results file is closed; read the timeline before")
+        if column not in self.columns:
+            raise KeyError(f"no column '{column}'{nearest(column, self.columns)}")
+        try:
+            values: NDArray[Any] = self._group[column][rows]
+        except OSError as error:
+            raise InputError(f"{self._group.file.filename}: timeline/{column}: {error}") from error
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The result of one run. Times in the tables are int64 ps.
+
+    Made by `collect` from a run, or by `open_results` from a file. Only with the latter is there a
+    `timeline`; use it as a context manager, or `close` it.
+
+    Attributes
+    ----------
+    step_time_ps : int
+        The latest end of any rank.
+    digest : str
+    n_processes : int
+        How many processes simulated.
+    rounds : int
+        Exchanges between them.
+    recorded : bool
+        Whether rows were recorded; if not, there is only the end of each rank, and the breakdown,
+        kernels and communications are empty.
+    ranks : mapping of str to array, shape (n_ranks,)
+        end, process, rows; recorded runs also `BREAKDOWN` of `mpisim.results.accounting`.
+    classes : mapping of str to array, shape (n_ranks,)
+        table, speed, start: what makes ranks alike.
+    steps : mapping of str to array
+        rank, step (-1: not said), duration.
+    kernels : mapping of str to array
+        name (texts), kind, count, total, longest; the largest total first.
+    communications : mapping of str to array
+        communicator, operation, size (members), count, bytes (over all counts; -1 unknown), wire
+        and waiting (ps, added up over members), bandwidth (bytes/s: bytes of a communication
+        over its wire time; NaN unknown); the largest wire + waiting first.
+    communicators : Communicators
+    critical_path : CriticalPath or None
+    experiment : str
+        The text of the experiment, or empty.
+    seed : int
+    creator : str
+    versions : mapping of str to str
+    attributes : mapping
+        Whatever the maker of the program says of the result: assumptions, uncertainty.
+    program : mapping of str to str
+        Where the program came from.
+    wall : mapping of str to float
+        Wall-clock seconds of the phases of the run on its first process.
+    timeline : Timeline or None
+    path : Path or None
+        The file this was read from.
+    """
+
+    step_time_ps: int
+    digest: str
+    n_processes: int
+    rounds: int
+    recorded: bool
+    ranks: Columns
+    classes: Columns
+    steps: Columns
+    kernels: Columns
+    communications: Columns
+    communicators: Communicators
+    critical_path: CriticalPath | None
+    experiment: str = ""
+    seed: int = 0
+    creator: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, str] = field(default_factory=dict)
+    wall: Mapping[str, float] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    path: Path | None = None
+    close: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @property
+    def step_time(self) -> float:
+        """The step time in seconds."""
+        return self.step_time_ps * SECONDS
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of simulated ranks."""
+        return len(self.ranks["end"])
+
+    @property
+    def rank_steps(self) -> dict[int, dict[int, float]]:
+        """Seconds of each step of each rank; a step that is not said is -1."""
+        found: dict[int, dict[int, float]] = {}
+        columns = (self.steps[c].tolist() for c in ("rank", "step", "duration"))
+        for rank, step, duration in zip(*columns, strict=True):
+            found.setdefault(rank, {})[step] = duration * SECONDS
+        return found
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

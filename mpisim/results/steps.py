@@ -1,0 +1,46 @@
+"""How long each training step took on each rank, for programs of one step or several."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.run import Run
+from ..program import Program
+
+__all__ = ["rank_steps"]
+
+
+def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
+    """Measure every step on every rank hosted here.
+
+    A step lasts from the end of the last device row of the step before to that of its own; the
+    first one from the rank's start. A rank with one step, or none said, takes from its start to
+    its end.
+
+    Parameters
+    ----------
+    program : Program
+    run : Run
+        Of that program. If it was not recorded, ranks with several steps are left out.
+
+    Returns
+    -------
+    int64, shape (n, 3)
+        Rows (rank, step, ps), by rank and step. A step that is not said is -1.
+    """
+    found: list[tuple[int, int, int]] = []
+    for i, rank in enumerate(run.hosted.tolist()):
+        table = program.table_of(rank)
+        start = int(program.start[rank])
+        device = np.flatnonzero(table.is_device & (table.step >= 0))
+        steps, number = np.unique(table.step[device], return_inverse=True)
+        if len(steps) <= 1:
+            step = int(steps[0]) if len(steps) else -1
+            found.append((rank, step, int(run.rank_end[rank]) - start))
+        elif run.begin:
+            last = np.full(len(steps), np.iinfo(np.int64).min)
+            np.maximum.at(last, number, run.end[i][device])
+            lengths = np.diff(last, prepend=start)
+            found += zip([rank] * len(steps), steps.tolist(), lengths.tolist(), strict=True)
+    return np.array(found, np.int64).reshape(-1, 3)
