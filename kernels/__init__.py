@@ -1,6 +1,6 @@
 """How long one kernel takes on a GPU.
 
-``gpu(name)``, ``Gpu``
+``find_gpu(name)``, ``Gpu``
     The numbers of a GPU, each with its error bar and source.
 ``gemm``, ``attention``, ``memory_bound``
     Durations by roofline, as an `Estimate`.
@@ -8,7 +8,7 @@
     The work alone.
 """
 
-from .gpu import Gpu, gpu
+from .gpu import Gpu, find_gpu
 from .roofline import Estimate, attention, attention_flops, gemm, gemm_flops, memory_bound
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "Gpu",
     "attention",
     "attention_flops",
+    "find_gpu",
     "gemm",
     "gemm_flops",
-    "gpu",
     "memory_bound",
 ]

@@ -9,7 +9,7 @@ from mpisim.errors import InputError, nearest
 from mpisim.quantity import Quantity
 from mpisim.schema import build, parse
 
-__all__ = ["Gpu", "gpu"]
+__all__ = ["Gpu", "find_gpu"]
 
 FILE = "gpus.toml"
 
@@ -56,7 +56,7 @@ class Gpu:
     host_gap: Quantity
 
 
-def gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """Return a GPU of ``data/gpus.toml`` by name.
 
     Raises
@@ -66,7 +66,7 @@ def gpu(name: str) -> Gpu:
 
     Examples
     --------
-    >>> gpu("h100-sxm").title
+    >>> find_gpu("h100-sxm").title
     'NVIDIA H100 SXM5 80 GB (700 W)'
     """
     presets = parse(text(FILE), FILE)

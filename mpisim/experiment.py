@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 from .errors import InputError
-from .schema import Limits, build, parse
+from .schema import Limits, build, defaults, parse
 
-__all__ = ["ClusterChoice", "Experiment", "Model", "Plan", "load", "read"]
+__all__ = ["ClusterChoice", "Experiment", "Model", "Plan", "defaulted", "load", "read"]
 
 Count = Annotated[int, Limits(least=1, most=1_000_000)]
 Large = Annotated[int, Limits(least=1, most=100_000_000)]
@@ -162,6 +162,18 @@ def read(text: str, source: str) -> Experiment:
         Naming the file and the key, what was found and what is allowed.
     """
     return build(Experiment, parse(text, source), source)
+
+
+def defaulted(text: str) -> dict[str, object]:
+    """Return the keys an experiment's text leaves to their defaults, with these.
+
+    Examples
+    --------
+    >>> from mpisim.data import text
+    >>> defaulted(text("experiments/default.toml").replace("bucket", "# bucket"))
+    {'plan.bucket': 160000000}
+    """
+    return defaults(Experiment, parse(text, "experiment"))
 
 
 def load(path: str | Path | None = None) -> tuple[str, Experiment]:

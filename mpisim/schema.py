@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import InputError, nearest
 
-__all__ = ["Limits", "build", "parse"]
+__all__ = ["Limits", "build", "defaults", "parse"]
 
 T = TypeVar("T")
 
@@ -80,7 +80,8 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
     Parameters
     ----------
     cls : type
-        A dataclass with fields of the types int, float, str, bool, or such a dataclass.
+        A dataclass with fields of the types int, float, str, bool, or such a dataclass. Defaults
+        are plain values.
     values : mapping
         The table.
     source : str
@@ -114,13 +115,41 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
         full = f"{path}.{key}" if path else key
         if key in values:
             arguments[key] = _value(types[key], values[key], source, full)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif field.default is dataclasses.MISSING:
             raise InputError(f"{source}: key {full!r} is missing")
     try:
         return cls(**arguments)
     except InputError as error:
         prefix = f"[{path}] " if path else ""
         raise InputError(f"{source}: {prefix}{error}") from error
+
+
+def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the keys that a parsed TOML table leaves to their defaults.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass, as for `build`.
+    values : mapping
+        A table that `build` has accepted.
+    path : str
+        Where in the file the table stands.
+
+    Returns
+    -------
+    dict
+        Default values by full key (``"plan.bucket"``).
+    """
+    types = get_type_hints(cls)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        key = f"{path}.{field.name}" if path else field.name
+        if field.name not in values:
+            found[key] = field.default
+        elif dataclasses.is_dataclass(types[field.name]):
+            found |= defaults(types[field.name], values[field.name], key)
+    return found
 
 
 def _value(expected: Any, found: Any, source: str, key: str) -> Any:

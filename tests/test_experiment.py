@@ -32,8 +32,8 @@ def test_the_default_experiment_uses_eight_gpus() -> None:
     text, experiment = load()
     assert experiment.plan.gpus == 8
     assert experiment == read(text, "again")
-    # GPT-3's "6.7B" (arXiv:2005.14165, table 2.1): 32 layers of width 4096.
-    assert experiment.model.parameters == pytest.approx(6.7e9, rel=0.01)
+    # 12 × 16 × 4096² of the layers' matrices, 51,200 × 4096 of the vocabulary: 3.43e9; and biases.
+    assert experiment.model.parameters == pytest.approx(3.43e9, rel=0.01)
 
 
 def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
@@ -47,7 +47,9 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert experiment.tokens == 12 * 32
 
 
-def test_parameters_of_a_published_model() -> None:
+def test_parameters_of_published_models() -> None:
+    # GPT-3's "6.7B" (arXiv:2005.14165, table 2.1) has 32 layers of width 4096.
+    assert Model(32, 4096, 32, 16384, 50257, 2048).parameters == pytest.approx(6.7e9, rel=0.01)
     # GPT-2 (124 M): 12 layers of width 768, 50,257 words, 1,024 positions: 124,439,808.
     model = Model(12, 768, 12, 3072, 50257, 1024)
     assert model.parameters == 124_439_808

@@ -11,10 +11,10 @@ from machines import ROUND, exact
 
 from mpisim.data import text
 from mpisim.errors import InputError
-from mpisim.kernels import Gpu, attention, attention_flops, gemm, gemm_flops, gpu, memory_bound
+from mpisim.kernels import Gpu, attention, attention_flops, find_gpu, gemm, gemm_flops, memory_bound
 from mpisim.quantity import Quantity
 from mpisim.schema import parse
-from mpisim.topo.cluster import Cluster, cluster
+from mpisim.topo import Cluster, find_cluster
 
 
 def test_a_large_product_is_bound_by_arithmetic() -> None:
@@ -95,7 +95,7 @@ def test_kernels_without_work_are_refused(estimate) -> None:  # type: ignore[no-
 
 @pytest.mark.parametrize("name", sorted(parse(text("gpus.toml"), "gpus.toml")))
 def test_gpu_presets_are_whole(name: str) -> None:
-    preset = gpu(name)
+    preset = find_gpu(name)
     for field in dataclasses.fields(Gpu):
         number = getattr(preset, field.name)
         if isinstance(number, Quantity):
@@ -111,8 +111,8 @@ def test_gpu_presets_are_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(parse(text("clusters.toml"), "clusters.toml")))
 def test_cluster_presets_are_whole(name: str) -> None:
-    preset = cluster(name)
-    assert gpu(preset.gpu)
+    preset = find_cluster(name)
+    assert find_gpu(preset.gpu)
     for field in dataclasses.fields(Cluster):
         number = getattr(preset, field.name)
         if isinstance(number, Quantity):
@@ -122,6 +122,6 @@ def test_cluster_presets_are_whole(name: str) -> None:
 
 def test_unknown_presets_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown GPU 'h100-smx' \(did you mean 'h100-sxm'\?\)"):
-        gpu("h100-smx")
+        find_gpu("h100-smx")
     with pytest.raises(InputError, match=r"unknown cluster 'dgx-h10' \(did you mean"):
-        cluster("dgx-h10")
+        find_cluster("dgx-h10")

@@ -1,1 +1,12 @@
-"""What connects GPUs: fabrics, routes and the collectives that run on them."""
+"""What connects GPUs: fabrics, routes and the collectives that run on them.
+
+``AlphaBeta``
+    The cost of a communication as latency and bandwidth.
+``Cluster``, ``find_cluster(name)``
+    Which GPUs stand together in a node, and the numbers of their links with error bars.
+"""
+
+from .alpha_beta import AlphaBeta
+from .cluster import Cluster, find_cluster
+
+__all__ = ["AlphaBeta", "Cluster", "find_cluster"]

@@ -28,8 +28,8 @@ __all__ = ["BF16", "FP32", "Workload", "gpt_step", "local_parameters", "model_fl
 BF16, FP32 = 2, 4
 """Bytes of an element: activations and weights; gradients and the optimizer's state."""
 
-LONGEST = 2**61
-"""Of all kernels of a step together, in ps: 26 days. Communication has as much again."""
+LONGEST = 2**60
+"""Of all kernels of a step together, in ps (13 days): what the engine's clocks can count."""
 
 COMPUTE, TENSOR, DATA = 0, 1, 2
 """Streams: kernels, and one for each kind of communicator, as PyTorch has it."""

@@ -1,0 +1,103 @@
+"""The hall: what is to be simulated comes in, its result goes out.
+
+    experiment ─► case: program and costs ─► engine ─► results
+    program ───────────────────────────────────┘
+
+Each arrow is one line of `simulate`. The command line and whoever uses mpisim as a library come
+through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import engine
+from .experiment import Experiment, defaulted
+from .parallel import agreed
+from .prediction import Case, prepare, statements
+from .program import Program
+from .results import Results, check_results_output, collect, write_results
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    what: Experiment | Program,
+    comm: Intracomm | None = None,
+    *,
+    cost: engine.CollectiveCost | None = None,
+    output: str | Path | None = None,
+    timeline: bool = False,
+    overwrite: bool = False,
+    text: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Results | None:
+    """Simulate an experiment or a program, and return its result. **Collective.**
+
+    Parameters
+    ----------
+    what : Experiment or Program
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes that share the work; by default this one alone.
+    cost : CollectiveCost, optional
+        Prices communications without a duration; an experiment brings its own.
+    output : str or Path, optional
+        Write the result to this HDF5 file, in a folder that all processes see.
+    timeline : bool
+        Write every row, too.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+    text : str
+        The text of the experiment, to be kept with the result.
+    attributes : mapping, optional
+        What else is to be kept with the result.
+    progress : bool
+        Show the progress of a long run, if a person is watching.
+
+    Returns
+    -------
+    Results or None
+        On process 0; None on the others.
+
+    Raises
+    ------
+    MpisimError
+        On all processes: bad input, a program that deadlocks, a file that cannot be written.
+
+    Examples
+    --------
+    >>> from mpisim.experiment import load
+    >>> text, experiment = load()
+    >>> simulate(experiment).n_ranks
+    8
+    """
+    if comm is None:
+        from mpi4py import MPI
+
+        comm = MPI.COMM_SELF
+
+    with agreed(comm):
+        if output is not None and comm.rank == 0:
+            check_results_output(output, overwrite=overwrite)  # before the work, not after
+        case = prepare(what) if isinstance(what, Experiment) else what
+
+    program = case.program if isinstance(case, Case) else case
+    prices = case.cost if isinstance(case, Case) and cost is None else cost
+    run = engine.simulate(program, comm, cost=prices, critical_path=True, progress=progress)
+
+    said = dict(attributes or {})
+    if isinstance(case, Case) and comm.rank == 0:
+        said |= statements(case, run, defaulted(text) if text else {})
+
+    if output is None:
+        return collect(run, comm=comm, experiment=text, attributes=said)
+    return write_results(
+        run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
+        attributes=said,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""``mpisim demo``, through the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpisim
+from mpisim.data import text
+
+Run = Callable[..., Any]
+
+SMALL = (
+    text("experiments/default.toml")
+    .replace("layers = 16", "layers = 2")
+    .replace("micro_batch = 4", "micro_batch = 1")
+    .replace("global_batch = 16", "global_batch = 4")
+)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def digest(report: str) -> str:
+    found = re.search(r"^digest +([0-9a-f]{32})$", report, re.MULTILINE)
+    assert found, report
+    return found[1]
+
+
+def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
+    done = run_mpisim([])
+    assert done.rc == 0, done.stderr
+    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ranks +8 on 1 process", done.stdout, re.MULTILINE)
+    for heading in ("uncertainty sources:", "assumptions:", "not modelled:", "Critical path"):
+        assert heading in done.stdout
+    assert done.stderr == ""
+
+
+def test_one_digest_for_any_number_of_processes(run_mpisim: Run, small: Path) -> None:
+    reports = {
+        n: run_mpisim(["demo", "--experiment", str(small)], nprocs=n, timeout=120)
+        for n in (1, 2, 3, 4, 8)
+    }
+    assert all(done.rc == 0 for done in reports.values()), reports
+    assert len({digest(done.stdout) for done in reports.values()}) == 1
+    # The report differs in the line that names the number of processes, and in nothing else.
+    bodies = {
+        "\n".join(line for line in done.stdout.splitlines() if not line.startswith("ranks "))
+        for done in reports.values()
+    }
+    assert len(bodies) == 1
+    assert reports[8].stdout.count("step time   ") == 1
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_results_file_and_json(run_mpisim: Run, small: Path, tmp_path: Path, nprocs: int) -> None:
+    options = ["--experiment", str(small), "-o", "run.h5", "--timeline", "--json", "run.json"]
+    done = run_mpisim(options, nprocs=nprocs)
+    assert done.rc == 0, done.stderr
+    figures = json.loads((tmp_path / "run.json").read_text())
+    assert figures["digest"] == digest(done.stdout)
+    with mpisim.open_results(tmp_path / "run.h5") as results:
+        assert results.digest == figures["digest"]
+        assert results.step_time == pytest.approx(figures["step_time"], rel=1e-12)
+        assert results.experiment == SMALL
+        assert results.timeline is not None
+        assert int(results.timeline["end"].max()) == results.step_time_ps
+    again = run_mpisim(["report", "run.h5"])
+    assert again.stdout == done.stdout
+
+    kept = run_mpisim(options, nprocs=nprocs)
+    assert kept.rc == 1
+    assert len(kept.errors) == 1
+    assert "exists already" in kept.errors[0]
+    assert run_mpisim([*options, "--overwrite"], nprocs=nprocs).rc == 0
+
+
+def test_show_prints_an_experiment_that_runs(run_mpisim: Run, tmp_path: Path) -> None:
+    shown = run_mpisim(["--show"], nprocs=2)
+    assert shown.stdout == text("experiments/default.toml")
+    (tmp_path / "mine.toml").write_text(shown.stdout)
+    own = run_mpisim(["demo", "--experiment", "mine.toml"])
+    assert digest(own.stdout) == digest(run_mpisim([]).stdout)
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--timeline"], 2, "--timeline needs a file to write: -o FILE"),
+        (["--top", "0"], 2, "--top is 0; it must be 1 or more"),
+        (["--experiment", "missing.toml"], 2, "missing.toml: cannot be read: No such file"),
+        (
+            ["--experiment", "bad.toml"],
+            2,
+            "bad.toml: unknown key 'layesr' in [model] (",
+        ),
+        (["--experiment", "many.toml"], 2, "the plan needs 4 × 4 = 16 GPUs, but 1 nodes"),
+        (["-o", "no/run.h5"], 1, "no/run.h5: there is no folder"),
+        (["--json", "no/run.json"], 1, "no/run.json: there is no folder"),
+        (["--timline"], 2, "unknown option '--timline' (did you mean '--timeline'?)"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run_mpisim: Run, tmp_path: Path, nprocs: int, options: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "bad.toml").write_text(SMALL.replace("layers", "layesr"))
+    many = SMALL.replace("data = 2", "data = 4").replace("global_batch = 4", "global_batch = 16")
+    (tmp_path / "many.toml").write_text(many)
+    before = sorted(tmp_path.iterdir())
+    done = run_mpisim(options, nprocs=nprocs)
+    assert done.rc == code
+    assert len(done.errors) == 1
+    assert message in done.errors[0]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(tmp_path.iterdir()) == before

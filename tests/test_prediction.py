@@ -1,0 +1,221 @@
+"""Experiments made ready, what a prediction says of itself, and the hall they go through."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import mpisim
+from mpisim import engine
+from mpisim.errors import InputError, MpisimError, OutputError
+from mpisim.experiment import ClusterChoice, Experiment, Model, Plan, defaulted, load
+from mpisim.kernels import find_gpu
+from mpisim.prediction import Case, PathShares, prepare, statements
+from mpisim.program import Operation, Program, ProgramBuilder
+from mpisim.quantity import Quantity
+from mpisim.simulate import simulate
+from mpisim.topo import AlphaBeta, find_cluster
+from mpisim.uncertainty import propagate
+from mpisim.workloads import gpt_step
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+SMALL = Experiment(
+    model=Model(layers=2, hidden=1024, heads=8, feed_forward=4096, vocabulary=32_000, sequence=512),
+    plan=Plan(tensor=2, data=4, micro_batch=2, global_batch=16),
+    cluster=ClusterChoice("dgx-h100"),
+)
+
+
+def run_of(case: Case) -> engine.Run:
+    return engine.simulate(case.program, cost=case.cost, critical_path=True)
+
+
+def small(**plan: object) -> Experiment:
+    return dataclasses.replace(SMALL, plan=dataclasses.replace(SMALL.plan, **plan))  # type: ignore[arg-type]
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(InputError, match=r"4 × 4 = 16 GPUs, but 1 nodes of 'dgx-h100' have 8"):
+        prepare(small(tensor=4))
+
+
+def test_a_step_takes_at_least_its_kernels_and_its_work() -> None:
+    case = prepare(SMALL)
+    run = run_of(case)
+    table = case.program.tables[0]
+    assert table is not None
+    assert run.step_time > table.duration[table.stream == 0].sum()
+    assert run.step_time > case.workload.flops / (8 * case.gpu.peak.si) * 1e12
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_step_without_overlap_takes_the_sum(sequence_parallel: bool) -> None:
+    # Forward, nothing overlaps: kernels and exchanges of the first micro-batch, one after the
+    # other. A CPU that takes no time never holds them up.
+    free = dataclasses.replace(
+        find_gpu("h100-sxm"),
+        **{
+            key: Quantity(0, "us", 0, "none")
+            for key in ("launch_call", "launch_latency", "host_gap")
+        },
+    )
+    experiment = small(sequence_parallel=sequence_parallel)
+    case = prepare(experiment)
+    workload = gpt_step(experiment, free)
+    run = engine.simulate(workload.program, cost=case.cost, record=True)
+    table = workload.program.tables[0]
+    assert table is not None
+    first = (table.micro_batch == 0) & (table.phase == 1)
+    wire = [
+        case.cost.cost(Operation(int(table.operation[row])), int(table.bytes[row]), (2, True))
+        for row in np.flatnonzero(first & table.is_communication)
+    ]
+    kernels = table.duration[first & ~table.is_communication].sum()
+    zeroing = table.duration[0]
+    assert run.end[0][first].max() == zeroing + kernels + sum(wire)
+
+
+def numbers_scaled(case: Case, name: str, factor: float) -> int:
+    """Step time with one number of the GPU or the cluster scaled."""
+    hardware: dict[str, Any] = {"gpu": case.gpu, "cluster": case.cluster}
+    for key, part in hardware.items():
+        if name in vars(part):
+            old = getattr(part, name)
+            new = dataclasses.replace(old, value=old.value * factor)
+            hardware[key] = dataclasses.replace(part, **{name: new})
+    workload = gpt_step(case.experiment, hardware["gpu"])
+    return engine.simulate(workload.program, cost=hardware["cluster"].cost()).step_time
+
+
+LARGE = load()[1]
+HOST_BOUND = small(tensor=1, data=1, micro_batch=1, global_batch=4)
+
+
+@pytest.mark.parametrize("experiment", [LARGE, SMALL, HOST_BOUND], ids=["large", "small", "host"])
+def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
+    # Each number is made 0.1 % larger in turn, and everything simulated again: the step changes by
+    # 0.1 % of the share that was said, less for rates and more for times.
+    case = prepare(experiment)
+    run = run_of(case)
+    exact = {
+        name: dataclasses.replace(number, error=1.0)
+        for part in (case.gpu, case.cluster)
+        for name, number in vars(part).items()
+        if isinstance(number, Quantity)
+    }
+    found = propagate(run.critical_path, PathShares(case, run), exact)  # type: ignore[arg-type]
+    shares = {each.name: each.share for each in found.effects}
+    rates = {"peak", "bandwidth"} | {n for n in exact if n.endswith(("fraction", "bandwidth"))}
+    for name in exact:
+        change = numbers_scaled(case, name, 1.001) / run.step_time - 1
+        expected = 0.001 * shares.get(name, 0.0) * (-1 if name in rates else 1)
+        assert change == pytest.approx(expected, rel=0.02, abs=2e-6), name
+
+
+def test_statements() -> None:
+    case = prepare(LARGE)
+    run = run_of(case)
+    said = statements(case, run, {"plan.sequence_parallel": True})
+    assert 0.02 < said["uncertainty"] < 0.2
+    assert said["utilisation"] == pytest.approx(
+        case.workload.flops / (run.step_time * 1e-12 * 8 * 989.4e12)
+    )
+    assert 0.3 < said["utilisation"] < 0.6  # what Megatron-LM reaches on H100
+    assert case.cluster.title in said["assumptions"]
+    assert "plan.sequence_parallel = true (default)" in said["assumptions"]
+    assert any("contention" in line or "shared" in line for line in said["not_modelled"])
+    assert all(
+        len(line) <= 96 for lines in said.values() if isinstance(lines, list) for line in lines
+    )
+
+
+def test_defaults_are_told_apart_from_what_was_given() -> None:
+    text, _ = load()
+    assert defaulted(text) == {}
+    shorter = (
+        text.replace("bucket", "# bucket").replace("nodes = 1", "").replace("title", "# title")
+    )
+    assert defaulted(shorter) == {
+        "plan.bucket": 160_000_000,
+        "cluster.nodes": 1,
+        "title": "experiment",
+    }
+
+
+def test_communication_shares() -> None:
+    # All-gather of 352e6 bytes over 4 GPUs of a node: 3/4 × 352e6 / 352e9 s = 750 us and 30 us.
+    found = find_cluster("dgx-h100").shares(Operation.ALL_GATHER, 352_000_000, (0, 1, 2, 3))
+    assert found == pytest.approx({"node_latency": 30 / 780, "node_bandwidth": 750 / 780})
+    across = find_cluster("dgx-h100").shares(Operation.ALL_REDUCE, 1000, (0, 8))
+    assert set(across) == {"network_latency", "network_bandwidth"}
+    assert find_cluster("dgx-h100").shares(Operation.ALL_REDUCE, 1000, (0,)) == {}
+
+
+# --- the hall -----------------------------------------------------------------------------------
+
+
+def pair() -> Program:
+    """Two ranks compute 5 us, and all-reduce 1 MB."""
+    programs = ProgramBuilder()
+    rows = programs.table("pair")
+    kernel = rows.kernel("work", stream=0, duration=5_000_000)
+    rows.collective(Operation.ALL_REDUCE, slot=0, stream=1, bytes=1_000_000, waits=[kernel])
+    table = programs.add_table(rows.build())
+    group = programs.communicator([0, 1])
+    for _ in range(2):
+        programs.add_rank(table, [group])
+    return programs.build()
+
+
+def test_the_hall_takes_programs() -> None:
+    # 10 us + 1 MB × 2 × 1/2 at 1 GB/s = 1,010 us, after 5 us.
+    results = simulate(pair(), cost=AlphaBeta(1e-5, 1e9), attributes={"source": "by hand"})
+    assert results is not None
+    assert results.step_time_ps == 1_015_000_000
+    assert results.attributes["source"] == "by hand"
+
+
+def test_the_library_name_is_the_hall() -> None:
+    assert mpisim.simulate is simulate
+
+
+def test_the_hall_takes_experiments_and_writes_files(tmp_path: Path) -> None:
+    text, experiment = load()
+    path = tmp_path / "run.h5"
+    written = simulate(experiment, output=path, text=text)
+    assert written is not None
+    with mpisim.open_results(path) as results:
+        assert results.digest == written.digest
+        assert results.experiment == text
+        assert results.attributes["uncertainty"] == written.attributes["uncertainty"]
+    with pytest.raises(OutputError, match="exists already"):
+        simulate(experiment, output=path)
+    again = simulate(experiment, output=path, overwrite=True)
+    assert again is not None
+    assert again.digest == written.digest
+
+
+@pytest.mark.mpi
+def test_the_result_is_on_the_first_process(comm: Intracomm) -> None:
+    results = simulate(SMALL, comm)
+    assert (results is not None) == (comm.rank == 0)
+    alone = simulate(SMALL)
+    assert alone is not None
+    if results is not None:
+        assert results.digest == alone.digest
+        assert dict(results.attributes) == dict(alone.attributes)
+
+
+@pytest.mark.mpi
+def test_errors_reach_all_processes(comm: Intracomm, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="raise 'nodes'"):
+        simulate(small(tensor=4), comm)
+    # Only the first process looks at the output.
+    with pytest.raises(MpisimError, match="there is no folder"):
+        simulate(SMALL, comm, output=tmp_path / "missing" / "run.h5")
