@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from .engine import Run, block_placement, simulate
 from .parallel import agreed
 from .program import Program
-from .traces import Lowered, Source, TraceProgram, find_sources, read_program, step_times
+from .steps import step_times
+from .traces import Lowered, Source, TraceProgram, find_sources, read_program
 from .whatif import WhatIf, change
 
 __all__ = ["Replay", "StepTime", "TraceJob", "read_job", "replay"]

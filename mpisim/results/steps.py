@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Run
 from ..program import Program
+from ..steps import step_times
 
 __all__ = ["rank_steps"]
 
@@ -14,9 +15,9 @@ __all__ = ["rank_steps"]
 def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     """Measure every step on every rank hosted here.
 
-    A step lasts from the end of the last device row of the step before to that of its own; the
-    first one from the rank's start. A rank with one step, or none said, takes from its start to
-    its end.
+    Recorded programs follow `mpisim.steps`. Otherwise a step lasts from the end of the last device
+    row of the step before to that of its own; the first one from the rank's start. A rank with
+    one step, or none said, takes from its start to its end.
 
     Parameters
     ----------
@@ -32,6 +33,10 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     found: list[tuple[int, int, int]] = []
     for i, rank in enumerate(run.hosted.tolist()):
         table = program.table_of(rank)
+        if run.begin and program.attributes.get("source") == "traces":
+            times = step_times(table, program.names, run.begin[i], run.end[i])
+            found += [(rank, step, length) for step, length in times.items()]
+            continue
         start = int(program.start[rank])
         device = np.flatnonzero(table.is_device & (table.step >= 0))
         steps, number = np.unique(table.step[device], return_inverse=True)

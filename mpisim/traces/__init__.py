@@ -3,7 +3,6 @@
 - `find_sources`, `Source`: which files are the traces of one job.
 - `read_program`, `TraceProgram`, `RankFacts`: read them, each process its own ranks.
 - `Lowered`: one rank's table and what was recorded of each row.
-- `step_times`: step times of recorded or replayed rows, by one rule.
 - `read_kineto`, `KinetoTrace`: one Kineto file as arrays.
 """
 
@@ -11,7 +10,6 @@ from .kineto import KinetoTrace, read_kineto
 from .lower import Lowered
 from .read import RankFacts, TraceProgram, read_program
 from .sources import Source, find_sources
-from .steps import step_times
 
 __all__ = [
     "KinetoTrace",
@@ -22,5 +20,4 @@ __all__ = [
     "find_sources",
     "read_kineto",
     "read_program",
-    "step_times",
 ]

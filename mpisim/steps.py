@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Kind, Table
+from .program import Kind, Table
 
 __all__ = ["step_times"]
 

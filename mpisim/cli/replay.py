@@ -1,0 +1,253 @@
+"""``mpisim replay``: simulate recorded traces again, as they were or changed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..replay import Replay, TraceJob
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim replay traces/                             every rank of a job: one file a rank
+  mpirun -n 8 python -m mpisim replay traces/       the same, each process reads its own ranks
+  mpisim replay traces/ --scale-comm 0.5            what if the network were twice as fast?
+  mpisim replay traces/ --scale-kernel '*gemm*=0.7' what if matrix products took 30 % less?
+  mpisim replay traces/ --delay 3:0.01              what if rank 3 came 10 ms late?
+  mpisim replay traces/ --cap-host-gap 5:0.001      what do rank 5's stalls cost everyone?
+  mpisim replay traces/ -o run.h5 --timeline        save the result with every row
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim replay``."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="replay recorded traces, as they were or changed",
+        description="Replay PyTorch Kineto traces: every time is computed again from what the "
+        "trace shows to depend on what, and set beside the measured one.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="trace files (.json, .json.gz) or folders of them"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
+    parser.add_argument("--timeline", action="store_true", help="write every row, too")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--json", metavar="FILE", help="write all figures (JSON)")
+    parser.add_argument(
+        "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
+    )
+    parser.add_argument(
+        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
+    )
+    parser.add_argument(
+        "--allow-missing-ranks",
+        action="store_true",
+        help="accept a job of which some ranks have no trace",
+    )
+    change = parser.add_argument_group("what if")
+    for name, what in (
+        ("compute", "kernel and copy times"),
+        ("comm", "wire times of communications"),
+        ("host", "CPU times"),
+    ):
+        change.add_argument(
+            f"--scale-{name}", type=_factor, default=1.0, metavar="F", help=f"multiply {what} by F"
+        )
+    change.add_argument(
+        "--scale-kernel", type=_pattern, action="append", default=[], metavar="PATTERN=F",
+        help="multiply rows whose name matches a shell pattern (may be repeated)",
+    )  # fmt: skip
+    change.add_argument(
+        "--delay", type=_rank_seconds, action="append", default=[], metavar="RANK:SECONDS",
+        help="start a rank late (may be repeated)",
+    )  # fmt: skip
+    change.add_argument(
+        "--cap-host-gap", type=_maybe_rank_seconds, action="append", default=[],
+        metavar="[RANK:]SECONDS",
+        help="cut CPU time before a call to this, on all ranks or on one (may be repeated)",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a factor; give 0 or more")
+    return value
+
+
+def _pattern(text: str) -> tuple[str, float]:
+    pattern, equals, factor = text.rpartition("=")
+    if not equals or not pattern:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=FACTOR, as in '*gemm*=0.7'")
+    return pattern, _factor(factor)
+
+
+def _maybe_rank_seconds(text: str) -> tuple[int | None, float]:
+    rank, colon, seconds = text.rpartition(":")
+    try:
+        found = (int(rank) if colon else None, float(seconds))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RANK:SECONDS, as in 3:0.01") from None
+    if not 0 <= found[1] < float("inf"):
+        raise argparse.ArgumentTypeError(f"{seconds} is no time in seconds; give 0 or more")
+    return found
+
+
+def _rank_seconds(text: str) -> tuple[int, float]:
+    rank, seconds = _maybe_rank_seconds(text)
+    if rank is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RANK:SECONDS, as in 3:0.01")
+    return rank, seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay and print; the first process prints."""
+    if args.top < 1:
+        raise UsageError(f"--top is {args.top}; it must be 1 or more")
+    if args.output is None and (args.timeline or args.overwrite):
+        option = "--timeline" if args.timeline else "--overwrite"
+        raise UsageError(f"{option} needs a file to write: -o FILE")
+    from ..files import check_output, write_json
+    from ..parallel import agreed
+    from ..replay import read_job, replay
+    from ..report import figures, render
+    from ..results import check_results_output, collect, write_results
+    from ..whatif import WhatIf
+    from .launch import world
+
+    comm = world()
+    first = comm.rank == 0
+    with agreed(comm):
+        if first and args.output is not None:
+            check_results_output(args.output, overwrite=args.overwrite)
+        if first and args.json is not None:
+            check_output(args.json, overwrite=True, device=True)
+    what = WhatIf(
+        compute=args.scale_compute,
+        comm=args.scale_comm,
+        host=args.scale_host,
+        kernels=tuple(args.scale_kernel),
+        delay=dict(args.delay),
+        cap_host_gap=min((s for rank, s in args.cap_host_gap if rank is None), default=None),
+        cap_rank_gap={rank: s for rank, s in args.cap_host_gap if rank is not None},
+    )
+    job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
+    asked = replay(job, comm, what, critical_path=True, progress=True)
+    plain = replay(job, comm) if asked.changes else asked
+    attributes = _statements(job, asked, plain)
+    if args.output is None:
+        results = collect(asked.run, comm=comm, attributes=attributes)
+    else:
+        results = write_results(
+            asked.run, args.output, comm=comm, timeline=args.timeline,
+            overwrite=args.overwrite, attributes=attributes,
+        )  # fmt: skip
+    if args.export is not None:
+        from ..traces.export import export_kineto
+
+        export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
+    with agreed(comm):
+        if results is not None and args.json is not None:
+            write_json(args.json, {**figures(results), **_figures(job, asked, plain)})
+    if results is not None:
+        print(_steps(asked, plain))
+        print()
+        print(render(results, args.top))
+        print()
+        print(_findings(job))
+    return 0
+
+
+def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
+    """What the results say of themselves: error, assumptions, what could not be modelled."""
+    worst = max((abs(each.error) for each in plain.steps), default=0.0)
+    unmatched = job.counts["kernels without a partner"]
+    assumptions = [
+        "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
+        "a communication's wire time is what remains after its last member arrived",
+        *(f"changed: {line}" for line in asked.changes),
+    ]
+    missing = [
+        "kernels slowing each other down when changes make them overlap otherwise",
+        *([f"{unmatched} communication kernels without a partner in the files: their recorded "
+           "time, waiting included, is taken as wire time"] if unmatched else []),
+        *([f"{job.late[0]} device operations started later ({job.late[1] * 1e3:.2f} ms in all) "
+           "than everything they are known to wait for"] if job.late[0] else []),
+    ]  # fmt: skip
+    return {
+        "uncertainty": worst,
+        "uncertainty_method": "worst step error of the unchanged replay against the recording",
+        "assumptions": assumptions,
+        "not_modelled": missing,
+    }
+
+
+def _steps(asked: Replay, plain: Replay) -> str:
+    """Measured and replayed step times, rank by rank; the worst ones of many."""
+    changed = bool(asked.changes)
+    head = f"{'rank':>6s} {'step':>6s} {'measured':>12s} {'replayed':>12s} {'error':>8s}"
+    lines = [head + (f" {'changed':>12s} {'change':>8s}" if changed else "")]
+    pairs = list(zip(plain.steps, asked.steps, strict=True))
+    shown = pairs if len(pairs) <= 16 else sorted(pairs, key=lambda p: -abs(p[0].error))[:16]
+    for before, after in shown:
+        line = (
+            f"{before.rank:6d} {before.step if before.step >= 0 else 'all':>6} "
+            f"{before.measured * 1e3:9.3f} ms {before.replayed * 1e3:9.3f} ms {before.error:+8.2%}"
+        )
+        if changed:
+            line += f" {after.replayed * 1e3:9.3f} ms {after.replayed / before.replayed - 1:+8.2%}"
+        lines.append(line)
+    if len(shown) < len(pairs):
+        lines.append(f"       … {len(pairs) - len(shown)} more steps with smaller errors")
+    return "\n".join([*(f"what if: {line}" for line in asked.changes), *lines])
+
+
+def _findings(job: TraceJob) -> str:
+    """How the traces were understood: rules used and what stayed open, with counts."""
+    lines = ["How the traces were read"]
+    lines += [f"  {count:8d}  {name}" for name, count in sorted(job.counts.items()) if count]
+    lines += [
+        f"  {count:8d}  host overheads {name}: {total * 1e3:.1f} ms"
+        for name, (count, total) in sorted(job.overheads.items())
+    ]
+    if job.late[0]:
+        lines.append(f"  {job.late[0]:8d}  unexplained late starts: {job.late[1] * 1e3:.2f} ms")
+    lines += [
+        f"            stall kept as CPU time: {seconds * 1e3:.2f} ms in {name} on rank {rank}"
+        for rank, seconds, name in job.stalls[:5]
+    ]
+    return "\n".join(lines)
+
+
+def _figures(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
+    """Figures of a replay beside those of the report; seconds."""
+    return {
+        "rank_steps": asked.rank_steps,
+        "measured_steps": _by_rank(plain, "measured"),
+        "unchanged_steps": plain.rank_steps,
+        "changes": asked.changes,
+        "counts": {name: count for name, count in sorted(job.counts.items()) if count},
+        "late_starts": {"count": job.late[0], "seconds": job.late[1]},
+        "host_overheads": {
+            name: {"count": count, "seconds": total}
+            for name, (count, total) in job.overheads.items()
+        },
+    }
+
+
+def _by_rank(replayed: Replay, what: str) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for each in replayed.steps:
+        found.setdefault(str(each.rank), {})[str(each.step)] = getattr(each, what)
+    return found
