@@ -39,9 +39,9 @@ def check_output(path: str | Path, *, overwrite: bool = False, device: bool = Fa
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise OutputError(f"{path}: is a folder; name a file to write")
-        if target.exists() and not target.is_file():
+        if _is_device(Path(path)):
             if device:
-                return target
+                return Path(path)
             raise OutputError(f"{path}: is not a regular file; name another file to write")
         if target.exists() and not overwrite:
             raise OutputError(f"{path}: exists already; remove it or name another file")
@@ -52,6 +52,12 @@ def check_output(path: str | Path, *, overwrite: bool = False, device: bool = Fa
     except (OSError, ValueError) as error:  # a name too long, or with a null character
         raise OutputError(f"{path}: {reason(error)}") from error
     return target
+
+
+def _is_device(path: Path) -> bool:
+    """Whether a path is no file to be replaced: also ``/dev/stdout`` when it leads to a file."""
+    open_files = os.path.dirname(os.path.abspath(path)) in ("/dev", "/dev/fd", "/proc/self/fd")
+    return path.exists() and (open_files or not path.is_file())
 
 
 @contextlib.contextmanager
@@ -128,8 +134,9 @@ def write_json(path: str | Path, data: object) -> None:
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     text = orjson.dumps(data, option=options | orjson.OPT_NON_STR_KEYS)
     target = check_output(path, overwrite=True, device=True)
-    if target.exists() and not target.is_file():
-        with reported(path), open(target, "wb") as device:
+    if _is_device(target):
+        # Appending, since whatever else is printed there must not be written over.
+        with reported(path), open(target, "ab") as device:
             device.write(text)
         return
     with staged(path, overwrite=True) as file:

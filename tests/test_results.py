@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from programs import partial, programs
 from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 
 import mpisim
@@ -273,7 +275,8 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
     )  # fmt: skip
     with mpisim.open_results(path) as results:  # on every process
         if written is not None:
-            assert_same(written, dict_of(results, gpu="H100\0 SXM"))
+            as_given = {**results.attributes, "gpu": "H100\0 SXM"}
+            assert_same(written, replace(results, attributes=as_given))
         assert results.attributes["gpu"] == "H100\ufffd SXM"
         assert results.attributes["assumptions"] == SAID["assumptions"]
         assert results.attributes["nothing"] == []
@@ -295,11 +298,6 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
     comm.Barrier()
     shards = [f"{path.name}.shards"] if timeline else []
     assert sorted(os.listdir(folder)) == sorted([path.name, *shards])
-
-
-def dict_of(results: Results, **attributes: str) -> Results:
-    """The same results, with attributes as they were given."""
-    return Results(**{**vars(results), "attributes": {**results.attributes, **attributes}})
 
 
 @pytest.mark.mpi
@@ -324,6 +322,30 @@ def test_any_placement_gives_the_same_tables(comm: Any, folder: Path) -> None:
     for a, b in zip(rows, others, strict=True):
         for column, values in a.items():
             np.testing.assert_array_equal(values, b[column])
+
+
+@pytest.mark.mpi
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), seed=st.integers(0, 99), whole=st.booleans())
+def test_any_number_of_processes_finds_the_same(
+    comm: Any, program: Program, seed: int, whole: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    placement = rng.integers(0, comm.size, program.n_ranks).astype(np.int32)
+    hosted = set(np.flatnonzero(placement == comm.rank).tolist())
+    given = program if whole else partial(program, hosted)
+    run = simulate(given, comm, record=True, critical_path=True, placement=placement)
+    results = collect(run, comm=comm)
+    assert (results is None) == (comm.rank > 0)
+    if results is None:
+        return
+    from mpi4py import MPI
+
+    alone = collect(simulate(program, record=True, critical_path=True), comm=MPI.COMM_SELF)
+    assert alone is not None
+    np.testing.assert_array_equal(results.ranks["process"], placement)
+    here = {"n_processes": comm.size, "rounds": results.rounds}
+    assert_same(results, replace(alone, **here, ranks={**alone.ranks, "process": placement}))
 
 
 @pytest.mark.mpi

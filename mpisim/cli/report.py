@@ -1,0 +1,59 @@
+"""``mpisim report``: where did the time of a run go?"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from typing import Any
+
+from ..errors import UsageError
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim report run.h5                     step time, ranks, kernels, critical path
+  mpisim report run.h5 --top 30            longer lists
+  mpisim report run.h5 --json run.json     the same as numbers
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim report``."""
+    parser = subparsers.add_parser(
+        "report",
+        help="print where the time of a run went",
+        description="Print where the time of a run went: per rank, per kernel, along the critical "
+        "path.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    parser.add_argument(
+        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a report; under a launcher only the first process reads and prints."""
+    from ..parallel import agreed
+    from .launch import launched_rank, launched_size, world
+
+    if args.top < 1:
+        raise UsageError(f"--top is {args.top}; it must be 1 or more")
+    with agreed(world()) if launched_size() > 1 else nullcontext():
+        if launched_rank() == 0:
+            _report(args)
+    return 0
+
+
+def _report(args: argparse.Namespace) -> None:
+    from ..files import write_json
+    from ..report import figures, render
+    from ..results import open_results
+
+    with open_results(args.file) as results:
+        if args.json is not None:
+            write_json(args.json, figures(results))
+        print(render(results, args.top))

@@ -1,0 +1,129 @@
+"""All that a report says, as numbers: for `mpisim report --json` and for other programs.
+
+Keys that end in ``_ps`` are whole picoseconds, which add up exactly; ``step_time`` and the values
+of ``rank_steps`` are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.run import CriticalPath, PieceKind
+from ..program import Kind, Operation
+from ..results import Results
+
+__all__ = ["figures", "path_by"]
+
+NOT_TIMES = ("process", "rows")
+
+
+def figures(results: Results) -> dict[str, Any]:
+    """Return the figures of a report, ready for JSON.
+
+    Parameters
+    ----------
+    results : Results
+
+    Returns
+    -------
+    dict
+        digest, step_time (s), step_time_ps, n_ranks, n_processes, rounds, recorded, ranks,
+        rank_steps, kernels, communications, critical_path (by kind, name and rank; None if there
+        is none), attributes, program, versions, seed, experiment. In every rank compute_ps +
+        exposed_ps + idle_ps is step_time_ps, and exposed_ps is exposed_waiting_ps +
+        exposed_wire_ps; each list of the critical path adds up to step_time_ps.
+    """
+    path = results.critical_path
+    return {
+        "digest": results.digest,
+        "step_time": results.step_time,
+        "step_time_ps": results.step_time_ps,
+        "n_ranks": results.n_ranks,
+        "n_processes": results.n_processes,
+        "rounds": results.rounds,
+        "recorded": results.recorded,
+        "ranks": _ranks(results),
+        "rank_steps": {str(rank): steps for rank, steps in results.rank_steps.items()},
+        "kernels": _kernels(results),
+        "communications": _communications(results),
+        "critical_path": None
+        if path is None
+        else {
+            "pieces": len(path.kind),
+            **{f"by_{what}": path_by(path, what) for what in ("kind", "name", "rank")},
+        },
+        "attributes": dict(results.attributes),
+        "program": dict(results.program),
+        "versions": dict(results.versions),
+        "seed": results.seed,
+        "experiment": results.experiment,
+    }
+
+
+def path_by(path: CriticalPath, what: str) -> list[dict[str, Any]]:
+    """Add up the pieces of a critical path by ``kind``, ``name`` or ``rank``, the longest first.
+
+    Returns
+    -------
+    list of dict
+        With the key `what`, ``total_ps`` and ``pieces``.
+    """
+    key: NDArray[Any] = getattr(path, what)
+    keys, number, pieces = np.unique(key, return_inverse=True, return_counts=True)
+    total = np.zeros(len(keys), np.int64)
+    np.add.at(total, number, path.end - path.begin)
+    labels: Sequence[Any] = keys.tolist()
+    if what == "kind":
+        labels = [PieceKind(kind).name.lower() for kind in labels]
+    elif what == "name":
+        labels = [path.names[name] if name >= 0 else "" for name in labels]
+    order = np.lexsort((keys, -total)).tolist()
+    return [{what: labels[i], "total_ps": int(total[i]), "pieces": int(pieces[i])} for i in order]
+
+
+def _ranks(results: Results) -> list[dict[str, int]]:
+    names = [c if c in NOT_TIMES else f"{c}_ps" for c in results.ranks]
+    values = zip(*(column.tolist() for column in results.ranks.values()), strict=True)
+    return [{"rank": rank, **dict(zip(names, row, strict=True))} for rank, row in enumerate(values)]
+
+
+def _kernels(results: Results) -> list[dict[str, Any]]:
+    columns = (results.kernels[c].tolist() for c in ("name", "kind", "count", "total", "longest"))
+    return [
+        {
+            "name": name,
+            "kind": Kind(kind).name.lower(),
+            "count": count,
+            "total_ps": total,
+            "mean_ps": total / count,
+            "longest_ps": longest,
+        }
+        for name, kind, count, total, longest in zip(*columns, strict=True)
+    ]
+
+
+def _communications(results: Results) -> list[dict[str, Any]]:
+    table = {name: column.tolist() for name, column in results.communications.items()}
+    rows = []
+    for values in zip(*table.values(), strict=True):
+        row = dict(zip(table, values, strict=True))
+        members = results.communicators.group(row["communicator"])
+        rows.append(
+            {
+                "communicator": row["communicator"],
+                "name": results.communicators.names[row["communicator"]],
+                "members": list(members),
+                "operation": Operation(row["operation"]).name.lower(),
+                "size": row["size"],
+                "count": row["count"],
+                "bytes": row["bytes"] if row["bytes"] >= 0 else None,
+                "wire_ps": row["wire"],
+                "waiting_ps": row["waiting"],
+                "bandwidth": row["bandwidth"],
+            }
+        )
+    return rows

@@ -1,0 +1,282 @@
+"""The report as text: what took the time of a step, and what to change to make it shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Kind, Operation
+from ..results import Results
+from ..text import aligned, one_line, shortened
+from .figures import path_by
+from .times import Unit, apportioned, duration, percent, quantity, unit_for
+
+__all__ = ["render"]
+
+WIDTH = 100
+MOST_RANKS = 8
+"""Ranks in the table of ranks before only the slowest and the fastest are shown."""
+
+
+def render(results: Results, top: int = 10) -> str:
+    """Report a result as text.
+
+    Parameters
+    ----------
+    results : Results
+    top : int
+        Lines of each list.
+
+    Returns
+    -------
+    str
+        Lines of at most 100 characters. In every table the parts shown add up to the whole shown.
+
+    Examples
+    --------
+    >>> with mpisim.open_results("run.h5") as results:              # doctest: +SKIP
+    ...     print(render(results))
+    """
+    unit = unit_for(results.step_time_ps)
+    sections = [_head(results)]
+    if results.recorded:
+        sections += [_ranks(results, unit), _slowest(results, unit, top)]
+        sections += [_kernels(results, top), _communications(results, top)]
+    else:
+        sections += [_ends(results, unit, top)]
+    if results.critical_path is not None and len(results.critical_path.kind):
+        sections.append(_critical_path(results, unit, top))
+    elif results.recorded:
+        sections.append(["The critical path was not asked for."])
+    lines = [line for section in sections if section for line in [*section, ""]][:-1]
+    return "\n".join(shortened(line, WIDTH) for line in lines)
+
+
+def _head(results: Results) -> list[str]:
+    """Step time, digest, and what the maker of the program has to say about the result."""
+    attributes = dict(results.attributes)
+    error = attributes.pop("uncertainty", None)
+    step = duration(results.step_time_ps)
+    if isinstance(error, float):
+        step += f"  ± {100 * error:.1f} %"
+    processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
+    rounds = f"{results.rounds} round" + ("s" if results.rounds != 1 else "")
+    facts = {
+        "step time": step,
+        "digest": results.digest,
+        "ranks": f"{results.n_ranks:,} on {processes}, {rounds} of exchange, "
+        f"{int(results.ranks['rows'].sum()):,} rows",
+    }
+    if isinstance(error, str):
+        facts["uncertainty"] = one_line(error)
+    lists: list[str] = []
+    for key, value in {**results.program, **attributes}.items():
+        label = one_line(key).replace("_", " ")
+        if isinstance(value, list):
+            lists.append(f"{label}:")
+            for text in value:
+                lists += _hanging("  - ", one_line(text))
+        else:
+            facts[label] = one_line(f"{value:.6g}" if isinstance(value, float) else str(value))
+    width = max(map(len, facts))
+    lines = [line for key, text in facts.items() for line in _hanging(f"{key:<{width}}  ", text)]
+    if not results.recorded:
+        lists.append("Rows were not recorded: only the end of each rank is known.")
+    return lines + lists
+
+
+def _hanging(label: str, text: str) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label)) or [label]
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+def _ranks(results: Results, unit: Unit) -> list[str]:
+    """The breakdown of each rank, or of the slowest and fastest; and the mean."""
+    columns = results.ranks
+    order = list(range(results.n_ranks))
+    if len(order) > MOST_RANKS:
+        order = slowest_first(results)
+        order = order[: MOST_RANKS // 2] + order[-MOST_RANKS // 2 :]
+    names = ("compute", "exposed_waiting", "exposed_wire", "idle")
+    rows: list[tuple[str, ...]]
+    rows = [("rank", "compute", "exposed =", "waiting", "+ wire", "idle", "step", "comm. all",
+             "CPU busy", "CPU waits")]  # fmt: skip
+    for rank in order:
+        values = [
+            int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
+        ]
+        rows.append((str(rank), *_breakdown_cells(values, unit, unit.step)))
+    totals = [int(columns[c].sum()) for c in (*names, "communication", "host_busy", "host_waiting")]
+    rows.append(("mean", *_breakdown_cells(totals, unit, unit.step * results.n_ranks)))
+    shown = aligned(rows, left=())
+    if len(order) < results.n_ranks:
+        shown.insert(1 + MOST_RANKS // 2, "...")
+    what = "all ranks" if len(order) == results.n_ranks else "the slowest and the fastest ranks"
+    return [
+        f"Where the step went, {what}, in {unit.name} "
+        "(compute + exposed communication + idle = step)",
+        *(f"  {line}" for line in shown),
+    ]
+
+
+def _breakdown_cells(values: Sequence[int], unit: Unit, step: int) -> list[str]:
+    """Show compute, waiting, wire and idle so that they add up; and three times beside them."""
+    compute, waiting, wire, idle = apportioned(values[:4], step)
+    whole = compute + waiting + wire + idle
+    beside = [(2 * value + step) // (2 * step) for value in values[4:]]
+    return [
+        unit.show(steps) for steps in (compute, waiting + wire, waiting, wire, idle, whole, *beside)
+    ]
+
+
+def own_time(results: Results) -> NDArray[np.int64]:
+    """How long each rank would have taken had nobody made it wait: a measure of slowness."""
+    own: NDArray[np.int64] = results.ranks["end"] - results.ranks["exposed_waiting"]
+    return own
+
+
+def slowest_first(results: Results) -> list[int]:
+    """Order ranks by their own time, then by their compute time."""
+    order: list[int] = np.lexsort((-results.ranks["compute"], -own_time(results))).tolist()
+    return order
+
+
+def _slowest(results: Results, unit: Unit, top: int) -> list[str]:
+    own = own_time(results)
+    if results.n_ranks == 1 or top < 1:
+        return []
+    order = slowest_first(results)[:top]
+    rows = [("rank", "own time", "vs mean", "compute", "exposed waiting", "end")]
+    mean = float(own.mean())
+    for rank in order:
+        rows.append(
+            (
+                str(rank),
+                unit.of(int(own[rank])),
+                f"{100 * (own[rank] / mean - 1):+.1f} %" if mean else "-",
+                unit.of(int(results.ranks["compute"][rank])),
+                unit.of(int(results.ranks["exposed_waiting"][rank])),
+                unit.of(int(results.ranks["end"][rank])),
+            )
+        )
+    return [
+        f"Slowest ranks, in {unit.name} (own time: end - exposed waiting for others)",
+        *(f"  {line}" for line in aligned(rows, left=())),
+    ]
+
+
+def _ends(results: Results, unit: Unit, top: int) -> list[str]:
+    """The ends of ranks, all there is when rows were not recorded."""
+    end = results.ranks["end"]
+    order = np.argsort(-end, kind="stable")[: max(top, 1)].tolist()
+    rows = [("rank", "end"), *((str(rank), unit.of(int(end[rank]))) for rank in order)]
+    rest = results.n_ranks - len(order)
+    return [
+        f"Ranks that end last, in {unit.name}",
+        *(f"  {line}" for line in aligned(rows, left=())),
+        *([f"  ... {rest:,} more, the first at {unit.of(int(end.min()))}"] if rest else []),
+    ]
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _kernels(results: Results, top: int) -> list[str]:
+    table = {name: column.tolist() for name, column in results.kernels.items()}
+    n = len(table["name"])
+    if not n:
+        return ["No kernels."]
+    whole = sum(table["total"])
+    rows = [("total", "%", "count", "mean", "longest", "name")]
+    for i in range(min(n, top)):
+        copy = "copy: " if table["kind"][i] == Kind.COPY else ""
+        count, total = table["count"][i], table["total"][i]
+        mean, longest = round(total / count), table["longest"][i]
+        rows.append(
+            (duration(total), percent(total, whole), f"{count:,}", duration(mean),
+             duration(longest), copy + one_line(table["name"][i]))
+        )  # fmt: skip
+    return [
+        f"Kernels and copies, {duration(whole)} over all ranks",
+        *(f"  {line}" for line in aligned(rows, left=(5,))),
+        *_more(n, top, table["total"], whole),
+    ]
+
+
+def _communications(results: Results, top: int) -> list[str]:
+    table = {name: column.tolist() for name, column in results.communications.items()}
+    n = len(table["count"])
+    if not n:
+        return ["No communications."]
+    spent = [wire + waiting for wire, waiting in zip(table["wire"], table["waiting"], strict=True)]
+    whole = sum(spent)
+    rows = [("count", "size each", "wire each", "waiting each", "bytes/wire", "ranks",
+             "operation, communicator")]  # fmt: skip
+    for i in range(min(n, top)):
+        count, members = table["count"][i], max(table["count"][i] * table["size"][i], 1)
+        size, bandwidth = table["bytes"][i], table["bandwidth"][i]
+        rows.append(
+            (
+                f"{count:,}",
+                quantity(size / max(count, 1), "B", 1024) if size >= 0 else "unknown",
+                duration(round(table["wire"][i] / members)),
+                duration(round(table["waiting"][i] / members)),
+                quantity(bandwidth, "B/s") if bandwidth == bandwidth else "-",
+                str(table["size"][i]),
+                f"{Operation(table['operation'][i]).name.lower()}, "
+                + one_line(results.communicators.names[table["communicator"][i]]),
+            )
+        )
+    return [
+        f"Communications, {duration(whole)} over all ranks "
+        f"({percent(sum(table['wire']), whole)} % wire, the rest waiting for others)",
+        *(f"  {line}" for line in aligned(rows, left=(6,))),
+        *_more(n, top, spent, whole),
+    ]
+
+
+def _more(n: int, top: int, totals: Sequence[int], whole: int) -> list[str]:
+    rest = sum(totals[top:])
+    return [f"  ... {n - top:,} more, {percent(rest, whole)} %"] if n > top else []
+
+
+# --- the critical path ---------------------------------------------------------------------------
+
+
+def _critical_path(results: Results, unit: Unit, top: int) -> list[str]:
+    path = results.critical_path
+    assert path is not None
+    lines = [
+        f"Critical path, in {unit.name}: the chain of {len(path.kind):,} pieces that sets the step "
+        "time"
+    ]
+    for what in ("kind", "name", "rank"):
+        parts = path_by(path, what)
+        lines += _parts(parts, what, results.step_time_ps, unit, top)
+    return lines
+
+
+def _parts(
+    parts: Sequence[dict[str, Any]], what: str, whole: int, unit: Unit, top: int
+) -> list[str]:
+    """Show the longest parts and the sum of the others; together they are the whole shown."""
+    shown = [(str(p[what]), p["total_ps"], p["pieces"]) for p in parts[:top]]
+    rest = parts[top:]
+    if rest:
+        total, pieces = (sum(p[key] for p in rest) for key in ("total_ps", "pieces"))
+        shown.append((f"{len(rest):,} more", total, pieces))
+    steps = apportioned([total for _, total, _ in shown], unit.step)
+    rows = [
+        (unit.show(step), percent(total, whole), f"{pieces:,}", one_line(label))
+        for step, (label, total, pieces) in zip(steps, shown, strict=True)
+    ]
+    rows.append((unit.show(sum(steps)), "", "", "= step time"))
+    header = ("time", "%", "pieces", what)
+    return ["", *(f"  {line}" for line in aligned([header, *rows], left=(3,)))]
