@@ -24,14 +24,16 @@ __all__ = ["INSTRUCTION", "Code", "Opcode", "lower"]
 class Opcode(IntEnum):
     """What the core does with a row."""
 
-    KERNEL = 0
+    PLAIN = 0
+    """As KERNEL, with a stream before it, no waits and no queue: most rows are."""
+    KERNEL = 1
     """KERNEL, COPY: start, end, call."""
-    MEET = 1
+    MEET = 2
     """A communication: become ready, post, call."""
-    JOIN = 2
+    JOIN = 3
     """A further communication of the same launched kernel: post with the same ready time."""
-    HOST = 3
-    HOST_WAIT = 4
+    HOST = 4
+    HOST_WAIT = 5
 
 
 INSTRUCTION = np.dtype(
@@ -135,7 +137,8 @@ def lower(table: Table) -> Code:
     code["queue"] = np.where(queued, register[queue_row], -1) if n else -1
     code["first_wait"] = table.wait_index[:-1]
     code["n_waits"] = wait_count
-    code["opcode"] = _opcodes(table, joined)
+    plain = (stream_row >= 0) & ~queued & (wait_count == 0)
+    code["opcode"] = _opcodes(table, joined, plain)
     code["eager"] = (table.flags & Flag.EAGER) != 0
     communications = np.flatnonzero(table.is_communication).astype(np.int32)
     return Code(
@@ -176,9 +179,13 @@ def _earlier_on_stream(
     return earlier
 
 
-def _opcodes(table: Table, joined: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    of_kind = np.zeros(len(Kind), np.uint8)
+def _opcodes(
+    table: Table, joined: NDArray[np.bool_], plain: NDArray[np.bool_]
+) -> NDArray[np.uint8]:
+    of_kind = np.full(len(Kind), Opcode.KERNEL, np.uint8)
     of_kind[[Kind.COLLECTIVE, Kind.SEND, Kind.RECV]] = Opcode.MEET
     of_kind[Kind.HOST] = Opcode.HOST
     of_kind[Kind.HOST_WAIT] = Opcode.HOST_WAIT
-    return np.where(joined, np.uint8(Opcode.JOIN), of_kind[table.kind])
+    opcodes = np.where(joined, np.uint8(Opcode.JOIN), of_kind[table.kind])
+    opcodes[plain & (opcodes == Opcode.KERNEL)] = Opcode.PLAIN
+    return opcodes

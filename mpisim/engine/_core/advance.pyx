@@ -8,15 +8,17 @@ the interpreter. Structs are laid out as `INSTRUCTION` (mpisim/engine/lowering.p
 
 import numpy as np
 
+cimport cython
 from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cdef enum:
-    KERNEL = 0
-    MEET = 1
-    JOIN = 2
-    HOST = 3
-    HOST_WAIT = 4
+    PLAIN = 0
+    KERNEL = 1
+    MEET = 2
+    JOIN = 3
+    HOST = 4
+    HOST_WAIT = 5
 
 cdef enum:
     LOCAL = 0
@@ -111,6 +113,7 @@ cdef inline uint64_t mix(uint64_t x) noexcept nogil:
     return x ^ (x >> 31)
 
 
+@cython.final  # its methods call each other directly
 cdef class Core:
     """See the package. `record` keeps begin, end and binding of every row."""
 
@@ -242,13 +245,37 @@ cdef class Core:
         """Execute rows until the rank blocks (False) or has ended (True)."""
         cdef Rank* rank = &self.ranks[local]
         cdef const Instruction* x
+        cdef const Instruction* code = rank.code
+        cdef const int64_t* durations = rank.duration
         cdef Register* registers = rank.registers
         cdef Register* register
-        cdef int64_t host, ready = NEVER, begin, end, clock = rank.host, device = rank.device
+        cdef int64_t host, ready = NEVER, begin, end, clock = rank.host, device = NEVER
         cdef int32_t row, i, n = rank.n_rows
         cdef uint8_t binding, kernel_binding = BY_HOST, queued
         for row in range(rank.row, n):
-            x = &rank.code[row]
+            x = &code[row]
+            if x.opcode == PLAIN:  # as below, without what it does not have
+                register = &registers[x.stream]
+                if register.pending and not self.settle(rank, local, register):
+                    break
+                begin = register.value + x.gap
+                binding = BY_STREAM
+                host = clock + x.host
+                clock = host + x.launch_cost
+                if host + x.launch > begin:
+                    begin = host + x.launch
+                    binding = BY_HOST
+                end = begin + durations[row]
+                register = &registers[x.target]
+                register.value = end
+                register.pending = 0
+                if end > device:
+                    device = end
+                if record:
+                    self.begin_of[rank.first_row + row] = begin
+                    self.end_of[rank.first_row + row] = end
+                    self.binding_of[rank.first_row + row] = binding
+                continue
             begin = end = ready
             binding = BY_HOST
             if x.opcode <= MEET:
@@ -256,7 +283,7 @@ cdef class Core:
                 queued = 0
                 if x.queue >= 0:
                     register = &registers[x.queue]
-                    if register.pending and not self.settle(rank, local, register, &device):
+                    if register.pending and not self.settle(rank, local, register):
                         break
                     if register.value > host:
                         host = register.value
@@ -264,13 +291,13 @@ cdef class Core:
                 ready = NEVER
                 if x.stream >= 0:
                     register = &registers[x.stream]
-                    if register.pending and not self.settle(rank, local, register, &device):
+                    if register.pending and not self.settle(rank, local, register):
                         break
                     ready = register.value
                     binding = BY_STREAM
                 for i in range(x.n_waits):
                     register = &registers[rank.waits[x.first_wait + i]]
-                    if register.pending and not self.settle(rank, local, register, &device):
+                    if register.pending and not self.settle(rank, local, register):
                         break
                     if register.value > ready:
                         ready = register.value
@@ -284,8 +311,8 @@ cdef class Core:
                     clock = host + x.launch_cost
                     begin = ready
                     register = &registers[x.target]
-                    if x.opcode == KERNEL:
-                        end = ready + rank.duration[row]
+                    if x.opcode <= KERNEL:
+                        end = ready + durations[row]
                         register.value = end
                         register.pending = 0
                         if end > device:
@@ -312,7 +339,7 @@ cdef class Core:
                 ready = NEVER
                 for i in range(x.n_waits):
                     register = &registers[rank.waits[x.first_wait + i]]
-                    if register.pending and not self.settle(rank, local, register, &device):
+                    if register.pending and not self.settle(rank, local, register):
                         break
                     if register.value > ready:
                         ready = register.value
@@ -337,15 +364,16 @@ cdef class Core:
             row = n
             for i in range(rank.n_final):
                 register = &registers[rank.final[i]]
-                if register.pending and not self.settle(rank, local, register, &device):
+                if register.pending and not self.settle(rank, local, register):
                     break
         rank.row = row
         rank.host = clock
-        rank.device = device
+        if device > rank.device:
+            rank.device = device
         return rank.blocked_on < 0
 
     cdef bint settle(
-        self, Rank* rank, int32_t local, Register* register, int64_t* device
+        self, Rank* rank, int32_t local, Register* register
     ) noexcept nogil:
         """Make a pending register known; False, and the rank is blocked, if it cannot be."""
         cdef int64_t row = register.pending - 1, value = register.value, number
@@ -368,8 +396,8 @@ cdef class Core:
             row -= 1
         register.value = value
         register.pending = 0
-        if value > device[0]:
-            device[0] = value
+        if value > rank.device:
+            rank.device = value
         return True
 
     # --- groups ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Core", "allocate"]
 
-KERNEL, MEET, JOIN, HOST, HOST_WAIT = range(5)
+PLAIN, KERNEL, MEET, JOIN, HOST, HOST_WAIT = range(6)
 LOCAL, OWNER, MEMBER = range(3)
 BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
 LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
@@ -132,7 +132,7 @@ class Core:
             opcode = code["opcode"][row]
             begin = end = ready
             binding = BY_HOST
-            if opcode in (KERNEL, MEET):
+            if opcode <= MEET:
                 before = code["queue"][row]
                 if not self._settled(rank, before):
                     return False
@@ -157,7 +157,7 @@ class Core:
                 binding |= queued
                 rank.host = host + code["launch_cost"][row]
                 begin = ready
-                if opcode == KERNEL:
+                if opcode <= KERNEL:
                     end = ready + durations[row]
                     rank.value[code["target"][row]] = end
                     rank.pending[code["target"][row]] = -1

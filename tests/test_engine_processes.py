@@ -1,0 +1,223 @@
+"""One answer for any number of processes and any placement; errors that reach all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import partial, programs, random_program
+
+from mpisim.engine import Run, block_placement, simulate
+from mpisim.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
+from mpisim.program import Operation, Program, ProgramBuilder
+from mpisim.topo.alpha_beta import AlphaBeta
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+pytestmark = pytest.mark.mpi
+
+COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Intracomm]:
+    """A communicator for the examples of a property; those share one fixture."""
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
+@contextmanager
+def first(comm: Intracomm, n: int) -> Iterator[Intracomm | None]:
+    """A communicator of the first n processes; None on the others."""
+    from mpi4py import MPI
+
+    part = comm.Split(0 if comm.rank < n else MPI.UNDEFINED, comm.rank)
+    try:
+        yield part if part != MPI.COMM_NULL else None
+    finally:
+        if part != MPI.COMM_NULL:
+            part.Free()
+
+
+def shuffled(program: Program, n: int, seed: int) -> list[int]:
+    """A placement that puts each rank on any process; some processes may get none."""
+    rng = random.Random(seed)
+    return [rng.randrange(n) for _ in range(program.n_ranks)]
+
+
+def assert_same(run: Run, alone: Run) -> None:
+    assert run.digest == alone.digest
+    np.testing.assert_array_equal(run.rank_end, alone.rank_end)
+    assert run.step_time == alone.step_time
+    for i, rank in enumerate(run.hosted.tolist()):
+        for name in ("begin", "end", "wire", "binding"):
+            np.testing.assert_array_equal(getattr(run, name)[i], getattr(alone, name)[rank])
+    a, b = run.critical_path, alone.critical_path
+    assert a is not None
+    assert b is not None
+    assert a.names == b.names
+    for name in ("kind", "rank", "row", "begin", "end", "name"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+@given(program=programs(unpriced=True), seed=st.integers(0, 1000))
+@settings(max_examples=60)
+def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
+    alone = simulate(program, cost=COST, critical_path=True)
+    for n in range(1, world.size + 1):
+        with first(world, n) as part:
+            if part is None:
+                continue
+            for placement in (None, shuffled(program, n, seed)):
+                run = simulate(program, part, cost=COST, placement=placement, critical_path=True)
+                assert_same(run, alone)
+                # Rounds have no part in the answer but are the same everywhere.
+                assert part.allreduce(run.rounds) == n * run.rounds
+
+
+@given(program=programs(unpriced=True), seed=st.integers(0, 1000))
+@settings(max_examples=40)
+def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None:
+    """Each process holds only the tables of its own ranks."""
+    alone = simulate(program, cost=COST, critical_path=True)
+    placement = shuffled(program, world.size, seed)
+    hosted = {rank for rank, process in enumerate(placement) if process == world.rank}
+    run = simulate(
+        partial(program, hosted), world, cost=COST, placement=placement, critical_path=True
+    )
+    assert_same(run, alone)
+
+
+@given(program=programs())
+@settings(max_examples=15)
+def test_python_core_on_several_processes(world: Intracomm, program: Program) -> None:
+    run = simulate(program, world, core="python", critical_path=True)
+    assert_same(run, simulate(program, critical_path=True))
+
+
+def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that could go on still tells the others what it knows."""
+    from mpisim.engine import dataflow
+
+    program = random_program(5, n_tables=3, n_replicas=4, n_events=400)
+    alone = simulate(program, critical_path=True)
+    monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
+    assert_same(simulate(program, comm, critical_path=True), alone)
+
+
+def test_more_processes_than_ranks(comm: Intracomm) -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    rows.kernel("a", 0, 7)
+    builder.add_table(rows.build())
+    builder.add_rank(0)
+    run = simulate(builder.build(), comm, record=True)
+    assert run.step_time == 7
+    assert len(run.end) == (1 if comm.rank == 0 else 0)
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def crossed(first_bytes: int = 64) -> Program:
+    """Two ranks that enter two communicators in opposite orders and wait each time."""
+    builder = ProgramBuilder()
+    for rank in range(2):
+        rows = builder.table(f"rank {rank}")
+        order = (0, 1) if rank == 0 else (1, 0)
+        for slot in order:
+            row = rows.collective(
+                Operation.ALL_REDUCE, slot, 0, first_bytes if slot == 0 else 8, duration=5,
+                name=f"sum {slot}",
+            )  # fmt: skip
+            rows.host_wait([row], name=f"wait {slot}")
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 1), n) for n in ("left", "right")])
+    return builder.build()
+
+
+def test_deadlock_names_ranks_rows_and_absent_members(comm: Intracomm) -> None:
+    with pytest.raises(DeadlockError) as caught:
+        simulate(crossed(), comm)
+    assert str(caught.value) == (
+        "deadlock: rank 0 waits at row 1 (wait 0) for operation 0 of communicator 0 (left), to "
+        "which rank 1 never came; rank 1 waits at row 1 (wait 1) for operation 0 of "
+        "communicator 1 (right), to which rank 0 never came"
+    )
+
+
+def test_deadlock_of_partial_program(comm: Intracomm) -> None:
+    program = crossed()
+    placement = block_placement(2, comm.size)
+    hosted = set(np.flatnonzero(placement == comm.rank).tolist())
+    with pytest.raises(DeadlockError, match="which rank 1 never came"):
+        simulate(partial(program, hosted), comm)
+
+
+def mismatched(operations: tuple[Operation, Operation], sizes: tuple[int, int]) -> Program:
+    builder = ProgramBuilder()
+    for rank in range(2):
+        rows = builder.table(f"rank {rank}")
+        rows.collective(Operation.BARRIER, 0, 0, 0, duration=5)
+        rows.collective(operations[rank], 0, 0, sizes[rank], duration=5)
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 1), "pair")])
+    return builder.build()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_mismatch_is_the_same_error_everywhere(comm: Intracomm, whole: bool) -> None:
+    program = mismatched((Operation.ALL_REDUCE, Operation.ALL_GATHER), (8, 8))
+    hosted = set(np.flatnonzero(block_placement(2, comm.size) == comm.rank).tolist())
+    with pytest.raises(MatchError) as caught:
+        simulate(program if whole else partial(program, hosted), comm)
+    assert str(caught.value) == (
+        "communicator 0 (pair), operation 1: rank 0 has ALL_REDUCE of 8 bytes, "
+        "rank 1 has ALL_GATHER of 8 bytes"
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_unknown_size_matches_any(comm: Intracomm, whole: bool) -> None:
+    program = mismatched((Operation.ALL_REDUCE, Operation.ALL_REDUCE), (8, -1))
+    hosted = set(np.flatnonzero(block_placement(2, comm.size) == comm.rank).tolist())
+    run = simulate(program if whole else partial(program, hosted), comm)
+    assert run.step_time == 10
+
+
+def test_failure_on_one_process_reaches_all(comm: Intracomm) -> None:
+    """Only the process of the last rank sees that its communication has no duration."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        rows.collective(Operation.BARRIER, 0, 0, 0, duration=-1 if rank == 3 else 5)
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator(range(4))])
+    with pytest.raises(InputError, match=r"rank 3, row 0 \(barrier\) of table 'rank 3': the comm"):
+        simulate(builder.build(), comm)
+
+
+def test_table_held_elsewhere(comm: Intracomm) -> None:
+    program = partial(random_program(1, n_tables=2, n_replicas=1), {0})
+    with pytest.raises(ProgramError, match="rank 1 is placed on a process that does not hold"):
+        simulate(program, comm)
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [([0], r"placement has shape \(1,\); 4 ranks need \(4,\)"),
+     ([0, 0, 0, 99], "placement: rank 3 is on process 99; there are")],
+)  # fmt: skip
+def test_bad_placement(comm: Intracomm, placement: list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        simulate(random_program(1), comm, placement=placement)
