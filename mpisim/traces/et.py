@@ -8,11 +8,11 @@ Everything above this module sees one form.
 
 from __future__ import annotations
 
+import gc
 import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from ..errors import TraceError
 from .et_communications import EtCommunication, ProcessGroup, communications, process_groups
+from .et_tensors import Tensors, Values, tensor_columns
 from .kineto import open_text
 
 __all__ = ["ExecutionTrace", "Tensors", "is_execution_trace", "read_et", "read_head"]
 
 _HEAD = 1 << 20
 _SCHEMA = re.compile(r"^1\.\d+(\.\d+)*(-chakra\.\d+(\.\d+)*)?$")
-_DTYPE = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)")
 _WHOLE = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 
 
@@ -37,22 +37,13 @@ class _Attribute(msgspec.Struct):
     value: Any = None
 
 
-class _Values(msgspec.Struct):
-    """Inputs or outputs of a node from schema 1.0.2 on."""
-
-    values: list[Any]
-    shapes: list[Any] = []
-    types: list[str] = []
-    strides: list[Any] = []
-
-
 class _Node(msgspec.Struct):
     """A node of either layout."""
 
     id: int
     name: str
-    inputs: list[Any] | _Values
-    outputs: list[Any] | _Values
+    inputs: list[Any] | Values
+    outputs: list[Any] | Values
     ctrl_deps: int | None = None
     attrs: list[_Attribute] | None = None
     parent: int | None = None
@@ -76,52 +67,6 @@ class _File(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_File)
-
-
-@dataclass
-class Tensors:
-    """The tensors that the nodes were given, or returned, in order of node and argument.
-
-    Those of node i are the entries ``index[i]`` to ``index[i + 1]``. Undefined tensors are left
-    out; a list of tensors counts as one argument with several entries.
-
-    Attributes
-    ----------
-    index : int64, shape (n_nodes + 1,)
-    argument : int32
-        Position in the operator's arguments (or results).
-    tensor, storage : int64
-        Identities in the trace. Views share a storage; numbers of freed storages come back.
-    offset, elements : int64
-        First element in the storage and number of elements of the view.
-    extent : int64
-        Elements from the first to the last of the view, both included; -1 where the trace does
-        not tell (several dimensions and no strides, that is before schema 1.1.1).
-    element_size : int64
-        Bytes.
-    dtype, device : int32
-        Positions in `dtypes` and `devices`.
-    """
-
-    index: NDArray[np.int64]
-    argument: NDArray[np.int32]
-    tensor: NDArray[np.int64]
-    storage: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    elements: NDArray[np.int64]
-    extent: NDArray[np.int64]
-    element_size: NDArray[np.int64]
-    dtype: NDArray[np.int32]
-    device: NDArray[np.int32]
-    dtypes: list[str]
-    devices: list[str]
-
-    def __len__(self) -> int:
-        return len(self.tensor)
-
-    def of(self, node: int) -> slice:
-        """Return the entries of a node."""
-        return slice(int(self.index[node]), int(self.index[node + 1]))
 
 
 @dataclass
@@ -234,7 +179,19 @@ def read_et(path: Path | str) -> ExecutionTrace:
     """
     path = Path(path)
     text = open_text(path)
-    parsed = _parse(path, text)
+    # Everything made here stays: looking for garbage would take a third of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _columns(path, _parse(path, text), len(text))
+    except OverflowError:
+        raise TraceError(f"{path}: holds a number of more than 64 bits") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _columns(path: Path, parsed: _File, size: int) -> ExecutionTrace:
     nodes = parsed.nodes
     if not _SCHEMA.match(parsed.schema):
         raise TraceError(
@@ -246,12 +203,13 @@ def read_et(path: Path | str) -> ExecutionTrace:
     position = {node.id: i for i, node in enumerate(nodes)}
     _check(path, nodes, facts, position)
     values = [(_values(n.inputs, n, "input"), _values(n.outputs, n, "output")) for n in nodes]
+    labels = [f"{path}: node {node.id} ({node.name!r})" for node in nodes]
     columns = {key: np.array([f[key] for f in facts], np.int64) for key in _WHOLE}
     et = ExecutionTrace(
         path=path,
         schema=parsed.schema,
         pid=parsed.pid,
-        size=len(text),
+        size=size,
         id=np.array([node.id for node in nodes], np.int64),
         name=[node.name for node in nodes],
         parent=np.array(
@@ -268,8 +226,8 @@ def read_et(path: Path | str) -> ExecutionTrace:
         forward_thread=columns["fw_tid"],
         op_schema=[f["op_schema"] for f in facts],
         backend=[f.get("kernel_backend") or "" for f in facts],
-        inputs=_tensors(path, nodes, [pair[0] for pair in values]),
-        outputs=_tensors(path, nodes, [pair[1] for pair in values]),
+        inputs=tensor_columns(labels, [pair[0] for pair in values]),
+        outputs=tensor_columns(labels, [pair[1] for pair in values]),
     )
     raw_inputs = [pair[0] for pair in values]
     et.groups = process_groups(
@@ -290,6 +248,8 @@ def _parse(path: Path, text: bytes) -> _File:
         raise TraceError(f"{path}: not a PyTorch execution trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise TraceError(f"{path}: not an execution trace: nested too deeply") from None
     if not parsed.nodes:
         raise TraceError(f"{path}: an execution trace without nodes")
     return parsed
@@ -319,7 +279,7 @@ def _check(
     path: Path, nodes: list[_Node], facts: list[dict[str, Any]], position: dict[int, int]
 ) -> None:
     """Refuse identities given twice, and parents that are missing or began later."""
-    for before, now in zip(nodes, nodes[1:]):
+    for before, now in pairwise(nodes):
         if before.id == now.id:
             raise TraceError(
                 f"{path}: two nodes have the id {now.id}: {before.name!r} and {now.name!r}"
@@ -338,77 +298,7 @@ def _check(
             )
 
 
-def _values(given: list[Any] | _Values, node: _Node, side: str) -> _Values:
-    if isinstance(given, _Values):
+def _values(given: list[Any] | Values, node: _Node, side: str) -> Values:
+    if isinstance(given, Values):
         return given
-    return _Values(given, getattr(node, f"{side}_shapes"), getattr(node, f"{side}_types"))
-
-
-def _tensors(path: Path, nodes: list[_Node], sides: list[_Values]) -> Tensors:
-    """Columns of all tensors on one side of the nodes."""
-    rows: list[tuple[int, ...]] = []
-    dtypes: dict[str, int] = {}
-    devices: dict[str, int] = {}
-    index = [0]
-    for node, side in zip(nodes, sides):
-        for argument, kind in enumerate(side.types):
-            if "Tensor(" not in kind or argument >= len(side.values):
-                continue
-            found = _flat(
-                side.values[argument], _at(side.shapes, argument), _at(side.strides, argument)
-            )
-            # `zip_longest`: a list may name the type of its elements once.
-            names = _DTYPE.findall(kind)
-            for (value, shape, stride), name in zip_longest(found, names[: len(found)]):
-                if value[1] == 0:
-                    continue
-                if min(value[:5]) < 0:
-                    raise TraceError(
-                        f"{path}: node {node.id} ({node.name!r}): impossible tensor {value}"
-                    )
-                dtype = dtypes.setdefault(name or names[-1], len(dtypes))
-                device = devices.setdefault(value[5], len(devices))
-                extent = _extent(value[3], shape, stride)
-                rows.append((argument, *value[:4], extent, value[4], dtype, device))
-        index.append(len(rows))
-    columns = np.array(rows, np.int64).reshape(-1, 9).T.copy()
-    return Tensors(
-        np.array(index, np.int64),
-        columns[0].astype(np.int32),
-        *columns[1:7],
-        columns[7].astype(np.int32),
-        columns[8].astype(np.int32),
-        list(dtypes),
-        list(devices),
-    )
-
-
-def _at(values: Any, i: int) -> Any:
-    return values[i] if isinstance(values, list) and i < len(values) else None
-
-
-def _flat(value: Any, shape: Any, stride: Any) -> list[tuple[list[Any], Any, Any]]:
-    """Return the tensors of an argument, which may be a list of them (of lists)."""
-    return list(_walk(value, shape, stride))
-
-
-def _walk(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], Any, Any]]:
-    if not isinstance(value, list):
-        return
-    if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
-        yield value, shape, stride
-        return
-    for i, part in enumerate(value):
-        yield from _walk(part, _at(shape, i), _at(stride, i))
-
-
-def _extent(elements: int, shape: Any, stride: Any) -> int:
-    """Elements from the first to the last of a view; -1 if it cannot be told."""
-    if elements == 0:
-        return 0
-    if not isinstance(shape, list) or len(shape) <= 1 and not stride:
-        # One dimension is taken to be dense: strided vectors are rare.
-        return elements
-    if isinstance(stride, list) and len(stride) == len(shape) and shape:
-        return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
-    return -1
+    return Values(given, getattr(node, f"{side}_shapes"), getattr(node, f"{side}_types"))

@@ -18,7 +18,8 @@ import msgspec
 from ..errors import TraceError
 
 if TYPE_CHECKING:
-    from .et import ExecutionTrace, Tensors
+    from .et import ExecutionTrace
+    from .et_tensors import Tensors, Values
 
 __all__ = ["EtCommunication", "ProcessGroup", "collective_name", "communications", "process_groups"]
 
@@ -163,7 +164,7 @@ def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup
 
 
 def communications(
-    et: ExecutionTrace, facts: Sequence[dict[str, Any]], inputs: Sequence[Any]
+    et: ExecutionTrace, facts: Sequence[dict[str, Any]], inputs: Sequence[Values]
 ) -> list[EtCommunication]:
     """Return the communications of a trace in order of node.
 
@@ -174,12 +175,22 @@ def communications(
         Attributes of every node.
     inputs : sequence
         Values and types of every node's inputs.
+
+    Raises
+    ------
+    TraceError
+        If a record holds text where a number must be.
     """
-    found = [
-        _recorded(et, node, facts[node], inputs[node])
-        for node, name in enumerate(et.name)
-        if name == "record_param_comms"
-    ]
+    found = []
+    for node, name in enumerate(et.name):
+        if name != "record_param_comms":
+            continue
+        try:
+            found.append(_recorded(et, node, facts[node], inputs[node]))
+        except (TypeError, ValueError) as error:
+            raise TraceError(
+                f"{et.path}: node {et.id[node]} ('record_param_comms'): {error}"
+            ) from None
     if found:
         return [one for one in found if one is not None]
     return [
@@ -190,11 +201,11 @@ def communications(
 
 
 def _recorded(
-    et: ExecutionTrace, node: int, facts: dict[str, Any], inputs: Any
+    et: ExecutionTrace, node: int, facts: dict[str, Any], inputs: Values
 ) -> EtCommunication | None:
     """Decode one ``record_param_comms``; None if it records waiting, or has no name."""
     positional = _positional(et, node, inputs)
-    name = facts.get("collective_name") or positional["name"]
+    name = str(facts.get("collective_name") or positional["name"])
     if not name or name == "wait":
         return None
     sizes = _sizes(et, node)
@@ -207,7 +218,7 @@ def _recorded(
                 sizes[f"{side}_bytes"] = elements * width
             sizes[f"{side}_elements"] = elements
     sizes["dtype"] = str(dtype)
-    group = facts.get("pg_name", positional["group_name"])
+    group = str(facts.get("pg_name", positional["group_name"]))
     known = et.groups.get(group)
     return EtCommunication(
         node=node,
@@ -216,7 +227,7 @@ def _recorded(
         in_split=_split(facts.get("in_split_size", positional["in_split"])),
         out_split=_split(facts.get("out_split_size", positional["out_split"])),
         group_name=group,
-        group_description=facts.get("pg_desc", positional["group_description"]),
+        group_description=str(facts.get("pg_desc", positional["group_description"])),
         rank=positional["rank"],
         rank_start=int(facts.get("global_rank_start", positional["rank_start"])),
         rank_stride=int(facts.get("global_rank_stride", positional["rank_stride"])),
@@ -228,7 +239,7 @@ def _recorded(
     )
 
 
-def _positional(et: ExecutionTrace, node: int, inputs: Any) -> dict[str, Any]:
+def _positional(et: ExecutionTrace, node: int, inputs: Values) -> dict[str, Any]:
     """Facts by position: ``[tensors,] seq, group, rank, name, in split, out split, …``.
 
     Behind the splits come the number of ranks (schema 1.0.1, sometimes) or the group's first
@@ -252,7 +263,7 @@ def _positional(et: ExecutionTrace, node: int, inputs: Any) -> dict[str, Any]:
     if isinstance(group, list) and len(group) == 2:
         facts["group_name"], facts["group_description"] = map(str, group)
     rest = values[at + 1 :]
-    facts["in_split"], facts["out_split"] = (rest + [(), ()])[:2] if rest else ((), ())
+    facts["in_split"], facts["out_split"] = [*rest, (), ()][:2]
     numbers = [v for v in rest[2:] if isinstance(v, int)]
     if len(numbers) >= 3:
         facts["rank_start"], facts["rank_stride"], facts["group_size"] = numbers[:3]

@@ -1,0 +1,178 @@
+"""Data dependencies between device operations, and whether given times respect them.
+
+A device operation belongs to the operator that launched it, this one to a node of the execution
+trace, and nodes depend on each other through data. Between streams such dependencies are ordering
+constraints that the recorded event waits should enforce; within a stream they always hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dependencies import data_dependencies
+from .et import ExecutionTrace
+from .host import Call, host_calls
+from .kineto import KinetoTrace
+from .link import Link
+
+__all__ = ["DependencyCheck", "KernelDependencies", "check_dependencies", "kernel_dependencies"]
+
+
+@dataclass(frozen=True)
+class KernelDependencies:
+    """Pairs of device operations of which the second reads what the first wrote.
+
+    Attributes
+    ----------
+    source, target : int32, shape (n_dependencies,)
+        Device operations by their position in the Kineto trace, in order of target.
+    crosses : bool, shape (n_dependencies,)
+        Whether the two are on different streams.
+    attributed : int
+        Device operations whose operator has a node in the execution trace.
+    total : int
+        Device operations in the trace.
+    """
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    crosses: NDArray[np.bool_]
+    attributed: int
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class DependencyCheck:
+    """How many dependencies given times respect.
+
+    Attributes
+    ----------
+    total, satisfied, violated : int
+    crossing, crossing_violated : int
+        Of these, dependencies between streams.
+    worst : int
+        By how many ps the worst one is violated; 0 without.
+    examples : list of (source, target, ps)
+        The worst ones.
+    """
+
+    total: int
+    satisfied: int
+    violated: int
+    crossing: int
+    crossing_violated: int
+    worst: int
+    examples: list[tuple[int, int, int]]
+
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """Return the result as text, the worst cases with the names of device operations."""
+        share = self.satisfied / self.total if self.total else 1.0
+        lines = [
+            f"{self.satisfied} of {self.total} data dependencies hold ({share:.2%}); "
+            f"{self.crossing} are between streams, {self.crossing_violated} of these are violated"
+        ]
+        for source, target, late in self.examples:
+            a, b = (names[i] if names else str(i) for i in (source, target))
+            lines.append(f"  {b} begins {late / 1e6:.3f} µs before the end of {a}")
+        return "\n".join(lines)
+
+
+def kernel_dependencies(
+    trace: KinetoTrace,
+    et: ExecutionTrace,
+    link: Link,
+    calls: Sequence[Call] | None = None,
+) -> KernelDependencies:
+    """Find the data dependencies between device operations.
+
+    If several operations were launched by one operator, the last one on each stream stands for
+    what it wrote, and the first one on each stream reads. An operator that launched nothing (on
+    the CPU, or whose launches are not in the trace) passes on what it depends on itself.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    et : ExecutionTrace
+    link : Link
+        Of these two.
+    calls : sequence of Call, optional
+        ``host_calls(trace)``, where it is at hand.
+    """
+    launched: dict[int, list[int]] = {}
+    for call in host_calls(trace) if calls is None else calls:
+        node = int(link.node_of_operator[call.operator]) if call.operator >= 0 else -1
+        if node >= 0:
+            launched.setdefault(node, []).extend(call.ops)
+    stream = trace.device.stream
+    data = data_dependencies(et)
+    # What a node stands for: by stream, the latest device operation that its data waits for. The
+    # operations of a stream run in order, so the latest is enough.
+    stands: dict[int, dict[int, int]] = {}
+    source: list[int] = []
+    target: list[int] = []
+    for node in np.flatnonzero(data.computes).tolist():
+        before: dict[int, int] = {}
+        for earlier in data.of(node).tolist():
+            for s, op in stands[earlier].items():
+                before[s] = max(op, before.get(s, -1))
+        ops = sorted(launched.get(node, ()))
+        if not ops:
+            stands[node] = before
+            continue
+        first = {int(stream[op]): op for op in reversed(ops)}
+        stands[node] = {int(stream[op]): op for op in ops}
+        for op in first.values():
+            for earlier in before.values():
+                source.append(earlier)
+                target.append(op)
+    order = np.lexsort((source, target))
+    sources, targets = (np.array(x, np.int32)[order] for x in (source, target))
+    return KernelDependencies(
+        source=sources,
+        target=targets,
+        crosses=stream[sources] != stream[targets],
+        attributed=sum(map(len, launched.values())),
+        total=len(trace.device),
+    )
+
+
+def check_dependencies(
+    dependencies: KernelDependencies,
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    tolerance: int = 0,
+    examples: int = 5,
+) -> DependencyCheck:
+    """Count the dependencies that recorded or replayed times respect.
+
+    Parameters
+    ----------
+    dependencies : KernelDependencies
+    begin, end : int64, shape (n_device_operations,)
+        Times of the device operations in ps, in the order of the Kineto trace.
+    tolerance : int
+        In ps; earlier by so much is no violation. Old Kineto files have whole µs.
+    examples : int
+        How many of the worst cases are named.
+    """
+    early = end[dependencies.source] - begin[dependencies.target]
+    broken = early > tolerance
+    worst = np.argsort(-early, kind="stable")[: min(examples, int(broken.sum()))]
+    return DependencyCheck(
+        total=len(dependencies),
+        satisfied=int((~broken).sum()),
+        violated=int(broken.sum()),
+        crossing=int(dependencies.crosses.sum()),
+        crossing_violated=int((broken & dependencies.crosses).sum()),
+        worst=int(early[broken].max(initial=0)),
+        examples=[
+            (int(dependencies.source[i]), int(dependencies.target[i]), int(early[i])) for i in worst
+        ],
+    )
