@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..validate import Perturbation, TraceResult, Validation
+    from ..validate import CrossStep, Perturbation, TraceResult, Validation
 
 __all__ = ["add_parser", "run"]
 
@@ -16,6 +16,7 @@ examples:
   mpisim validate traces TRACES/                   one trace a subfolder, table of errors
   mpisim validate traces TRACES/ --json out.json   the same as numbers
   mpisim validate traces TRACES/ --perturb         does the replay move as it must?
+  mpisim validate traces TRACES/ --cross-step      does a step predict the next?
   mpirun -n 4 python -m mpisim validate traces TRACES/
 """
 
@@ -41,6 +42,9 @@ def add_parser(subparsers: Any) -> None:
     traces.add_argument(
         "--perturb", action="store_true", help="also run the tests of an honest replay"
     )
+    traces.add_argument(
+        "--cross-step", action="store_true", help="also predict every step from the one before"
+    )
     traces.set_defaults(run=run)
 
 
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay the traces and print a table, one line a trace as it is done."""
     from ..files import check_output, write_json
     from ..parallel import agreed
-    from ..validate import Validation, perturb_traces, validate_traces
+    from ..validate import Validation, cross_steps, perturb_traces, validate_traces
     from ..validate.traces import add_to
     from .launch import world
 
@@ -59,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             check_output(args.json, overwrite=True, device=True)
     validation = Validation("traces")
     moves: dict[str, list[Perturbation]] = {}
+    across: dict[str, list[CrossStep]] = {}
     if first:
         print(HEAD)
     for result in validate_traces(args.paths, comm):
@@ -66,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
         if first:
             print(_line(result))
             sys.stdout.flush()
+        if args.cross_step and not result.skipped:
+            across[result.name] = cross_steps(result, comm)
+            if first and across[result.name]:
+                print(_across(across[result.name]))
+                sys.stdout.flush()
         if args.perturb and not result.skipped:
             moves[result.name] = []
             for move in perturb_traces(result, comm):
@@ -77,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         if first:
             print(_summary(validation))
             if args.json is not None:
-                write_json(args.json, _figures(validation, moves))
+                write_json(args.json, _figures(validation, moves, across))
     return 0
 
 
@@ -108,6 +118,18 @@ def _move(move: Perturbation) -> str:
     return f"    {move.test:26s} step {move.change:+8.2%}  {verdict:5s} {move.note}"
 
 
+def _across(steps: list[CrossStep]) -> str:
+    """Errors of steps predicted from the one before, and of copying its time."""
+    error = sum(abs(each.error) for each in steps) / len(steps)
+    worst = max(steps, key=lambda each: abs(each.error))
+    copied = sum(abs(each.copied / each.measured - 1) for each in steps) / len(steps)
+    return (
+        f"    from the step before        {len(steps)} steps: mean {error:.2%}, worst "
+        f"{worst.error:+.2%}; copying its time {copied:.2%}; "
+        f"rows without counterpart {max(each.unmatched for each in steps):.1%}"
+    )
+
+
 def _summary(validation: Validation) -> str:
     """Errors over all steps, and by kind of trace."""
     figures = validation.as_json()
@@ -125,14 +147,31 @@ def _summary(validation: Validation) -> str:
     for reason, count in figures["skipped"].items():
         lines.append(f"skipped: {count} × {reason}")
     lines.append(
-        "baseline: largest sum of kernel time over streams, as recorded. 'unmatched': communication "
-        "kernels\nwithout a partner in the files at hand, replayed as recorded."
+        "baseline: largest sum of kernel time over streams, as recorded. unmatched: communication\n"
+        "kernels without a partner in the files at hand, replayed as recorded."
     )
     return "\n".join(lines)
 
 
-def _figures(validation: Validation, moves: dict[str, list[Perturbation]]) -> dict[str, Any]:
+def _figures(
+    validation: Validation,
+    moves: dict[str, list[Perturbation]],
+    across: dict[str, list[CrossStep]],
+) -> dict[str, Any]:
     figures = validation.as_json()
+    if across:
+        figures["cross_step"] = [
+            {
+                "id": each.id,
+                "measured": each.measured,
+                "predicted": each.predicted,
+                "error": each.error,
+                "copied": each.copied,
+                "unmatched": each.unmatched,
+            }
+            for steps in across.values()
+            for each in steps
+        ]
     if moves:
         figures["perturbations"] = {
             name: [

@@ -203,19 +203,26 @@ def _bytes(
     width = _width(args.dtype or "") or _width(trace.device.name[op].split("(")[0])
     if args.in_elements is not None and args.out_elements is not None and width:
         return max(args.in_elements, args.out_elements) * width
-    if call is None or not width:
+    if call is None:
         return -1
-    if call.nccl >= 0 and (note := trace.annotations.args[call.nccl]) is not None:
-        elements = _elements(note.dims)
-        if operation is Operation.ALL_GATHER and call.c10d >= 0:
-            outer = trace.operators.args[call.c10d]
-            elements = max(elements, _elements(outer.dims) if outer is not None else 0)
-        return elements * width if elements else -1
-    return -1
+    around = [
+        trace.annotations.args[call.nccl] if call.nccl >= 0 else None,
+        trace.operators.args[call.params] if call.params >= 0 else None,
+        trace.operators.args[call.c10d] if call.c10d >= 0 else None,
+    ]
+    shown = [args for args in around if args is not None]
+    elements = max((_elements(args.dims) for args in shown), default=0)
+    width = width or next((w for args in shown if (w := _type_width(args.types))), 0)
+    return elements * width if elements and width else -1
 
 
 def _width(text: str) -> int:
     return next((size for pattern, size in _SIZES if pattern.search(text)), 0)
+
+
+def _type_width(types: msgspec.Raw) -> int:
+    """Bytes an element of the first tensor in an ``Input type`` argument."""
+    return _width(bytes(types).decode("utf-8", "replace").partition(",")[0])
 
 
 def _elements(dims: msgspec.Raw) -> int:

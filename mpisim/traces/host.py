@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 
@@ -56,11 +57,13 @@ _STEM = re.compile(
 )
 
 
+@cache
 def is_communication_kernel(name: str) -> bool:
     """Whether a kernel moves data between ranks (NCCL, RCCL, DeepEP)."""
     return bool(_COMMUNICATION.search(name)) and not _NOT_COMMUNICATION.search(name)
 
 
+@cache
 def communication_stem(name: str) -> str:
     """Return what a communication kernel does, without algorithm, protocol and data type.
 
@@ -142,6 +145,7 @@ def host_calls(trace: KinetoTrace) -> list[Call]:
     return calls
 
 
+@cache
 def _kind(name: str) -> CallKind | None:
     for pattern, kind in _KINDS:
         if pattern.match(name):
