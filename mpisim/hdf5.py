@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 CHUNK = 1 << 16
-"""Elements of a chunk; shorter columns are stored in one piece, without compression."""
+"""Elements of a chunk."""
+SMALL = 1 << 12
+"""Columns of up to this many elements are stored as they are."""
 
 
 @contextmanager
@@ -153,7 +155,9 @@ def write_column(
         One line for whoever opens the file with another tool.
     """
     values = np.asarray(values)
-    packed = {"chunks": (CHUNK,), "compression": 1, "shuffle": True} if values.size > CHUNK else {}
+    packed: dict[str, Any] = {}
+    if values.size > SMALL:
+        packed = {"chunks": (min(CHUNK, values.size),), "compression": 1, "shuffle": True}
     dataset = group.create_dataset(name, data=values, track_times=False, **packed)
     if units is not None:
         dataset.attrs["units"] = units
