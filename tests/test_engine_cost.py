@@ -1,0 +1,126 @@
+"""Durations of rows: speed, rounding, cost models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpisim.engine import simulate
+from mpisim.engine.cost import price
+from mpisim.errors import InputError
+from mpisim.program import Kind, Operation, Program, ProgramBuilder
+
+
+class Counting:
+    """A model that remembers what it was asked; a group of n ranks costs n ps a byte."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Operation, int, int]] = []
+
+    def group_class(self, members: tuple[int, ...]) -> int:
+        return len(members)
+
+    def cost(self, operation: Operation, bytes: int, group: int) -> int:
+        self.asked.append((operation, bytes, group))
+        return bytes * group
+
+
+def sums(sizes: list[int], groups: list[list[int]], speeds: list[float] | None = None) -> Program:
+    """Ranks of one table, with all-reduces of these sizes, one slot, in groups."""
+    builder = ProgramBuilder()
+    rows = builder.table("sums")
+    rows.kernel("a", 0, 10)
+    for size in sizes:
+        rows.collective(Operation.ALL_REDUCE, 0, 0, size)
+    builder.add_table(rows.build())
+    group_of = {rank: group for group in groups for rank in group}
+    for rank in sorted(group_of):
+        slots = [builder.communicator(group_of[rank])]
+        builder.add_rank(0, slots, speed=speeds[rank] if speeds else 1.0)
+    return builder.build()
+
+
+def everyone(program: Program) -> np.ndarray:
+    return np.arange(program.n_ranks, dtype=np.int32)
+
+
+def test_each_operation_is_priced_once_a_class() -> None:
+    model = Counting()
+    program = sums([8, 16, 8], [[0, 1], [2, 3], [4, 5, 6]])
+    durations, which = price(program, everyone(program), model)
+    # Two classes of groups, so two arrays; the second 8 bytes are known by then.
+    assert which.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert [d.tolist() for d in durations] == [[10, 16, 32, 16], [10, 24, 48, 24]]
+    assert model.asked == [
+        (Operation.ALL_REDUCE, size, group) for group in (2, 3) for size in (8, 16)
+    ]
+
+
+def test_speeds_make_their_own_durations() -> None:
+    program = sums([8], [[0, 1, 2]], speeds=[1.0, 2.0, 1.0])
+    durations, which = price(program, everyone(program), Counting())
+    assert which.tolist() == [0, 1, 0]
+    assert [d.tolist() for d in durations] == [[10, 24], [5, 24]]
+
+
+def test_halves_round_to_even() -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    for duration in (1, 3, 5):
+        rows.kernel("a", 0, duration, kind=Kind.COPY)
+    builder.add_table(rows.build())
+    builder.add_rank(0, speed=2.0)
+    durations, _ = price(builder.build(), np.array([0], np.int32))
+    assert durations[0].tolist() == [0, 2, 2]  # 0.5, 1.5, 2.5
+
+
+def test_tables_are_not_changed() -> None:
+    program = sums([8], [[0, 1]], speeds=[2.0, 2.0])
+    price(program, everyone(program), Counting())
+    assert program.table_of(0).duration.tolist() == [10, -1]
+
+
+def test_no_cost_model() -> None:
+    with pytest.raises(InputError) as caught:
+        simulate(sums([8], [[0, 1]]))
+    assert str(caught.value) == (
+        "rank 0, row 1 (all_reduce) of table 'sums': the communication has no duration; give one, "
+        "or a cost model"
+    )
+
+
+def test_unknown_size() -> None:
+    with pytest.raises(InputError) as caught:
+        simulate(sums([8, -1], [[0, 1]]), cost=Counting())
+    assert str(caught.value) == (
+        "rank 0, row 2 (all_reduce) of table 'sums': the communication has neither a duration nor "
+        "a number of bytes to price it by"
+    )
+
+
+def test_barrier_needs_no_size() -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    rows.collective(Operation.BARRIER, 0, 0, -1)
+    builder.add_table(rows.build())
+    builder.add_rank(0, [builder.communicator((0,))])
+    assert simulate(builder.build(), cost=Counting()).step_time == 0
+
+
+@pytest.mark.parametrize(("duration", "speed"), [(1 << 61, 1.0), (10, 1e-300), (1 << 40, 1e-8)])
+def test_more_time_than_clocks_count(duration: int, speed: float) -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    rows.kernel("a", 0, duration)
+    builder.add_table(rows.build())
+    builder.add_rank(0, speed=speed)
+    with pytest.raises(InputError, match=r"rank 0: its rows take .* s, more than the 1.15e\+06 s"):
+        simulate(builder.build())
+
+
+def test_start_that_clocks_do_not_count() -> None:
+    builder = ProgramBuilder()
+    builder.add_table(builder.table().build())
+    builder.add_rank(0, start=1 << 61)
+    with pytest.raises(InputError, match="rank 0: it starts at 2305843009213693952 ps"):
+        simulate(builder.build())

@@ -1,0 +1,100 @@
+"""Plans: placement, and who owns which communicator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import programs
+
+from mpisim.engine import block_placement
+from mpisim.engine.cost import price
+from mpisim.engine.plan import Plan, Role, make_plan
+from mpisim.program import Operation, Program, ProgramBuilder
+
+
+@given(st.integers(1, 100), st.integers(1, 12))
+def test_blocks_are_contiguous_and_even(n_ranks: int, n_processes: int) -> None:
+    placement = block_placement(n_ranks, n_processes)
+    sizes = np.bincount(placement, minlength=n_processes)
+    assert (np.diff(placement) >= 0).all()
+    assert sizes.sum() == n_ranks
+    assert sizes.max() - sizes.min() <= 1
+
+
+def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan]:
+    placed = np.array(placement, np.int32)
+    found = []
+    for process in range(n_processes):
+        hosted = np.flatnonzero(placed == process).astype(np.int32)
+        found.append(make_plan(program, placed, process, *price(program, hosted)))
+    return found
+
+
+@given(program=programs(), data=st.data())
+def test_processes_agree_on_owners(program: Program, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 4))
+    placement = data.draw(
+        st.lists(st.integers(0, n - 1), min_size=program.n_ranks, max_size=program.n_ranks)
+    )
+    all_plans = plans(program, placement, n)
+    seen: dict[int, set[int]] = {}
+    for plan in all_plans:
+        for i, c in enumerate(plan.communicators.tolist()):
+            members = set(program.communicators.group(c))
+            processes = {placement[member] for member in members}
+            others = plan.others[plan.others_index[i] : plan.others_index[i + 1]].tolist()
+            assert sorted([*others, plan.process]) == sorted(processes)
+            owner = int(plan.owner[i])
+            assert owner in processes
+            role = Role(int(plan.role[i]))
+            if len(processes) == 1:
+                assert role is Role.LOCAL
+            else:
+                assert role is (Role.OWNER if owner == plan.process else Role.MEMBER)
+            seen.setdefault(c, set()).add(owner)
+            first = int(plan.first_group[i])
+            own = len(members & set(plan.hosted.tolist()))
+            expected = own + (len(others) if role is Role.OWNER else 0)
+            assert plan.layout.groups["missing"][first] == expected
+    assert all(len(owners) == 1 for owners in seen.values())
+
+
+def test_owners_are_spread() -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    for slot in range(100):
+        rows.collective(Operation.BARRIER, slot, 0, 0, duration=1)
+    builder.add_table(rows.build())
+    groups = [builder.communicator((0, 1), f"group {i}") for i in range(100)]
+    for _ in range(2):
+        builder.add_rank(0, groups)
+    owned = np.bincount(plans(builder.build(), [0, 1], 2)[0].owner, minlength=2)
+    assert owned.min() >= 30
+
+
+def test_groups_are_found_again() -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    for slot in (0, 1, 0):
+        rows.collective(Operation.BARRIER, slot, 0, 0, duration=1)
+    builder.add_table(rows.build())
+    builder.communicator((0, 1), "unused")
+    groups = [builder.communicator((1, 0), name) for name in ("a", "b")]
+    for _ in range(2):
+        builder.add_rank(0, groups)
+    plan = plans(builder.build(), [0, 0], 1)[0]
+    found = np.array([plan.group_of(1, row) for row in range(3)])
+    index, k = plan.locate(found)
+    assert plan.communicators[index].tolist() == [1, 2, 1]
+    assert k.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("n_processes", [1, 3])
+def test_process_without_ranks(n_processes: int) -> None:
+    builder = ProgramBuilder()
+    builder.add_table(builder.table().build())
+    builder.add_rank(0)
+    plan = plans(builder.build(), [0], n_processes)[-1]
+    assert len(plan.hosted) == (1 if n_processes == 1 else 0)
