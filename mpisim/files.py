@@ -122,7 +122,8 @@ def write_json(path: str | Path, data: object) -> None:
     path : str or Path
         A device or pipe, ``/dev/stdout`` for one, is written to as it is.
     data : object
-        Dicts, lists, text and numbers, numpy's included; a NaN becomes null.
+        Dicts, lists, text and numbers, numpy's included; a NaN becomes null, what is no valid
+        unicode a question mark.
 
     Raises
     ------
@@ -132,7 +133,11 @@ def write_json(path: str | Path, data: object) -> None:
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    text = orjson.dumps(data, option=options | orjson.OPT_NON_STR_KEYS)
+    options |= orjson.OPT_NON_STR_KEYS
+    try:
+        text = orjson.dumps(data, option=options)
+    except TypeError:  # a name that is no valid unicode
+        text = orjson.dumps(_encodable(data), option=options)
     target = check_output(path, overwrite=True, device=True)
     if _is_device(target):
         # Appending, since whatever else is printed there must not be written over.
@@ -141,3 +146,14 @@ def write_json(path: str | Path, data: object) -> None:
         return
     with staged(path, overwrite=True) as file:
         file.write(text)
+
+
+def _encodable(data: object) -> object:
+    """Return the same with texts that can be encoded."""
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace").decode()
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_encodable(value) for value in data]
+    return data

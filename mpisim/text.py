@@ -19,9 +19,17 @@ def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[
     ]
 
 
-def shortened(text: str, width: int) -> str:
-    """Cut a text that is too long, at the end, and show that it was."""
-    return text if len(text) <= width else text[: width - 1] + "…"
+def shortened(text: str, width: int, tail: int = 0) -> str:
+    """Cut a text that is too long, keeping its last `tail` characters, and show that it was cut.
+
+    Examples
+    --------
+    >>> shortened("gemm_128x128_tn", 10), shortened("gemm_128x128_tn", 10, tail=3)
+    ('gemm_128x…', 'gemm_1…_tn')
+    """
+    if len(text) <= width:
+        return text
+    return text[: width - 1 - tail] + "…" + (text[-tail:] if tail else "")
 
 
 def one_line(text: str) -> str:

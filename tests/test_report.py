@@ -16,6 +16,7 @@ from programs import programs
 from straggler import LAST, OTHERS, STEP, US, straggler
 
 from mpisim.engine import simulate
+from mpisim.files import write_json
 from mpisim.program import Program, ProgramBuilder
 from mpisim.report import figures, render
 from mpisim.report.times import apportioned, duration, quantity, rounded, unit_for
@@ -158,21 +159,30 @@ def test_many_ranks_are_shown_at_both_ends() -> None:
     assert len([line for line in section(text, "Slowest ranks") if line]) == 4
 
 
-def test_names_of_others_do_no_harm() -> None:
+def test_names_of_others_do_no_harm(tmp_path: Path) -> None:
     builder = ProgramBuilder()
     table = builder.table()
     table.kernel("void k<\x1b[31m>\n" + "x" * 300, 0, 10)
     table.kernel("ünïcödé \ud800", 0, 20)
     builder.add_rank(builder.add_table(table.build()))
     said = {
+        "digest": "of the trace",
+        "k" * 300: 1,
         "note\n": "a\tb\x07",
         "long": "word " * 60,
         "list": ["x" * 250, ""],
         "nan": float("nan"),
     }
-    text = render(result(builder.build({"path": "/data/" + "deep/" * 40}), attributes=said))
+    results = result(builder.build({"path": "/data/" + "deep/" * 40}), attributes=said)
+    text = render(results)
     assert all(line.isprintable() and len(line) <= 100 for line in text.splitlines())
     text.encode()
+    assert results.digest in text
+    write_json(tmp_path / "figures.json", figures(results))
+    names = [
+        each["name"] for each in json.loads((tmp_path / "figures.json").read_text())["kernels"]
+    ]
+    assert names[0] == "ünïcödé ?"
 
 
 def test_a_run_without_a_record_says_so() -> None:

@@ -52,7 +52,8 @@ def render(results: Results, top: int = 10) -> str:
     elif results.recorded:
         sections.append(["The critical path was not asked for."])
     lines = [line for section in sections if section for line in [*section, ""]][:-1]
-    return "\n".join(shortened(line, WIDTH) for line in lines)
+    # Names come last in tables, and those of kernels often differ at both of their ends.
+    return "\n".join(shortened(line, WIDTH, tail=16) for line in lines)
 
 
 def _head(results: Results) -> list[str]:
@@ -61,28 +62,29 @@ def _head(results: Results) -> list[str]:
     error = attributes.pop("uncertainty", None)
     step = duration(results.step_time_ps)
     if isinstance(error, float):
-        step += f"  ± {100 * error:.1f} %"
+        step += f"  ± {100 * error:.2g} %"
     processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
     rounds = f"{results.rounds} round" + ("s" if results.rounds != 1 else "")
-    facts = {
-        "step time": step,
-        "digest": results.digest,
-        "ranks": f"{results.n_ranks:,} on {processes}, {rounds} of exchange, "
-        f"{int(results.ranks['rows'].sum()):,} rows",
-    }
+    n_rows = int(results.ranks["rows"].sum())
+    facts = [
+        ("step time", step),
+        ("digest", results.digest),
+        ("ranks", f"{results.n_ranks:,} on {processes}, {rounds} of exchange, {n_rows:,} rows"),
+    ]
     if isinstance(error, str):
-        facts["uncertainty"] = one_line(error)
+        facts.append(("uncertainty", one_line(error)))
     lists: list[str] = []
     for key, value in {**results.program, **attributes}.items():
-        label = one_line(key).replace("_", " ")
+        label = shortened(one_line(key).replace("_", " "), 24)
         if isinstance(value, list):
             lists.append(f"{label}:")
             for text in value:
                 lists += _hanging("  - ", one_line(text))
         else:
-            facts[label] = one_line(f"{value:.6g}" if isinstance(value, float) else str(value))
-    width = max(map(len, facts))
-    lines = [line for key, text in facts.items() for line in _hanging(f"{key:<{width}}  ", text)]
+            said = f"{value:.6g}" if isinstance(value, float) else str(value)
+            facts.append((label, one_line(said)))
+    width = max(len(label) for label, _ in facts)
+    lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     if not results.recorded:
         lists.append("Rows were not recorded: only the end of each rank is known.")
     return lines + lists
