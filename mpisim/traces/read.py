@@ -24,7 +24,7 @@ from .sources import Source
 from .timing import DeviceTiming, explain_late_starts, measure_timing
 from .waits import Inference, infer_waits
 
-__all__ = ["RankFacts", "TraceProgram", "read_program"]
+__all__ = ["RankFacts", "RankTrace", "TraceProgram", "read_program", "read_rank"]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class TraceProgram:
 
 
 @dataclass
-class _Rank:
+class RankTrace:
     """One rank's trace and what was found out about it, before its table is written."""
 
     trace: KinetoTrace
@@ -124,11 +124,11 @@ def read_program(
         If a file cannot be read or understood, or the files are not of one job.
     """
     mine = np.flatnonzero(placement == comm.rank).tolist()
-    held: dict[int, _Rank] = {}
+    held: dict[int, RankTrace] = {}
     with agreed(comm):
         for i in mine:
             by = shift[1] if shift is not None and shift[0] == i else 0.0
-            held[i] = _read_rank(sources[i], late_edges, by)
+            held[i] = read_rank(sources[i], late_edges, by)
     said = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
     everyone: dict[int, Any] = {}
     for part in comm.allgather(said):
@@ -168,7 +168,14 @@ def read_program(
     return TraceProgram(program, ranks, facts, matching, world)
 
 
-def _read_rank(source: Source, late_edges: bool, shift: float) -> _Rank:
+def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> RankTrace:
+    """Read one rank's trace and find out what its rows depend on. Local.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read or understood, or holds no GPU work.
+    """
     trace = read_kineto(source.path)
     if not len(trace.device):
         raise TraceError(
@@ -180,16 +187,16 @@ def _read_rank(source: Source, late_edges: bool, shift: float) -> _Rank:
     inferred = infer_waits(trace, calls)
     measure = explain_late_starts if late_edges else measure_timing
     timing = measure(trace, calls, inferred)
-    return _Rank(trace, calls, inferred, timing, rank_communications(trace, calls, source.rank))
+    return RankTrace(trace, calls, inferred, timing, rank_communications(trace, calls, source.rank))
 
 
-def _start(rank: _Rank) -> int:
+def _start(rank: RankTrace) -> int:
     """When the rank's first event began, ps since the epoch."""
     first = [rank.calls[0].begin] if rank.calls else []
     return rank.trace.origin * 1_000_000 + min([*first, int(rank.trace.device.begin[0])])
 
 
-def _window(rank: _Rank) -> tuple[int, int]:
+def _window(rank: RankTrace) -> tuple[int, int]:
     epoch = rank.trace.origin * 1_000_000
     return epoch + int(rank.trace.device.begin[0]), epoch + int(rank.trace.device.end.max())
 
@@ -206,7 +213,7 @@ def _check_one_job(sources: Sequence[Source], everyone: dict[int, Any]) -> None:
             )
 
 
-def _write(index: int, rank: _Rank, source: Source, layout: Layout, names: Names) -> RankFacts:
+def _write(index: int, rank: RankTrace, source: Source, layout: Layout, names: Names) -> RankFacts:
     """Write the table of one rank."""
     device = rank.trace.device
     lowered = lower(
