@@ -30,6 +30,7 @@ COMMANDS = (
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.program",
+    "mpisim.cli.trace",
     "mpisim.cli.validate",
 )
 """Modules of the subcommands, in the order of the help. The first runs when none is named."""

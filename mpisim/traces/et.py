@@ -125,6 +125,16 @@ class ExecutionTrace:
     def __len__(self) -> int:
         return len(self.name)
 
+    @property
+    def rank(self) -> int | None:
+        """The process's rank as its communications show it; None if they do not agree on one.
+
+        Where groups are not recorded (schema 1.0.1) it is the rank in the only group there is.
+        """
+        said = {c.ranks[c.rank] for c in self.communications if 0 <= c.rank < len(c.ranks)}
+        said = said or {c.rank for c in self.communications if c.rank >= 0 and not c.ranks}
+        return said.pop() if len(said) == 1 else None
+
     def is_structure(self, node: int) -> bool:
         """Whether a node stands for the process or a thread, not for something that ran."""
         return self.name[node].startswith("[pytorch|profiler|")

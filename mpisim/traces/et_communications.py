@@ -37,6 +37,7 @@ _NAMES = (
     (re.compile(r"send"), "send"),
     (re.compile(r"recv"), "recv"),
 )  # fmt: skip
+_WITH_PEER = {"broadcast", "reduce", "gather", "scatter", "send", "recv"}
 _SIZES = {
     "byte": 1, "char": 1, "bool": 1, "unsignedchar": 1, "signedchar": 1,
     "half": 2, "bfloat16": 2, "short": 2, "c10::half": 2, "c10::bfloat16": 2,
@@ -77,7 +78,10 @@ class EtCommunication:
     group_name, group_description : str
         Empty before schema 1.0.2.
     rank : int
-        This rank's place in the group; -1 if not recorded.
+        This rank's place in the group; -1 if not recorded, as in operations with a root or peer.
+    peer : int
+        Root of a broadcast, reduce, gather or scatter, other side of a send or receive, as a place
+        in the group; -1 for other operations.
     rank_start, rank_stride, group_size : int
         The group's global ranks as a range; -1 (size 0) if not recorded.
     sequence : int
@@ -97,6 +101,7 @@ class EtCommunication:
     group_name: str
     group_description: str
     rank: int
+    peer: int
     rank_start: int
     rank_stride: int
     group_size: int
@@ -209,6 +214,8 @@ def _recorded(
     if not name or name == "wait":
         return None
     sizes = _sizes(et, node)
+    collective = collective_name(name)
+    has_peer = collective in _WITH_PEER
     dtype = facts.get("dtype") or sizes["dtype"]
     width = _SIZES.get(str(dtype).lower().replace(" ", ""), 0)
     for side, key in (("in", "in_msg_nelems"), ("out", "out_msg_nelems")):
@@ -222,13 +229,14 @@ def _recorded(
     known = et.groups.get(group)
     return EtCommunication(
         node=node,
-        collective=collective_name(name),
+        collective=collective,
         recorded_name=name,
         in_split=_split(facts.get("in_split_size", positional["in_split"])),
         out_split=_split(facts.get("out_split_size", positional["out_split"])),
         group_name=group,
         group_description=str(facts.get("pg_desc", positional["group_description"])),
-        rank=positional["rank"],
+        rank=-1 if has_peer else positional["rank"],
+        peer=positional["rank"] if has_peer else -1,
         rank_start=int(facts.get("global_rank_start", positional["rank_start"])),
         rank_stride=int(facts.get("global_rank_stride", positional["rank_stride"])),
         group_size=int(
@@ -243,7 +251,7 @@ def _positional(et: ExecutionTrace, node: int, inputs: Values) -> dict[str, Any]
     """Facts by position: ``[tensors,] seq, group, rank, name, in split, out split, …``.
 
     Behind the splits come the number of ranks (schema 1.0.1, sometimes) or the group's first
-    global rank, stride and number of ranks. Sends and receives record the peer as the rank.
+    global rank, stride and number of ranks. Operations with a root or a peer have it for the rank.
     """
     facts: dict[str, Any] = {
         "name": "", "group_name": "", "group_description": "", "rank": -1, "rank_start": -1,
@@ -303,6 +311,7 @@ def _operator(et: ExecutionTrace, node: int) -> EtCommunication:
         group_name="",
         group_description="",
         rank=-1,
+        peer=-1,
         rank_start=-1,
         rank_stride=-1,
         group_size=0,

@@ -1,0 +1,59 @@
+"""``mpisim trace``: look at a trace file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim trace show rank0.json.gz              what is in this file?
+  mpisim trace show TRACES/                    every trace file of a folder
+  mpisim trace show et.json kineto.json --join do the recorded times respect the data?
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim trace``."""
+    parser = subparsers.add_parser(
+        "trace", help="look at a trace file", description="Look at a trace file."
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser(
+        "show",
+        help="print what a trace file holds",
+        description="Print what a trace file holds: a PyTorch Kineto trace, or an execution trace "
+        "(operators and tensors, without times).",
+        epilog=EXAMPLES,
+    )
+    show.add_argument(
+        "files", metavar="FILE", nargs="+", help="trace files (.json, .json.gz) or folders of them"
+    )
+    show.add_argument(
+        "--join",
+        action="store_true",
+        help="also join execution traces to the Kineto traces of the same ranks, and check the "
+        "recorded times against the data dependencies",
+    )
+    show.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what traces hold; only the first process prints."""
+    from ..traces.show import joined, overview, read_trace, trace_files
+    from .launch import launched_rank
+
+    kept = []
+    for i, path in enumerate(trace_files(args.files)):
+        trace = read_trace(path)
+        if launched_rank() == 0:
+            print("\n" * (i > 0) + overview(trace))
+        if args.join:
+            kept.append(trace)
+    if args.join:
+        text = joined(kept)
+        if launched_rank() == 0:
+            print("\nJoined\n\n" + text)
+    return 0
