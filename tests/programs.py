@@ -79,6 +79,8 @@ class _Writer:
         # Of each table: the communicators of its slots, one list over replicas a slot.
         self.slots: list[list[tuple[int, ...]]] = [[] for _ in self.tables]
         self.streams = rng.randint(1, 3)
+        # Rows that may be waited for.
+        self.device: dict[TableBuilder, list[int]] = {rows: [] for rows in self.tables}
 
     def rank(self, table: int, replica: int) -> int:
         return self.numbers[table * self.n_replicas + replica]
@@ -116,7 +118,7 @@ class _Writer:
         }  # fmt: skip
 
     def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
-        device = [i for i, kind in enumerate(rows._columns["kind"]) if kind <= Kind.RECV]
+        device = rows.device_rows
         return self.rng.sample(device, min(len(device), self.rng.randint(0, most)))
 
     def stream(self) -> int:
@@ -139,10 +141,11 @@ class _Writer:
     def kernel(self) -> None:
         rows = self.rng.choice(self.tables)
         kind = self.rng.choice([Kind.KERNEL, Kind.KERNEL, Kind.COPY])
-        rows.kernel(
+        row = rows.kernel(
             f"{kind.name.lower()} {self.rng.randrange(3)}", self.stream(), self.rng.randint(0, 20),
             waits=self.waits(rows), kind=kind, **self.call(),
         )  # fmt: skip
+        self.device[rows].append(row)
 
     def host(self) -> None:
         self.rng.choice(self.tables).host(self.rng.randint(0, 20))
@@ -176,12 +179,13 @@ class _Writer:
         for t in some:
             communicators = [self.builder.communicator(group, name) for group in groups[t]]
             rows = self.tables[t]
-            rows.collective(
+            row = rows.collective(
                 operation, self.slot(t, communicators), self.stream(), size,
                 duration=length + (self.rng.choice([0, 0, 5]) if length >= 0 else 0),
                 waits=self.waits(rows), flags=Flag.EAGER if t == eager else Flag.NONE,
                 **self.call(),
             )  # fmt: skip
+            self.device[rows].append(row)
 
     def pair(self) -> None:
         """Each replica of one table sends to its like of another table."""
@@ -216,8 +220,9 @@ class _Writer:
                 flags = Flag.JOINED if joined else Flag.NONE
                 if eager and kind is Kind.SEND:
                     flags |= Flag.EAGER
-                rows.point_to_point(
+                row = rows.point_to_point(
                     kind, self.slot(t, bound), stream, size, duration=length, flags=flags,
                     waits=() if joined else self.waits(rows), **({} if joined else self.call()),
                 )  # fmt: skip
                 written.add(t)
+                self.device[rows].append(row)

@@ -46,7 +46,7 @@ def programs(draw: st.DrawFn) -> Program:
                 layer=draw(st.integers(-1, 99)),
                 step=draw(st.integers(-1, 9)),
             )
-            on_device = [i for i, kind in enumerate(table._columns["kind"]) if kind <= Kind.RECV]
+            on_device = table.device_rows
             waits = draw(st.lists(st.sampled_from(on_device), max_size=3)) if on_device else []
             common: dict[str, Any] = {
                 "host": draw(TIMES),

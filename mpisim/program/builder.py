@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,10 @@ class TableBuilder:
     def __init__(self, names: Names, label: str = "") -> None:
         self.names = names
         self.label = label
-        self._columns: dict[str, list[int]] = {column: [] for column in COLUMNS}
+        self._rows: list[tuple[int, ...]] = []
         self._waits: list[Sequence[int]] = []
         self._tags: dict[str, int] = {
-            "phase": Phase.NONE,
+            "phase": int(Phase.NONE),
             "layer": -1,
             "micro_batch": -1,
             "step": -1,
@@ -63,12 +64,17 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._waits)
 
+    @property
+    def device_rows(self) -> list[int]:
+        """Rows so far that run on the device: those that later rows may wait for."""
+        return [i for i, row in enumerate(self._rows) if row[0] <= Kind.RECV]
+
     def tags(self, **tags: int) -> TableBuilder:
         """Set phase, layer, micro_batch or step of all rows appended from here on."""
         unknown = set(tags) - set(self._tags)
         if unknown:
             raise TypeError(f"no such tag: {sorted(unknown)}; there are {sorted(self._tags)}")
-        self._tags.update(tags)
+        self._tags.update((tag, int(value)) for tag, value in tags.items())
         return self
 
     def kernel(
@@ -180,14 +186,28 @@ class TableBuilder:
         """Append a wait of the CPU for device rows; `tail` is its CPU time after they ended."""
         return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
 
-    def _append(self, kind: Kind, name: str, waits: Iterable[int], **given: int) -> int:
-        values: dict[str, int] = {
-            "kind": kind, "name": self.names[name], "stream": -1, "slot": -1, "flags": 0,
-            "operation": Operation.NONE, "host": 0, "launch": 0, "launch_cost": 0, "gap": 0,
-            "duration": 0, "bytes": -1, **self._tags, **given,
-        }  # fmt: skip
-        for column, value in values.items():
-            self._columns[column].append(value)
+    def _append(
+        self,
+        kind: Kind,
+        name: str,
+        waits: Iterable[int],
+        *,
+        stream: int = -1,
+        flags: int = 0,
+        operation: int = Operation.NONE,
+        slot: int = -1,
+        host: int = 0,
+        launch: int = 0,
+        launch_cost: int = 0,
+        gap: int = 0,
+        duration: int = 0,
+        bytes: int = -1,
+    ) -> int:
+        # In the order of COLUMNS: a generator appends millions of rows.
+        self._rows.append(
+            (int(kind), stream, int(flags), int(operation), slot, host, launch, launch_cost, gap, duration, bytes,
+             self.names[name], *self._tags.values())
+        )  # fmt: skip
         self._waits.append(tuple(waits))
         return len(self._waits) - 1
 
@@ -199,24 +219,24 @@ class TableBuilder:
         ProgramError
             On a row that no rank could execute.
         """
-        counts = np.array([len(waits) for waits in self._waits], np.int64)
-        last = self._last_of_batch()
-        columns: dict[str, Any] = {c: np.array(v, COLUMNS[c]) for c, v in self._columns.items()}
+        values = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        columns: dict[str, Any] = {
+            column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
+        }
+        counts = np.fromiter(map(len, self._waits), np.int64, len(self._waits))
+        awaited = np.fromiter(chain.from_iterable(self._waits), np.int32, int(counts.sum()))
+        # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
+        batch = np.cumsum((columns["flags"] & Flag.JOINED) == 0)
+        last = (np.searchsorted(batch, batch, side="right") - 1).astype(np.int32)
+        known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
+        awaited[known] = last[awaited[known]]
         return Table(
             **columns,
             wait_index=np.concatenate([[0], np.cumsum(counts)]),
-            wait_row=np.array([last[row] for waits in self._waits for row in waits], np.int32),
+            wait_row=awaited,
             queue_depth=queue_depth,
             label=self.label,
         )
-
-    def _last_of_batch(self) -> list[int]:
-        """Of each row, the last row of its batch: waiting for one means waiting for the kernel."""
-        last = list(range(len(self._waits)))
-        for row in range(len(last) - 2, -1, -1):
-            if self._columns["flags"][row + 1] & Flag.JOINED:
-                last[row] = last[row + 1]
-        return last
 
 
 class ProgramBuilder:
