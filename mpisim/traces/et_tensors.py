@@ -155,6 +155,8 @@ def _extent(elements: int, shape: Any, stride: Any) -> int:
     if not isinstance(shape, list) or (len(shape) <= 1 and not stride):
         # One dimension is taken to be dense: strided vectors are rare.
         return elements
-    if isinstance(stride, list) and len(stride) == len(shape) and shape:
+    if isinstance(stride, list) and len(stride) == len(shape):
+        if not all(isinstance(value, int) for value in (*shape, *stride)):
+            return -1
         return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
     return -1
