@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.engine import block_placement
+from mpisim.engine import plan as plan_module
 from mpisim.engine.cost import price
 from mpisim.engine.plan import Plan, Role, make_plan
 from mpisim.program import Operation, Program, ProgramBuilder
@@ -34,6 +35,13 @@ def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan
 
 @given(program=programs(), data=st.data())
 def test_processes_agree_on_owners(program: Program, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        most_peers = data.draw(st.integers(1, 4))
+        patch.setattr(plan_module, "_MOST_PEERS", most_peers)
+        check_owners(program, data, most_peers)
+
+
+def check_owners(program: Program, data: st.DataObject, most_peers: int) -> None:
     n = data.draw(st.integers(1, 4))
     placement = data.draw(
         st.lists(st.integers(0, n - 1), min_size=program.n_ranks, max_size=program.n_ranks)
@@ -51,13 +59,14 @@ def test_processes_agree_on_owners(program: Program, data: st.DataObject) -> Non
             role = Role(int(plan.role[i]))
             if len(processes) == 1:
                 assert role is Role.LOCAL
+            elif len(processes) <= most_peers:
+                assert role is Role.PEER
             else:
                 assert role is (Role.OWNER if owner == plan.process else Role.MEMBER)
             seen.setdefault(c, set()).add(owner)
-            first = int(plan.first_group[i])
-            own = len(members & set(plan.hosted.tolist()))
-            expected = own + (len(others) if role is Role.OWNER else 0)
-            assert plan.layout.groups["missing"][first] == expected
+            group = plan.layout.groups[plan.first_group[i]]
+            assert group["missing"] == len(members & set(plan.hosted.tolist()))
+            assert group["away"] == (1 if role is Role.MEMBER else len(others))
     assert all(len(owners) == 1 for owners in seen.values())
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import partial, programs, random_program
 
-from mpisim.engine import Run, block_placement, simulate
+from mpisim.engine import Run, block_placement, plan, simulate
 from mpisim.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
@@ -73,6 +73,18 @@ def assert_same(run: Run, alone: Run) -> None:
 @given(program=programs(unpriced=True), seed=st.integers(0, 1000))
 @settings(max_examples=60)
 def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
+    check_placements(world, program, seed)
+
+
+@given(program=programs(unpriced=True), seed=st.integers(0, 1000))
+@settings(max_examples=30)
+def test_one_answer_when_groups_have_owners(world: Intracomm, program: Program, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_MOST_PEERS", 1)
+        check_placements(world, program, seed)
+
+
+def check_placements(world: Intracomm, program: Program, seed: int) -> None:
     alone = simulate(program, cost=COST, critical_path=True)
     for n in range(1, world.size + 1):
         with first(world, n) as part:
@@ -101,8 +113,12 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
 @given(program=programs())
 @settings(max_examples=15)
 def test_python_core_on_several_processes(world: Intracomm, program: Program) -> None:
-    run = simulate(program, world, core="python", critical_path=True)
-    assert_same(run, simulate(program, critical_path=True))
+    alone = simulate(program, critical_path=True)
+    for most_peers in (1, 4):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "_MOST_PEERS", most_peers)
+            run = simulate(program, world, core="python", critical_path=True)
+        assert_same(run, alone)
 
 
 def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

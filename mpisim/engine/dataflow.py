@@ -22,7 +22,7 @@ from ._core import core as core_class
 from .cost import CollectiveCost, price
 from .deadlock import deadlock
 from .digest import summed_over_processes
-from .exchange import exchange
+from .exchange import Progress, exchange
 from .path import Records, walk_back
 from .plan import Plan, check_held, check_placement, make_plan
 from .run import CriticalPath, Run
@@ -197,20 +197,18 @@ def _gathered(own: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64]:
 def _execute(plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool) -> int:
     """Run all ranks to their ends; return the number of exchanges. **Collective**."""
     rounds = 0
-    total = int(core.row_index[-1])
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, "simulating", total if show else 0) as update:
+    with parallel.progress(comm, "simulating", int(core.row_index[-1]) if show else 0) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)
-            if several is None:
-                if moving:
-                    continue
-                if core.unfinished:
-                    raise deadlock(plan, core, None)
-                return rounds
-            state = exchange(plan, core, moving, several)
-            rounds += 1
+            if moving and core.n_posted == 0:
+                continue
+            if several:
+                state = exchange(plan, core, moving, several)
+                rounds += 1
+            else:
+                state = Progress(core.unfinished, False)
             if state.unfinished == 0:
                 return rounds
             if not state.moving:

@@ -1,9 +1,10 @@
 """Rounds of messages between the processes of a run.
 
-When no hosted rank can move, a process tells the owners of groups that its members are ready, and
-as an owner it tells member processes when groups started. Both kinds travel together: one
-Alltoall of counts, one Alltoallv of messages a round. A message is three int64: the group as
-communicator and k in one word, a time, and the rank that was last.
+When no hosted rank can move, a process says of each group whose hosted members are all ready when
+the last was: to the other processes of the group if they are few, otherwise to its owner, who
+answers when it has heard all. Everything travels together: one Alltoall of counts, one Alltoallv of
+messages a round. A message is three int64: the group as communicator and k in one word, a time, and
+the rank that was last.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ def _letters(
     message[:, 1] = state["time"]
     message[:, 2] = state["last"]
 
-    # A member writes to the owner, an owner to every other process.
-    owned = plan.role[index] == Role.OWNER
-    copies = np.where(owned, np.diff(plan.others_index)[index], 1)
+    # A member writes to the owner; a peer and an owner to every other process.
+    to_all = plan.role[index] != Role.MEMBER
+    copies = np.where(to_all, np.diff(plan.others_index)[index], 1)
     which = np.repeat(np.arange(len(groups)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
-    at = np.where(owned[which], plan.others_index[index[which]] + nth, 0)
-    receiver = np.where(owned[which], plan.others[at], plan.owner[index[which]])
+    at = np.where(to_all[which], plan.others_index[index[which]] + nth, 0)
+    receiver = np.where(to_all[which], plan.others[at], plan.owner[index[which]])
     order = np.argsort(receiver, kind="stable")
     sent = np.bincount(receiver, minlength=n_processes).astype(np.int64)
     return np.ascontiguousarray(message[which[order]]), sent

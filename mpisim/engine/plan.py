@@ -36,19 +36,26 @@ class Role(IntEnum):
 
     LOCAL = 0
     """All members are here: the group starts."""
-    OWNER = 1
-    """Processes post to this one, which starts the group and tells them."""
+    PEER = 1
+    """Tell the few other processes; the group starts when all of them have told this one."""
     MEMBER = 2
-    """Post to the owner and wait for its answer."""
+    """Tell the owner, and wait for its answer."""
+    OWNER = 3
+    """When all other processes have told this one, the group starts; tell them."""
+
+
+_MOST_PEERS = 4
+"""Groups over more processes have an owner. Without one the answer comes a round earlier, but the
+number of messages is the square of that of processes."""
 
 
 GROUP = np.dtype(
     [
         ("time", np.int64),  # latest ready time so far; once started, the start
         ("last", np.int32),  # the rank that was ready then, the lowest if several
-        ("missing", np.int32),  # posts still to come; -1 once started
+        ("missing", np.int32),  # hosted members still to come; -1 once started
+        ("away", np.int32),  # messages still to come from other processes
         ("waiter", np.int32),  # first hosted rank that is blocked here, or -1
-        ("padding", np.int32),
     ]
 )
 """State of one group."""
@@ -253,14 +260,18 @@ def make_plan(
     first_group = np.concatenate([[0], np.cumsum(n_operations)])
 
     others, others_index, owner = _meeting_points(program, placement, process, communicators)
-    alone = np.diff(others_index) == 0
-    role = np.where(alone, Role.LOCAL, np.where(owner == process, Role.OWNER, Role.MEMBER))
-    # An owner waits for one message of each other process besides its own members.
-    missing = members + np.where(role == Role.OWNER, np.diff(others_index), 0)
+    n_others = np.diff(others_index)
+    role = np.select(
+        [n_others == 0, n_others < _MOST_PEERS, owner == process],
+        [Role.LOCAL, Role.PEER, Role.OWNER],
+        Role.MEMBER,
+    )
+    away = np.where(role == Role.MEMBER, 1, n_others)
     groups = np.zeros(first_group[-1], GROUP)
     groups["time"] = np.iinfo(np.int64).min
     groups["last"] = np.iinfo(np.int32).max
-    groups["missing"] = np.repeat(missing, n_operations)
+    groups["missing"] = np.repeat(members, n_operations)
+    groups["away"] = np.repeat(away, n_operations)
     groups["waiter"] = -1
 
     slot_group, slot_role = np.zeros(len(bound), np.int64), np.zeros(len(bound), np.uint8)
@@ -278,7 +289,7 @@ def make_plan(
         slot_role=slot_role,
         slot_hash=hash_sizes(program.communicators.sizes[bound]),
         groups=groups,
-        n_messages=int(n_operations[~alone].sum()),
+        n_messages=int(n_operations[n_others > 0].sum()),
     )
     return Plan(
         program=program,

@@ -13,14 +13,16 @@ A ``Core(layout, record)`` has
 ``advance(budget)``
     Run all ranks that can move, until none can or about `budget` rows are done. Return whether
     some still can.
-``outbox()``
-    Groups to tell other processes about, since the last call.
-``deliver(groups, times, lasts)``
+``outbox()``, ``n_posted``
+    Groups to tell other processes about, since the last call; how many there are.
+``deliver(groups, times, lasts, owned)``
     Take in what other processes said about groups.
 ``finish()``
     Resolve what nobody waited for; return ends of ranks and the hash sum.
-``groups``, ``unfinished``, ``rows_done``, ``blocked()``, ``rows()``, ``begin`` …
-    What came out.
+``unfinished``, ``rows_done``, ``rows()``, ``blocked()``
+    How far ranks have come, and the groups they are blocked on.
+``groups``, ``row_index``, ``begin``, ``end``, ``wire``, ``binding``
+    What came out: all hosted ranks one after the other, rank i from ``row_index[i]``.
 
 The callers are trusted: a layout was made by `mpisim.engine.plan` from a checked program, and
 nothing here checks an index again.

@@ -22,8 +22,9 @@ cdef enum:
 
 cdef enum:
     LOCAL = 0
-    OWNER = 1
+    PEER = 1
     MEMBER = 2
+    OWNER = 3
 
 cdef enum:
     BY_HOST = 0
@@ -57,8 +58,8 @@ cdef struct Group:
     int64_t time
     int32_t last
     int32_t missing
+    int32_t away
     int32_t waiter
-    int32_t padding
 
 cdef struct Register:
     int64_t value
@@ -113,6 +114,12 @@ cdef inline uint64_t mix(uint64_t x) noexcept nogil:
     return x ^ (x >> 31)
 
 
+cdef inline void merge(Group* group, int64_t ready, int32_t last) noexcept nogil:
+    if ready > group.time or (ready == group.time and last < group.last):
+        group.time = ready
+        group.last = last
+
+
 @cython.final  # its methods call each other directly
 cdef class Core:
     """See the package. `record` keeps begin, end and binding of every row."""
@@ -125,10 +132,10 @@ cdef class Core:
     cdef int64_t* begin_of
     cdef int64_t* end_of
     cdef uint8_t* binding_of
-    cdef int64_t n_ranks, n_ready, n_posted
+    cdef int64_t n_ranks, n_ready
     cdef bint record
     cdef object layout, kept
-    cdef readonly int64_t unfinished, rows_done
+    cdef readonly int64_t unfinished, rows_done, n_posted
     cdef readonly object groups, begin, end, wire, binding, row_index
 
     def __cinit__(self, layout, bint record):
@@ -407,36 +414,37 @@ cdef class Core:
         cdef const Instruction* x = &rank.code[row]
         cdef Register* register = &rank.registers[x.target]
         cdef int64_t number = rank.group[x.slot] + x.ordinal
+        cdef Group* group = &self.group_of[number]
         register.pending = row + 1  # 0: nothing is pending
         if x.eager:
             if ready + rank.duration[row] > register.value:
                 register.value = ready + rank.duration[row]
             rank.eager_ready[rank.n_eager] = ready
             rank.n_eager += 1
-        self.merge(number, ready, rank.number)
-        if self.group_of[number].missing == 0:
-            if rank.role[x.slot] != MEMBER:
-                self.start(number)
-            if rank.role[x.slot] != LOCAL:
-                self.posted[self.n_posted] = number
-                self.n_posted += 1
-
-    cdef inline void merge(self, int64_t number, int64_t ready, int32_t last) noexcept nogil:
-        cdef Group* group = &self.group_of[number]
-        if ready > group.time or (ready == group.time and last < group.last):
-            group.time = ready
-            group.last = last
+        merge(group, ready, rank.number)
         group.missing -= 1
+        if group.missing == 0:
+            if rank.role[x.slot] == PEER or rank.role[x.slot] == MEMBER:
+                self.tell(number)
+            self.start_if_complete(number, rank.role[x.slot] == OWNER)
 
-    cdef inline void start(self, int64_t number) noexcept nogil:
+    cdef inline void start_if_complete(self, int64_t number, bint owner) noexcept nogil:
         cdef Group* group = &self.group_of[number]
         cdef int32_t waiter = group.waiter
+        if group.missing != 0 or group.away != 0:
+            return
         group.missing = STARTED
         group.waiter = -1
         while waiter >= 0:
             self.ready[self.n_ready] = waiter
             self.n_ready += 1
             waiter = self.ranks[waiter].next_waiter
+        if owner:
+            self.tell(number)
+
+    cdef inline void tell(self, int64_t number) noexcept nogil:
+        self.posted[self.n_posted] = number
+        self.n_posted += 1
 
     def outbox(self):
         """Return the groups to tell other processes about, and forget them."""
@@ -455,22 +463,15 @@ cdef class Core:
         const int64_t[::1] lasts,
         const uint8_t[::1] owned,
     ):
-        """Take in messages: posts to owned groups, and the starts of others."""
+        """Take in what other processes said about groups, and whether this one owns them."""
         cdef Py_ssize_t i
         cdef Group* group
         with nogil:
             for i in range(groups.shape[0]):
                 group = &self.group_of[groups[i]]
-                if owned[i]:
-                    self.merge(groups[i], times[i], <int32_t>lasts[i])
-                    if group.missing == 0:
-                        self.start(groups[i])
-                        self.posted[self.n_posted] = groups[i]
-                        self.n_posted += 1
-                else:
-                    group.time = times[i]
-                    group.last = <int32_t>lasts[i]
-                    self.start(groups[i])
+                merge(group, times[i], <int32_t>lasts[i])
+                group.away -= 1
+                self.start_if_complete(groups[i], owned[i])
 
     # --- what came out --------------------------------------------------------------------------
 

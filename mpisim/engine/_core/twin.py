@@ -3,7 +3,8 @@
 Each rank executes its instructions in order. A communication posts its ready time to its group
 and goes on; its end is *pending* in a register until somebody reads it. Only then does the rank
 block, on the first group without a start. The last post to a group whose members are all local
-starts it and wakes the ranks blocked there; groups with members elsewhere go to the outbox.
+starts it and wakes the ranks blocked there; groups with members elsewhere go to the outbox, and
+start when the other processes have been heard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["Core", "allocate"]
 
 PLAIN, KERNEL, MEET, JOIN, HOST, HOST_WAIT = range(6)
-LOCAL, OWNER, MEMBER = range(3)
+LOCAL, PEER, MEMBER, OWNER = range(4)
 BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
 LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
 NEVER = int(np.iinfo(np.int64).min)
@@ -58,10 +59,10 @@ def allocate(kernels: NDArray[np.int32], last_use: NDArray[np.int32]) -> tuple[A
 class Group:
     """State of one group: see `mpisim.engine.plan.GROUP`."""
 
-    __slots__ = ("last", "missing", "time", "waiters")
+    __slots__ = ("away", "last", "missing", "time", "waiters")
 
-    def __init__(self, time: int, last: int, missing: int) -> None:
-        self.time, self.last, self.missing = time, last, missing
+    def __init__(self, time: int, last: int, missing: int, away: int) -> None:
+        self.time, self.last, self.missing, self.away = time, last, missing, away
         self.waiters: list[Rank] = []
 
 
@@ -92,7 +93,9 @@ class Core:
 
     def __init__(self, layout: Any, record: bool) -> None:
         self._layout = layout
-        self._groups = [Group(*g) for g in layout.groups[["time", "last", "missing"]].tolist()]
+        self._groups = [
+            Group(*g) for g in layout.groups[["time", "last", "missing", "away"]].tolist()
+        ]
         codes = []
         for one in layout.codes:
             names = one.instructions.dtype.names
@@ -232,23 +235,31 @@ class Core:
         slot = rank.code["slot"][row]
         number = rank.group[slot] + rank.code["ordinal"][row]
         self._merge(number, ready, rank.number)
-        if self._groups[number].missing == 0:
-            if rank.role[slot] != MEMBER:
-                self._start(number)
-            if rank.role[slot] != LOCAL:
+        group = self._groups[number]
+        group.missing -= 1
+        if group.missing == 0:
+            if rank.role[slot] in (PEER, MEMBER):
                 self._outbox.append(number)
+            self._start_if_complete(number, rank.role[slot] == OWNER)
 
     def _merge(self, number: int, ready: int, last: int) -> None:
         group = self._groups[number]
         if ready > group.time or (ready == group.time and last < group.last):
             group.time, group.last = ready, last
-        group.missing -= 1
 
-    def _start(self, number: int) -> None:
+    def _start_if_complete(self, number: int, owner: bool) -> None:
         group = self._groups[number]
-        group.missing = STARTED
-        self._ready.extend(group.waiters)
-        group.waiters = []
+        if group.missing == group.away == 0:
+            group.missing = STARTED
+            self._ready.extend(group.waiters)
+            group.waiters = []
+            if owner:
+                self._outbox.append(number)
+
+    @property
+    def n_posted(self) -> int:
+        """How many groups the outbox holds."""
+        return len(self._outbox)
 
     def outbox(self) -> NDArray[np.int64]:
         """Return the groups to tell other processes about, and forget them."""
@@ -261,18 +272,13 @@ class Core:
         groups: NDArray[np.int64],
         times: NDArray[np.int64],
         lasts: NDArray[np.int64],
-        owned: NDArray[np.bool_],
+        owned: NDArray[np.uint8],
     ) -> None:
-        """Take in messages: posts to owned groups, and the starts of others."""
+        """Take in what other processes said about groups, and whether this one owns them."""
         for number, time, last, own in zip(groups.tolist(), times.tolist(), lasts.tolist(), owned):
-            if own:
-                self._merge(number, time, last)
-                if self._groups[number].missing == 0:
-                    self._start(number)
-                    self._outbox.append(number)
-            else:
-                self._groups[number].time, self._groups[number].last = time, last
-                self._start(number)
+            self._merge(number, time, last)
+            self._groups[number].away -= 1
+            self._start_if_complete(number, bool(own))
 
     # --- what came out --------------------------------------------------------------------------
 
@@ -280,7 +286,7 @@ class Core:
     def groups(self) -> NDArray[Any]:
         """State of the groups, as `mpisim.engine.plan.GROUP`."""
         found = self._layout.groups.copy()
-        for name in ("time", "last", "missing"):
+        for name in ("time", "last", "missing", "away"):
             found[name] = [getattr(group, name) for group in self._groups]
         return found
 
