@@ -205,8 +205,8 @@ class TableBuilder:
     ) -> int:
         # In the order of COLUMNS: a generator appends millions of rows.
         self._rows.append(
-            (int(kind), stream, int(flags), int(operation), slot, host, launch, launch_cost, gap, duration, bytes,
-             self.names[name], *self._tags.values())
+            (int(kind), stream, int(flags), int(operation), slot, host, launch, launch_cost, gap,
+             duration, bytes, self.names[name], *self._tags.values())
         )  # fmt: skip
         self._waits.append(tuple(waits))
         return len(self._waits) - 1

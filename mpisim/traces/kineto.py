@@ -69,6 +69,7 @@ class _Args(
     """The arguments of an event that are used here; names as Kineto writes them."""
 
     correlation: int | None = None
+    device: int | str | None = None
     stream: int | str | None = None
     external_id: int | str | None = None
     external_id_old: int | str | None = None
@@ -156,6 +157,22 @@ class DeviceOps:
         return len(self.name)
 
 
+@dataclass(frozen=True)
+class SyncRecord:
+    """A synchronisation that a recent Kineto build recorded (category ``cuda_sync``).
+
+    `stream` waits for what `source` held when the event was recorded by the call with the
+    correlation `record`; all are -1 where the file does not say. `correlation` is that of the
+    waiting call.
+    """
+
+    name: str
+    correlation: int
+    stream: int
+    source: int
+    record: int
+
+
 @dataclass
 class KinetoTrace:
     """One rank's trace.
@@ -169,8 +186,7 @@ class KinetoTrace:
         Epoch time of the file's zero, in whole µs (by the clock of that host).
     operators, annotations, calls : Spans
         CPU operators, user annotations, runtime and driver calls.
-    syncs : list of (name, begin, target stream, source stream, correlation of the event record)
-        Device-side synchronisation records of recent Kineto builds.
+    syncs : list of SyncRecord
     device : DeviceOps
     streams : list of int
         Stream numbers as in the file.
@@ -188,7 +204,7 @@ class KinetoTrace:
     operators: Spans
     annotations: Spans
     calls: Spans
-    syncs: list[tuple[str, int, int, int, int]]
+    syncs: list[SyncRecord]
     device: DeviceOps
     streams: list[int]
     groups: dict[str, tuple[int, ...]]
@@ -271,7 +287,6 @@ def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
         operators=moved(trace.operators),
         annotations=whole,
         calls=moved(trace.calls),
-        syncs=[(n, int(later(np.array(t))), *rest) for n, t, *rest in trace.syncs],
         device=replace(device, begin=device.begin + late, end=device.end + late),
     )
 
@@ -338,7 +353,7 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         )
 
     info = parsed.distributed_info or {}
-    streams: dict[int, int] = {}
+    streams: dict[tuple[int, int], int] = {}
     ops = _device_ops(path, device, ps, streams)
     return KinetoTrace(
         path=path,
@@ -349,9 +364,9 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         operators=spans(operators),
         annotations=spans(annotations),
         calls=spans(calls),
-        syncs=_syncs(syncs, ps, streams),
+        syncs=_syncs(syncs, streams),
         device=ops,
-        streams=list(streams),
+        streams=[stream for _, stream in streams],
         groups=_groups(info),
         device_name=str(parsed.device_properties[0].get("name", ""))
         if parsed.device_properties
@@ -361,13 +376,16 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
 
 
 def _device_ops(
-    path: Path, device: list[tuple[_Event, int]], ps: Any, streams: dict[int, int]
+    path: Path,
+    device: list[tuple[_Event, int]],
+    ps: Any,
+    streams: dict[tuple[int, int], int],
 ) -> DeviceOps:
     """Columns of the device operations of one GPU, streams numbered as they appear."""
     device.sort(key=lambda item: (item[0].ts, item[0].dur))
     args = [event.args or _Args() for event, _ in device]
     raw = [
-        _stream(a.stream if a.stream is not None else e.tid)
+        (_stream(e.pid), _stream(a.stream if a.stream is not None else e.tid))
         for a, (e, _) in zip(args, device, strict=True)
     ]
     begin = np.array([ps(e.ts) for e, _ in device], np.int64)
@@ -385,24 +403,23 @@ def _device_ops(
     )
 
 
-def _syncs(
-    events: list[_Event], ps: Any, streams: dict[int, int]
-) -> list[tuple[str, int, int, int, int]]:
-    found = []
-    for event in events:
-        args = event.args
-        if args is None or not isinstance(event.ts, (int, float)):
-            continue
-        found.append(
-            (
-                event.name,
-                ps(event.ts),
-                streams.get(_stream(args.stream), -1),
-                streams.get(-1 if args.wait_on_stream is None else args.wait_on_stream, -1),
-                -1 if args.wait_on_record is None else args.wait_on_record,
-            )
+def _syncs(events: list[_Event], streams: dict[tuple[int, int], int]) -> list[SyncRecord]:
+    """Synchronisation records, with streams numbered as those of the device operations."""
+
+    def number(device: int | str | None, stream: int | str | None) -> int:
+        return -1 if stream is None else streams.get((_stream(device), _stream(stream)), -1)
+
+    return [
+        SyncRecord(
+            event.name,
+            -1 if args.correlation is None else args.correlation,
+            number(args.device, args.stream),
+            number(args.device, args.wait_on_stream),
+            -1 if args.wait_on_record is None else args.wait_on_record,
         )
-    return found
+        for event in events
+        if (args := event.args) is not None
+    ]
 
 
 def _groups(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:

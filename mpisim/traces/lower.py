@@ -146,7 +146,17 @@ def lower(
     in_flight = _InFlight(trace, calls)
     usual_cost = _usual_costs(calls, inferred)
     clock = start
-    for position, call in enumerate(calls):
+    # A call that blocks one thread ends after what other threads launch meanwhile.
+    order = sorted(
+        range(len(calls)),
+        key=lambda p: (
+            calls[p].end
+            if p in inferred.blocking and calls[p].kind is not CallKind.LAUNCH
+            else calls[p].begin
+        ),
+    )
+    for position in order:
+        call = calls[position]
         writer.rows.tags(step=call.step)
         host = max(0, call.begin - clock)
         if position in inferred.gap_waits:

@@ -96,12 +96,16 @@ def match_communications(ranks: dict[int, list[Communication]]) -> Matching:
 
 
 def _lines(ranks: dict[int, list[Communication]]) -> list[Line]:
-    """Kernels by rank and stream; collectives and pairs on one stream are lines of their own."""
+    """Kernels by rank and communicator: the one the file names, else that of the stream.
+
+    Collectives and pairs on one communicator are lines of their own.
+    """
     found: dict[tuple[int, int, bool, str], Line] = defaultdict(list)
     for rank in sorted(ranks):
         for item in ranks[rank]:
-            name = item.group_name if item.group is not None else ""
-            found[rank, item.stream, bool(item.directions), name].append(item)
+            named = item.group is not None
+            name = f"{item.group_name} {item.group}" if named else ""
+            found[rank, -1 if named else item.stream, bool(item.directions), name].append(item)
     return list(found.values())
 
 

@@ -88,6 +88,8 @@ class _State:
         self.recorded: list[int] = []
         self.comm_launch: dict[int, int] = {}
         self.issued: dict[int, int] = {}
+        self.at_record: dict[int, dict[int, int]] = {}
+        self.recorded_syncs: dict[int, int] = {}
         self.launching_params = {
             call.params
             for call in calls
@@ -127,16 +129,18 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
     """
     state = _State(trace, calls)
     _place_unlaunched(state, calls)
-    recorded = _recorded_waits(state, calls) if trace.syncs else None
+    infer = not any("Wait Event" in sync.name for sync in trace.syncs)
+    if trace.syncs:
+        _recorded_waits(state, calls)
     previous: Call | None = None
     for position, call in enumerate(calls):
         if call.kind is CallKind.MARK:
             continue
         _polled(state, position, call, previous)
         if call.kind is CallKind.LAUNCH:
-            _launch(state, position, call, infer=recorded is None)
+            _launch(state, position, call, infer=infer)
         elif call.kind is CallKind.WAIT_EVENT:
-            if recorded is None:
+            if infer:
                 _event_wait(state, position, call)
         elif call.kind is CallKind.RECORD:
             if call.thread in state.current:
@@ -281,29 +285,32 @@ def _wait_for(state: _State, source: int, target: int) -> None:
         state.unwaited = [op for op in state.unwaited if op > source or state.stream[op] != done]
 
 
-def _recorded_waits(state: _State, calls: list[Call]) -> bool:
-    """Take the waits that the file records itself (category ``cuda_sync``)."""
+def _recorded_waits(state: _State, calls: list[Call]) -> None:
+    """Take the waits that the file records itself (category ``cuda_sync``).
+
+    Event waits become waits of the next operation on the waiting stream; what a recorded event
+    stood for is kept in `at_record` for calls that synchronise with it.
+    """
+    of_call = {sync.correlation: sync for sync in state.trace.syncs if sync.correlation >= 0}
     last: dict[int, int] = {}
-    at_record: dict[int, dict[int, int]] = {}
-    queue = sorted(s for s in state.trace.syncs if "Wait Event" in s[0])
-    queue.sort(key=lambda s: s[1])
     following: dict[int, list[int]] = {}
-    position = 0
     for call in calls:
-        while position < len(queue) and queue[position][1] <= call.begin:
-            _, _, target, source, record = queue[position]
-            op = at_record.get(record, last).get(source, -1)
-            if op >= 0 and target >= 0:
-                following.setdefault(target, []).append(op)
-            position += 1
         if call.kind is CallKind.RECORD:
-            at_record[call.correlation] = dict(last)
+            state.at_record[call.correlation] = dict(last)
+        sync = of_call.get(call.correlation)
+        if sync is not None and call.kind is CallKind.WAIT_EVENT:
+            source = state.at_record.get(sync.record, last).get(sync.source, -1)
+            if source >= 0 and sync.stream >= 0:
+                following.setdefault(sync.stream, []).append(source)
+        elif sync is not None and call.kind is CallKind.SYNC_EVENT:
+            source = state.at_record.get(sync.record, last).get(sync.source, -1)
+            if source >= 0:
+                state.recorded_syncs[call.correlation] = source
         for op in call.ops:
             for source in following.pop(state.stream[op], []):
                 state.result.waits[op].append(source)
                 state.result.counts["recorded event waits"] += 1
             last[state.stream[op]] = op
-    return True
 
 
 def _copy_wait(state: _State, position: int, call: Call) -> None:
@@ -339,6 +346,9 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
             if latest >= 0 and state.end[latest] > call.begin:
                 chosen = [latest]
                 counts["sync: another stream fits"] += latest != own
+    elif call.correlation in state.recorded_syncs:
+        chosen = [state.recorded_syncs[call.correlation]]
+        chosen = [op for op in chosen if state.feasible(op, call.end)]
     else:
         events = [op for op in state.recorded if state.feasible(op, call.end)]
         latest = max(events, key=lambda op: state.end[op], default=-1)
