@@ -1,4 +1,4 @@
-"""``mpisim program``: look at a program file."""
+"""``mpisim program``: look at a program file, or simulate one."""
 
 from __future__ import annotations
 
@@ -8,40 +8,65 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "run", "show"]
 
-EXAMPLES = """\
+SHOW_EXAMPLES = """\
 examples:
   mpisim program show step.h5              ranks, tables and communicators
   mpisim program show step.h5 --rank 3     and the first rows of rank 3
   mpisim program show step.h5 --rank 3 --rows 1000
 """
 
+RUN_EXAMPLES = """\
+examples:
+  mpisim program run step.h5                         simulate it and print the report
+  mpirun -n 8 python -m mpisim program run step.h5   the same, shared by 8 processes
+  mpisim program run step.h5 -o run.h5 --timeline    save the result with every row
+"""
+
 
 def add_parser(subparsers: Any) -> None:
-    """Add the parser of ``mpisim program``."""
+    """Add the parsers of ``mpisim program``."""
     parser = subparsers.add_parser(
-        "program", help="look at a program file", description="Look at a program file."
+        "program",
+        help="look at a program file, or simulate one",
+        description="Look at a program file (what every simulated rank does), or simulate one.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser(
+    look = actions.add_parser(
         "show",
         help="print what a program file holds",
         description="Print what a program file holds: ranks, tables, communicators, rows.",
-        epilog=EXAMPLES,
+        epilog=SHOW_EXAMPLES,
     )
-    show.add_argument("file", metavar="FILE", help="a program file (HDF5)")
-    show.add_argument("--rank", type=int, metavar="R", help="also list the rows of this rank")
-    show.add_argument(
+    look.add_argument("file", metavar="FILE", help="a program file (HDF5)")
+    look.add_argument("--rank", type=int, metavar="R", help="also list the rows of this rank")
+    look.add_argument(
         "--rows", type=int, metavar="N", default=40, help="how many rows to list (default: 40)"
     )
-    show.add_argument(
+    look.add_argument(
         "--first", type=int, metavar="I", default=0, help="the first row to list (default: 0)"
     )
-    show.set_defaults(run=run)
+    look.set_defaults(run=show)
+    go = actions.add_parser(
+        "run",
+        help="simulate a program file",
+        description="Simulate a program file and print where its time goes. Every communication "
+        "needs a duration of its own.",
+        epilog=RUN_EXAMPLES,
+    )
+    go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
+    go.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
+    go.add_argument("--timeline", action="store_true", help="write every row, too")
+    go.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    go.add_argument("--json", metavar="FILE", help="write all figures of the report (JSON)")
+    go.add_argument(
+        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
+    )
+    go.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """Print a program; under a launcher only the first process reads and prints."""
     from ..parallel import agreed
     from .launch import launched_rank, launched_size, world
@@ -64,3 +89,35 @@ def _show(args: argparse.Namespace) -> None:
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
     print(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate a program and print the report; the first process prints."""
+    if args.top < 1:
+        raise UsageError(f"--top is {args.top}; it must be 1 or more")
+    if args.output is None and (args.timeline or args.overwrite):
+        option = "--timeline" if args.timeline else "--overwrite"
+        raise UsageError(f"{option} needs a file to write: -o FILE")
+
+    from ..files import check_output, write_json
+    from ..parallel import agreed
+    from ..program.store import load
+    from ..report import figures, render
+    from ..simulate import simulate
+    from .launch import world
+
+    comm = world()
+    with agreed(comm):
+        if args.json is not None and comm.rank == 0:
+            check_output(args.json, overwrite=True, device=True)
+        program = load(args.file)
+    results = simulate(
+        program, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
+        progress=True,
+    )  # fmt: skip
+    with agreed(comm):
+        if results is not None and args.json is not None:
+            write_json(args.json, figures(results))
+    if results is not None:
+        print(render(results, args.top))
+    return 0
