@@ -115,7 +115,7 @@ def _line(result: TraceResult) -> str:
 
 def _move(move: Perturbation) -> str:
     verdict = {True: "ok", False: "FAILS", None: ""}[move.passed]
-    return f"    {move.test:26s} step {move.change:+8.2%}  {verdict:5s} {move.note}"
+    return f"    {move.test:34s} step {move.change:+8.2%}  {verdict:5s} {move.note}"
 
 
 def _across(steps: list[CrossStep]) -> str:
@@ -124,7 +124,7 @@ def _across(steps: list[CrossStep]) -> str:
     worst = max(steps, key=lambda each: abs(each.error))
     copied = sum(abs(each.copied / each.measured - 1) for each in steps) / len(steps)
     return (
-        f"    from the step before        {len(steps)} steps: mean {error:.2%}, worst "
+        f"    from the step before                {len(steps)} steps: mean {error:.2%}, worst "
         f"{worst.error:+.2%}; copying its time {copied:.2%}; "
         f"rows without counterpart {max(each.unmatched for each in steps):.1%}"
     )

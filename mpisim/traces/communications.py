@@ -200,9 +200,10 @@ def _bytes(
     sends; the others: the buffer itself.
     """
     args = trace.device.args[op]
-    width = _width(args.dtype or "") or _width(trace.device.name[op].split("(")[0])
-    if args.in_elements is not None and args.out_elements is not None and width:
-        return max(args.in_elements, args.out_elements) * width
+    by_name = _width(trace.device.name[op].split("(")[0])
+    if args.in_elements is not None and args.out_elements is not None:
+        width = _width(args.dtype or "") or by_name
+        return max(args.in_elements, args.out_elements) * width if width else -1
     if call is None:
         return -1
     around = [
@@ -212,7 +213,8 @@ def _bytes(
     ]
     shown = [args for args in around if args is not None]
     elements = max((_elements(args.dims) for args in shown), default=0)
-    width = width or next((w for args in shown if (w := _type_width(args.types))), 0)
+    # The operators know the type; NCCL's all-to-all moves bytes and calls its kernel int8.
+    width = next((w for args in shown if (w := _type_width(args.types))), by_name)
     return elements * width if elements and width else -1
 
 

@@ -13,13 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import TraceError
 from .dependencies import data_dependencies
-from .et import ExecutionTrace
+from .et import ExecutionTrace, is_execution_trace, read_et
 from .host import Call, host_calls
-from .kineto import KinetoTrace
-from .link import Link
+from .kineto import KinetoTrace, read_kineto
+from .link import Link, link_traces
+from .sources import RANK_IN_NAME, Source
 
-__all__ = ["DependencyCheck", "KernelDependencies", "check_dependencies", "kernel_dependencies"]
+__all__ = [
+    "DependencyCheck",
+    "KernelDependencies",
+    "check_dependencies",
+    "kernel_dependencies",
+    "known_dependencies",
+]
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,25 @@ def kernel_dependencies(
         attributed=sum(map(len, launched.values())),
         total=len(trace.device),
     )
+
+
+def known_dependencies(source: Source) -> KernelDependencies | None:
+    """Find the data dependencies of a rank from the execution trace beside its Kineto trace.
+
+    Returns None if there is none of this rank in the folder, or if the two do not belong together.
+    """
+    for path in sorted(source.path.parent.glob("*.json*")):
+        if path == source.path or not is_execution_trace(path):
+            continue
+        named = RANK_IN_NAME.findall(path.name)
+        if (int(named[-1]) if named else source.rank) != source.rank:
+            continue
+        et, trace = read_et(path), read_kineto(source.path)
+        try:
+            return kernel_dependencies(trace, et, link_traces(et, trace))
+        except TraceError:
+            continue
+    return None
 
 
 def check_dependencies(

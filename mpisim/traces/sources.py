@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TraceError
+from .et import is_execution_trace
 
-__all__ = ["Source", "find_sources", "is_kineto"]
+__all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_kineto"]
 
 _HEAD = 1 << 20
 _SUFFIXES = (".json", ".json.gz")
 _RANK = re.compile(rb'"rank"\s*:\s*(\d+)')
 _WORLD = re.compile(rb'"world_size"\s*:\s*(\d+)')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*\{')
-_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
                 files.append(path)
             else:
                 raise TraceError(f"{path}: not a Kineto trace (no 'traceEvents' in its head)")
+    for path in files:
+        if is_execution_trace(path):
+            raise TraceError(
+                f"{path}: an execution trace holds no times; replay needs the Kineto trace of the "
+                "same rank ('mpisim trace show' reads both)"
+            )
     found = [_source(path, alone=len(files) == 1) for path in files]
     return _checked(sorted(found, key=lambda source: (source.rank, source.path)), allow_missing)
 
@@ -108,7 +115,7 @@ def _source(path: Path, alone: bool) -> Source:
     if rank is not None:
         number = int(rank.group(1))
     else:
-        by_name = _NAME.findall(path.name)
+        by_name = RANK_IN_NAME.findall(path.name)
         if by_name:
             number = int(by_name[-1])
         elif alone:

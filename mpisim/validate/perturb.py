@@ -8,6 +8,8 @@ test                      what a leak would do
 ========================  ======================================================================
 gpu and wire × 0.05       stay, if waiting for the GPU was kept as CPU time
 kernels × 0.5             move too little, if send/receive pairs or waits are wrong
+wire × 20                 move too little, if waits for communications were lost
+data order                break, if a wait between streams was lost (needs execution traces)
 one rank 50 ms late       leave the others, if recorded NCCL time counts as work
 file shifted by 1 s       change more than one gap, if anything is pinned at recorded times
 without late-start edges  differ much, if edges chosen by recorded times hide lost waits
@@ -24,9 +26,11 @@ from typing import Any
 import numpy as np
 
 from ..engine import simulate
+from ..parallel import agreed
 from ..program import Communicators, Program, Table
 from ..replay import Replay, TraceJob, read_job, replay
 from ..steps import step_times
+from ..traces.kernel_order import check_dependencies, known_dependencies
 from ..whatif import WhatIf
 from .traces import TraceResult
 
@@ -67,9 +71,13 @@ def perturb_traces(result: TraceResult, comm: Any) -> Iterator[Perturbation]:
     for test, what in (
         ("gpu and wire × 0.05", WhatIf(compute=0.05, comm=0.05)),
         ("kernels × 0.5", WhatIf(compute=0.5)),
+        ("wire × 20", WhatIf(comm=20.0)),
     ):
         moved = replay(job, comm, what)
         yield Perturbation(test, *_moved(base, moved), _device_bound(base), None)
+        kept = _data_order(job, moved, test, comm)
+        if kept is not None:
+            yield kept
     if len(job.sources) > 1:
         yield _delayed(job, base, comm)
     yield _shifted(job, base, comm)
@@ -89,6 +97,31 @@ def _device_bound(base: Replay) -> str:
     """How much of the step time was a baseline of device work, for comparison."""
     share = np.mean([each.baseline / each.measured for each in base.steps])
     return f"busiest stream {share:.0%} of the step"
+
+
+def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbation | None:
+    """Where execution traces lie beside the Kineto traces: data is still written before read.
+
+    A wait that the reader lost lets a changed replay start a kernel before its input is there.
+    """
+    mine = [0, 0, 0]
+    with agreed(comm):
+        for i, index in enumerate(moved.run.hosted.tolist()):
+            known = known_dependencies(job.sources[index])
+            if known is None:
+                continue
+            lowered = job.traces.facts[index].lowered
+            rows = np.flatnonzero(lowered.op >= 0)
+            begin, end = (np.zeros(lowered.op.max() + 1, np.int64) for _ in range(2))
+            begin[lowered.op[rows]] = moved.run.begin[i][rows]
+            end[lowered.op[rows]] = moved.run.end[i][rows]
+            check = check_dependencies(known, begin, end)
+            mine = [mine[0] + check.total, mine[1] + check.crossing, mine[2] + check.violated]
+    total, crossing, violated = (sum(part) for part in zip(*comm.allgather(mine), strict=True))
+    if not total:
+        return None
+    note = f"{violated} of {total} data dependencies broken ({crossing} between streams)"
+    return Perturbation(f"data order, {test}", 0.0, 0.0, note, violated == 0)
 
 
 def _delayed(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
