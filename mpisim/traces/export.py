@@ -1,0 +1,230 @@
+"""Write a simulated run as Kineto traces, one file a rank.
+
+The files open in Perfetto and chrome://tracing, and in every tool that reads PyTorch's profiles;
+`mpisim replay` reads them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import InputError, OutputError
+from ..files import hidden_name, reported
+from ..parallel import agreed
+from ..program import Program
+from .export_events import CPU, GPU, THREAD, Event, Group, RankRun, rank_events
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from ..engine.run import Run
+
+__all__ = ["export_kineto"]
+
+EPOCH = 1_767_225_600
+"""Seconds since 1970 at which exported runs begin (1 January 2026): files are reproducible."""
+_NAME = re.compile(r"kineto_rank\d+\.json\.gz")
+_LEVEL = 4
+"""Of compression: higher ones take several times as long for a few percent."""
+
+
+def export_kineto(
+    program: Program,
+    run: Run,
+    folder: str | Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    clock_offset: Mapping[int, int] | None = None,
+    style: Literal["new", "old"] = "new",
+    overwrite: bool = False,
+    comm: Intracomm | None = None,
+) -> list[Path]:
+    """Write one Kineto trace a rank, ``kineto_rankN.json.gz``. **Collective** if `comm` is given.
+
+    A trace cannot say everything that a program can. CPU time behind the last call of a rank
+    shows only as the end of a profiled step; the sizes of a batch of sends and receives only on
+    their operators; and a row that waits for nothing of its own batch, stream or host looks like
+    any other. In the old style, what waits for what is left to be inferred.
+
+    Parameters
+    ----------
+    program : Program
+    run : Run
+        Of this program, recorded (``simulate(..., record=True)``).
+    folder : str or Path
+        Created if need be; its parent must exist.
+    ranks : sequence of int, optional
+        Global rank of every simulated rank, for file names and groups; by default the same.
+    clock_offset : mapping of int to int, optional
+        By global rank: what its clock shows too much, in ps. All of its file is shifted by it.
+    style : {"new", "old"}
+        ``"new"``: ns resolution, groups and sizes on communications, both ends of event waits on
+        record. ``"old"``: as before 2024, whole µs and none of these.
+    overwrite : bool
+        Whether exported traces in the folder may be replaced.
+    comm : mpi4py.MPI.Intracomm, optional
+        The processes of the run; each writes the ranks that it hosted.
+
+    Returns
+    -------
+    list of Path
+        The files written by this process.
+
+    Raises
+    ------
+    InputError
+        If the run was not recorded, or `ranks`, `clock_offset` or `style` do not fit.
+    OutputError
+        If the folder cannot be written or holds traces already. No file is left then.
+    """
+    folder = Path(folder)
+    ranks = list(range(program.n_ranks)) if ranks is None else list(ranks)
+    offset = dict(clock_offset or {})
+    with _agreed(comm):
+        _check(program, run, ranks, offset, style)
+        if comm is None or comm.rank == 0:
+            _prepare(folder, overwrite)
+    hidden: dict[Path, Path] = {}
+    try:
+        with _agreed(comm):
+            for i, index in enumerate(run.hosted.tolist()):
+                target = folder / f"kineto_rank{ranks[index]}.json.gz"
+                hidden[target] = hidden_name(target)
+                text = _file(program, run, i, index, ranks, offset, style == "old")
+                with reported(target):
+                    hidden[target].write_bytes(text)
+        with _agreed(comm):
+            for target, written in hidden.items():
+                with reported(target):
+                    written.replace(target)
+    except BaseException:
+        for written in hidden.values():
+            with contextlib.suppress(OSError):
+                written.unlink(missing_ok=True)
+        raise
+    return list(hidden)
+
+
+def _agreed(comm: Intracomm | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if comm is None else agreed(comm)
+
+
+def _check(
+    program: Program, run: Run, ranks: list[int], offset: Mapping[int, int], style: str
+) -> None:
+    """Refuse arguments that do not fit each other."""
+    if style not in ("new", "old"):
+        raise InputError(f"style {style!r} is not known; there are 'new' and 'old'")
+    if len(run.begin) != len(run.hosted):
+        raise InputError("the run has no times of its rows to export; simulate with record=True")
+    if len(set(ranks)) != program.n_ranks or len(ranks) != program.n_ranks:
+        raise InputError(
+            f"'ranks' has {len(ranks)} entries, {len(set(ranks))} of them different; "
+            f"the program has {program.n_ranks} ranks"
+        )
+    for rank in offset:
+        if rank not in ranks:
+            raise InputError(f"clock offset of rank {rank}, which is not in the program")
+
+
+def _prepare(folder: Path, overwrite: bool) -> None:
+    """Make the folder, and see that it holds no traces of another run."""
+    with reported(folder):
+        folder.mkdir(exist_ok=True)
+        present = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+    foreign = [p for p in present if not (overwrite and _NAME.fullmatch(p.name))]
+    if foreign:
+        raise OutputError(
+            f"{folder}: holds {foreign[0].name} already; name another folder or empty it"
+        )
+    with reported(folder):
+        for path in present:
+            path.unlink()
+
+
+def _file(
+    program: Program, run: Run, i: int, index: int, ranks: list[int], offset: Mapping[int, int],
+    old: bool,
+) -> bytes:  # fmt: skip
+    """The bytes of one rank's file."""
+    import orjson
+
+    number = ranks[index]
+    groups = [
+        Group(str(c), tuple(ranks[r] for r in program.communicators.group(c)))
+        for c in program.slots_of(index).tolist()
+    ]
+    names = program.communicators.names
+    events = rank_events(
+        RankRun(
+            number, program.table_of(index), program.names, groups,
+            int(program.start[index]), run.begin[i], run.end[i],
+        ),
+        old,
+    )  # fmt: skip
+    _in_microseconds(events, offset.get(number, 0), old)
+    streams = sorted({event["tid"] for event in events if event["pid"] == GPU})
+    size = _world_size(program, ranks)
+    described = dict(zip(program.slots_of(index).tolist(), groups, strict=True))
+    info: Event = {"backend": "nccl", "rank": number, "world_size": size}
+    if not old:
+        info |= {
+            "pg_count": len(groups),
+            "pg_config": [
+                {"pg_name": group.name, "pg_desc": names[c], "backend_config": "cuda:nccl",
+                 "pg_size": len(group.members), "ranks": group.members}
+                for c, group in described.items()
+            ],
+        }  # fmt: skip
+    device = {"id": GPU, "name": "simulated GPU"}
+    top: Event = {"schemaVersion": 1, "deviceProperties": [device], "record_shapes": 1}
+    if size > 1:
+        top["distributedInfo"] = info
+    if not old:
+        top |= {"displayTimeUnit": "ms", "baseTimeNanoseconds": EPOCH * 1_000_000_000}
+    top["traceEvents"] = [*_labels(number, streams), *events]
+    top["traceName"] = f"kineto_rank{number}.json.gz"
+    text = orjson.dumps(top, option=orjson.OPT_SERIALIZE_NUMPY)
+    return gzip.compress(text, _LEVEL, mtime=0)
+
+
+def _world_size(program: Program, ranks: list[int]) -> int:
+    """Ranks of the job, of which a trace program may hold only some."""
+    said = program.attributes.get("world_size", "")
+    return max(program.n_ranks, max(ranks) + 1, int(said) if said.isdigit() else 0)
+
+
+def _in_microseconds(events: list[Event], offset: int, old: bool) -> None:
+    """Turn times in ps into µs as files have them: ns resolution, or whole µs since 1970."""
+    unit, scale = (1_000_000, 1) if old else (1_000, 1_000)
+    epoch = EPOCH * 1_000_000 if old else 0
+    for event in events:
+        begin = event["ts"] + offset
+        first = begin // unit
+        event["ts"] = epoch + first if old else first / scale
+        if "dur" in event:
+            length = (begin + event["dur"]) // unit - first
+            event["dur"] = length if old else length / scale
+
+
+def _labels(number: int, streams: list[int]) -> list[Event]:
+    """Names of processes and threads for viewers."""
+
+    def label(what: str, pid: int, tid: int, **args: Any) -> Event:
+        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+    found = [
+        label("process_name", CPU, 0, name=f"rank {number}"),
+        label("process_labels", CPU, 0, labels="CPU"),
+        label("process_sort_index", CPU, 0, sort_index=0),
+        label("thread_name", CPU, THREAD, name="calls"),
+        label("process_name", GPU, 0, name=f"rank {number}"),
+        label("process_labels", GPU, 0, labels="GPU"),
+        label("process_sort_index", GPU, 0, sort_index=1),
+    ]
+    return found + [label("thread_name", GPU, s, name=f"stream {s}") for s in streams if s >= 0]

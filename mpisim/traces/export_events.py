@@ -1,0 +1,428 @@
+"""The events of one simulated rank, as Kineto would have recorded them.
+
+A program says when the CPU called and what waited for what; a trace also shows the calls in
+between: events recorded and waited for, operators and annotations around communications. They are
+put into the CPU time before and after the launching calls, at most `TICK` apart, and closer where
+there is little. Where a program leaves no CPU time at all, launching calls begin a few ns late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Kind, Operation, Table
+from .export_host import batch_ends, first_of_batch, host_times, profiled_steps
+from .host import is_communication_kernel
+from .nccl_names import Communicated, kernel_name, names_of, note_name, sizes
+
+__all__ = ["Group", "RankRun", "rank_events"]
+
+NS = 1_000
+"""In ps: the resolution of recent files."""
+TICK = 500 * NS
+"""Distance of the small calls round a launch, where there is room."""
+CPU, GPU, THREAD = 1000, 0, 1000
+"""Process numbers of CPU and GPU and the thread of all calls: a rank has one of each."""
+SHOWN = 30
+"""The profiler cuts longer lists of ranks."""
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator as a file shows it: its name, and its members by global rank."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """One rank of a recorded run.
+
+    Attributes
+    ----------
+    number : int
+        Global rank.
+    table : Table
+    names : sequence of str
+        Names of rows.
+    groups : list of Group
+        Of each communicator slot.
+    start : int
+        When the rank's host started, in ps.
+    begin, end : int64, shape (n_rows,)
+        As in `mpisim.engine.Run`, in ps.
+    """
+
+    number: int
+    table: Table
+    names: Sequence[str]
+    groups: list[Group]
+    start: int
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Item:
+    """Something between two launches: a call, or the begin or end of a span around calls."""
+
+    event: Event
+    is_call: bool = True
+    closes: bool = False
+
+
+def rank_events(run: RankRun, old: bool) -> list[Event]:
+    """Return the events of one rank, with `ts` and `dur` in ps from the begin of the run.
+
+    Parameters
+    ----------
+    run : RankRun
+    old : bool
+        As files before 2024: event waits without their streams, communications without their
+        groups, no events recorded.
+    """
+    return _Writer(run, old).write()
+
+
+class _Writer:
+    def __init__(self, run: RankRun, old: bool) -> None:
+        self.run, self.old = run, old
+        table = run.table
+        self.kind = [Kind(k) for k in table.kind.tolist()]
+        self.first = first_of_batch(table)
+        self.end = batch_ends(self.first, run.end)
+        self.call_begin, self.call_end = host_times(table, run.start, self.first, self.end)
+        self.ordinal = table.ordinal.tolist()
+        self.waited = {self.first[row] for row in table.wait_row.tolist()}
+        self.events: list[Event] = []
+        self.pending: list[_Item] = []
+        self.free = run.start
+        self.count = 0
+        self.record_of: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+
+    def write(self) -> list[Event]:
+        """Go through the rows in order of the host."""
+        table = self.run.table
+        self._steps()
+        if not self.old and len(table):
+            # Says when the file begins, and that event waits are on record even if there is none.
+            record = self._api("cudaEventRecord")
+            self.events.append(_timed(record, self.free, self.free + NS))
+            self.free += NS
+        for row, kind in enumerate(self.kind):
+            if kind is Kind.HOST_WAIT:
+                self._host_wait(row)
+            elif kind is not Kind.HOST and self.first[row] == row:
+                self._launch(row)
+        self._place(self.free + TICK * (2 * len(self.pending) + 1), [])
+        return self.events
+
+    def _steps(self) -> None:
+        run = self.run
+        steps = profiled_steps(run.table, run.names, run.start, self.call_end)
+        for name, (begin, end) in steps.items():
+            opened, _ = self._span("user_annotation", name, {})
+            self.events.append(_timed(opened.event, begin, end))
+
+    # --- the CPU between calls ------------------------------------------------------------------
+
+    def _place(self, until: int, before: list[_Item]) -> int:
+        """Put what is pending, and what comes before the next call, in the CPU time up to it.
+
+        Returns when the call can begin: at `until`, unless there is no room.
+        """
+        after, self.pending = self.pending, []
+        ticks = 2 * (len(after) + len(before)) + 1
+        tick = min(TICK, (until - self.free) // ticks // NS * NS)
+        if tick < NS:
+            tick, until = NS, max(until, self.free + NS * ticks)
+        at = self.free
+        for item in after:
+            at = self._put(item, at + tick, tick)
+        at = until - tick * (2 * len(before) + 1)
+        for item in before:
+            at = self._put(item, at + tick, tick)
+        return until
+
+    def _put(self, item: _Item, at: int, tick: int) -> int:
+        if item.is_call:
+            self.events.append(_timed(item.event, at, at + tick))
+            if "sync" in item.event:
+                self.events.append(_timed(item.event.pop("sync"), at, at + tick))
+        elif item.closes:
+            item.event["dur"] = at - item.event["ts"]
+        else:
+            item.event["ts"] = at
+            self.events.append(item.event)
+        return at + tick
+
+    def _api(self, name: str) -> Event:
+        """A runtime call with the next correlation number."""
+        self.count += 1
+        args = {"correlation": self.count, "External id": self.count}
+        return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": CPU, "tid": THREAD,
+                "args": args}  # fmt: skip
+
+    def _span(self, category: str, name: str, args: Event) -> tuple[_Item, _Item]:
+        """Begin and end of an operator or annotation."""
+        event: Event = {
+            "ph": "X", "cat": category, "name": name, "pid": CPU, "tid": THREAD, "ts": 0,
+            "dur": 0, "args": args,
+        }  # fmt: skip
+        return _Item(event, False), _Item(event, False, True)
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _launch(self, row: int) -> None:
+        kind, table = self.kind[row], self.run.table
+        waits = [self.first[w] for w in table.wait_row[_waits(table, row)].tolist()]
+        name = self.run.names[table.name[row]]
+        if kind.is_communication:
+            before, after, name, args = self._communication(row, name, waits)
+            category, call = "kernel", "cudaLaunchKernelExC"
+        else:
+            before, after, args = self._waits_of_compute(row, waits), [], {}
+            category, call = _category(kind, name)
+            if kind is Kind.COPY and table.bytes[row] >= 0:
+                args["bytes"] = int(table.bytes[row])
+        if not self.old and row in self.waited:
+            after.insert(0, self._record(row))
+        begin = self._place(self.call_begin[row], before)
+        launching = self._api(call)
+        self.free = max(begin, self.call_end[row])
+        self.events.append(_timed(launching, begin, self.free))
+        self.pending = after
+        stream = int(table.stream[row])
+        self._device(row, category, name, stream, launching["args"]["correlation"], args)
+        self.last[stream] = row
+
+    def _device(
+        self, row: int, category: str, name: str, stream: int, correlation: int, args: Event
+    ) -> None:
+        """The operation on the device, and the arrow to it from its launch."""
+        event = {
+            "ph": "X", "cat": category, "name": name, "pid": GPU, "tid": _stream(stream),
+            "args": {"device": GPU, "context": 1, "stream": _stream(stream),
+                     "correlation": correlation, **args},
+        }  # fmt: skip
+        begin = int(self.run.begin[row])
+        launch = self.events[-1]
+        flow = {"cat": "ac2g", "name": "ac2g", "id": correlation}
+        self.events += [
+            _timed(event, begin, self.end[row]),
+            {"ph": "s", "pid": CPU, "tid": THREAD, "ts": launch["ts"], **flow},
+            {"ph": "f", "pid": GPU, "tid": _stream(stream), "ts": begin, "bp": "e", **flow},
+        ]
+
+    def _record(self, row: int) -> _Item:
+        """Record an event behind a row that something will wait for."""
+        call = self._api("cudaEventRecord")
+        self.record_of[row] = call["args"]["correlation"]
+        return _Item(call)
+
+    def _stream_waits(self, row: int, source: int) -> _Item:
+        """Let the stream of a row wait for another row."""
+        call = self._api("cudaStreamWaitEvent")
+        if not self.old:
+            stream = int(self.run.table.stream[row])
+            call["sync"] = self._sync("Stream Wait Event", call, stream, source)
+        return _Item(call)
+
+    def _sync(self, name: str, call: Event, stream: int, source: int = -1) -> Event:
+        """What the device side records of a wait; `source` is the row whose event is meant."""
+        number = _stream(stream) if stream >= 0 else -1
+        args: Event = {"cuda_sync_kind": name}
+        if source >= 0:
+            args |= {
+                "wait_on_stream": _stream(int(self.run.table.stream[source])),
+                "wait_on_cuda_event_record_corr_id": self.record_of[source],
+                "wait_on_cuda_event_id": self.record_of[source],
+            }
+        args |= {"stream": number, "correlation": call["args"]["correlation"], "device": GPU,
+                 "context": 1}  # fmt: skip
+        return {"ph": "X", "cat": "cuda_sync", "name": name, "pid": GPU, "tid": number,
+                "args": args}  # fmt: skip
+
+    def _waits_of_compute(self, row: int, waits: list[int]) -> list[_Item]:
+        """Waits before a kernel: Work.wait for communications, plain ones for the rest."""
+        items: list[_Item] = []
+        for source in waits:
+            wait = self._stream_waits(row, source)
+            if self.kind[source].is_communication:
+                opened, closed = self._span("cpu_op", "record_param_comms", self._said("wait"))
+                items += [opened, wait, closed]
+            else:
+                items.append(wait)
+        return items
+
+    def _host_wait(self, row: int) -> None:
+        """One synchronising call; several where the row waits for single rows of streams."""
+        table = self.run.table
+        latest: dict[int, int] = {}
+        for waited in sorted(table.wait_row[_waits(table, row)].tolist()):
+            latest[int(table.stream[waited])] = self.first[waited]
+        calls: list[tuple[int, Event]] = []
+        whole = [source for s, source in latest.items() if self.last[s] == source]
+        if len(whole) == len(self.last) and len(latest) != 1:
+            call = self._api("cudaDeviceSynchronize")
+            calls.append((self.call_end[row], self._blocking(call, "Context Sync", -1)))
+            latest = {}
+        for stream, source in latest.items():
+            if source in whole:
+                call = self._blocking(self._api("cudaStreamSynchronize"), "Stream Sync", stream)
+            else:
+                call = self._blocking(
+                    self._api("cudaEventSynchronize"), "Event Sync", stream, source
+                )
+            calls.append((self.end[source], call))
+        calls.sort(key=lambda entry: entry[0])
+        at = self._place(self.call_begin[row], [])
+        for position, (ended, call) in enumerate(calls):
+            last = position == len(calls) - 1
+            until = max(self.call_end[row] if last else ended, at + NS)
+            sync = call.pop("sync", None)
+            self.events.append(_timed(call, at, until))
+            if sync is not None:
+                self.events.append(_timed(sync, at, until))
+            at = until
+        self.free = at
+
+    def _blocking(self, call: Event, name: str, stream: int, source: int = -1) -> Event:
+        if not self.old:
+            call["sync"] = self._sync(name, call, stream, source)
+        return call
+
+    # --- communications -------------------------------------------------------------------------
+
+    def _communication(
+        self, row: int, name: str, waits: list[int]
+    ) -> tuple[list[_Item], list[_Item], str, Event]:
+        """What is before and after the launch of a communication; its kernel's name and args."""
+        batch = self._batch(row)
+        names = [self._names(member) for member in batch]
+        args = self._arguments(batch, names)
+        _, _, width = self._sizes(row)
+        kernel = name if is_communication_kernel(name) else kernel_name(names[0], width, self.old)
+        # Old files show no events, but every communication does wait for its issuing stream.
+        awaited = [self._stream_waits(row, source) for source in waits]
+        if self.old:
+            awaited = awaited or [self._stream_waits(row, -1)]
+        if len(batch) == 1:
+            operator = self._span("cpu_op", names[0].operator, self._dims(row))
+            params = self._span("cpu_op", "record_param_comms", args)
+            note = self._note(row, names[0])
+            before = [operator[0], params[0], *awaited, note[0], *self._internal()]
+            after = [*self._internal(), note[1], *self._internal(), params[1], operator[1]]
+            return before, after, kernel, {} if self.old else args
+        # Coalesced: the launch lies behind all operators and before the annotation of the batch.
+        before = []
+        for position, (member, each) in enumerate(zip(batch, names, strict=True)):
+            operator = self._span("cpu_op", each.operator, self._dims(member))
+            note = self._note(member, each)
+            before += [operator[0], *(awaited if position == 0 else []), *note, operator[1]]
+        before += self._internal()
+        after = [*self._internal(), *self._span("user_annotation", "nccl:coalesced", {})]
+        return before, after, kernel, {} if self.old else args
+
+    def _internal(self) -> list[_Item]:
+        """An event wait of NCCL's own, which old files show like any other."""
+        return [_Item(self._api("cudaStreamWaitEvent"))] if self.old else []
+
+    def _batch(self, row: int) -> list[int]:
+        """The rows of one launch."""
+        after = row + 1
+        while after < len(self.first) and self.first[after] == row:
+            after += 1
+        return list(range(row, after))
+
+    def _names(self, row: int) -> Communicated:
+        return names_of(self.kind[row], Operation(int(self.run.table.operation[row])))
+
+    def _group(self, row: int) -> Group:
+        return self.run.groups[int(self.run.table.slot[row])]
+
+    def _sizes(self, row: int) -> tuple[int, int, int]:
+        table = self.run.table
+        total = int(table.bytes[row])
+        members = len(self._group(row).members)
+        operation = Operation(int(table.operation[row]))
+        return sizes(operation, total, members) if total >= 0 else (-1, -1, 4)
+
+    def _note(self, row: int, names: Communicated) -> tuple[_Item, _Item]:
+        pair = self._group(row).members if self.kind[row] is not Kind.COLLECTIVE else (-1, -1)
+        name = note_name(names, pair[0], pair[1], self.old)
+        elements = self._sizes(row)[0]
+        return self._span("user_annotation", name, _shapes([elements], self._sizes(row)[2]))
+
+    def _dims(self, row: int) -> Event:
+        """Shapes of an operator's tensors: output first, as the ``_base`` operators have them."""
+        if self.run.table.operation[row] == Operation.ALL_GATHER:
+            taken, given, width = self._sizes(row)
+            return _shapes([given, taken], width)
+        return _shapes([self._sizes(row)[0]], self._sizes(row)[2])
+
+    def _said(self, collective: str) -> Event:
+        return {} if self.old else {"Collective name": collective}
+
+    def _arguments(self, batch: list[int], names: list[Communicated]) -> Event:
+        """What recent files tell of a communication, on its operator and on its kernel."""
+        if self.old:
+            return {}
+        row, group = batch[0], self._group(batch[0])
+        collective = names[0].collective if len(batch) == 1 else "coalesced"
+        taken, given, width = self._sizes(row)
+        members = group.members
+        shown = list(map(str, members))
+        if len(shown) > SHOWN:
+            shown = [*shown[: SHOWN // 2], "...", *shown[-SHOWN // 2 :]]
+        args: Event = {"Collective name": collective} if collective else {}
+        if taken >= 0:
+            args |= {"In msg nelems": taken, "Out msg nelems": given,
+                     "dtype": "Float" if width == 4 else "Byte"}  # fmt: skip
+        args |= {
+            "Group size": len(members), "In split size": "[]", "Out split size": "[]",
+            "Process Group Name": group.name, "Process Group Description": group.name,
+            "Process Group Ranks": f"[{', '.join(shown)}]",
+            "Seq": int(self.ordinal[row]),
+        }  # fmt: skip
+        if self.kind[row] is not Kind.COLLECTIVE and len(batch) == 1:
+            args |= {"Src Rank": members[0], "Dst Rank": members[1]}
+        return args
+
+
+def _timed(event: Event, begin: int, end: int) -> Event:
+    event["ts"], event["dur"] = int(begin), int(end) - int(begin)
+    return event
+
+
+def _stream(stream: int) -> int:
+    """Stream numbers of a device as PyTorch's start."""
+    return 7 + 4 * stream
+
+
+def _waits(table: Table, row: int) -> slice:
+    return slice(int(table.wait_index[row]), int(table.wait_index[row + 1]))
+
+
+def _category(kind: Kind, name: str) -> tuple[str, str]:
+    if kind is Kind.KERNEL:
+        return "kernel", "cudaLaunchKernel"
+    if name.startswith("Memset"):
+        return "gpu_memset", "cudaMemsetAsync"
+    return "gpu_memcpy", "cudaMemcpyAsync"
+
+
+def _shapes(elements: list[int], width: int) -> Event:
+    if min(elements) < 0:
+        return {}
+    kind = "float" if width == 4 else "unsigned char"
+    return {"Input Dims": [[n] for n in elements], "Input type": [kind] * len(elements)}
