@@ -210,7 +210,7 @@ def _occupant(trace: KinetoTrace, op: int) -> int:
         if device.blocks_per_sm[other] >= _FULL:
             drain = max(_TIGHT, int(_DRAIN * length))
         elif device.blocks_per_sm[other] >= _PERSISTENT and length > _LONG:
-            drain = _TIGHT
+            drain = max(_TIGHT, int(_DRAIN / 2 * length))
         else:
             continue
         if -_TIGHT <= early <= drain and (best < 0 or device.end[other] > device.end[best]):
