@@ -114,10 +114,7 @@ class _Writer:
         table = self.run.table
         self._steps()
         if not self.old and len(table):
-            # Says when the file begins, and that event waits are on record even if there is none.
-            record = self._api("cudaEventRecord")
-            self.events.append(_timed(record, self.free, self.free + NS))
-            self.free += NS
+            self._first_calls()
         for row, kind in enumerate(self.kind):
             if kind is Kind.HOST_WAIT:
                 self._host_wait(row)
@@ -132,6 +129,20 @@ class _Writer:
         for name, (begin, end) in steps.items():
             opened, _ = self._span("user_annotation", name, {})
             self.events.append(_timed(opened.event, begin, end))
+
+    def _first_calls(self) -> None:
+        """Wait for an event recorded before any work.
+
+        It waits for nothing, but says when the file begins, and that event waits are on record.
+        """
+        record, wait = self._api("cudaEventRecord"), self._api("cudaStreamWaitEvent")
+        self.record_of[-1] = record["args"]["correlation"]
+        stream = int(self.run.table.stream.max(initial=0))
+        sync = self._sync("Stream Wait Event", wait, stream, self.record_of[-1], stream)
+        for event in (record, wait):
+            self.events.append(_timed(event, self.free, self.free + NS))
+            self.free += NS
+        self.events.append(_timed(sync, wait["ts"], wait["ts"] + NS))
 
     # --- the CPU between calls ------------------------------------------------------------------
 
@@ -234,18 +245,24 @@ class _Writer:
         call = self._api("cudaStreamWaitEvent")
         if not self.old:
             stream = int(self.run.table.stream[row])
-            call["sync"] = self._sync("Stream Wait Event", call, stream, source)
+            call["sync"] = self._sync("Stream Wait Event", call, stream, *self._event(source))
         return _Item(call)
 
-    def _sync(self, name: str, call: Event, stream: int, source: int = -1) -> Event:
-        """What the device side records of a wait; `source` is the row whose event is meant."""
+    def _event(self, row: int) -> tuple[int, int]:
+        """The event recorded behind a row: correlation of the call, and stream."""
+        return self.record_of[row], int(self.run.table.stream[row])
+
+    def _sync(
+        self, name: str, call: Event, stream: int, record: int = -1, source: int = -1
+    ) -> Event:
+        """What the device side records of a wait, for an event or a stream."""
         number = _stream(stream) if stream >= 0 else -1
         args: Event = {"cuda_sync_kind": name}
-        if source >= 0:
+        if record >= 0:
             args |= {
-                "wait_on_stream": _stream(int(self.run.table.stream[source])),
-                "wait_on_cuda_event_record_corr_id": self.record_of[source],
-                "wait_on_cuda_event_id": self.record_of[source],
+                "wait_on_stream": _stream(source),
+                "wait_on_cuda_event_record_corr_id": record,
+                "wait_on_cuda_event_id": record,
             }
         args |= {"stream": number, "correlation": call["args"]["correlation"], "device": GPU,
                  "context": 1}  # fmt: skip
@@ -298,7 +315,9 @@ class _Writer:
 
     def _blocking(self, call: Event, name: str, stream: int, source: int = -1) -> Event:
         if not self.old:
-            call["sync"] = self._sync(name, call, stream, source)
+            call["sync"] = self._sync(
+                name, call, stream, *(self._event(source) if source >= 0 else ())
+            )
         return call
 
     # --- communications -------------------------------------------------------------------------

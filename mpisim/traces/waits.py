@@ -289,7 +289,7 @@ def _recorded_waits(state: _State, calls: list[Call]) -> None:
     """Take the waits that the file records itself (category ``cuda_sync``).
 
     Event waits become waits of the next operation on the waiting stream; what a recorded event
-    stood for is kept in `at_record` for calls that synchronise with it.
+    stood for, or was on a stream, is kept in `recorded_syncs` for calls that synchronise with it.
     """
     of_call = {sync.correlation: sync for sync in state.trace.syncs if sync.correlation >= 0}
     last: dict[int, int] = {}
@@ -306,6 +306,8 @@ def _recorded_waits(state: _State, calls: list[Call]) -> None:
             source = state.at_record.get(sync.record, last).get(sync.source, -1)
             if source >= 0:
                 state.recorded_syncs[call.correlation] = source
+        elif sync is not None and call.kind is CallKind.SYNC_STREAM and sync.stream >= 0:
+            state.recorded_syncs[call.correlation] = last.get(sync.stream, -1)
         for op in call.ops:
             for source in following.pop(state.stream[op], []):
                 state.result.waits[op].append(source)
@@ -337,6 +339,9 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
         chosen = options
         if len(options) < len(last):
             counts["sync: streams dropped by recorded times"] += len(last) - len(options)
+    elif call.correlation in state.recorded_syncs:
+        source = state.recorded_syncs[call.correlation]
+        chosen = [source] if source >= 0 and state.feasible(source, call.end) else []
     elif call.kind is CallKind.SYNC_STREAM:
         own = last.get(state.current.get(call.thread, -1), -1)
         chosen = [own] if own in options else []
@@ -346,9 +351,6 @@ def _synchronise(state: _State, position: int, call: Call) -> None:
             if latest >= 0 and state.end[latest] > call.begin:
                 chosen = [latest]
                 counts["sync: another stream fits"] += latest != own
-    elif call.correlation in state.recorded_syncs:
-        chosen = [state.recorded_syncs[call.correlation]]
-        chosen = [op for op in chosen if state.feasible(op, call.end)]
     else:
         events = [op for op in state.recorded if state.feasible(op, call.end)]
         latest = max(events, key=lambda op: state.end[op], default=-1)
