@@ -11,7 +11,7 @@ from programs import programs
 from mpisim.engine._core import core
 from mpisim.engine._core.advance import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
-from mpisim.engine.lowering import INSTRUCTION, Opcode, lower
+from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
 from mpisim.engine.plan import GROUP
 from mpisim.errors import ProgramError
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
@@ -47,6 +47,7 @@ def test_no_register_is_written_while_somebody_will_read_it(
 def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
     assert INSTRUCTION.itemsize == 64
     assert GROUP.itemsize == 24
+    assert COMMUNICATION.itemsize == 32
 
 
 def test_unknown_core() -> None:
@@ -72,10 +73,10 @@ def test_kernels_of_a_table() -> None:
     assert code.last.tolist() == [0, 2, 2, 3, 4, 5, 6]
     assert code.stream_row.tolist() == [-1, -1, -1, 0, 1, -1, 4]
     assert code.queue_row.tolist() == [-1, -1, -1, -1, -1, -1, 1]
-    assert code.communications.tolist() == [1, 2]
+    assert code.communications["row"].tolist() == [1, 2]
     assert code.n_eager == 1
     assert [Opcode(o).name for o in code.instructions["opcode"]] == [
-        "KERNEL", "MEET", "JOIN", "PLAIN", "KERNEL", "HOST_WAIT", "KERNEL",
+        "KERNEL", "BATCH", "JOIN", "PLAIN", "PLAIN", "HOST_WAIT", "KERNEL",
     ]  # fmt: skip
 
 

@@ -25,15 +25,19 @@ class Opcode(IntEnum):
     """What the core does with a row."""
 
     PLAIN = 0
-    """As KERNEL, with a stream before it, no waits and no queue: most rows are."""
-    KERNEL = 1
+    """As KERNEL, with a stream before it, one wait at most and no queue: most rows are."""
+    PLAIN_MEET = 1
+    """As MEET, likewise."""
+    KERNEL = 2
     """KERNEL, COPY: start, end, call."""
-    MEET = 2
+    MEET = 3
     """A communication: become ready, post, call."""
-    JOIN = 3
-    """A further communication of the same launched kernel: post with the same ready time."""
-    HOST = 4
-    HOST_WAIT = 5
+    BATCH = 4
+    """As MEET, but eager, or the first of several communications in one kernel."""
+    JOIN = 5
+    """A further communication of the same kernel: post with the same ready time."""
+    HOST = 6
+    HOST_WAIT = 7
 
 
 INSTRUCTION = np.dtype(
@@ -44,17 +48,30 @@ INSTRUCTION = np.dtype(
         ("gap", np.int64),
         ("target", np.int32),  # register of the kernel's end
         ("stream", np.int32),  # register of the previous kernel of the stream, or -1
-        ("queue", np.int32),  # register of the kernel that must have left the queue, or -1
-        ("first_wait", np.int32),  # into Code.waits
+        ("other", np.int32),  # PLAIN…: the register waited for; `stream` again if there is none
+        ("first_wait", np.int32),  # into Code.operands
         ("n_waits", np.int32),
         ("slot", np.int32),
         ("ordinal", np.int32),
         ("opcode", np.uint8),
         ("eager", np.uint8),
-        ("padding", np.uint16),
+        ("n_before", np.uint8),  # operands before the first wait: queue, stream, as far as present
+        ("stops", np.uint8),  # a MEET without whose end the next row cannot run
     ]
 )
 """One row for the core: 64 bytes, a cache line."""
+
+COMMUNICATION = np.dtype(
+    [
+        ("low", np.uint64),  # what the digest takes from the table
+        ("high", np.uint64),
+        ("row", np.int32),
+        ("slot", np.int32),
+        ("ordinal", np.int32),
+        ("eager", np.int32),
+    ]
+)
+"""What the core needs of a communication after the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +85,12 @@ class Code:
     ----------
     table : Table
     instructions : INSTRUCTION, shape (n,)
-    waits : int32
-        Registers that rows wait for; see ``first_wait`` and ``n_waits``.
+    operands : int32
+        Registers that rows read: each row's queue and stream, if any, then its waits.
     final : int32
         Registers of the last kernel of each stream.
     n_registers : int
-    communications : int32, shape (m,)
-        Rows that communicate.
-    hashes : uint64, shape (m, 2)
-        What the digest takes from the table.
+    communications : COMMUNICATION, shape (m,)
     n_eager : int
         Number of EAGER rows.
     first, last : int32, shape (n,)
@@ -88,11 +102,10 @@ class Code:
 
     table: Table
     instructions: NDArray[np.void]
-    waits: NDArray[np.int32]
+    operands: NDArray[np.int32]
     final: NDArray[np.int32]
     n_registers: int
-    communications: NDArray[np.int32]
-    hashes: NDArray[np.uint64]
+    communications: NDArray[np.void]
     n_eager: int
     first: NDArray[np.int32]
     last: NDArray[np.int32]
@@ -132,29 +145,54 @@ def lower(table: Table) -> Code:
     code = np.zeros(n, INSTRUCTION)
     for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal"):
         code[column] = getattr(table, column)
+    follows = stream_row >= 0
     code["target"] = register
-    code["stream"] = np.where(stream_row >= 0, register[stream_row], -1) if n else -1
-    code["queue"] = np.where(queued, register[queue_row], -1) if n else -1
-    code["first_wait"] = table.wait_index[:-1]
+    code["stream"] = np.where(follows, register[stream_row], -1) if n else -1
     code["n_waits"] = wait_count
-    plain = (stream_row >= 0) & ~queued & (wait_count == 0)
-    code["opcode"] = _opcodes(table, joined, plain)
+    code["n_before"] = queued.astype(np.uint8) + follows
+    count = code["n_before"] + wait_count
+    code["first_wait"] = np.cumsum(count) - wait_count
     code["eager"] = (table.flags & Flag.EAGER) != 0
-    communications = np.flatnonzero(table.is_communication).astype(np.int32)
+    code["opcode"] = _opcodes(table, joined, follows & ~queued & (wait_count <= 1))
+
+    operands = np.empty(int(count.sum()), np.int32)
+    operands[(code["first_wait"] - code["n_before"])[queued]] = register[queue_row[queued]]
+    operands[code["first_wait"][follows] - 1] = code["stream"][follows]
+    shift = code["first_wait"] - table.wait_index[:-1]
+    operands[np.arange(len(awaited)) + np.repeat(shift, wait_count)] = register[awaited]
+    one = wait_count == 1
+    code["other"] = code["stream"]
+    code["other"][one] = operands[code["first_wait"][one]]
+
+    # Most communications are waited for at once: the core need not try the next row.
+    reads_before = stream_row == np.arange(n) - 1
+    reads_before[waiter[awaited == waiter - 1]] = True
+    reads_before |= queue_row == np.arange(n) - 1
+    meets = (code["opcode"] == Opcode.MEET) | (code["opcode"] == Opcode.PLAIN_MEET)
+    code["stops"][:-1] = meets[:-1] & reads_before[1:]
     return Code(
         table=table,
         instructions=code,
-        waits=register[awaited],
+        operands=operands,
         final=register[final],
         n_registers=n_registers,
-        communications=communications,
-        hashes=hash_rows(table, communications),
+        communications=_communications(table),
         n_eager=int(code["eager"].sum()),
         first=first,
         last=last,
         stream_row=stream_row,
         queue_row=queue_row,
     )
+
+
+def _communications(table: Table) -> NDArray[np.void]:
+    rows = np.flatnonzero(table.is_communication).astype(np.int32)
+    found = np.zeros(len(rows), COMMUNICATION)
+    found["low"], found["high"] = hash_rows(table, rows).T
+    found["row"], found["slot"] = rows, table.slot[rows]
+    found["ordinal"] = table.ordinal[rows]
+    found["eager"] = (table.flags[rows] & Flag.EAGER) != 0
+    return found
 
 
 def _last_rows(joined: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -187,5 +225,9 @@ def _opcodes(
     of_kind[Kind.HOST] = Opcode.HOST
     of_kind[Kind.HOST_WAIT] = Opcode.HOST_WAIT
     opcodes = np.where(joined, np.uint8(Opcode.JOIN), of_kind[table.kind])
+    batch = (table.flags & Flag.EAGER) != 0
+    batch[:-1] |= joined[1:]
+    opcodes[batch & (opcodes == Opcode.MEET)] = Opcode.BATCH
+    opcodes[plain & (opcodes == Opcode.MEET)] = Opcode.PLAIN_MEET
     opcodes[plain & (opcodes == Opcode.KERNEL)] = Opcode.PLAIN
     return opcodes

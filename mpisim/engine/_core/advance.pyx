@@ -14,11 +14,13 @@ from libc.stdlib cimport calloc, free
 
 cdef enum:
     PLAIN = 0
-    KERNEL = 1
-    MEET = 2
-    JOIN = 3
-    HOST = 4
-    HOST_WAIT = 5
+    PLAIN_MEET = 1
+    KERNEL = 2
+    MEET = 3
+    BATCH = 4
+    JOIN = 5
+    HOST = 6
+    HOST_WAIT = 7
 
 cdef enum:
     LOCAL = 0
@@ -45,14 +47,23 @@ cdef struct Instruction:
     int64_t gap
     int32_t target
     int32_t stream
-    int32_t queue
+    int32_t other
     int32_t first_wait
     int32_t n_waits
     int32_t slot
     int32_t ordinal
     uint8_t opcode
     uint8_t eager
-    uint16_t padding
+    uint8_t n_before
+    uint8_t stops
+
+cdef struct Communication:
+    uint64_t low
+    uint64_t high
+    int32_t row
+    int32_t slot
+    int32_t ordinal
+    int32_t eager
 
 cdef struct Group:
     int64_t time
@@ -62,15 +73,15 @@ cdef struct Group:
     int32_t waiter
 
 cdef struct Register:
-    int64_t value
-    int64_t pending
+    int64_t value  # the end; of a pending MEET its duration
+    int64_t pending  # 0: nothing; n > 0: group n - 1; n < 0: kernel whose last row so far is -n - 1
 
 cdef struct Rank:
     int64_t host
     int64_t device
     const Instruction* code
     const int64_t* duration
-    const int32_t* waits
+    const int32_t* operands
     const int64_t* group
     const uint8_t* role
     Register* registers
@@ -179,7 +190,7 @@ cdef class Core:
         """Point every rank to its part of each array."""
         cdef const Instruction[::1] instructions
         cdef const int64_t[::1] duration
-        cdef const int32_t[::1] waits, final
+        cdef const int32_t[::1] operands, final
         cdef int64_t[::1] eager
         cdef const int64_t[::1] group = padded(self.layout.slot_group)
         cdef const uint8_t[::1] role = padded(self.layout.slot_role)
@@ -192,7 +203,7 @@ cdef class Core:
         cdef int64_t i
         cdef Rank* rank
         codes = [
-            (padded(c.instructions), padded(c.waits), padded(c.final), len(c.table), len(c.final))
+            (padded(c.instructions), padded(c.operands), padded(c.final), len(c.table), len(c.final))
             for c in self.layout.codes
         ]
         durations = [padded(d) for d in self.layout.durations]
@@ -201,10 +212,10 @@ cdef class Core:
         self.kept.extend([codes, durations, group, role, eager_array])
         for i in range(self.n_ranks):
             rank = &self.ranks[i]
-            instructions, waits, final, rank.n_rows, rank.n_final = codes[code[i]]
+            instructions, operands, final, rank.n_rows, rank.n_final = codes[code[i]]
             duration = durations[number[i]]
             rank.code = &instructions[0]
-            rank.waits = &waits[0]
+            rank.operands = &operands[0]
             rank.final = &final[0]
             rank.duration = &duration[0]
             rank.group = &group[slot_index[i]]
@@ -237,167 +248,162 @@ cdef class Core:
                 rank = &self.ranks[local]
                 before = rank.row
                 rank.blocked_on = -1
-                if self.run_recording(local) if self.record else self.run_plain(local):
+                if self.run(rank, local):
                     self.unfinished -= 1
                 self.rows_done += rank.row - before
         return self.n_ready > 0
 
-    cdef bint run_plain(self, int32_t local) noexcept nogil:
-        return self.run(local, False)
-
-    cdef bint run_recording(self, int32_t local) noexcept nogil:
-        return self.run(local, True)
-
-    cdef inline bint run(self, int32_t local, bint record) noexcept nogil:
+    cdef inline bint run(self, Rank* rank, int32_t local) noexcept nogil:
         """Execute rows until the rank blocks (False) or has ended (True)."""
-        cdef Rank* rank = &self.ranks[local]
-        cdef const Instruction* x
         cdef const Instruction* code = rank.code
+        cdef const Instruction* x
         cdef const int64_t* durations = rank.duration
+        cdef const int32_t* operand
         cdef Register* registers = rank.registers
-        cdef Register* register
-        cdef int64_t host, ready = NEVER, begin, end, clock = rank.host, device = NEVER
+        cdef Register* a
+        cdef Register* b
+        cdef int64_t host, begin, end, at, clock = rank.host, device = NEVER, ready = NEVER
         cdef int32_t row, i, n = rank.n_rows
-        cdef uint8_t binding, kernel_binding = BY_HOST, queued
+        cdef uint8_t binding, queued, of_kernel = BY_HOST
+        cdef bint record = self.record, blocked = False
         for row in range(rank.row, n):
             x = &code[row]
-            if x.opcode == PLAIN:  # as below, without what it does not have
-                register = &registers[x.stream]
-                if register.pending and not self.settle(rank, local, register):
+            queued = 0
+            if x.opcode <= PLAIN_MEET:
+                a = &registers[x.stream]
+                b = &registers[x.other]
+                if a.pending and not self.settle(rank, local, a):
+                    blocked = True
                     break
-                begin = register.value + x.gap
-                binding = BY_STREAM
+                if b.pending and not self.settle(rank, local, b):
+                    blocked = True
+                    break
                 host = clock + x.host
-                clock = host + x.launch_cost
+                begin = a.value
+                binding = BY_STREAM
+                if b.value > begin:
+                    begin = b.value
+                    binding = BY_WAIT
+                begin += x.gap
+            else:
+                # All that the row reads, before it changes anything: it may have to run again.
+                operand = &rank.operands[x.first_wait - x.n_before]
+                for i in range(x.n_before + x.n_waits):
+                    a = &registers[operand[i]]
+                    if a.pending and not self.settle(rank, local, a):
+                        blocked = True
+                        break
+                if blocked:
+                    break
+                binding = BY_HOST
+                host = clock + x.host
+                begin = NEVER
+                if x.opcode <= BATCH:
+                    if x.n_before > (x.stream >= 0):
+                        if registers[operand[0]].value > host:
+                            host = registers[operand[0]].value
+                            queued = BY_QUEUE
+                    if x.stream >= 0:
+                        begin = registers[x.stream].value
+                        binding = BY_STREAM
+                operand = &rank.operands[x.first_wait]
+                for i in range(x.n_waits):
+                    a = &registers[operand[i]]
+                    if a.value > begin:
+                        begin = a.value
+                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                if x.opcode <= BATCH and begin > NEVER:  # it follows something on the device
+                    begin += x.gap
+
+            if x.opcode <= BATCH:
                 if host + x.launch > begin:
                     begin = host + x.launch
                     binding = BY_HOST
-                end = begin + durations[row]
-                register = &registers[x.target]
-                register.value = end
-                register.pending = 0
-                if end > device:
-                    device = end
-                if record:
-                    self.begin_of[rank.first_row + row] = begin
-                    self.end_of[rank.first_row + row] = end
-                    self.binding_of[rank.first_row + row] = binding
-                continue
-            begin = end = ready
-            binding = BY_HOST
-            if x.opcode <= MEET:
-                host = clock + x.host
-                queued = 0
-                if x.queue >= 0:
-                    register = &registers[x.queue]
-                    if register.pending and not self.settle(rank, local, register):
-                        break
-                    if register.value > host:
-                        host = register.value
-                        queued = BY_QUEUE
-                ready = NEVER
-                if x.stream >= 0:
-                    register = &registers[x.stream]
-                    if register.pending and not self.settle(rank, local, register):
-                        break
-                    ready = register.value
-                    binding = BY_STREAM
-                for i in range(x.n_waits):
-                    register = &registers[rank.waits[x.first_wait + i]]
-                    if register.pending and not self.settle(rank, local, register):
-                        break
-                    if register.value > ready:
-                        ready = register.value
-                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                clock = host + x.launch_cost
+                end = begin
+                a = &registers[x.target]
+                if x.opcode == PLAIN or x.opcode == KERNEL:
+                    end = begin + durations[row]
+                    a.value = end
+                    a.pending = 0
+                    if end > device:
+                        device = end
+                elif x.opcode <= MEET:
+                    at = rank.group[x.slot] + x.ordinal
+                    a.value = durations[row]
+                    a.pending = at + 1
+                    self.post(rank, x, at, begin)
+                    if x.stops and self.group_of[at].missing != STARTED:
+                        self.wait_for(at, rank, local)
+                        blocked = True
                 else:
-                    if x.stream >= 0 or x.n_waits > 0:
-                        ready += x.gap
-                    if host + x.launch > ready:
-                        ready = host + x.launch
-                        binding = BY_HOST
-                    clock = host + x.launch_cost
-                    begin = ready
-                    register = &registers[x.target]
-                    if x.opcode <= KERNEL:
-                        end = ready + durations[row]
-                        register.value = end
-                        register.pending = 0
-                        if end > device:
-                            device = end
-                    else:
-                        register.value = NEVER
-                        self.post(rank, row, ready)
-                    kernel_binding = binding
-                    if record:
-                        self.begin_of[rank.first_row + row] = begin
-                        self.end_of[rank.first_row + row] = end
-                        self.binding_of[rank.first_row + row] = binding | queued
-                    continue
-                break
+                    ready = begin
+                    of_kernel = binding
+                    a.value = NEVER
+                    self.post_of_batch(rank, row, ready)
             elif x.opcode == JOIN:
-                binding = kernel_binding
-                self.post(rank, row, ready)
+                begin = end = ready
+                binding = of_kernel
+                self.post_of_batch(rank, row, ready)
             elif x.opcode == HOST:
                 begin = clock
-                clock = end = begin + x.host
+                clock = end = host
             else:
+                if host > begin:  # device before host where both are last
+                    begin = host
+                    binding = BY_HOST
+                end = begin + x.launch_cost
                 begin = clock
-                host = begin + x.host
-                ready = NEVER
-                for i in range(x.n_waits):
-                    register = &registers[rank.waits[x.first_wait + i]]
-                    if register.pending and not self.settle(rank, local, register):
-                        break
-                    if register.value > ready:
-                        ready = register.value
-                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
-                else:
-                    if ready >= host:
-                        host = ready
-                    else:
-                        binding = BY_HOST
-                    clock = end = host + x.launch_cost
-                    if record:
-                        self.begin_of[rank.first_row + row] = begin
-                        self.end_of[rank.first_row + row] = end
-                        self.binding_of[rank.first_row + row] = binding
-                    continue
-                break
+                clock = end
             if record:
-                self.begin_of[rank.first_row + row] = begin
-                self.end_of[rank.first_row + row] = end
-                self.binding_of[rank.first_row + row] = binding
+                at = rank.first_row + row
+                self.begin_of[at] = begin
+                self.end_of[at] = end
+                self.binding_of[at] = binding | queued
+            if blocked:
+                row += 1
+                break
         else:
             row = n
             for i in range(rank.n_final):
-                register = &registers[rank.final[i]]
-                if register.pending and not self.settle(rank, local, register):
+                a = &registers[rank.final[i]]
+                if a.pending and not self.settle(rank, local, a):
+                    blocked = True
                     break
         rank.row = row
         rank.host = clock
         if device > rank.device:
             rank.device = device
-        return rank.blocked_on < 0
+        return not blocked
 
-    cdef bint settle(
-        self, Rank* rank, int32_t local, Register* register
-    ) noexcept nogil:
+    cdef inline bint settle(self, Rank* rank, int32_t local, Register* register) noexcept nogil:
         """Make a pending register known; False, and the rank is blocked, if it cannot be."""
-        cdef int64_t row = register.pending - 1, value = register.value, number
-        cdef const Instruction* x
         cdef Group* group
+        if register.pending < 0:
+            return self.settle_batch(rank, local, register)
+        group = &self.group_of[register.pending - 1]
+        if group.missing != STARTED:
+            self.wait_for(register.pending - 1, rank, local)
+            return False
+        register.value += group.time
+        register.pending = 0
+        if register.value > rank.device:
+            rank.device = register.value
+        return True
+
+    cdef bint settle_batch(self, Rank* rank, int32_t local, Register* register) noexcept nogil:
+        """As `settle`, for kernels of several communications and for eager ones."""
+        cdef int64_t row = -register.pending - 1, value = register.value, number
+        cdef const Instruction* x
         while True:
             x = &rank.code[row]
             if not x.eager:
                 number = rank.group[x.slot] + x.ordinal
-                group = &self.group_of[number]
-                if group.missing != STARTED:
-                    rank.next_waiter = group.waiter
-                    group.waiter = local
-                    rank.blocked_on = number
+                if self.group_of[number].missing != STARTED:
+                    self.wait_for(number, rank, local)
                     return False
-                if group.time + rank.duration[row] > value:
-                    value = group.time + rank.duration[row]
+                if self.group_of[number].time + rank.duration[row] > value:
+                    value = self.group_of[number].time + rank.duration[row]
             if x.opcode != JOIN:
                 break
             row -= 1
@@ -407,20 +413,30 @@ cdef class Core:
             rank.device = value
         return True
 
+    cdef inline void wait_for(self, int64_t number, Rank* rank, int32_t local) noexcept nogil:
+        rank.next_waiter = self.group_of[number].waiter
+        self.group_of[number].waiter = local
+        rank.blocked_on = number
+
     # --- groups ---------------------------------------------------------------------------------
 
-    cdef inline void post(self, Rank* rank, int32_t row, int64_t ready) noexcept nogil:
-        """Tell the group of a communication that this rank is ready."""
+    cdef inline void post_of_batch(self, Rank* rank, int32_t row, int64_t ready) noexcept nogil:
+        """Post a communication that is not alone in its kernel, or eager."""
         cdef const Instruction* x = &rank.code[row]
         cdef Register* register = &rank.registers[x.target]
-        cdef int64_t number = rank.group[x.slot] + x.ordinal
-        cdef Group* group = &self.group_of[number]
-        register.pending = row + 1  # 0: nothing is pending
+        register.pending = -row - 1
         if x.eager:
             if ready + rank.duration[row] > register.value:
                 register.value = ready + rank.duration[row]
             rank.eager_ready[rank.n_eager] = ready
             rank.n_eager += 1
+        self.post(rank, x, rank.group[x.slot] + x.ordinal, ready)
+
+    cdef inline void post(
+        self, Rank* rank, const Instruction* x, int64_t number, int64_t ready
+    ) noexcept nogil:
+        """Tell the group of a communication that this rank is ready."""
+        cdef Group* group = &self.group_of[number]
         merge(group, ready, rank.number)
         group.missing -= 1
         if group.missing == 0:
@@ -492,45 +508,40 @@ cdef class Core:
         cdef int64_t[::1] wire = self.kept[2]
         cdef int64_t[::1] ends
         cdef const uint64_t[:, ::1] slot_hash = padded(self.layout.slot_hash)
-        cdef const uint64_t[:, ::1] hashes
+        cdef const Communication[::1] found
+        cdef const Communication* x
         cdef const int64_t[::1] slot_index = self.layout.slot_index
-        cdef const int32_t[::1] code = self.layout.code, rows
-        cdef const Instruction* x
+        cdef const int32_t[::1] code = self.layout.code
         cdef Rank* rank
-        cdef int64_t i, j, at, m, start, end, eager
-        cdef int32_t row
+        cdef int64_t i, j, at, start, end, eager
         cdef uint64_t low = 0, high = 0, word
         cdef uint64_t low_seed = END_LANES[0], high_seed = END_LANES[1]
         ends_array = np.zeros(self.n_ranks, np.int64)
         ends = ends_array
-        tables = [(padded(c.communications), padded(c.hashes)) for c in self.layout.codes]
+        tables = [padded(c.communications) for c in self.layout.codes]
         if self.record:
             self.wire[:] = self.begin
         for i in range(self.n_ranks):
             rank = &self.ranks[i]
-            rows, hashes = tables[code[i]]
-            m = rows.shape[0] - 1
+            found = tables[code[i]]
             with nogil:
                 eager = 0
-                for j in range(m):
-                    row = rows[j]
-                    x = &rank.code[row]
+                for j in range(found.shape[0] - 1):
+                    x = &found[j]
                     if x.eager:
                         start = rank.eager_ready[eager]
                         eager += 1
                     else:
                         start = self.group_of[rank.group[x.slot] + x.ordinal].time
-                    end = start + rank.duration[row]
+                    end = start + rank.duration[x.row]
                     if self.record:
-                        wire[rank.first_row + row] = start
-                        self.end_of[rank.first_row + row] = end
+                        wire[rank.first_row + x.row] = start
+                        self.end_of[rank.first_row + x.row] = end
                     at = slot_index[i] + x.slot
-                    word = mix(mix((hashes[j, 0] + slot_hash[at, 0]) ^ <uint64_t>start)
-                               ^ <uint64_t>end)
+                    word = mix(mix((x.low + slot_hash[at, 0]) ^ <uint64_t>start) ^ <uint64_t>end)
                     low += word
                     high += low < word
-                    high += mix(mix((hashes[j, 1] + slot_hash[at, 1]) ^ <uint64_t>start)
-                                ^ <uint64_t>end)
+                    high += mix(mix((x.high + slot_hash[at, 1]) ^ <uint64_t>start) ^ <uint64_t>end)
                 ends[i] = max(rank.host, rank.device)
                 word = mix(<uint64_t>ends[i] ^ low_seed)
                 low += word

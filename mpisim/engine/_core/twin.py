@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Core", "allocate"]
 
-PLAIN, KERNEL, MEET, JOIN, HOST, HOST_WAIT = range(6)
+PLAIN, PLAIN_MEET, KERNEL, MEET, BATCH, JOIN, HOST, HOST_WAIT = range(8)
 LOCAL, PEER, MEMBER, OWNER = range(4)
 BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
 LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
@@ -73,7 +73,7 @@ class Rank:
         one = layout.codes[layout.code[local]]
         slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
         self.code = code
-        self.waits: list[int] = one.waits.tolist()
+        self.operands: list[int] = one.operands.tolist()
         self.final: list[int] = one.final.tolist()
         self.duration: list[int] = layout.durations[layout.duration[local]].tolist()
         self.group: list[int] = layout.slot_group[slots].tolist()
@@ -86,6 +86,14 @@ class Rank:
         self.pending = [-1] * one.n_registers
         self.eager_ready: list[int] = []
         self.blocked_on = -1
+
+
+def _latest(waits: list[int], time: int, binding: int) -> tuple[int, int]:
+    """Return the latest of `time` and the waits, and its binding; the first if several are."""
+    for i, end in enumerate(waits):
+        if end > time:
+            time, binding = end, BY_WAIT + min(i, LAST_WAIT)
+    return time, binding
 
 
 class Core:
@@ -127,84 +135,69 @@ class Core:
 
     def _run(self, rank: Rank) -> bool:
         """Execute rows until the rank blocks (False) or has ended (True)."""
-        code, durations = rank.code, rank.duration
+        code, durations, value = rank.code, rank.duration, rank.value
         rank.blocked_on = -1
-        ready = NEVER
+        ready, of_kernel = NEVER, BY_HOST
         for row in range(rank.row, len(durations)):
             rank.row = row
-            opcode = code["opcode"][row]
-            begin = end = ready
-            binding = BY_HOST
-            if opcode <= MEET:
-                before = code["queue"][row]
-                if not self._settled(rank, before):
-                    return False
-                host = rank.host + code["host"][row]
-                queued = 0
-                if before >= 0 and rank.value[before] > host:
-                    host, queued = rank.value[before], BY_QUEUE
-                ready, binding = NEVER, BY_HOST
-                stream = code["stream"][row]
-                if not self._settled(rank, stream):
-                    return False
+            # All that the row reads, before it changes anything: it may have to be run again.
+            first_wait, n_waits = code["first_wait"][row], code["n_waits"][row]
+            n_before, stream = code["n_before"][row], code["stream"][row]
+            first = first_wait - n_before
+            if not all(self._settled(rank, r) for r in rank.operands[first : first_wait + n_waits]):
+                return False
+            waits = [value[r] for r in rank.operands[first_wait : first_wait + n_waits]]
+
+            opcode, binding = code["opcode"][row], BY_HOST
+            if opcode <= BATCH:
+                target = code["target"][row]
+                host, queued = rank.host + code["host"][row], 0
+                if n_before > (stream >= 0) and value[rank.operands[first]] > host:
+                    host, queued = value[rank.operands[first]], BY_QUEUE
+                ready = NEVER
                 if stream >= 0:
-                    ready, binding = rank.value[stream], BY_STREAM
-                latest = self._latest_wait(rank, row, ready)
-                if latest is None:
-                    return False
-                ready, binding = latest[0], latest[1] or binding
+                    ready, binding = value[stream], BY_STREAM
+                ready, binding = _latest(waits, ready, binding)
                 if ready > NEVER:  # there is something on the device that it follows
                     ready += code["gap"][row]
                 if host + code["launch"][row] > ready:
                     ready, binding = host + code["launch"][row], BY_HOST
-                binding |= queued
                 rank.host = host + code["launch_cost"][row]
-                begin = ready
-                if opcode <= KERNEL:
+                begin = end = ready
+                of_kernel = binding
+                binding |= queued
+                if opcode in (PLAIN, KERNEL):
                     end = ready + durations[row]
-                    rank.value[code["target"][row]] = end
-                    rank.pending[code["target"][row]] = -1
+                    value[target], rank.pending[target] = end, -1
                     rank.device = max(rank.device, end)
                 else:
-                    rank.value[code["target"][row]] = NEVER
+                    value[target] = NEVER
                     self._post(rank, row, ready)
-                kernel_binding = binding & ~BY_QUEUE
             elif opcode == JOIN:
-                binding = kernel_binding
+                begin, end, binding = ready, ready, of_kernel
                 self._post(rank, row, ready)
             elif opcode == HOST:
                 begin = rank.host
                 rank.host = end = begin + code["host"][row]
             else:
                 begin = rank.host
-                host = begin + code["host"][row]
-                latest = self._latest_wait(rank, row, NEVER)
-                if latest is None:
-                    return False
-                if latest[0] >= host:  # device before host where both are last
-                    host, binding = latest
-                rank.host = end = host + code["launch_cost"][row]
+                end, binding = _latest(waits, NEVER, binding)
+                if begin + code["host"][row] > end:  # device before host where both are last
+                    end, binding = begin + code["host"][row], BY_HOST
+                end += code["launch_cost"][row]
+                rank.host = end
             if self._record:
                 at = self.row_index[rank.local] + row
                 self.begin[at], self.end[at], self.binding[at] = begin, end, binding
+            if code["stops"][row] and not self._settled(rank, code["target"][row]):
+                rank.row = row + 1
+                return False
         rank.row = len(durations)
         return all(self._settled(rank, register) for register in rank.final)
 
-    def _latest_wait(self, rank: Rank, row: int, time: int) -> tuple[int, int] | None:
-        """Return the latest of `time` and the row's waits, and the binding; None if blocked."""
-        binding = 0
-        first = rank.code["first_wait"][row]
-        for i in range(rank.code["n_waits"][row]):
-            register = rank.waits[first + i]
-            if not self._settled(rank, register):
-                return None
-            if rank.value[register] > time:
-                time, binding = rank.value[register], BY_WAIT + min(i, LAST_WAIT)
-        return time, binding
-
     def _settled(self, rank: Rank, register: int) -> bool:
         """Make the value of a register known; False, and the rank is blocked, if it cannot be."""
-        if register < 0 or rank.pending[register] < 0:
+        if rank.pending[register] < 0:
             return True
         row, value = rank.pending[register], rank.value[register]
         while True:  # all communications of the kernel, from the last to the first
@@ -307,14 +300,15 @@ class Core:
         self.wire[:] = self.begin
         for local, rank in enumerate(self._ranks):
             one = layout.codes[layout.code[local]]
-            rows = one.communications
-            slot = one.instructions["slot"][rows]
-            number = np.array(rank.group, np.int64)[slot] + one.instructions["ordinal"][rows]
+            found = one.communications
+            rows, slot = found["row"], found["slot"]
+            hashes = np.stack([found["low"], found["high"]], axis=1)
+            number = np.array(rank.group, np.int64)[slot] + found["ordinal"]
             start = np.array([self._groups[n].time for n in number.tolist()], np.int64)
-            start[one.instructions["eager"][rows] != 0] = rank.eager_ready
+            start[found["eager"] != 0] = rank.eager_ready
             end = start + np.array(rank.duration, np.int64)[rows]
             sizes = layout.slot_hash[layout.slot_index[local] + slot]
-            total += summed(hash_communications(one.hashes, sizes, start, end))
+            total += summed(hash_communications(hashes, sizes, start, end))
             if self._record:
                 at = self.row_index[local] + rows
                 self.wire[at], self.end[at] = start, end
