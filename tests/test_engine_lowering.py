@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.engine._core import core
-from mpisim.engine._core.advance import allocate
+from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
 from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
 from mpisim.engine.plan import GROUP

@@ -1,7 +1,7 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-Two modules do the same, and a test holds them equal row by row: `advance` (Cython) and `twin`
-(plain Python, the one to read first). No other module knows that there are two.
+The compiled modules (Cython: `advance`, `registers`) and `twin` (plain Python, the one to read
+first) do the same, and tests hold them equal row by row. No other module knows that there are two.
 
 ``allocate(kernels, last_use)``
     Give every kernel a register that is free until the kernel's last reader has run.
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .advance import allocate
+from .registers import allocate
 
 __all__ = ["allocate", "core"]
 

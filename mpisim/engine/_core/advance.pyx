@@ -2,121 +2,21 @@
 """The core, compiled. `twin` is the same in plain Python, with the words that are missing here.
 
 Callers are trusted: no index is checked. Everything between two calls of `advance` runs without
-the interpreter. Structs are laid out as `INSTRUCTION` (mpisim/engine/lowering.py) and `GROUP`
-(mpisim/engine/plan.py).
+the interpreter.
 """
 
 import numpy as np
 
 cimport cython
-from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-cdef enum:
-    PLAIN = 0
-    PLAIN_MEET = 1
-    KERNEL = 2
-    MEET = 3
-    BATCH = 4
-    JOIN = 5
-    HOST = 6
-    HOST_WAIT = 7
-
-cdef enum:
-    LOCAL = 0
-    PEER = 1
-    MEMBER = 2
-    OWNER = 3
-
-cdef enum:
-    BY_HOST = 0
-    BY_STREAM = 1
-    BY_WAIT = 2
-    BY_QUEUE = 128
-    LAST_WAIT = 125
-
-cdef enum:
-    STARTED = -1
+from .state cimport (
+    BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, MEET, MEMBER,
+    OWNER, PEER, PLAIN, PLAIN_MEET, STARTED, Communication, Group, Instruction, Rank, Register,
+)
 
 cdef int64_t NEVER = INT64_MIN
-
-cdef struct Instruction:
-    int64_t host
-    int64_t launch
-    int64_t launch_cost
-    int64_t gap
-    int32_t target
-    int32_t stream
-    int32_t other
-    int32_t first_wait
-    int32_t n_waits
-    int32_t slot
-    int32_t ordinal
-    uint8_t opcode
-    uint8_t eager
-    uint8_t n_before
-    uint8_t stops
-
-cdef struct Communication:
-    uint64_t low
-    uint64_t high
-    int32_t row
-    int32_t slot
-    int32_t ordinal
-    int32_t eager
-
-cdef struct Group:
-    int64_t time
-    int32_t last
-    int32_t missing
-    int32_t away
-    int32_t waiter
-
-cdef struct Register:
-    int64_t value  # the end; of a pending MEET its duration
-    int64_t pending  # 0: nothing; n > 0: group n - 1; n < 0: kernel whose last row so far is -n - 1
-
-cdef struct Rank:
-    int64_t host
-    int64_t device
-    const Instruction* code
-    const int64_t* duration
-    const int32_t* operands
-    const int64_t* group
-    const uint8_t* role
-    Register* registers
-    int64_t* eager_ready
-    const int32_t* final
-    int64_t blocked_on
-    int64_t first_row
-    int32_t n_final
-    int32_t n_rows
-    int32_t row
-    int32_t number
-    int32_t n_eager
-    int32_t next_waiter
-
-
-def allocate(const int32_t[::1] kernels, const int32_t[::1] last_use):
-    """Give every kernel a register: see `mpisim.engine._core.twin.allocate`."""
-    cdef Py_ssize_t n = kernels.shape[0], i, expired = 0, n_free = 0
-    cdef int32_t n_registers = 0
-    registers_array = np.empty(n, np.int32)
-    cdef int32_t[::1] registers = registers_array
-    cdef const int64_t[::1] expiring = np.argsort(last_use, kind="stable").astype(np.int64)
-    cdef int32_t[::1] spare = np.empty(n, np.int32)
-    for i in range(n):
-        while last_use[expiring[expired]] <= kernels[i]:
-            spare[n_free] = registers[expiring[expired]]
-            n_free += 1
-            expired += 1
-        if n_free == 0:
-            spare[0] = n_registers
-            n_free = 1
-            n_registers += 1
-        n_free -= 1
-        registers[i] = spare[n_free]
-    return registers_array, n_registers
 
 
 cdef inline uint64_t mix(uint64_t x) noexcept nogil:
