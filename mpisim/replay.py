@@ -143,7 +143,7 @@ def _summed(
     """Put together what the processes know of their ranks. **Collective.**"""
     mine = [
         (
-            fact.counts,
+            fact.counts + _without_time(fact.lowered, traces.program.names),
             fact.late,
             [(fact.rank, seconds, name) for seconds, name in fact.lowered.stalls],
             fact.kernels,
@@ -173,6 +173,12 @@ def _summed(
         device_name=facts[0][5],
         overheads=overheads,
     )
+
+
+def _without_time(lowered: Lowered, names: tuple[str, ...]) -> Counter[str]:
+    """Count the steps that end no later than they begin: their time cannot be compared."""
+    measured = step_times(lowered.table, names, lowered.begin, lowered.end)
+    return Counter({"steps without time, left out": sum(t <= 0 for t in measured.values())})
 
 
 def replay(
@@ -226,6 +232,7 @@ def replay(
                 baseline.get(step, 0) / 1e12,
             )
             for step in measured
+            if measured[step] > 0  # the others are counted where the traces are read
         ]
     steps = [step for part in comm.allgather(mine) for step in part]
     return Replay(job, program, run, steps, what.describe())

@@ -52,7 +52,7 @@ def step_times(
     if len(marks) == 1:
         ((step, (first, until)),) = marks.items()
         return {step: max(until, last.get(step, until)) - first}
-    steps = sorted(last)
+    steps = list(last)  # in the order of the rows, which is that of time
     return {now: last[now] - last[before] for before, now in itertools.pairwise(steps)}
 
 

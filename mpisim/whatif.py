@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
+from .parallel import agreed
 from .program import Program, Table
 
 __all__ = ["WhatIf", "change"]
+
+_LONGEST = 1 << 60
+"""ps; 13 days."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def change(program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = Non
     Raises
     ------
     InputError
-        If a rank is not in the program, or a pattern matches no row.
+        If a rank is not in the program, a pattern matches no row, or a time becomes too long.
     """
     number = {rank: i for i, rank in enumerate(ranks)}
     for rank in (*what.delay, *what.cap_rank_gap):
@@ -94,15 +99,21 @@ def change(program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = Non
     tables: list[Table | None] = []
     table_of: dict[tuple[int, float | None], int] = {}
     use = np.empty(program.n_ranks, np.int32)
-    for rank, source in enumerate(program.table.tolist()):
-        cap = caps.get(rank, what.cap_host_gap)
-        if (source, cap) not in table_of:
-            table_of[source, cap] = len(tables)
-            table = program.tables[source]
-            tables.append(None if table is None else _changed(table, program.names, what, cap))
-        use[rank] = table_of[source, cap]
+    with nullcontext() if comm is None else agreed(comm):
+        for rank, source in enumerate(program.table.tolist()):
+            cap = caps.get(rank, what.cap_host_gap)
+            if (source, cap) not in table_of:
+                table_of[source, cap] = len(tables)
+                table = program.tables[source]
+                tables.append(None if table is None else _changed(table, program.names, what, cap))
+            use[rank] = table_of[source, cap]
     start = program.start.copy()
     for rank, late in what.delay.items():
+        if late * 1e12 > _LONGEST:
+            raise InputError(
+                f"rank {rank} is to start {late:g} s late; at most {_LONGEST * 1e-12:.3g} s is "
+                "possible"
+            )
         start[number[rank]] += round(late * 1e12)
     return program.replace(tables=tuple(tables), table=use, start=start)
 
@@ -131,7 +142,7 @@ def _changed(table: Table, names: tuple[str, ...], what: WhatIf, cap: float | No
     for pattern, times in what.kernels:
         hit = np.array([fnmatchcase(name, pattern) for name in names], bool)
         factor = np.where(hit[table.name] & table.is_device, factor * times, factor)
-    host = table.host if cap is None else np.minimum(table.host, round(cap * 1e12))
+    host = table.host if cap is None else np.minimum(table.host, round(min(cap * 1e12, _LONGEST)))
     scale = np.full(len(table), what.host)
     return table.replace(
         duration=np.where(table.duration < 0, table.duration, _scaled(table.duration, factor)),
@@ -141,7 +152,15 @@ def _changed(table: Table, names: tuple[str, ...], what: WhatIf, cap: float | No
 
 
 def _scaled(times: NDArray[np.int64], factor: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.where(factor == 1.0, times, np.rint(times * factor)).astype(np.int64)
+    with np.errstate(over="ignore"):
+        longer = np.rint(times * factor)
+    if longer.max(initial=0) > _LONGEST:
+        raise InputError(
+            f"a factor of {factor[np.argmax(longer)]:g} makes a time of "
+            f"{times[np.argmax(longer)] * 1e-12:.3g} s longer than the {_LONGEST * 1e-12:.3g} s "
+            "that a run can count"
+        )
+    return np.where(factor == 1.0, times, longer).astype(np.int64)
 
 
 def _shown(ranks: list[int]) -> str:

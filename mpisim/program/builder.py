@@ -7,7 +7,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..errors import ProgramError
 from .kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Program
 from .table import COLUMNS, UNPRICED, Table
@@ -220,6 +222,7 @@ class TableBuilder:
             On a row that no rank could execute.
         """
         values = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        self._check_ranges(values)
         columns: dict[str, Any] = {
             column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
         }
@@ -237,6 +240,20 @@ class TableBuilder:
             queue_depth=queue_depth,
             label=self.label,
         )
+
+    def _check_ranges(self, values: NDArray[np.int64]) -> None:
+        """Refuse what the narrower columns cannot hold."""
+        least, most = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
+        for i, (column, dtype) in enumerate(COLUMNS.items()):
+            limits = np.iinfo(dtype)
+            if limits.min <= least[i] and most[i] <= limits.max:
+                continue
+            bad = (values[:, i] < limits.min) | (values[:, i] > limits.max)
+            row = int(np.argmax(bad))
+            raise ProgramError(
+                f"table {self.label!r}, row {row}: {column} is {values[row, i]}; it must be "
+                f"from {limits.min} to {limits.max}"
+            )
 
 
 class ProgramBuilder:

@@ -33,7 +33,7 @@ COLUMNS: dict[str, type] = {
     "phase": np.uint8,
     "layer": np.int16,
     "micro_batch": np.int16,
-    "step": np.int16,
+    "step": np.int32,
 }
 """Column names and their dtypes, in the order in which files store them."""
 
@@ -106,7 +106,7 @@ class Table:
     phase: NDArray[np.uint8]
     layer: NDArray[np.int16]
     micro_batch: NDArray[np.int16]
-    step: NDArray[np.int16]
+    step: NDArray[np.int32]
     wait_index: NDArray[np.int64]
     wait_row: NDArray[np.int32]
     queue_depth: int = 0

@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from ..errors import TraceError
 from .kineto import KinetoTrace
 
 __all__ = ["Call", "CallKind", "communication_stem", "host_calls", "is_communication_kernel"]
@@ -127,7 +128,8 @@ def host_calls(trace: KinetoTrace) -> list[Call]:
         elif kind is None:
             continue
         thread, begin, end = int(spans.thread[i]), int(spans.begin[i]), int(spans.end[i])
-        if end <= open_until.get(thread, -1) and kind is not CallKind.LAUNCH:
+        until = open_until.get(thread, -1)
+        if begin < until and end <= until and kind is not CallKind.LAUNCH:
             continue
         open_until[thread] = max(end, open_until.get(thread, -1))
         if kind is CallKind.LAUNCH:
@@ -207,7 +209,10 @@ def _step_marks(trace: KinetoTrace) -> list[Call]:
     for i, name in enumerate(notes.name):
         if not name.startswith("ProfilerStep#"):
             continue
-        number = int("".join(c for c in name.split("#")[1] if c.isdigit()) or 0)
+        digits = "".join(c for c in name.split("#")[1] if c.isdecimal())
+        if len(digits) > 9:
+            raise TraceError(f"{trace.path}: {name!r} is no step number; at most nine digits")
+        number = int(digits or 0)
         for at, text in ((int(notes.begin[i]), "begin"), (int(notes.end[i]), "end")):
             marks.append(
                 Call(CallKind.MARK, f"{name} {text}", at, at, int(notes.thread[i]), step=number)

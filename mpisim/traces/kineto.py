@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 PS_PER_US = 1_000_000
+_MOST_US = 1_000_000_000_000
+"""Longest time (11 days) and largest span of a file: picoseconds and their sums fit 64 bits."""
+_MOST_RANKS = 1 << 24
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 
 _OPERATOR = {"cpu_op", "Operator"}
@@ -42,6 +45,10 @@ _DEVICE = {
     "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": MEMCPY, "Memcpy": MEMCPY,
     "gpu_memset": MEMSET, "Memset": MEMSET,
 }  # fmt: skip
+
+
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Size = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
 class _Args(
@@ -68,7 +75,7 @@ class _Args(
 ):
     """The arguments of an event that are used here; names as Kineto writes them."""
 
-    correlation: int | None = None
+    correlation: _Whole | None = None
     device: int | str | None = None
     stream: int | str | None = None
     external_id: int | str | None = None
@@ -79,16 +86,16 @@ class _Args(
     dims: msgspec.Raw = msgspec.Raw(b"")
     types: msgspec.Raw = msgspec.Raw(b"")
     collective: str | None = None
-    in_elements: int | None = None
-    out_elements: int | None = None
+    in_elements: _Size | None = None
+    out_elements: _Size | None = None
     dtype: str | None = None
-    group_size: int | None = None
+    group_size: _Size | None = None
     group_name: str | None = None
     group_ranks: str | list[int] | None = None
     seq: int | None = None
     src_rank: int | None = None
     dst_rank: int | None = None
-    bytes: int | None = None
+    bytes: _Size | None = None
     wait_on_stream: int | None = None
     wait_on_record: int | None = None
 
@@ -115,6 +122,7 @@ class _File(msgspec.Struct, rename="camel"):
     base_time_nanoseconds: int = 0
 
 
+_NUMBERS = (int, float)
 _FILE = msgspec.json.Decoder(_File, strict=False)
 _LIST = msgspec.json.Decoder(list[_Event], strict=False)
 
@@ -324,15 +332,10 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         elif category == "cuda_sync":
             syncs.append(event)
     kept = [*operators, *annotations, *calls, *(event for event, _ in device)]
-    for event in kept:
-        if not isinstance(event.ts, (int, float)) or not isinstance(event.dur, (int, float)):
-            raise TraceError(f"{path}: event {event.name!r} has no numeric 'ts' and 'dur'")
-        if event.dur < 0:
-            raise TraceError(f"{path}: event {event.name!r} has the negative duration {event.dur}")
     if not kept:
         raise TraceError(f"{path}: not a Kineto trace: no operators, calls or kernels in it")
     # Whole µs, so that subtracting it from a float64 time loses nothing.
-    first = int(min(float(event.ts or 0) for event in kept)) - 1
+    first = int(_first_time(path, parsed, kept)) - 1
     threads: dict[tuple[int | str, int | str], int] = {}
 
     def ps(value: Any) -> int:
@@ -367,12 +370,47 @@ def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
         syncs=_syncs(syncs, streams),
         device=ops,
         streams=[stream for _, stream in streams],
-        groups=_groups(info),
+        groups=_groups(path, info),
         device_name=str(parsed.device_properties[0].get("name", ""))
         if parsed.device_properties
         else "",
         size=size,
     )
+
+
+def _first_time(path: Path, parsed: _File, kept: list[_Event]) -> float:
+    """Return the earliest time in µs, after refusing times that cannot be."""
+    first, last = float("inf"), float("-inf")
+    for event in kept:
+        ts, dur = event.ts, event.dur
+        # A NaN fails every comparison.
+        if type(ts) not in _NUMBERS or type(dur) not in _NUMBERS or not 0 <= dur <= _MOST_US:  # type: ignore[operator]
+            raise TraceError(f"{_where(path, parsed, event)}: {_strange_time(event)}")
+        first, last = min(first, ts), max(last, ts)  # type: ignore[type-var, assignment]
+    if not last - first <= _MOST_US:
+        late = next(event for event in kept if event.ts == last)
+        raise TraceError(
+            f"{_where(path, parsed, late)}: begins {(last - first) / 1e6:.3g} s after the first "
+            f"event; at most {_MOST_US / 1e6:.0g} s are read"
+        )
+    return first
+
+
+def _where(path: Path, parsed: _File, event: _Event) -> str:
+    """Name the file and an event of it."""
+    row = next(i for i, other in enumerate(parsed.trace_events) if other is event)
+    return f"{path}: event {row} ({event.name!r})"
+
+
+def _strange_time(event: _Event) -> str:
+    """Say what is wrong with the times of an event."""
+    for key in ("ts", "dur"):
+        value = getattr(event, key)
+        if type(value) not in _NUMBERS or value != value:
+            return f"{key!r} is {value!r}; it must be a number of µs"
+    if event.dur < 0:  # type: ignore[operator]
+        return f"the duration is negative ('dur' is {event.dur})"
+    return f"'dur' is {event.dur} µs; at most {_MOST_US:.0e} are read"
 
 
 def _device_ops(
@@ -422,16 +460,21 @@ def _syncs(events: list[_Event], streams: dict[tuple[int, int], int]) -> list[Sy
     ]
 
 
-def _groups(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _groups(path: Path, info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Process groups by name; an empty list of ranks means the whole world."""
     groups: dict[str, tuple[int, ...]] = {}
+    world = _whole(info.get("world_size")) or 0
+    if world > _MOST_RANKS:
+        raise TraceError(f"{path}: 'world_size' is {world}; at most {_MOST_RANKS} are read")
     config = info.get("pg_config")
     for entry in config if isinstance(config, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
-            ranks = tuple(int(r) for r in entry["ranks"]) or tuple(
-                range(_whole(info.get("world_size")) or 0)
-            )
-            groups[str(entry.get("pg_name", ""))] = ranks
+            bad = [r for r in entry["ranks"] if _whole(r) is None]
+            if bad:
+                raise TraceError(
+                    f"{path}: 'pg_config' has the rank {bad[0]!r}; ranks are whole numbers"
+                )
+            groups[str(entry.get("pg_name", ""))] = tuple(entry["ranks"]) or tuple(range(world))
     return groups
 
 
@@ -439,7 +482,7 @@ def _stream(value: int | str | None) -> int:
     """Stream number of an event; old files write ``"stream 7"``."""
     if isinstance(value, int):
         return value
-    digits = "".join(c for c in str(value) if c.isdigit())
+    digits = "".join(c for c in str(value) if c.isdecimal())
     return int(digits) if digits else -1
 
 

@@ -18,7 +18,7 @@ from .host import host_calls
 from .kernel_order import check_dependencies, kernel_dependencies
 from .kineto import KERNEL, MEMCPY, MEMSET, KinetoTrace, read_kineto
 from .link import link_traces
-from .sources import is_kineto
+from .sources import is_folder, is_kineto, json_files
 
 __all__ = ["joined", "overview", "read_trace", "trace_files"]
 
@@ -26,7 +26,6 @@ _MOST = 20
 """Lines of a list before the rest is only counted."""
 _WIDTH = 100
 _RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
-_SUFFIXES = (".json", ".json.gz")
 
 
 def trace_files(paths: Iterable[Path | str]) -> list[Path]:
@@ -39,12 +38,10 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        if not path.is_dir():
-            if not path.exists():
-                raise TraceError(f"{path}: no such file or directory")
+        if not is_folder(path):
             files.append(path)
             continue
-        inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES))
+        inside = json_files(path)
         traces = [p for p in inside if is_execution_trace(p) or is_kineto(p)]
         if not traces:
             raise TraceError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from pathlib import Path
 from ..errors import TraceError
 from .et import is_execution_trace
 
-__all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_kineto"]
+__all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_folder", "is_kineto", "json_files"]
 
 _HEAD = 1 << 20
+_MOST = 1 << 24
+"""Ranks of a job."""
 _SUFFIXES = (".json", ".json.gz")
-_RANK = re.compile(rb'"rank"\s*:\s*(\d+)')
-_WORLD = re.compile(rb'"world_size"\s*:\s*(\d+)')
+_RANK = re.compile(rb'"rank"\s*:\s*(-?\d+)')
+_WORLD = re.compile(rb'"world_size"\s*:\s*(-?\d+)')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*\{')
 RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
@@ -60,8 +63,8 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
     if not named:
         raise TraceError("no trace was named; give files or directories of Kineto traces")
     for path in named:
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES))
+        if is_folder(path):
+            inside = json_files(path)
             kineto = [p for p in inside if is_kineto(p)]
             if not kineto:
                 raise TraceError(
@@ -69,8 +72,6 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
                     f"directory, which holds {len(inside)} JSON files"
                 )
             files += kineto
-        elif not path.exists():
-            raise TraceError(f"{path}: no such file or directory")
         else:
             if len(named) == 1 or is_kineto(path):
                 files.append(path)
@@ -84,6 +85,38 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
             )
     found = [_source(path, alone=len(files) == 1) for path in files]
     return _checked(sorted(found, key=lambda source: (source.rank, source.path)), allow_missing)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder.
+
+    Raises
+    ------
+    TraceError
+        If it is neither a folder nor a file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        what = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise TraceError(f"{path}: {what[:1].lower()}{what[1:]}") from None
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise TraceError(f"{path}: neither a file nor a folder")
+    return stat.S_ISDIR(mode)
+
+
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder, not those of folders in it.
+
+    Raises
+    ------
+    TraceError
+        If the folder cannot be read.
+    """
+    try:
+        return sorted(p for p in folder.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
+    except OSError as error:
+        raise TraceError(f"{folder}: the folder cannot be read ({error.strerror})") from None
 
 
 def is_kineto(path: Path) -> bool:
@@ -143,12 +176,22 @@ def _checked(sources: Sequence[Source], allow_missing: bool) -> list[Source]:
             "replay one job at a time"
         )
     world = next(iter(sizes), 0)
+    if world < 0 or world > _MOST:
+        raise TraceError(
+            f"{sizes[world].path}: 'world_size' is {world}; it must be from 1 to {_MOST}"
+        )
+    for source in sources:
+        if not 0 <= source.rank < _MOST:
+            raise TraceError(
+                f"{source.path}: its rank is {source.rank}; it must be from 0 to {_MOST - 1}"
+            )
     if world and sources[-1].rank >= world:
         raise TraceError(f"{sources[-1].path}: rank {sources[-1].rank} in a job of {world} ranks")
     if not world and len(sources) > 1:
         world = sources[-1].rank + 1
     if not allow_missing and 1 < len(sources) < world:
-        missing = sorted(set(range(world)) - {source.rank for source in sources})
+        here = {source.rank for source in sources}
+        missing = list(itertools.islice((r for r in range(world) if r not in here), 6))
         shown = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         raise TraceError(
             f"{sources[0].path.parent}: {len(sources)} of {world} ranks are here; missing: {shown} "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import TraceError
+from ..errors import InputError, TraceError
 from ..parallel import agreed
 from ..replay import Replay, TraceJob, read_job, replay
 from .cases import Case, Validation
@@ -58,7 +58,7 @@ def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
     return found
 
 
-def _reason(error: TraceError) -> str:
+def _reason(error: InputError) -> str:
     """What kept a trace from being replayed, without its path."""
     text = str(error)
     if "no GPU kernels" in text:
@@ -95,10 +95,14 @@ def validate_traces(paths: list[str], comm: Any) -> Iterator[TraceResult]:
     for name, files in comm.bcast(folders, root=0):
         try:
             job = read_job(files, comm)
-        except TraceError as error:
+            replayed = replay(job, comm)
+        except InputError as error:
             yield TraceResult(name, None, None, _reason(error))
             continue
-        yield TraceResult(name, job, replay(job, comm))
+        if not replayed.steps:
+            yield TraceResult(name, None, None, "no step that takes time")
+            continue
+        yield TraceResult(name, job, replayed)
 
 
 def cases_of(result: TraceResult) -> list[Case]:
