@@ -237,3 +237,17 @@ def test_table_held_elsewhere(comm: Intracomm) -> None:
 def test_bad_placement(comm: Intracomm, placement: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         simulate(random_program(1), comm, placement=placement)
+
+
+def test_progress_changes_nothing(
+    comm: Intracomm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from mpisim.engine import dataflow
+
+    monkeypatch.setenv("MPISIM_PROGRESS", "1")
+    monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
+    monkeypatch.setattr(dataflow, "_ROWS_A_GLANCE", 3)
+    program = random_program(5, n_events=100)
+    shown = simulate(program, comm, progress=True)
+    assert shown.digest == simulate(program).digest
+    assert capfd.readouterr().err == ""  # nothing is said of runs that are over at once
