@@ -11,8 +11,9 @@ from .matching import Matched, Matching
 
 __all__ = ["Layout", "break_cycles"]
 
-Key = tuple[tuple[int, ...], bool]
-"""A communicator: simulated ranks, and whether it is an ordered pair (sender, receiver)."""
+Key = tuple[tuple[int, ...], bool, int]
+"""A communicator: simulated ranks, whether it is an ordered pair (sender, receiver), and the line
+of the matching that it is."""
 
 
 def break_cycles(matching: Matching) -> None:
@@ -49,7 +50,10 @@ def break_cycles(matching: Matching) -> None:
     kept = []
     for number, operation in enumerate(matching.operations):
         if number in stuck:
-            kept += [Matched([i], [i.end - i.begin], [False]) for i in operation.members]
+            kept += [
+                Matched([i], [i.end - i.begin], [False], line=operation.line)
+                for i in operation.members
+            ]
         else:
             kept.append(operation)
     matching.operations[:] = kept
@@ -83,10 +87,13 @@ class Layout:
 
     def communicators(self) -> Communicators:
         """Return all communicators, named by their global ranks."""
-        return Communicators.of(
-            [members for members, _ in self._groups],
-            [self._name(*key) for key in self._groups],
-        )
+        named: Counter[str] = Counter()
+        names = []
+        for members, is_pair, _ in self._groups:
+            name = self._name(members, is_pair)
+            named[name] += 1
+            names.append(name if named[name] == 1 else f"{name} #{named[name]}")
+        return Communicators.of([members for members, _, _ in self._groups], names)
 
     def slots(self, index: int) -> list[int]:
         """Return the communicator of each slot of a simulated rank."""
@@ -133,7 +140,7 @@ class Layout:
         other = self._number[operation.members[1 - position].rank]
         written: list[int] = []
         for way in operation.members[position].directions:
-            key = ((index, other) if way == "S" else (other, index), True)
+            key = ((index, other) if way == "S" else (other, index), True, operation.line)
             written.append(
                 rows.point_to_point(
                     Kind.SEND if way == "S" else Kind.RECV, self._slots[index][key], stream,
@@ -148,10 +155,10 @@ class Layout:
     def _keys(self, operation: Matched) -> list[Key]:
         numbers = [self._number[item.rank] for item in operation.members]
         if not operation.is_pair:
-            return [(tuple(sorted(numbers)), False)]
+            return [(tuple(sorted(numbers)), False, operation.line)]
         first, other = numbers
         return [
-            ((first, other) if way == "S" else (other, first), True)
+            ((first, other) if way == "S" else (other, first), True, operation.line)
             for way in sorted(set(operation.members[0].directions))
         ]
 

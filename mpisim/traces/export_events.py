@@ -117,7 +117,8 @@ class _Writer:
             self._first_calls()
         for row, kind in enumerate(self.kind):
             if kind is Kind.HOST_WAIT:
-                self._host_wait(row)
+                if not self._is_blocking_copy(row - 1):
+                    self._host_wait(row)
             elif kind is not Kind.HOST and self.first[row] == row:
                 self._launch(row)
         self._place(self.free + TICK * (2 * len(self.pending) + 1), [])
@@ -209,12 +210,24 @@ class _Writer:
             after.insert(0, self._record(row))
         begin = self._place(self.call_begin[row], before)
         launching = self._api(call)
-        self.free = max(begin, self.call_end[row])
+        self.free = max(begin, self.call_end[row + self._is_blocking_copy(row)])
         self.events.append(_timed(launching, begin, self.free))
         self.pending = after
         stream = int(table.stream[row])
         self._device(row, category, name, stream, launching["args"]["correlation"], args)
         self.last[stream] = row
+
+    def _is_blocking_copy(self, row: int) -> bool:
+        """Whether a row is a copy whose call returns when it is done: the next row says so."""
+        table = self.run.table
+        return (
+            row >= 0
+            and row + 1 < len(table)
+            and self.kind[row] is Kind.COPY
+            and self.kind[row + 1] is Kind.HOST_WAIT
+            and table.launch_cost[row] == table.host[row + 1] == 0
+            and table.wait_row[_waits(table, row + 1)].tolist() == [row]
+        )
 
     def _device(
         self, row: int, category: str, name: str, stream: int, correlation: int, args: Event

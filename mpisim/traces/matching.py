@@ -20,27 +20,29 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..program import Operation
+from .clocks import (
+    AGREE,
+    SHORT,
+    TIGHT,
+    TOLERANCE,
+    Line,
+    Pair,
+    differences,
+    estimate_offsets,
+    is_named,
+    stems,
+)
 from .communications import Communication
 from .kineto import PS_PER_US
 
 __all__ = ["Matched", "Matching", "match_communications"]
 
-_TOLERANCE = 150 * PS_PER_US
-"""Ends of one operation differ by less, before clock offsets are known."""
-_TIGHT = 25 * PS_PER_US
-"""Ends of one synchronising operation differ by less, with clock offsets removed (median)."""
 _SHORT_TIGHT = 50 * PS_PER_US
 """The same for lines with very few kernels."""
 _PAIR = 400 * PS_PER_US
 """A send and its receive end within this."""
-_AGREE = 0.4
-"""Share of the kernels of two lines that must agree: a clock that jumps spoils the rest."""
-_SHORT = 4
-"""A line with fewer kernels than this says little about clocks."""
 _SYNCHRONISING = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER,
                   Operation.BARRIER)  # fmt: skip
-
-Line = list[Communication]
 
 
 @dataclass
@@ -48,13 +50,15 @@ class Matched:
     """One operation over its members (those whose traces are at hand).
 
     `wire` is each member's time from the moment the last member was ready to its own end, in ps;
-    `eager` tells which members did not wait for the others.
+    `eager` tells which members did not wait for the others; `line` numbers the communicators that
+    were found, so that two of the same ranks stay apart.
     """
 
     members: list[Communication]
     wire: list[int]
     eager: list[bool]
     is_pair: bool = False
+    line: int = 0
 
 
 @dataclass
@@ -87,11 +91,18 @@ def match_communications(ranks: dict[int, list[Communication]]) -> Matching:
     result = Matching([], dict.fromkeys(ranks, 0))
     lines = _lines(ranks)
     collectives = [line for line in lines if not line[0].directions]
-    _estimate_offsets(collectives, result)
-    for group in _group_lines(collectives, result):
+    pairs = [line for line in lines if line[0].directions]
+    known = _known_pairs(pairs)
+    found = estimate_offsets(collectives, known, list(ranks))
+    if found is None:
+        result.counts["clock offsets rejected"] += 1
+    else:
+        result.offset = found
+    groups = _group_lines(collectives, result)
+    for number, group in enumerate(groups):
         for members in _align(group, result):
-            _settle(members, result)
-    _match_pairs([line for line in lines if line[0].directions], result)
+            _settle(members, number, result)
+    _match_pairs(pairs, known, len(groups), result)
     return result
 
 
@@ -109,110 +120,14 @@ def _lines(ranks: dict[int, list[Communication]]) -> list[Line]:
     return list(found.values())
 
 
-def _stems(line: Line) -> list[str]:
-    return [item.stem for item in line]
-
-
-def _differences(a: Line, b: Line, offset: dict[int, int]) -> list[int]:
-    """Differences of ends of kernels that could be the same operation, in ps."""
-    shift = offset[a[0].rank] - offset[b[0].rank]
-    if _stems(a) == _stems(b):
-        return [x.end - y.end - shift for x, y in zip(a, b, strict=True)]
-    found, at = [], 0
-    for x in a:
-        while at < len(b) and b[at].end + shift < x.end - _TOLERANCE:
-            at += 1
-        for y in b[at : at + 4]:
-            if y.stem == x.stem and abs(x.end - y.end - shift) <= _TOLERANCE:
-                found.append(x.end - y.end - shift)
-                break
-    return found
-
-
-def _named(line: Line) -> bool:
-    return line[0].group is not None
-
-
-def _estimate_offsets(lines: list[Line], result: Matching) -> None:
-    """Clock offsets of ranks, from the ends of long lines that run in step.
-
-    Offsets spread from rank to rank along the line pairs with the least scatter (a minimum
-    spanning tree), so a poor pair is used only where no better one exists.
-    """
-    edges = []
-    for i, a in enumerate(lines):
-        for b in lines[i + 1 :]:
-            if a[0].rank == b[0].rank or min(len(a), len(b)) < _SHORT:
-                continue
-            if _named(a) and _named(b) and a[0].group != b[0].group:
-                continue
-            wide = np.array(_differences(a, b, result.offset))
-            if len(wide) < _AGREE * min(len(a), len(b)) or len(wide) < _SHORT:
-                continue
-            middle = int(np.median(wide))
-            scatter = int(np.median(np.abs(wide - middle)))
-            near = np.abs(wide - middle) <= _TIGHT
-            if near.mean() >= _AGREE and (_named(a) or abs(middle) <= _TOLERANCE):
-                middle = int(np.median(wide[near]))
-                edges.append((scatter, -len(wide), a[0].rank, b[0].rank, middle))
-    parent = {rank: rank for rank in result.offset}
-
-    def root(rank: int) -> int:
-        while parent[rank] != rank:
-            rank = parent[rank]
-        return rank
-
-    tree: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for _, _, a_rank, b_rank, middle in sorted(edges):
-        if root(a_rank) != root(b_rank):
-            parent[root(a_rank)] = root(b_rank)
-            tree[a_rank].append((b_rank, -middle))
-            tree[b_rank].append((a_rank, middle))
-    found = dict(result.offset)
-    seen: set[int] = set()
-    for first in sorted(found):
-        stack = [] if first in seen else [first]
-        seen.add(first)
-        while stack:
-            rank = stack.pop()
-            for other, difference in tree[rank]:
-                if other not in seen:
-                    seen.add(other)
-                    found[other] = found[rank] + difference
-                    stack.append(other)
-    # Short lines are independent evidence: in some jobs one member always ends later, which looks
-    # like an offset of its clock but is none.
-    if _nearest(lines, found) <= _nearest(lines, result.offset):
-        result.offset = found
-    else:
-        result.counts["clock offsets rejected"] += 1
-
-
-def _nearest(lines: list[Line], offset: dict[int, int]) -> int:
-    """Sum over short lines of the distance to the nearest other that could be the same, in ps."""
-    short = [line for line in lines if len(line) < _SHORT and not _named(line)]
-    total = 0
-    for a in short:
-        total += min(
-            (
-                max(abs(d) for d in found)
-                for b in short
-                if b[0].rank != a[0].rank and _stems(a) == _stems(b)
-                for found in [_differences(a, b, offset)]
-            ),
-            default=0,
-        )
-    return total
-
-
 def _group_lines(lines: list[Line], result: Matching) -> list[list[Line]]:
     """Lines that are one communicator; at most one line of each rank in a group."""
     named: dict[tuple[tuple[int, ...] | None, str], list[Line]] = defaultdict(list)
     for line in lines:
-        if _named(line):
+        if is_named(line):
             named[line[0].group, line[0].group_name].append(line)
     result.counts["communicators named in the files"] += len(named)
-    return list(named.values()) + _join([line for line in lines if not _named(line)], result)
+    return list(named.values()) + _join([line for line in lines if not is_named(line)], result)
 
 
 def _join(lines: list[Line], result: Matching) -> list[list[Line]]:
@@ -246,18 +161,18 @@ def _same_line(a: Line, b: Line, offset: dict[int, int]) -> tuple[int, int] | No
     """How well two lines fit as one communicator (scatter, -kernels), or None if they do not."""
     if a[0].rank == b[0].rank:
         return None
-    signed = np.array(_differences(a, b, offset), np.int64)
+    signed = np.array(differences(a, b, offset), np.int64)
     if not len(signed):
         return None
     found = np.abs(signed)
-    if min(len(a), len(b)) < _SHORT:
+    if min(len(a), len(b)) < SHORT:
         if (found <= _SHORT_TIGHT).all() and len(found) == max(len(a), len(b)):
             return int(np.median(found)), -len(found)
         return None
-    middle = int(np.median(signed[found <= _TOLERANCE])) if (found <= _TOLERANCE).any() else 0
+    middle = int(np.median(signed[found <= TOLERANCE])) if (found <= TOLERANCE).any() else 0
     scatter = np.abs(signed - middle)
-    near = scatter <= _TIGHT
-    if near.sum() < _AGREE * min(len(a), len(b)):
+    near = scatter <= TIGHT
+    if near.sum() < AGREE * min(len(a), len(b)):
         return None
     return int(np.median(scatter[near])), -int(near.sum())
 
@@ -274,7 +189,7 @@ def _align(group: list[Line], result: Matching) -> list[list[Communication]]:
         if all(len({i.rank for i in items}) == len(items) for items in by_sequence.values()):
             result.counts["operations matched by sequence number"] += len(by_sequence)
             return list(by_sequence.values())
-    if all(_stems(line) == _stems(group[0]) for line in group[1:]):
+    if all(stems(line) == stems(group[0]) for line in group[1:]):
         result.counts["operations matched by order"] += len(group[0])
         return [list(items) for items in zip(*group, strict=True)]
     return _align_by_time(group, result)
@@ -296,7 +211,7 @@ def _align_by_time(group: list[Line], result: Matching) -> list[list[Communicati
         stem = group[first][at[first]].stem
         together = [
             i for end, i in heads
-            if end - earliest <= _TOLERANCE and group[i][at[i]].stem == stem
+            if end - earliest <= TOLERANCE and group[i][at[i]].stem == stem
         ]  # fmt: skip
         aligned.append([group[i][at[i]] for i in together])
         for i in together:
@@ -305,12 +220,12 @@ def _align_by_time(group: list[Line], result: Matching) -> list[list[Communicati
     return aligned
 
 
-def _settle(members: list[Communication], result: Matching) -> None:
+def _settle(members: list[Communication], line: int, result: Matching) -> None:
     """Work out the wire time of one operation and add it to the result."""
     members = sorted(members, key=lambda item: item.rank)
     length = [item.end - item.begin for item in members]
     if len(members) == 1:
-        result.operations.append(Matched(members, length, [False]))
+        result.operations.append(Matched(members, length, [False], line=line))
         result.counts["kernels without a partner"] += 1
         return
     result.counts["kernels matched"] += len(members)
@@ -318,24 +233,44 @@ def _settle(members: list[Communication], result: Matching) -> None:
         # All end together, so the shortest is the last to come: no clock is needed.
         shortest = min(length)
         result.operations.append(
-            Matched(members, [shortest] * len(members), [False] * len(members))
+            Matched(members, [shortest] * len(members), [False] * len(members), line=line)
         )
         return
     begin = [item.begin - result.offset[item.rank] for item in members]
     end = [item.end - result.offset[item.rank] for item in members]
     last = max(begin)
     eager = [e <= last for e in end]
-    if all(eager) or min(last - e for e in end) > _TOLERANCE or sum(eager) == len(members):
+    if all(eager) or min(last - e for e in end) > TOLERANCE or sum(eager) == len(members):
         # The clocks disagree about everything: fall back on the rule without clocks.
         shortest = min(length)
         result.operations.append(
-            Matched(members, [shortest] * len(members), [False] * len(members))
+            Matched(members, [shortest] * len(members), [False] * len(members), line=line)
         )
         result.counts["operations with contradicting clocks"] += 1
         return
     wire = [n if e else at - last for n, e, at in zip(length, eager, end, strict=True)]
     result.counts["kernels that did not wait for all members"] += sum(eager)
-    result.operations.append(Matched(members, wire, eager))
+    result.operations.append(Matched(members, wire, eager, line=line))
+
+
+def _known_pairs(lines: list[Line]) -> list[Pair]:
+    """Sends and receives whose files name both ends, in order: the n-th send is the n-th receive.
+
+    Only where there are as many sends as receives; a cut window is left to the times.
+    """
+    found: dict[tuple[int, int, str], tuple[Line, Line]] = {}
+    for line in lines:
+        for item in line:
+            if item.peer >= 0:
+                sends = item.directions == "S"
+                ends = (item.rank, item.peer) if sends else (item.peer, item.rank)
+                key = (*ends, item.group_name)
+                found.setdefault(key, ([], []))[not sends].append(item)
+    pairs: list[Pair] = []
+    for sent, received in found.values():
+        if len(sent) == len(received):
+            pairs += zip(sent, received, strict=True)
+    return pairs
 
 
 Candidate = tuple[int, int, int, int, int, Communication, Communication]
@@ -344,14 +279,21 @@ Candidate = tuple[int, int, int, int, int, Communication, Communication]
 _COMPLEMENT = str.maketrans("SR", "RS")
 
 
-def _match_pairs(lines: list[Line], result: Matching) -> None:
-    """Pair sends with receives: complementary directions, ends close, one distance of ranks."""
+def _match_pairs(lines: list[Line], known: list[Pair], first: int, result: Matching) -> None:
+    """Pair sends with receives: complementary directions, ends close, one distance of ranks.
+
+    Pairs of the same two lines are one communicator; these are numbered from `first`.
+    """
+    line_of = {(item.rank, item.op): n for n, line in enumerate(lines) for item in line}
     items = [item for line in lines for item in line]
+    sure = {(item.rank, item.op) for pair in known for item in pair}
+    result.counts["send/receive pairs named in the files"] += len(known)
+    open_items = [item for item in items if (item.rank, item.op) not in sure]
     candidates: list[Candidate] = []
     by_way: dict[str, list[Communication]] = defaultdict(list)
-    for item in items:
+    for item in open_items:
         by_way["".join(sorted(item.directions))].append(item)
-    for a in items:
+    for a in open_items:
         if "S" not in a.directions:
             continue
         wanted = "".join(sorted(a.directions.translate(_COMPLEMENT)))
@@ -366,21 +308,25 @@ def _match_pairs(lines: list[Line], result: Matching) -> None:
     candidates.sort(key=lambda c: c[:5])
     votes = Counter(abs(c[1] - c[2]) for c in candidates)
     chosen = _pairs_at(candidates, None)
-    if votes and all(item.peer < 0 for item in items):
-        best = max(votes, key=lambda d: (len(_pairs_at(candidates, d)), -d))
+    if votes and all(item.peer < 0 for item in open_items):
+        said = Counter(abs(a.rank - b.rank) for a, b in known)
+        best = max(votes, key=lambda d: (said[d] + len(_pairs_at(candidates, d)), -d))
         strided = _pairs_at(candidates, best)
         if len(strided) >= 0.8 * len(chosen):
             chosen = strided
             result.counts[f"send/receive pairs at a distance of {best} ranks"] += len(strided)
     taken = set()
-    for a, b in chosen:
+    number: dict[tuple[int, int], int] = {}
+    for a, b in known + chosen:
         taken |= {(a.rank, a.op), (b.rank, b.op)}
         begin = [i.begin - result.offset[i.rank] for i in (a, b)]
         end = [i.end - result.offset[i.rank] for i in (a, b)]
         shortest = min(i.end - i.begin for i in (a, b))
         after = [e - max(begin) for e in end]
         wire = [max(shortest, t) if abs(t - shortest) <= _PAIR else shortest for t in after]
-        result.operations.append(Matched([a, b], wire, [False, False], is_pair=True))
+        between = line_of[a.rank, a.op], line_of[b.rank, b.op]
+        line = first + number.setdefault(between, len(number))
+        result.operations.append(Matched([a, b], wire, [False, False], is_pair=True, line=line))
         result.counts["kernels matched"] += 2
     for item in items:
         if (item.rank, item.op) not in taken:
@@ -388,9 +334,7 @@ def _match_pairs(lines: list[Line], result: Matching) -> None:
             result.counts["kernels without a partner"] += 1
 
 
-def _pairs_at(
-    candidates: list[Candidate], distance: int | None
-) -> list[tuple[Communication, Communication]]:
+def _pairs_at(candidates: list[Candidate], distance: int | None) -> list[Pair]:
     """Closest candidates first, each kernel once; only at one distance of ranks if given."""
     taken: set[tuple[int, int]] = set()
     chosen = []
