@@ -27,6 +27,7 @@ __all__ = [
     "DeviceOps",
     "KinetoTrace",
     "Spans",
+    "device_part",
     "open_text",
     "read_kineto",
     "shift_second_half",
@@ -149,7 +150,8 @@ class DeviceOps:
     """Kernels, copies and sets, in order of begin. Times are int64 ps from the file's origin.
 
     `kind` is 0 for kernels, 1 for copies, 2 for sets; `stream` numbers streams 0, 1, … in the
-    order of `KinetoTrace.streams`; `correlation` is -1 where it is missing.
+    order of `KinetoTrace.streams`; `correlation` and `bytes` (of copies and sets) are -1 where they
+    are missing.
     """
 
     name: list[str]
@@ -159,6 +161,7 @@ class DeviceOps:
     stream: NDArray[np.int32]
     correlation: NDArray[np.int64]
     blocks_per_sm: NDArray[np.float64]
+    bytes: NDArray[np.int64]
     args: list[_Args]
 
     def __len__(self) -> int:
@@ -227,18 +230,20 @@ def open_text(path: Path) -> bytes:
     Raises
     ------
     TraceError
-        If it cannot be read or is a truncated or damaged gzip file.
+        If it cannot be read, is empty, or is a truncated or damaged gzip file.
     """
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+    if len(raw) < 64 and not raw.strip():
+        raise TraceError(f"{path}: the file is empty")
+    return raw
 
 
 def read_kineto(path: Path | str) -> KinetoTrace:
@@ -266,6 +271,23 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def device_part(trace: KinetoTrace) -> KinetoTrace:
+    """Return the trace without operators, annotations, calls and arguments.
+
+    Those hold on to the text of the whole file; a process that reads many ranks drops them as soon
+    as they have been used.
+    """
+    nothing = np.zeros(0, np.int64)
+    empty = Spans([], nothing, nothing, nothing.astype(np.int32), [])
+    return replace(
+        trace,
+        operators=empty,
+        annotations=empty,
+        calls=empty,
+        device=replace(trace.device, args=[]),
+    )
 
 
 def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
@@ -437,6 +459,7 @@ def _device_ops(
             [-1 if a.correlation is None else a.correlation for a in args], np.int64
         ),
         blocks_per_sm=np.array([_number(a.blocks_per_sm) for a in args]),
+        bytes=np.array([-1 if a.bytes is None else a.bytes for a in args], np.int64),
         args=args,
     )
 

@@ -93,14 +93,13 @@ class _Writer:
         }  # fmt: skip
         waits = self.waits_of(self.inferred.waits[op])
         begin, end = int(device.begin[op]), int(device.end[op])
-        size = device.args[op].bytes
         if self.is_comm[op] and self.emit is not None:
             self.row_of[op] = self.emit(self.rows, op, columns, waits)[-1]
         else:
             self.row_of[op] = self.rows.kernel(
                 device.name[op], int(device.stream[op]), end - begin, waits=waits,
                 kind=Kind.KERNEL if device.kind[op] == KERNEL else Kind.COPY,
-                bytes=-1 if size is None else size,
+                bytes=int(device.bytes[op]),
                 **columns,
             )  # fmt: skip
         self.note(first, op, begin, end)

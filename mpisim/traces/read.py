@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TraceError
-from ..parallel import agreed
+from ..parallel import agreed, progress
 from ..program import Names, Program, Table
 from .assemble import Layout, break_cycles
 from .communications import Communication, rank_communications
 from .host import Call, host_calls, is_communication_kernel
-from .kineto import KERNEL, KinetoTrace, read_kineto, shift_second_half
+from .kineto import KERNEL, KinetoTrace, device_part, read_kineto, shift_second_half
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
 from .overheads import HostOverheads, host_overheads
@@ -92,6 +92,7 @@ class RankTrace:
     inferred: Inference
     timing: DeviceTiming
     communications: list[Communication]
+    overheads: HostOverheads
 
 
 def read_program(
@@ -125,8 +126,10 @@ def read_program(
     """
     mine = np.flatnonzero(placement == comm.rank).tolist()
     held: dict[int, RankTrace] = {}
-    with agreed(comm):
-        for i in mine:
+    label = f"reading {len(sources)} traces"
+    with agreed(comm), progress(comm, label, len(mine)) as update:
+        for done, i in enumerate(mine):
+            update(done)
             by = shift[1] if shift is not None and shift[0] == i else 0.0
             held[i] = read_rank(sources[i], late_edges, by)
     said = {i: (r.communications, _start(r), _window(r)) for i, r in held.items()}
@@ -187,7 +190,14 @@ def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> Ra
     inferred = infer_waits(trace, calls)
     measure = explain_late_starts if late_edges else measure_timing
     timing = measure(trace, calls, inferred)
-    return RankTrace(trace, calls, inferred, timing, rank_communications(trace, calls, source.rank))
+    return RankTrace(
+        device_part(trace),
+        calls,
+        inferred,
+        timing,
+        rank_communications(trace, calls, source.rank),
+        host_overheads(trace, calls, inferred),
+    )
 
 
 def _start(rank: RankTrace) -> int:
@@ -231,7 +241,7 @@ def _write(index: int, rank: RankTrace, source: Source, layout: Layout, names: N
         lowered=lowered,
         counts=rank.inferred.counts,
         late=(len(excess), float(excess.sum()) / 1e12),
-        overheads=host_overheads(rank.trace, rank.calls, rank.inferred),
+        overheads=rank.overheads,
         bytes_read=rank.trace.size,
         device_name=rank.trace.device_name,
         kernels=int((device.kind == KERNEL).sum()),
