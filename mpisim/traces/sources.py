@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .et import is_execution_trace
+from .kineto import read_kineto
 
 __all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_folder", "is_kineto", "json_files"]
 
@@ -65,6 +66,8 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
     for path in named:
         if is_folder(path):
             inside = json_files(path)
+            for broken in filter(_is_broken, inside):
+                read_kineto(broken)  # says what is wrong with it
             kineto = [p for p in inside if is_kineto(p)]
             if not kineto:
                 raise TraceError(
@@ -123,6 +126,14 @@ def is_kineto(path: Path) -> bool:
     """Whether the head of a file looks like a Kineto trace."""
     head = _head(path)
     return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
+
+
+def _is_broken(path: Path) -> bool:
+    """Whether a file is no JSON from its first byte on.
+
+    What a rank failed to write must not make its job look smaller.
+    """
+    return _head(path).lstrip()[:1] not in (b"{", b"[")
 
 
 def _head(path: Path) -> bytes:
