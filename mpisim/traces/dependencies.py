@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .et import ExecutionTrace
 from .et_effects import Access, Effects, State, node_effects
+from .et_model import ExecutionTrace
 
 __all__ = ["DataDependencies", "data_dependencies"]
 

@@ -11,21 +11,20 @@ from __future__ import annotations
 import gc
 import re
 import zlib
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import TraceError
-from .et_communications import EtCommunication, ProcessGroup, communications, process_groups
-from .et_tensors import Tensors, Values, tensor_columns
+from .et_communications import communications, process_groups
+from .et_model import ExecutionTrace
+from .et_tensors import Values, tensor_columns
 from .kineto import open_text
 
-__all__ = ["ExecutionTrace", "Tensors", "is_execution_trace", "read_et", "read_head"]
+__all__ = ["is_execution_trace", "read_et", "read_head"]
 
 _HEAD = 1 << 20
 _SCHEMA = re.compile(r"^1\.\d+(\.\d+)*(-chakra\.\d+(\.\d+)*)?$")
@@ -67,77 +66,6 @@ class _File(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_File)
-
-
-@dataclass
-class ExecutionTrace:
-    """One rank's execution trace; nodes in order of begin.
-
-    Attributes
-    ----------
-    path : Path
-    schema : str
-        As in the file, such as ``1.1.1-chakra.0.0.4``.
-    id : int64, shape (n_nodes,)
-        Identities of the nodes, ascending: they are given out as nodes begin, on all threads.
-    name : list of str
-    parent : int32
-        Position of the enclosing node; -1 for the process itself.
-    fw_parent : int32
-        Of a node of the backward pass, the position of the forward node it belongs to; else -1.
-    sequence : int64
-        Autograd's number, shared by forward and backward; -1 without.
-    record_id : int64
-        Identity of the operator call (``rf_id``); 0 for threads and the process.
-    scope, thread, forward_thread : int64
-        As in the file.
-    op_schema : list of str
-        The operator's declaration with its alias annotations; empty for what is no operator.
-    backend : list of str
-        ``triton`` for compiled kernels; else empty.
-    inputs, outputs : Tensors
-    groups : dict of str to ProcessGroup
-        By name. Empty for files older than these records.
-    communications : list of EtCommunication
-        In order of node, without the records of waiting for one.
-    """
-
-    path: Path
-    schema: str
-    pid: int
-    size: int
-    id: NDArray[np.int64]
-    name: list[str]
-    parent: NDArray[np.int32]
-    fw_parent: NDArray[np.int32]
-    sequence: NDArray[np.int64]
-    record_id: NDArray[np.int64]
-    scope: NDArray[np.int64]
-    thread: NDArray[np.int64]
-    forward_thread: NDArray[np.int64]
-    op_schema: list[str]
-    backend: list[str]
-    inputs: Tensors
-    outputs: Tensors
-    groups: dict[str, ProcessGroup] = field(default_factory=dict)
-    communications: list[EtCommunication] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    @property
-    def rank(self) -> int | None:
-        """The process's rank as its communications show it; None if they do not agree on one.
-
-        Where groups are not recorded (schema 1.0.1) it is the rank in the only group there is.
-        """
-        said = {c.ranks[c.rank] for c in self.communications if 0 <= c.rank < len(c.ranks)}
-        said = said or {c.rank for c in self.communications if c.rank >= 0 and not c.ranks}
-        return said.pop() if len(said) == 1 else None
-
-    def is_structure(self, node: int) -> bool:
-        """Whether a node stands for the process or a thread, not for something that ran."""
-        return self.name[node].startswith("[pytorch|profiler|")
 
 
 def read_head(path: Path) -> bytes:

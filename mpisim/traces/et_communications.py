@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import TraceError
+from .et_model import EtCommunication, ExecutionTrace, ProcessGroup
 
 if TYPE_CHECKING:
-    from .et import ExecutionTrace
     from .et_tensors import Tensors, Values
 
-__all__ = ["EtCommunication", "ProcessGroup", "collective_name", "communications", "process_groups"]
+__all__ = ["collective_name", "communications", "process_groups"]
 
 # The first that matches counts.
 _NAMES = (
@@ -44,83 +43,6 @@ _SIZES = {
     "int": 4, "float": 4, "long": 8, "longint": 8, "double": 8, "complexfloat": 8,
     "complexdouble": 16,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ProcessGroup:
-    """A process group as PyTorch recorded it; `ranks` is empty where it was not recorded."""
-
-    name: str
-    description: str
-    backend: str
-    ranks: tuple[int, ...]
-    size: int
-
-
-@dataclass(frozen=True)
-class EtCommunication:
-    """One communication.
-
-    Attributes
-    ----------
-    node : int
-        Its position among the nodes of the trace.
-    collective : str
-        ``all_reduce``, ``all_to_all``, ``send``, …; for others the name as recorded.
-    recorded_name : str
-        As in the file, such as ``all_to_allv``.
-    dtype : str
-        As in the file: ``Float`` or ``float``, depending on the schema; empty without tensors.
-    in_elements, out_elements, in_bytes, out_bytes : int
-        Of this rank's own buffers; 0 where there is none.
-    in_split, out_split : tuple of int
-        Elements to and from each rank; empty if they are even.
-    group_name, group_description : str
-        Empty before schema 1.0.2.
-    rank : int
-        This rank's place in the group; -1 if not recorded, as in operations with a root or peer.
-    peer : int
-        Root of a broadcast, reduce, gather or scatter, other side of a send or receive, as a place
-        in the group; -1 for other operations.
-    rank_start, rank_stride, group_size : int
-        The group's global ranks as a range; -1 (size 0) if not recorded.
-    sequence : int
-        Process-wide number of the operation; -1 if not recorded.
-    """
-
-    node: int
-    collective: str
-    recorded_name: str
-    dtype: str
-    in_elements: int
-    out_elements: int
-    in_bytes: int
-    out_bytes: int
-    in_split: tuple[int, ...]
-    out_split: tuple[int, ...]
-    group_name: str
-    group_description: str
-    rank: int
-    peer: int
-    rank_start: int
-    rank_stride: int
-    group_size: int
-    sequence: int
-
-    @property
-    def bytes(self) -> int:
-        """The full buffer: the larger of what goes in and what comes out."""
-        return max(self.in_bytes, self.out_bytes)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Global ranks of the group, where they were recorded as a range; else empty."""
-        if self.group_size < 1 or self.rank_start < 0 or self.rank_stride < 0:
-            return ()
-        if self.rank_stride == 0:
-            return (self.rank_start,) if self.group_size == 1 else ()
-        end = self.rank_start + self.group_size * self.rank_stride
-        return tuple(range(self.rank_start, end, self.rank_stride))
 
 
 def collective_name(recorded: str) -> str:

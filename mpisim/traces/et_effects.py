@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import TypeVar
 
-from .et import ExecutionTrace
+from .et_model import ExecutionTrace
 from .et_tensors import Tensors
 
 __all__ = ["Access", "Effects", "State", "access", "node_effects"]

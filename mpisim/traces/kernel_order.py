@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ..errors import TraceError
 from .dependencies import data_dependencies
-from .et import ExecutionTrace, is_execution_trace, read_et
+from .et import is_execution_trace, read_et
+from .et_model import ExecutionTrace
 from .host import Call, host_calls
 from .kineto import KinetoTrace, read_kineto
 from .link import Link, link_traces

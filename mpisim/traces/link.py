@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import TraceError
 from .alignment import best_offset, common_subsequence
-from .et import ExecutionTrace
+from .et_model import ExecutionTrace
 from .kineto import KinetoTrace, Spans
 
 __all__ = ["Link", "link_traces"]

@@ -13,7 +13,8 @@ from ..errors import TraceError
 from ..text import aligned, one_line, shortened
 from .communications import rank_communications
 from .dependencies import data_dependencies
-from .et import ExecutionTrace, is_execution_trace, read_et
+from .et import is_execution_trace, read_et
+from .et_model import ExecutionTrace
 from .host import host_calls
 from .kernel_order import check_dependencies, kernel_dependencies
 from .kineto import KERNEL, MEMCPY, MEMSET, KinetoTrace, read_kineto
