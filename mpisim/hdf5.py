@@ -96,10 +96,10 @@ def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
     """
     import h5py
 
-    if not Path(path).is_file():
-        what = "is not a file" if Path(path).exists() else "there is no such file"
-        raise InputError(f"{path}: {what}")
     try:
+        if not Path(path).is_file():
+            what = "is not a file" if Path(path).exists() else "there is no such file"
+            raise InputError(f"{path}: {what}")
         with open(path, "rb"):
             pass  # HDF5 words a missing permission in its own long way
         if not h5py.is_hdf5(path):

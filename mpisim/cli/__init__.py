@@ -79,8 +79,10 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         _drop_output()
         return 1 if launch.launched_size() == 1 else launch.fail("standard output was closed", 1)
     except OSError as error:
-        # Wherever it strikes, a full disk is no bug: one line, no traceback.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        # Wherever it strikes, a full disk is no bug, nor a file that cannot be reached: one line,
+        # no traceback.
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and error.filename is None:
             return launch.abort()
         _drop_output()
         return launch.fail(f"{error.filename or 'output'}: {error.strerror}", 1)

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import InputError, TraceError
 from ..parallel import agreed
 from ..replay import Replay, TraceJob, read_job, replay
+from ..traces.sources import is_folder
 from .cases import Case, Validation
 
 __all__ = ["TraceResult", "trace_folders", "validate_traces"]
@@ -41,20 +42,22 @@ def trace_folders(paths: list[str]) -> list[tuple[str, list[Path]]]:
     Raises
     ------
     TraceError
-        If a path does not exist or is an empty folder.
+        If a path does not exist, cannot be read or is an empty folder.
     """
     found: list[tuple[str, list[Path]]] = []
     for text in paths:
         path = Path(text)
-        if not path.exists():
-            raise TraceError(f"{path}: no such file or directory")
-        inside = sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
-        if inside:
-            found += [(p.name, [p]) for p in inside]
-        elif path.is_dir() and not any(path.iterdir()):
-            raise TraceError(f"{path}: an empty folder")
-        else:
+        if not is_folder(path):
             found.append((path.name, [path]))
+            continue
+        try:
+            everything = sorted(path.iterdir())
+        except OSError as error:
+            raise TraceError(f"{path}: the folder cannot be read ({error.strerror})") from None
+        if not everything:
+            raise TraceError(f"{path}: an empty folder")
+        inside = [p for p in everything if p.is_dir()]
+        found += [(p.name, [p]) for p in inside] or [(path.resolve().name, [path])]
     return found
 
 
