@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mpisim.errors import InputError, OutputError, ProgramError, UsageError
 from mpisim.files import check_output, staged, write_json
-from mpisim.program import Flag, Kind, Operation, Phase, Program, ProgramBuilder
+from mpisim.program import Flag, Operation, Phase, Program, ProgramBuilder
 from mpisim.program.show import overview, rows
 from mpisim.program.store import load, save
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import re
-import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from ..errors import TraceError
 from .et_communications import communications, process_groups
 from .et_model import ExecutionTrace
 from .et_tensors import Values, tensor_columns
-from .kineto import open_text
+from .kineto import open_text, read_head
 
-__all__ = ["is_execution_trace", "read_et", "read_head"]
+__all__ = ["is_execution_trace", "read_et"]
 
-_HEAD = 1 << 20
 _SCHEMA = re.compile(r"^1\.\d+(\.\d+)*(-chakra\.\d+(\.\d+)*)?$")
 _WHOLE = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 
@@ -66,27 +64,6 @@ class _File(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_File)
-
-
-def read_head(path: Path) -> bytes:
-    """Return the first MiB of a file, decompressed if it is gzip.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read, or is damaged within that part.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_HEAD)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
-    except zlib.error as error:
-        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
 
 
 def is_execution_trace(path: Path | str) -> bool:
@@ -181,7 +158,7 @@ def _parse(path: Path, text: bytes) -> _File:
     try:
         parsed = _DECODER.decode(text)
     except msgspec.ValidationError as error:
-        if b'"traceEvents"' in text[:_HEAD]:
+        if b'"traceEvents"' in text[: 1 << 20]:
             raise TraceError(f"{path}: this is a Kineto trace, not an execution trace") from None
         raise TraceError(f"{path}: not a PyTorch execution trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -29,11 +29,13 @@ __all__ = [
     "Spans",
     "device_part",
     "open_text",
+    "read_head",
     "read_kineto",
     "shift_second_half",
 ]
 
 PS_PER_US = 1_000_000
+_HEAD = 1 << 20
 _MOST_US = 1_000_000_000_000
 """Longest time (11 days) and largest span of a file: picoseconds and their sums fit 64 bits."""
 _MOST_RANKS = 1 << 24
@@ -244,6 +246,27 @@ def open_text(path: Path) -> bytes:
     if len(raw) < 64 and not raw.strip():
         raise TraceError(f"{path}: the file is empty")
     return raw
+
+
+def read_head(path: Path) -> bytes:
+    """Return the first MiB of a file, decompressed if it is gzip.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or is damaged within that part.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_HEAD)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+    except zlib.error as error:
+        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
 
 
 def read_kineto(path: Path | str) -> KinetoTrace:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 import stat
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TraceError
 from .et import is_execution_trace
-from .kineto import read_kineto
+from .kineto import read_head, read_kineto
 
 __all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_folder", "is_kineto", "json_files"]
 
-_HEAD = 1 << 20
 _MOST = 1 << 24
 """Ranks of a job."""
 _SUFFIXES = (".json", ".json.gz")
@@ -124,7 +122,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def is_kineto(path: Path) -> bool:
     """Whether the head of a file looks like a Kineto trace."""
-    head = _head(path)
+    head = read_head(path)
     return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
 
 
@@ -133,26 +131,11 @@ def _is_broken(path: Path) -> bool:
 
     What a rank failed to write must not make its job look smaller.
     """
-    return _head(path).lstrip()[:1] not in (b"{", b"[")
-
-
-def _head(path: Path) -> bytes:
-    """The first MiB of a file, decompressed; damage is left to the reader to report."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_HEAD)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
-    except zlib.error as error:
-        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+    return read_head(path).lstrip()[:1] not in (b"{", b"[")
 
 
 def _source(path: Path, alone: bool) -> Source:
-    head = _head(path)
+    head = read_head(path)
     info = _INFO.search(head)
     inside = head[info.end() : info.end() + 4096] if info else b""
     rank, world = _RANK.search(inside), _WORLD.search(inside)
