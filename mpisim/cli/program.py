@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..errors import UsageError
+from .output import add_result_options, check_json, check_options, deliver
 
 __all__ = ["add_parser", "run", "show"]
 
@@ -56,13 +57,7 @@ def add_parser(subparsers: Any) -> None:
         epilog=RUN_EXAMPLES,
     )
     go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
-    go.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
-    go.add_argument("--timeline", action="store_true", help="write every row, too")
-    go.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    go.add_argument("--json", metavar="FILE", help="write all figures of the report (JSON)")
-    go.add_argument(
-        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
-    )
+    add_result_options(go)
     go.set_defaults(run=run)
 
 
@@ -93,31 +88,22 @@ def _show(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate a program and print the report; the first process prints."""
-    if args.top < 1:
-        raise UsageError(f"--top is {args.top}; it must be 1 or more")
-    if args.output is None and (args.timeline or args.overwrite):
-        option = "--timeline" if args.timeline else "--overwrite"
-        raise UsageError(f"{option} needs a file to write: -o FILE")
-
-    from ..files import check_output, write_json
+    check_options(args)
     from ..parallel import agreed
     from ..program.store import load
-    from ..report import figures, render
     from ..simulate import simulate
     from .launch import world
 
     comm = world()
     with agreed(comm):
-        if args.json is not None and comm.rank == 0:
-            check_output(args.json, overwrite=True, device=True)
+        if comm.rank == 0:
+            check_json(args)
         program = load(args.file)
     results = simulate(
         program, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
         progress=True,
     )  # fmt: skip
-    with agreed(comm):
-        if results is not None and args.json is not None:
-            write_json(args.json, figures(results))
-    if results is not None:
-        print(render(results, args.top))
+    report = deliver(results, args, comm)
+    if comm.rank == 0:
+        print(report)
     return 0

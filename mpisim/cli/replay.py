@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from .output import add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
@@ -36,15 +36,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", help="trace files (.json, .json.gz) or folders of them"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
-    parser.add_argument("--timeline", action="store_true", help="write every row, too")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    parser.add_argument("--json", metavar="FILE", help="write all figures (JSON)")
+    add_result_options(parser)
     parser.add_argument(
         "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
-    )
-    parser.add_argument(
-        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
     )
     parser.add_argument(
         "--allow-missing-ranks",
@@ -113,15 +107,9 @@ def _rank_seconds(text: str) -> tuple[int, float]:
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
-    if args.top < 1:
-        raise UsageError(f"--top is {args.top}; it must be 1 or more")
-    if args.output is None and (args.timeline or args.overwrite):
-        option = "--timeline" if args.timeline else "--overwrite"
-        raise UsageError(f"{option} needs a file to write: -o FILE")
-    from ..files import check_output, write_json
+    check_options(args)
     from ..parallel import agreed
     from ..replay import read_job, replay
-    from ..report import figures, render
     from ..results import check_results_output, collect, write_results
     from ..whatif import WhatIf
     from .launch import world
@@ -131,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
     with agreed(comm):
         if first and args.output is not None:
             check_results_output(args.output, overwrite=args.overwrite)
-        if first and args.json is not None:
-            check_output(args.json, overwrite=True, device=True)
+        if first:
+            check_json(args)
     what = WhatIf(
         compute=args.scale_compute,
         comm=args.scale_comm,
@@ -157,15 +145,9 @@ def run(args: argparse.Namespace) -> int:
         from ..traces.export import export_kineto
 
         export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
-    with agreed(comm):
-        if results is not None and args.json is not None:
-            write_json(args.json, {**figures(results), **_figures(job, asked, plain)})
-    if results is not None:
-        print(_steps(asked, plain))
-        print()
-        print(render(results, args.top))
-        print()
-        print(_findings(job))
+    report = deliver(results, args, comm, _figures(job, asked, plain))
+    if first:
+        print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from contextlib import nullcontext
 from typing import Any
 
-from ..errors import UsageError
+from .output import add_report_options, check_options
 
 __all__ = ["add_parser", "run"]
 
@@ -28,10 +28,7 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="a results file (HDF5)")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
-    parser.add_argument(
-        "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
-    )
+    add_report_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -40,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from ..parallel import agreed
     from .launch import launched_rank, launched_size, world
 
-    if args.top < 1:
-        raise UsageError(f"--top is {args.top}; it must be 1 or more")
+    check_options(args)
     with agreed(world()) if launched_size() > 1 else nullcontext():
         if launched_rank() == 0:
             _report(args)
