@@ -43,9 +43,11 @@ def check_options(args: argparse.Namespace) -> None:
     """
     if args.top < 1:
         raise UsageError(f"--top is {args.top}; it must be 1 or more")
-    for option in ("timeline", "overwrite"):
-        if getattr(args, option, False) and args.output is None:
-            raise UsageError(f"--{option} needs a file to write: -o FILE")
+    named = getattr(args, "output", None)
+    if getattr(args, "timeline", False) and named is None:
+        raise UsageError("--timeline needs a file to write: -o FILE")
+    if getattr(args, "overwrite", False) and (named or getattr(args, "save_program", None)) is None:
+        raise UsageError("--overwrite needs a file to write: -o FILE")
 
 
 def check_json(args: argparse.Namespace) -> None:

@@ -41,6 +41,9 @@ def add_parser(subparsers: Any) -> None:
         "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
     )
     parser.add_argument(
+        "--save-program", metavar="FILE", help="write what every rank does, as read and changed"
+    )
+    parser.add_argument(
         "--allow-missing-ranks",
         action="store_true",
         help="accept a job of which some ranks have no trace",
@@ -108,7 +111,9 @@ def _rank_seconds(text: str) -> tuple[int, float]:
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
+    from ..files import check_output
     from ..parallel import agreed
+    from ..program import gather, save
     from ..replay import read_job, replay
     from ..results import check_results_output, collect, write_results
     from ..whatif import WhatIf
@@ -119,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
     with agreed(comm):
         if first and args.output is not None:
             check_results_output(args.output, overwrite=args.overwrite)
+        if first and args.save_program is not None:
+            check_output(args.save_program, overwrite=args.overwrite)
         if first:
             check_json(args)
     what = WhatIf(
@@ -141,6 +148,11 @@ def run(args: argparse.Namespace) -> int:
             asked.run, args.output, comm=comm, timeline=args.timeline,
             overwrite=args.overwrite, attributes=attributes,
         )  # fmt: skip
+    if args.save_program is not None:
+        whole = gather(asked.program, comm)
+        with agreed(comm):
+            if whole is not None:
+                save(whole, args.save_program, overwrite=args.overwrite)
     if args.export is not None:
         from ..traces.export import export_kineto
 

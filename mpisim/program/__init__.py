@@ -5,12 +5,14 @@
 - `Communicators`: ordered groups of global ranks.
 - `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row.
 - `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
+- `gather`: make a partial program whole again.
 - `check_matching`, `signatures`: do the communications of all ranks match?
 - `save`, `load`: program files (HDF5).
 - `UNPRICED`: the duration of a communication that a cost model is to price.
 """
 
 from .builder import Names, ProgramBuilder, TableBuilder
+from .gather import gather
 from .kinds import Flag, Kind, Operation, Phase
 from .matching import check_matching, signatures
 from .program import Communicators, Program
@@ -31,6 +33,7 @@ __all__ = [
     "Table",
     "TableBuilder",
     "check_matching",
+    "gather",
     "load",
     "save",
     "signatures",
