@@ -10,8 +10,8 @@ from .communications import Communication
 from .kineto import PS_PER_US
 
 __all__ = [
-    "AGREE", "SHORT", "TIGHT", "TOLERANCE", "Line", "Pair", "differences", "estimate_offsets",
-    "is_named", "stems",
+    "AGREE", "LAG", "SHORT", "TIGHT", "TOLERANCE", "Line", "Pair", "differences",
+    "estimate_offsets", "is_named", "stems",
 ]  # fmt: skip
 
 TOLERANCE = 150 * PS_PER_US
@@ -23,26 +23,33 @@ AGREE = 0.4
 SHORT = 4
 """A line with fewer kernels than this says little about clocks."""
 
+LAG = 400 * PS_PER_US
+"""A send and its receive end within this."""
+
 Line = list[Communication]
 """The kernels of one rank on one communicator, in order."""
 Pair = tuple[Communication, Communication]
 """A send and its receive."""
+Edge = tuple[bool, int, int, int, int, int]
+"""Two ranks whose clocks can be compared: whether only by pairs, scatter of the differences, minus
+their number, the ranks, and by how much the first rank's clock is ahead (times in ps)."""
 
 
 def estimate_offsets(
-    lines: list[Line], known: list[Pair], ranks: list[int]
+    lines: list[Line], pairs: list[Pair], ranks: list[int]
 ) -> dict[int, int] | None:
     """Clock offsets of ranks, from the ends of long lines that run in step.
 
     Offsets spread from rank to rank along the line pairs with the least scatter (a minimum
-    spanning tree), so a poor pair is used only where no better one exists. Sends and receives of
-    known partners connect only ranks that no collective does: a send may end before its receive.
+    spanning tree), so a poor pair is used only where no better one exists. Sends and receives
+    connect only ranks that no collective does.
 
     Parameters
     ----------
     lines : list of Line
         Collectives of every rank and communicator.
-    known : list of Pair
+    pairs : list of Pair
+        Sends with their receives.
     ranks : list of int
 
     Returns
@@ -52,7 +59,7 @@ def estimate_offsets(
         short lines.
     """
     none = dict.fromkeys(ranks, 0)
-    edges = []
+    edges: list[Edge] = []
     for i, a in enumerate(lines):
         for b in lines[i + 1 :]:
             if a[0].rank == b[0].rank or min(len(a), len(b)) < SHORT:
@@ -68,17 +75,7 @@ def estimate_offsets(
             if near.mean() >= AGREE and (is_named(a) or abs(middle) <= TOLERANCE):
                 middle = int(np.median(wide[near]))
                 edges.append((False, scatter, -len(wide), a[0].rank, b[0].rank, middle))
-    apart: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for pair in known:
-        x, y = sorted(pair, key=lambda item: item.rank)
-        apart[x.rank, y.rank].append(x.end - y.end)
-    for (a_rank, b_rank), found_apart in apart.items():
-        wide = np.array(found_apart)
-        middle = int(np.median(wide))
-        near = np.abs(wide - middle) <= TIGHT
-        if len(wide) >= SHORT and near.mean() >= AGREE:
-            scatter = int(np.median(np.abs(wide - middle)))
-            edges.append((True, scatter, -len(wide), a_rank, b_rank, middle))
+    edges += _between_pairs(pairs)
     parent = {rank: rank for rank in ranks}
 
     def root(rank: int) -> int:
@@ -107,6 +104,33 @@ def estimate_offsets(
     # Short lines are independent evidence: in some jobs one member always ends later, which looks
     # like an offset of its clock but is none.
     return found if _nearest(lines, found) <= _nearest(lines, none) else None
+
+
+def _between_pairs(pairs: list[Pair]) -> list[Edge]:
+    """How far clocks are apart by sends and receives.
+
+    A send ends some 100 µs before its receive. Where messages go both ways this cancels; where
+    they do not, only a greater difference is one of clocks.
+    """
+    apart: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for sent, received in pairs:
+        x, y = sorted((sent, received), key=lambda item: item.rank)
+        ways = apart.setdefault((x.rank, y.rank), ([], []))
+        if len(sent.directions) > 1:
+            for way in ways:
+                way.append(x.end - y.end)
+        else:
+            ways[sent.rank > received.rank].append(x.end - y.end)
+    edges: list[Edge] = []
+    for (a, b), ways in apart.items():
+        found = [np.array(way) for way in ways if way]
+        middles = [int(np.median(way)) for way in found]
+        far = np.concatenate([abs(way - at) for way, at in zip(found, middles, strict=True)])
+        middle = sum(middles) // len(middles)
+        telling = len(found) == 2 or abs(middle) > LAG
+        if telling and len(far) >= SHORT and (far <= TIGHT).mean() >= AGREE:
+            edges.append((True, int(np.median(far)), -len(far), a, b, middle))
+    return edges
 
 
 def _nearest(lines: list[Line], offset: dict[int, int]) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from ..program import Operation
 from .clocks import (
     AGREE,
+    LAG,
     SHORT,
     TIGHT,
     TOLERANCE,
@@ -39,8 +40,6 @@ __all__ = ["Matched", "Matching", "match_communications"]
 
 _SHORT_TIGHT = 50 * PS_PER_US
 """The same for lines with very few kernels."""
-_PAIR = 400 * PS_PER_US
-"""A send and its receive end within this."""
 _SYNCHRONISING = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER,
                   Operation.BARRIER)  # fmt: skip
 
@@ -93,17 +92,27 @@ def match_communications(ranks: dict[int, list[Communication]]) -> Matching:
     collectives = [line for line in lines if not line[0].directions]
     pairs = [line for line in lines if line[0].directions]
     known = _known_pairs(pairs)
-    found = estimate_offsets(collectives, known, list(ranks))
-    if found is None:
-        result.counts["clock offsets rejected"] += 1
-    else:
-        result.offset = found
+    _set_clocks(collectives, known, result)
+    chosen, distance = _choose_pairs(pairs, known, result.offset)
+    if chosen:
+        _set_clocks(collectives, known + chosen, result)
+        chosen, distance = _choose_pairs(pairs, known, result.offset)
     groups = _group_lines(collectives, result)
     for number, group in enumerate(groups):
         for members in _align(group, result):
             _settle(members, number, result)
-    _match_pairs(pairs, known, len(groups), result)
+    result.counts["send/receive pairs named in the files"] += len(known)
+    if distance:
+        result.counts[f"send/receive pairs at a distance of {distance} ranks"] += len(chosen)
+    _settle_pairs(pairs, known + chosen, len(groups), result)
     return result
+
+
+def _set_clocks(collectives: list[Line], pairs: list[Pair], result: Matching) -> None:
+    """Estimate clock offsets, or leave clocks as they are where that contradicts itself."""
+    found = estimate_offsets(collectives, pairs, list(result.offset))
+    result.counts["clock offsets rejected"] = int(found is None)
+    result.offset = dict.fromkeys(result.offset, 0) if found is None else found
 
 
 def _lines(ranks: dict[int, list[Communication]]) -> list[Line]:
@@ -279,21 +288,20 @@ Candidate = tuple[int, int, int, int, int, Communication, Communication]
 _COMPLEMENT = str.maketrans("SR", "RS")
 
 
-def _match_pairs(lines: list[Line], known: list[Pair], first: int, result: Matching) -> None:
+def _choose_pairs(
+    lines: list[Line], known: list[Pair], offset: dict[int, int]
+) -> tuple[list[Pair], int]:
     """Pair sends with receives: complementary directions, ends close, one distance of ranks.
 
-    Pairs of the same two lines are one communicator; these are numbered from `first`.
+    Returns the pairs and the distance that decided, 0 if none did.
     """
-    line_of = {(item.rank, item.op): n for n, line in enumerate(lines) for item in line}
-    items = [item for line in lines for item in line]
     sure = {(item.rank, item.op) for pair in known for item in pair}
-    result.counts["send/receive pairs named in the files"] += len(known)
-    open_items = [item for item in items if (item.rank, item.op) not in sure]
+    items = [item for line in lines for item in line if (item.rank, item.op) not in sure]
     candidates: list[Candidate] = []
     by_way: dict[str, list[Communication]] = defaultdict(list)
-    for item in open_items:
+    for item in items:
         by_way["".join(sorted(item.directions))].append(item)
-    for a in open_items:
+    for a in items:
         if "S" not in a.directions:
             continue
         wanted = "".join(sorted(a.directions.translate(_COMPLEMENT)))
@@ -302,33 +310,41 @@ def _match_pairs(lines: list[Line], known: list[Pair], first: int, result: Match
                 continue
             if (a.peer >= 0 and a.peer != b.rank) or (b.peer >= 0 and b.peer != a.rank):
                 continue
-            ends = (a.end - result.offset[a.rank]) - (b.end - result.offset[b.rank])
-            if abs(ends) <= _PAIR or (a.peer >= 0 and b.peer >= 0):
+            ends = (a.end - offset[a.rank]) - (b.end - offset[b.rank])
+            if abs(ends) <= LAG or (a.peer >= 0 and b.peer >= 0):
                 candidates.append((abs(ends), a.rank, b.rank, a.op, b.op, a, b))
     candidates.sort(key=lambda c: c[:5])
     votes = Counter(abs(c[1] - c[2]) for c in candidates)
     chosen = _pairs_at(candidates, None)
-    if votes and all(item.peer < 0 for item in open_items):
+    if votes and all(item.peer < 0 for item in items):
         said = Counter(abs(a.rank - b.rank) for a, b in known)
         best = max(votes, key=lambda d: (said[d] + len(_pairs_at(candidates, d)), -d))
         strided = _pairs_at(candidates, best)
         if len(strided) >= 0.8 * len(chosen):
-            chosen = strided
-            result.counts[f"send/receive pairs at a distance of {best} ranks"] += len(strided)
+            return strided, best
+    return chosen, 0
+
+
+def _settle_pairs(lines: list[Line], pairs: list[Pair], first: int, result: Matching) -> None:
+    """Work out the wire times of pairs; what is in none stands alone.
+
+    Pairs of the same two lines are one communicator; these are numbered from `first`.
+    """
+    line_of = {(item.rank, item.op): n for n, line in enumerate(lines) for item in line}
     taken = set()
     number: dict[tuple[int, int], int] = {}
-    for a, b in known + chosen:
+    for a, b in pairs:
         taken |= {(a.rank, a.op), (b.rank, b.op)}
         begin = [i.begin - result.offset[i.rank] for i in (a, b)]
         end = [i.end - result.offset[i.rank] for i in (a, b)]
         shortest = min(i.end - i.begin for i in (a, b))
         after = [e - max(begin) for e in end]
-        wire = [max(shortest, t) if abs(t - shortest) <= _PAIR else shortest for t in after]
+        wire = [max(shortest, t) if abs(t - shortest) <= LAG else shortest for t in after]
         between = line_of[a.rank, a.op], line_of[b.rank, b.op]
         line = first + number.setdefault(between, len(number))
         result.operations.append(Matched([a, b], wire, [False, False], is_pair=True, line=line))
         result.counts["kernels matched"] += 2
-    for item in items:
+    for item in (item for line in lines for item in line):
         if (item.rank, item.op) not in taken:
             result.operations.append(Matched([item], [item.end - item.begin], [False]))
             result.counts["kernels without a partner"] += 1
