@@ -36,6 +36,7 @@ __all__ = [
 
 CHUNK = 1 << 16
 """Elements of a chunk."""
+_QUOTES = "'\""
 SMALL = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
@@ -115,8 +116,8 @@ def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
         if "truncated" in text:
             text = "is truncated: the file is shorter than its header says"
         raise InputError(f"{path}: {text}") from error
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the file is damaged: {str(error).strip(chr(39))}") from error
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: the file is damaged: {str(error).strip(_QUOTES)}") from error
 
 
 def _check_format(path: str | Path, file: File, format: str, version: int) -> None:

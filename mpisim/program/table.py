@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProgramError
-from .kinds import Flag, Kind, Operation
+from .kinds import Flag, Kind, Operation, Phase
 
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
@@ -209,6 +209,7 @@ def _check_table(table: Table) -> None:
 
     refuse(table.kind > max(Kind), f"kind must be one of {[k.name for k in Kind]}")
     refuse(table.operation > max(Operation), f"operation must be one of {list(Operation)}")
+    refuse(table.phase > max(Phase), f"phase must be one of {[p.name for p in Phase]}")
     refuse(device & (table.stream < 0), "a device row needs a stream (0 or more)")
     refuse(host_only & (table.stream >= 0), "a HOST or HOST_WAIT row has no stream (use -1)")
     refuse(comm & (table.slot < 0), "a communication needs a communicator slot")

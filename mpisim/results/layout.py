@@ -95,5 +95,5 @@ TIMELINE: Layout = {
     "phase": (np.uint8, None),
     "layer": (np.int16, None),
     "micro_batch": (np.int16, None),
-    "step": (np.int16, None),
+    "step": (np.int32, None),
 }

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.run import CriticalPath
+from ..engine.run import CriticalPath, PieceKind
 from ..errors import InputError
 from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
-from ..program import Communicators
+from ..program import Communicators, Kind, Operation
 from . import layout
 from .results import Results, Timeline
 
@@ -49,6 +49,7 @@ def open_results(path: str | Path) -> Results:
     ...     print(results.step_time, results.ranks["idle"].max())
     """
     path = Path(path)
+    kept_open = ExitStack()
     with ExitStack() as stack:
         # Shards are named relative to the file itself, not to a link to it.
         file = stack.enter_context(opened(os.path.realpath(path), layout.FORMAT, layout.VERSION))
@@ -81,8 +82,11 @@ def open_results(path: str | Path) -> Results:
             wall={phase: float(d[()]) for phase, d in _group(file, "wall").items()},
             timeline=timeline,
             path=path,
-            close=stack.pop_all().close if timeline is not None else lambda: None,
+            close=kept_open.close,
         )
+        _check_numbers(file.filename, results)
+        if timeline is not None:
+            kept_open.callback(stack.pop_all().close)
     return results
 
 
@@ -105,6 +109,30 @@ def _read_table(file: File, name: str, described: layout.Layout) -> dict[str, ND
             columns[column] = read_column(group, column, dtype, units, length)
         length = len(columns[column])
     return columns
+
+
+def _check_numbers(path: str, results: Results) -> None:
+    """Refuse numbers that stand for something the file does not have."""
+    n_groups = len(results.communicators)
+    numbers = [
+        ("kernels/kind", results.kernels["kind"], 0, len(Kind)),
+        ("communications/operation", results.communications["operation"], 0, len(Operation)),
+        ("communications/communicator", results.communications["communicator"], 0, n_groups),
+    ]
+    pieces = results.critical_path
+    if pieces is not None:
+        numbers += [
+            ("critical_path/kind", pieces.kind, 0, len(PieceKind)),
+            ("critical_path/rank", pieces.rank, 0, results.n_ranks),
+            ("critical_path/name", pieces.name, -1, len(pieces.names)),
+        ]
+    for column, values, least, end in numbers:
+        bad = (values < least) | (values >= end)
+        if bad.any():
+            raise InputError(
+                f"{path}: {column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
+                f"{least} to {end - 1}"
+            )
 
 
 def _read_critical_path(file: File) -> CriticalPath:
