@@ -80,11 +80,15 @@ def deliver(
     extra : mapping, optional
         Figures beside those of the report.
     """
-    from ..files import write_json
     from ..parallel import agreed
-    from ..report import figures, render
 
+    report = ""
     with agreed(comm):
-        if results is not None and args.json is not None:
-            write_json(args.json, {**figures(results), **(extra or {})})
-    return "" if results is None else render(results, args.top)
+        if results is not None:  # the others need not even load what follows
+            from ..files import write_json
+            from ..report import figures, render
+
+            if args.json is not None:
+                write_json(args.json, {**figures(results), **(extra or {})})
+            report = render(results, args.top)
+    return report
