@@ -2,9 +2,9 @@
 
 When no hosted rank can move, a process says of each group whose hosted members are all ready when
 the last was: to the other processes of the group if they are few, otherwise to its owner, who
-answers when it has heard all. Everything travels together: one Alltoall of counts, one Alltoallv of
-messages a round. A message is three int64: the group as communicator and k in one word, a time, and
-the rank that was last.
+answers when it has heard all. Everything travels together: one Alltoall a round, with the counts of
+messages and, where they are few, the messages themselves; else one Alltoallv more. A message is
+three int64: the group as communicator and k in one word, a time, and the rank that was last.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "exchange"]
 
 _K_BITS = 32
+_HEAD = 4
+_INLINE = 4
+"""Messages to one process that travel with the counts: most rounds then need one MPI call."""
 
 
 class Progress(NamedTuple):
@@ -46,11 +49,19 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
     comm : mpi4py.MPI.Intracomm
     """
     messages, sent = _letters(plan, core, comm.size)
-    # To each process: how many messages follow; and, the same to all, how this process stands.
-    head = np.empty((comm.size, 3), np.int64)
+    most = int(sent.max())
+    # To each process: how many messages there are for it; the same to all: how this process
+    # stands; and the messages themselves, if they are few.
+    head = np.zeros((comm.size, _HEAD + 3 * _INLINE), np.int64)
     head[:, 0] = sent
     head[:, 1] = core.unfinished
-    head[:, 2] = moving or len(messages) > 0
+    head[:, 2] = moving or most > 0
+    head[:, 3] = most
+    first = np.cumsum(sent) - sent
+    if 0 < most <= _INLINE:
+        receiver = np.repeat(np.arange(comm.size), sent)
+        nth = np.arange(len(messages)) - first[receiver]
+        head[:, _HEAD:].reshape(comm.size, _INLINE, 3)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
     state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()))
@@ -58,11 +69,15 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
         return state  # all see the same, so nobody waits for the messages
 
     counts = heads[:, 0].copy()
-    received = np.empty((int(counts.sum()), 3), np.int64)
-    comm.Alltoallv(
-        [messages, (3 * sent, 3 * (np.cumsum(sent) - sent))],
-        [received, (3 * counts, 3 * (np.cumsum(counts) - counts))],
-    )
+    if heads[:, 3].max() <= _INLINE:  # all see the same here, too
+        slots = heads[:, _HEAD:].reshape(comm.size, _INLINE, 3)
+        received = slots[np.arange(_INLINE) < counts[:, None]]
+    else:
+        received = np.empty((int(counts.sum()), 3), np.int64)
+        comm.Alltoallv(
+            [messages, (3 * sent, 3 * first)],
+            [received, (3 * counts, 3 * (np.cumsum(counts) - counts))],
+        )
     _deliver(plan, core, received)
     return state
 
