@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from traces import US, HandMade
 
@@ -72,7 +73,7 @@ def test_unexplained_start(tmp_path: Path) -> None:
     assert found.excess[3] == (100 - 25) * US
 
 
-def late_after_side(**side: float) -> HandMade:
+def late_after_side(**side: Any) -> HandMade:
     """A kernel that starts when another stream's has ended, though launched long before."""
     made = HandMade()
     for at in (0, 100):
