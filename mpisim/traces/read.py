@@ -146,28 +146,30 @@ def read_program(
     names = Names()
     facts: dict[int, RankFacts] = {}
     tables: list[Table | None] = [None] * len(sources)
-    for i in mine:
-        facts[i] = _write(i, held.pop(i), sources[i], layout, names)
-        tables[i] = facts[i].lowered.table
+    with agreed(comm):
+        for i in mine:
+            facts[i] = _write(i, held.pop(i), sources[i], layout, names)
+            tables[i] = facts[i].lowered.table
     # Plain integers: picoseconds since the epoch do not fit 64 bits.
     starts = [everyone[i][1] - matching.offset[rank] for i, rank in enumerate(ranks)]
     slots = [layout.slots(i) for i in range(len(sources))]
     world = max(source.world_size for source in sources) or len(sources)
-    program = Program(
-        names=tuple(names),
-        tables=tuple(tables),
-        communicators=layout.communicators(),
-        table=np.arange(len(sources), dtype=np.int32),
-        slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
-        slots=np.array([c for own in slots for c in own], np.int32),
-        speed=np.ones(len(sources)),
-        start=np.array([start - min(starts) for start in starts], np.int64),
-        attributes={
-            "source": "traces",
-            "ranks": " ".join(map(str, ranks)),
-            "world_size": str(world),
-        },
-    )
+    with agreed(comm):
+        program = Program(
+            names=tuple(names),
+            tables=tuple(tables),
+            communicators=layout.communicators(),
+            table=np.arange(len(sources), dtype=np.int32),
+            slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
+            slots=np.array([c for own in slots for c in own], np.int32),
+            speed=np.ones(len(sources)),
+            start=np.array([start - min(starts) for start in starts], np.int64),
+            attributes={
+                "source": "traces",
+                "ranks": " ".join(map(str, ranks)),
+                "world_size": str(world),
+            },
+        )
     return TraceProgram(program, ranks, facts, matching, world)
 
 
