@@ -4,8 +4,10 @@
 - `read_program`, `TraceProgram`, `RankFacts`: read them, each process its own ranks.
 - `Lowered`: one rank's table and what was recorded of each row.
 - `read_kineto`, `KinetoTrace`: one Kineto file as arrays.
+- `export_kineto`: the other way, a simulated run as Kineto files.
 """
 
+from .export import export_kineto
 from .kineto import KinetoTrace, read_kineto
 from .lower import Lowered
 from .read import RankFacts, TraceProgram, read_program
@@ -17,6 +19,7 @@ __all__ = [
     "RankFacts",
     "Source",
     "TraceProgram",
+    "export_kineto",
     "find_sources",
     "read_kineto",
     "read_program",
