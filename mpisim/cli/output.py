@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -13,7 +15,22 @@ if TYPE_CHECKING:
 
     from ..results import Results
 
-__all__ = ["add_report_options", "add_result_options", "check_json", "check_options", "deliver"]
+__all__ = [
+    "add_report_options",
+    "add_result_options",
+    "check_json",
+    "check_options",
+    "check_outputs",
+    "deliver",
+]
+
+OUTPUTS = (
+    ("-o", "output"),
+    ("--save-program", "save_program"),
+    ("--export", "export"),
+    ("--json", "json"),
+)
+"""Options that name what is written."""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +60,45 @@ def check_options(args: argparse.Namespace) -> None:
     """
     if args.top < 1:
         raise UsageError(f"--top is {args.top}; it must be 1 or more")
+    check_outputs(args)
     named = getattr(args, "output", None)
     if getattr(args, "timeline", False) and named is None:
         raise UsageError("--timeline needs a file to write: -o FILE")
     if getattr(args, "overwrite", False) and (named or getattr(args, "save_program", None)) is None:
         raise UsageError("--overwrite needs a file to write: -o FILE")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuse outputs that would write over each other or over the input.
+
+    Raises
+    ------
+    UsageError
+    """
+    inputs = [getattr(args, "file", None), getattr(args, "experiment", None)]
+    inputs += getattr(args, "paths", [])
+    taken = {os.path.realpath(path) for path in inputs if path}
+    by_option: dict[str, str] = {}
+    for option, key in OUTPUTS:
+        path = getattr(args, key, None)
+        if not path:
+            continue
+        real = os.path.realpath(path)
+        if real in by_option and not real.startswith("/dev/"):
+            raise UsageError(f"{path}: {by_option[real]} and {option} name the same file")
+        by_option[real] = option
+        if (real in taken and option != "--export") or _is_trace_of(real, taken):
+            raise UsageError(f"{path}: {option} would write over the input; name another file")
+
+
+def _is_trace_of(path: str, inputs: Iterable[str]) -> bool:
+    """Whether an existing file is a trace in one of some folders."""
+    folders = [folder for folder in inputs if path.startswith(os.path.join(folder, ""))]
+    if not folders or not path.endswith((".json", ".json.gz")) or not os.path.isfile(path):
+        return False
+    from ..traces.sources import is_kineto
+
+    return is_kineto(Path(path))
 
 
 def check_json(args: argparse.Namespace) -> None:

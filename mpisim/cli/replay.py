@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .output import add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
@@ -108,6 +109,15 @@ def _rank_seconds(text: str) -> tuple[int, float]:
     return rank, seconds
 
 
+def _each_rank_once(option: str, given: list[tuple[int, float]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for rank, seconds in given:
+        if rank in found:
+            raise UsageError(f"{option} is given twice for rank {rank}")
+        found[rank] = seconds
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
@@ -128,14 +138,20 @@ def run(args: argparse.Namespace) -> int:
             check_output(args.save_program, overwrite=args.overwrite)
         if first:
             check_json(args)
+        if first and args.export is not None:
+            from ..traces.export import check_export
+
+            check_export(args.export)
     what = WhatIf(
         compute=args.scale_compute,
         comm=args.scale_comm,
         host=args.scale_host,
         kernels=tuple(args.scale_kernel),
-        delay=dict(args.delay),
+        delay=_each_rank_once("--delay", args.delay),
         cap_host_gap=min((s for rank, s in args.cap_host_gap if rank is None), default=None),
-        cap_rank_gap={rank: s for rank, s in args.cap_host_gap if rank is not None},
+        cap_rank_gap=_each_rank_once(
+            "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
+        ),
     )
     job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
     asked = replay(job, comm, what, critical_path=True, progress=True)

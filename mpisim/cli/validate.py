@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .output import check_outputs
+
 if TYPE_CHECKING:
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
 
@@ -50,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the traces and print a table, one line a trace as it is done."""
+    check_outputs(args)
     from ..files import check_output, write_json
     from ..parallel import agreed
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..engine.run import Run
 
-__all__ = ["export_kineto"]
+__all__ = ["check_export", "export_kineto"]
 
 EPOCH = 1_767_225_600
 """Seconds since 1970 at which exported runs begin (1 January 2026): files are reproducible."""
@@ -132,17 +133,45 @@ def _check(
             raise InputError(f"clock offset of rank {rank}, which is not in the program")
 
 
-def _prepare(folder: Path, overwrite: bool) -> None:
-    """Make the folder, and see that it holds no traces of another run."""
+def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
+    """Check that traces can be written to a folder, before the work that makes them. Local.
+
+    Returns
+    -------
+    list of Path
+        Exported traces that are there and may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If it is no folder, cannot be made or written, or holds traces already.
+    """
+    folder = Path(folder)
     with reported(folder):
-        folder.mkdir(exist_ok=True)
-        present = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+        there = os.path.lexists(folder)
+        if there and not folder.is_dir():
+            raise OutputError(f"{folder}: is not a folder; name another for the exported traces")
+        if not there and not folder.parent.is_dir():
+            raise OutputError(f"{folder}: there is no folder {folder.parent}")
+        if not os.access(folder if there else folder.parent, os.W_OK | os.X_OK):
+            raise OutputError(f"{folder}: is not writable")
+        present = (
+            [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz"))] if there else []
+        )
+        present.sort()
     foreign = [p for p in present if not (overwrite and _NAME.fullmatch(p.name))]
     if foreign:
         raise OutputError(
             f"{folder}: holds {foreign[0].name} already; name another folder or empty it"
         )
+    return present
+
+
+def _prepare(folder: Path, overwrite: bool) -> None:
+    """Make the folder, empty of traces."""
+    present = check_export(folder, overwrite=overwrite)
     with reported(folder):
+        folder.mkdir(exist_ok=True)
         for path in present:
             path.unlink()
 
