@@ -18,7 +18,8 @@ from ..errors import InputError, OutputError
 from ..files import hidden_name, reported
 from ..parallel import agreed
 from ..program import Program
-from .export_events import CPU, GPU, THREAD, Event, Group, RankRun, rank_events
+from .export_arguments import Event, Group, RankRun
+from .export_events import CPU, GPU, THREAD, rank_events
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

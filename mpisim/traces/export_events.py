@@ -8,19 +8,15 @@ there is little. Where a program leaves no CPU time at all, launching calls begi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..program import Kind, Operation, Table
+from ..program import Kind, Table
+from .export_arguments import Arguments, Event, RankRun
 from .export_host import batch_ends, first_of_batch, host_times, profiled_steps
 from .host import is_communication_kernel
-from .nccl_names import Communicated, kernel_name, names_of, note_name, sizes
+from .nccl_names import Communicated, kernel_name, note_name
 
-__all__ = ["Group", "RankRun", "rank_events"]
+__all__ = ["rank_events"]
 
 NS = 1_000
 """In ps: the resolution of recent files."""
@@ -28,46 +24,6 @@ TICK = 500 * NS
 """Distance of the small calls round a launch, where there is room."""
 CPU, GPU, THREAD = 1000, 0, 1000
 """Process numbers of CPU and GPU and the thread of all calls: a rank has one of each."""
-SHOWN = 30
-"""The profiler cuts longer lists of ranks."""
-
-Event = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Group:
-    """A communicator as a file shows it: its name, and its members by global rank."""
-
-    name: str
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RankRun:
-    """One rank of a recorded run.
-
-    Attributes
-    ----------
-    number : int
-        Global rank.
-    table : Table
-    names : sequence of str
-        Names of rows.
-    groups : list of Group
-        Of each communicator slot.
-    start : int
-        When the rank's host started, in ps.
-    begin, end : int64, shape (n_rows,)
-        As in `mpisim.engine.Run`, in ps.
-    """
-
-    number: int
-    table: Table
-    names: Sequence[str]
-    groups: list[Group]
-    start: int
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -100,7 +56,7 @@ class _Writer:
         self.first = first_of_batch(table)
         self.end = batch_ends(self.first, run.end)
         self.call_begin, self.call_end = host_times(table, run.start, self.first, self.end)
-        self.ordinal = table.ordinal.tolist()
+        self.said = Arguments(run)
         self.waited = {self.first[row] for row in table.wait_row.tolist()}
         self.events: list[Event] = []
         self.pending: list[_Item] = []
@@ -288,7 +244,9 @@ class _Writer:
         for source in waits:
             wait = self._stream_waits(row, source)
             if self.kind[source].is_communication:
-                opened, closed = self._span("cpu_op", "record_param_comms", self._said("wait"))
+                opened, closed = self._span(
+                    "cpu_op", "record_param_comms", {} if self.old else {"Collective name": "wait"}
+                )
                 items += [opened, wait, closed]
             else:
                 items.append(wait)
@@ -340,30 +298,30 @@ class _Writer:
     ) -> tuple[list[_Item], list[_Item], str, Event]:
         """What is before and after the launch of a communication; its kernel's name and args."""
         batch = self._batch(row)
-        names = [self._names(member) for member in batch]
-        args = self._arguments(batch, names)
-        _, _, width = self._sizes(row)
+        names = [self.said.names(member) for member in batch]
+        args = {} if self.old else self.said.arguments(batch)
+        width = self.said.sizes(row)[2]
         kernel = name if is_communication_kernel(name) else kernel_name(names[0], width, self.old)
         # Old files show no events, but every communication does wait for its issuing stream.
         awaited = [self._stream_waits(row, source) for source in waits]
         if self.old:
             awaited = awaited or [self._stream_waits(row, -1)]
         if len(batch) == 1:
-            operator = self._span("cpu_op", names[0].operator, self._dims(row))
+            operator = self._span("cpu_op", names[0].operator, self.said.tensors(row))
             params = self._span("cpu_op", "record_param_comms", args)
             note = self._note(row, names[0])
             before = [operator[0], params[0], *awaited, note[0], *self._internal()]
             after = [*self._internal(), note[1], *self._internal(), params[1], operator[1]]
-            return before, after, kernel, {} if self.old else args
+            return before, after, kernel, args
         # Coalesced: the launch lies behind all operators and before the annotation of the batch.
         before = []
         for position, (member, each) in enumerate(zip(batch, names, strict=True)):
-            operator = self._span("cpu_op", each.operator, self._dims(member))
+            operator = self._span("cpu_op", each.operator, self.said.tensors(member))
             note = self._note(member, each)
             before += [operator[0], *(awaited if position == 0 else []), *note, operator[1]]
         before += self._internal()
         after = [*self._internal(), *self._span("user_annotation", "nccl:coalesced", {})]
-        return before, after, kernel, {} if self.old else args
+        return before, after, kernel, args
 
     def _internal(self) -> list[_Item]:
         """An event wait of NCCL's own, which old files show like any other."""
@@ -376,59 +334,11 @@ class _Writer:
             after += 1
         return list(range(row, after))
 
-    def _names(self, row: int) -> Communicated:
-        return names_of(self.kind[row], Operation(int(self.run.table.operation[row])))
-
-    def _group(self, row: int) -> Group:
-        return self.run.groups[int(self.run.table.slot[row])]
-
-    def _sizes(self, row: int) -> tuple[int, int, int]:
-        table = self.run.table
-        total = int(table.bytes[row])
-        members = len(self._group(row).members)
-        operation = Operation(int(table.operation[row]))
-        return sizes(operation, total, members) if total >= 0 else (-1, -1, 4)
-
     def _note(self, row: int, names: Communicated) -> tuple[_Item, _Item]:
-        pair = self._group(row).members if self.kind[row] is not Kind.COLLECTIVE else (-1, -1)
+        group = self.said.group(row)
+        pair = group.members if self.kind[row] is not Kind.COLLECTIVE else (-1, -1)
         name = note_name(names, pair[0], pair[1], self.old)
-        elements = self._sizes(row)[0]
-        return self._span("user_annotation", name, _shapes([elements], self._sizes(row)[2]))
-
-    def _dims(self, row: int) -> Event:
-        """Shapes of an operator's tensors: output first, as the ``_base`` operators have them."""
-        if self.run.table.operation[row] == Operation.ALL_GATHER:
-            taken, given, width = self._sizes(row)
-            return _shapes([given, taken], width)
-        return _shapes([self._sizes(row)[0]], self._sizes(row)[2])
-
-    def _said(self, collective: str) -> Event:
-        return {} if self.old else {"Collective name": collective}
-
-    def _arguments(self, batch: list[int], names: list[Communicated]) -> Event:
-        """What recent files tell of a communication, on its operator and on its kernel."""
-        if self.old:
-            return {}
-        row, group = batch[0], self._group(batch[0])
-        collective = names[0].collective if len(batch) == 1 else "coalesced"
-        taken, given, width = self._sizes(row)
-        members = group.members
-        shown = list(map(str, members))
-        if len(shown) > SHOWN:
-            shown = [*shown[: SHOWN // 2], "...", *shown[-SHOWN // 2 :]]
-        args: Event = {"Collective name": collective} if collective else {}
-        if taken >= 0:
-            args |= {"In msg nelems": taken, "Out msg nelems": given,
-                     "dtype": "Float" if width == 4 else "Byte"}  # fmt: skip
-        args |= {
-            "Group size": len(members), "In split size": "[]", "Out split size": "[]",
-            "Process Group Name": group.name, "Process Group Description": group.name,
-            "Process Group Ranks": f"[{', '.join(shown)}]",
-            "Seq": int(self.ordinal[row]),
-        }  # fmt: skip
-        if self.kind[row] is not Kind.COLLECTIVE and len(batch) == 1:
-            args |= {"Src Rank": members[0], "Dst Rank": members[1]}
-        return args
+        return self._span("user_annotation", name, self.said.input(row))
 
 
 def _timed(event: Event, begin: int, end: int) -> Event:
@@ -451,10 +361,3 @@ def _category(kind: Kind, name: str) -> tuple[str, str]:
     if name.startswith("Memset"):
         return "gpu_memset", "cudaMemsetAsync"
     return "gpu_memcpy", "cudaMemcpyAsync"
-
-
-def _shapes(elements: list[int], width: int) -> Event:
-    if min(elements) < 0:
-        return {}
-    kind = "float" if width == 4 else "unsigned char"
-    return {"Input Dims": [[n] for n in elements], "Input type": [kind] * len(elements)}
