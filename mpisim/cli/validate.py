@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..errors import TraceError
 from .output import check_outputs
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
             print(_summary(validation))
             if args.json is not None:
                 write_json(args.json, _figures(validation, moves, across))
+        if not validation.cases:
+            raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
     return 0
 
 
