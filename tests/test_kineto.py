@@ -13,7 +13,8 @@ from traces import US, HandMade
 
 from mpisim.errors import TraceError
 from mpisim.traces import read_kineto
-from mpisim.traces.kineto import KERNEL, MEMCPY, MEMSET, shift_second_half
+from mpisim.traces.kineto import KERNEL, MEMCPY, MEMSET
+from mpisim.traces.shift import shift_second_half
 
 
 def small() -> HandMade:

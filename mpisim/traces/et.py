@@ -21,7 +21,7 @@ from ..errors import TraceError
 from .et_communications import communications, process_groups
 from .et_model import ExecutionTrace
 from .et_tensors import Values, tensor_columns
-from .kineto import open_text, read_head
+from .raw import open_text, read_head
 
 __all__ = ["is_execution_trace", "read_et"]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TraceError
+from .raw import open_text
 
 __all__ = [
     "PS_PER_US",
@@ -28,14 +27,10 @@ __all__ = [
     "KinetoTrace",
     "Spans",
     "device_part",
-    "open_text",
-    "read_head",
     "read_kineto",
-    "shift_second_half",
 ]
 
 PS_PER_US = 1_000_000
-_HEAD = 1 << 20
 _MOST_US = 1_000_000_000_000
 """Longest time (11 days) and largest span of a file: picoseconds and their sums fit 64 bits."""
 _MOST_RANKS = 1 << 24
@@ -226,49 +221,6 @@ class KinetoTrace:
     warnings: list[str] = field(default_factory=list)
 
 
-def open_text(path: Path) -> bytes:
-    """Return the bytes of a file, decompressed if it is gzip.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read, is empty, or is a truncated or damaged gzip file.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
-    if len(raw) < 64 and not raw.strip():
-        raise TraceError(f"{path}: the file is empty")
-    return raw
-
-
-def read_head(path: Path) -> bytes:
-    """Return the first MiB of a file, decompressed if it is gzip.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read, or is damaged within that part.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_HEAD)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
-    except zlib.error as error:
-        raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
-
-
 def read_kineto(path: Path | str) -> KinetoTrace:
     """Read one Kineto trace file (``.json`` or ``.json.gz``).
 
@@ -310,37 +262,6 @@ def device_part(trace: KinetoTrace) -> KinetoTrace:
         annotations=empty,
         calls=empty,
         device=replace(trace.device, args=[]),
-    )
-
-
-def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
-    """Return the trace as if all that began after its middle had been recorded `by` ps later.
-
-    For tests of honesty: a replay may change by the one gap that this opens, and by nothing else.
-    """
-    device = trace.device
-    middle = (int(device.begin[0]) + int(device.end.max())) // 2
-
-    def later(times: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.where(times > middle, times + by, times)
-
-    def moved(spans: Spans) -> Spans:
-        # What spans the middle keeps its begin and, but for annotations around it, its length.
-        late = np.where(spans.begin > middle, by, 0)
-        return replace(spans, begin=spans.begin + late, end=spans.end + late)
-
-    whole = replace(
-        trace.annotations,
-        begin=later(trace.annotations.begin),
-        end=later(trace.annotations.end),
-    )
-    late = np.where(device.begin > middle, by, 0)
-    return replace(
-        trace,
-        operators=moved(trace.operators),
-        annotations=whole,
-        calls=moved(trace.calls),
-        device=replace(device, begin=device.begin + late, end=device.end + late),
     )
 
 

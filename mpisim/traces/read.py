@@ -16,10 +16,11 @@ from ..program import Names, Program, Table
 from .assemble import Layout, break_cycles
 from .communications import Communication, rank_communications
 from .host import Call, host_calls, is_communication_kernel
-from .kineto import KERNEL, KinetoTrace, device_part, read_kineto, shift_second_half
+from .kineto import KERNEL, KinetoTrace, device_part, read_kineto
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
 from .overheads import HostOverheads, host_overheads
+from .shift import shift_second_half
 from .sources import Source
 from .timing import DeviceTiming, explain_late_starts, measure_timing
 from .waits import Inference, infer_waits

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..errors import TraceError
 from .et import is_execution_trace
-from .kineto import read_head, read_kineto
+from .kineto import read_kineto
+from .raw import read_head
 
 __all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_folder", "is_kineto", "json_files"]
 
