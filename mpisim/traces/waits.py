@@ -117,7 +117,7 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
         A communication kernel waits for the stream that was current when it was issued.
     ``work-wait``
         `record_param_comms` without a launch is Work.wait: the thread's next compute launch waits
-        for the collective just issued, else for the first one not waited for yet.
+        for the collective just issued, else for the latest one that fits.
     ``stream-wait``
         Any other event wait: the thread's next launch waits for the latest-ended work of another
         stream.
@@ -173,8 +173,12 @@ def _launch(state: _State, position: int, call: Call, infer: bool) -> None:
             _communication_launch(state, call)
     else:
         if infer:
-            for token in state.tokens.pop(thread, []):
-                _resolve(state, token, first)
+            # Autograd's thread may end on a wait: then the next launch on its stream, by the main
+            # thread, is the one that waits.
+            own = state.stream[first]
+            for other in [t for t in state.tokens if t == thread or state.current.get(t) == own]:
+                for token in state.tokens.pop(other):
+                    _resolve(state, token, first)
         state.current[thread] = state.stream[first]
         state.issued.pop(thread, None)
         _copy_wait(state, position, call)
@@ -245,29 +249,30 @@ def _event_wait(state: _State, position: int, call: Call) -> None:
 def _resolve(state: _State, token: EventWait, target: int) -> None:
     """Find what an event wait waits for, now that the operation behind it is known."""
     counts, at = state.result.counts, state.begin[target]
+    issued = [op for op in state.unwaited if op <= token.last.get(state.stream[op], -1)]
+    pending = [op for op in issued if state.feasible(op, at)]
     if token.is_work:
-        pending = [op for op in state.unwaited if state.feasible(op, at)]
         if pending:
-            # A collective waited for at once is its own wait's; else first in, first out.
-            _wait_for(state, token.issued if token.issued in pending else pending[0], target)
+            # A collective waited for at once is its own wait's. Otherwise the latest that fits: it
+            # covers those before it on its stream, while an earlier one would lose a wait.
+            latest = max(pending, key=lambda op: state.end[op])
+            _wait_for(state, token.issued if token.issued in pending else latest, target)
             counts["work-wait"] += 1
             return
-        if state.unwaited:
+        if issued:
             counts["work-wait without a fitting collective"] += 1
             return
     own = state.stream[target]
     last = [op for s, op in token.last.items() if s != own]
-    if state.unwaited and all(state.is_comm[op] for op in last):
+    if pending and all(state.is_comm[op] for op in last):
         # No other stream computes or copies: it is Work.wait without its operator (DDP's reducer).
-        pending = [op for op in state.unwaited if state.feasible(op, at)]
-        if pending:
-            _wait_for(state, pending[0], target)
-            counts["work-wait"] += 1
-            return
+        _wait_for(state, pending[0], target)
+        counts["work-wait"] += 1
+        return
     options = [op for op in last if state.feasible(op, at)]
     if len(options) < len(last):
         counts["candidates dropped by recorded times"] += len(last) - len(options)
-    pending = [op for op in state.unwaited if state.feasible(op, at) and op not in options]
+    pending = [op for op in pending if op not in options]
     source = max(options + pending, key=lambda op: state.end[op], default=-1)
     if source >= 0:
         _wait_for(state, source, target)
