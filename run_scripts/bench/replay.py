@@ -140,12 +140,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("traces", nargs="*", type=Path, help="Kineto traces to read")
-    parser.add_argument("--layers", type=int, default=96, help="layers of the GPT (96)")
+    parser.add_argument(
+        "--layers", type=int, nargs="*", default=[16, 96], help="layers of the GPT (16 and 96)"
+    )
     parser.add_argument("--micro-batches", type=int, default=32, help="micro-batches (32)")
     parser.add_argument("--runs", type=int, default=5, help="runs of the start-up figures (5)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    figures = {"core": core_figures(args.layers, args.micro_batches)}
+    figures = {
+        f"core, GPT step of {layers} layers": core_figures(layers, args.micro_batches)
+        for layers in args.layers
+    }
     figures["start"] = start_figures(args.runs)
     if args.traces:
         figures["reading"] = reading_figures(args.traces)
