@@ -280,6 +280,7 @@ def test_each_process_writes_its_ranks(comm: Intracomm) -> None:
     run = simulate(of, comm, record=True)
     with exported(run, comm) as folder:
         names = sorted(path.name for path in folder.iterdir())
+        comm.barrier()  # all have looked before any adds a folder of its own
         alone = folder / f"alone{comm.rank}"
         export_kineto(of, simulate(of, record=True), alone)
         for name in names:
