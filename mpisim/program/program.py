@@ -160,10 +160,6 @@ class Program:
             raise ProgramError(f"rank {rank}: its table is held by another process")
         return table
 
-    def holds(self, rank: int) -> bool:
-        """Whether this process has the table of a rank."""
-        return self.tables[self.table[rank]] is not None
-
     def slots_of(self, rank: int) -> NDArray[np.int32]:
         """Return the communicator of each slot of a rank."""
         return self.slots[self.slot_index[rank] : self.slot_index[rank + 1]]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 __all__ = ["Unit", "apportioned", "duration", "percent", "quantity", "unit_for"]
 
-PS_PER_SECOND = 10**12
-
 
 @dataclass(frozen=True)
 class Unit:

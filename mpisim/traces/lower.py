@@ -142,7 +142,7 @@ def lower(
     following = _unlaunched_after(trace, timing)
     for op in following.pop(-1, []):
         writer.device(op, host=0, latency=0, cost=0)
-    in_flight = _InFlight(trace, calls)
+    in_flight = _InFlight(trace)
     usual_cost = _usual_costs(calls, inferred)
     clock = start
     # A call that blocks one thread ends after what other threads launch meanwhile.
@@ -228,7 +228,7 @@ def _usual_costs(calls: list[Call], inferred: Inference) -> dict[str, int]:
 class _InFlight:
     """How many operations of a stream had been launched but not ended at some time."""
 
-    def __init__(self, trace: KinetoTrace, calls: list[Call]) -> None:
+    def __init__(self, trace: KinetoTrace) -> None:
         self.stream, self.end = trace.device.stream, trace.device.end
         self.ends: dict[int, list[int]] = {}
 

@@ -247,27 +247,19 @@ def _settle(members: list[Communication], line: int, result: Matching) -> None:
         result.counts["kernels without a partner"] += 1
         return
     result.counts["kernels matched"] += len(members)
-    if all(item.operation in _SYNCHRONISING for item in members):
-        # All end together, so the shortest is the last to come: no clock is needed.
-        shortest = min(length)
-        result.operations.append(
-            Matched(members, [shortest] * len(members), [False] * len(members), line=line)
-        )
-        return
     begin = [item.begin - result.offset[item.rank] for item in members]
     end = [item.end - result.offset[item.rank] for item in members]
     last = max(begin)
     eager = [e <= last for e in end]
-    if all(eager) or min(last - e for e in end) > TOLERANCE or sum(eager) == len(members):
-        # The clocks disagree about everything: fall back on the rule without clocks.
-        shortest = min(length)
-        result.operations.append(
-            Matched(members, [shortest] * len(members), [False] * len(members), line=line)
-        )
-        result.counts["operations with contradicting clocks"] += 1
-        return
-    wire = [n if e else at - last for n, e, at in zip(length, eager, end, strict=True)]
-    result.counts["kernels that did not wait for all members"] += sum(eager)
+    together = all(item.operation in _SYNCHRONISING for item in members)
+    if together or all(eager):
+        # All end together, so the shortest is the last to come: no clock is needed. The same where
+        # clocks that contradict each other would have nobody wait.
+        wire, eager = [min(length)] * len(members), [False] * len(members)
+        result.counts["operations with contradicting clocks"] += not together
+    else:
+        wire = [n if e else at - last for n, e, at in zip(length, eager, end, strict=True)]
+        result.counts["kernels that did not wait for all members"] += sum(eager)
     result.operations.append(Matched(members, wire, eager, line=line))
 
 
