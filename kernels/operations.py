@@ -1,0 +1,440 @@
+"""What a kernel computes: its shape, its arithmetic and the memory it must touch.
+
+A description says nothing about time. Workload generators make descriptions, kernel models
+(:mod:`mpisim.kernels.roofline` and others) say how long each takes on a GPU. Descriptions are
+frozen and hashable, so that a model prices each distinct kernel of a step once.
+
+Conventions
+-----------
+flops
+    Operations of the matrix units, an addition and a multiplication as two. Kernels that only move
+    memory have none: their few operations an element never set the pace.
+traffic
+    Bytes that must pass between the GPU's memory and its cores if every operand is touched once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from mpisim.errors import InputError
+
+__all__ = [
+    "BYTES",
+    "Attention",
+    "Convolution",
+    "Copy",
+    "CrossEntropy",
+    "Elementwise",
+    "Embedding",
+    "Gemm",
+    "GroupedGemm",
+    "Kernel",
+    "Norm",
+    "OptimizerStep",
+    "Precision",
+    "Softmax",
+]
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+"""Number formats of matrix operands."""
+
+BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Bytes of an element in memory."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A description of one kernel; see the subclasses.
+
+    Attributes
+    ----------
+    family : str
+        Which kernel model serves it.
+    """
+
+    family: ClassVar[str]
+
+    @property
+    def flops(self) -> int:
+        """Operations of the matrix units."""
+        return 0
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is int and value < 1:
+                raise InputError(f"a kernel's {each.name!r} is {value}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Gemm(Kernel):
+    """`batch` products of matrices (m, k) × (k, n).
+
+    Attributes
+    ----------
+    m, n, k, batch : int
+    dtype : Precision
+        Of both operands.
+    output : Precision
+        Of the result.
+    accumulate : bool
+        Whether the product is added to what the result holds (gradients of weights): the result is
+        then read, too.
+    """
+
+    family: ClassVar[str] = "gemm"
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: Precision = "bf16"
+    output: Precision = "bf16"
+    accumulate: bool = False
+
+    @property
+    def flops(self) -> int:
+        """2 m n k for each product."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def traffic(self) -> int:
+        """Both operands once, the result once, or twice where it is added to."""
+        operands = BYTES[self.dtype] * (self.m * self.k + self.k * self.n)
+        result = BYTES[self.output] * self.m * self.n * (2 if self.accumulate else 1)
+        return self.batch * (operands + result)
+
+
+@dataclass(frozen=True)
+class GroupedGemm(Kernel):
+    """Products (m_i, k) × (k, n) of several experts in one kernel, the m_i adding up to `rows`.
+
+    Attributes
+    ----------
+    rows : int
+        Tokens of all experts together.
+    groups : int
+        Experts with a matrix of their own.
+    n, k : int
+    dtype, output, accumulate
+        As in `Gemm`.
+    weight : bool
+        The gradient of the weights: products (k, m_i) × (m_i, n), whose results are `groups`
+        matrices (k, n).
+    """
+
+    family: ClassVar[str] = "grouped_gemm"
+    rows: int
+    groups: int
+    n: int
+    k: int
+    dtype: Precision = "bf16"
+    output: Precision = "bf16"
+    accumulate: bool = False
+    weight: bool = False
+
+    @property
+    def flops(self) -> int:
+        """2 rows n k."""
+        return 2 * self.rows * self.n * self.k
+
+    @property
+    def traffic(self) -> int:
+        """Tokens in and out, and one matrix an expert."""
+        matrices = self.groups * self.n * self.k
+        times = 2 if self.accumulate else 1
+        if self.weight:
+            tokens = BYTES[self.dtype] * self.rows * (self.n + self.k)
+            return tokens + BYTES[self.output] * matrices * times
+        return (
+            BYTES[self.dtype] * (self.rows * self.k + matrices)
+            + BYTES[self.output] * self.rows * self.n * times
+        )
+
+
+@dataclass(frozen=True)
+class Attention(Kernel):
+    """Fused attention, which never writes its scores to memory (FlashAttention, arXiv:2205.14135).
+
+    Attributes
+    ----------
+    batch : int
+        Sequences.
+    heads, kv_heads : int
+        Of the queries, and of keys and values.
+    queries, keys : int
+        Tokens of a sequence on each side.
+    head_size, value_size : int
+        Elements of a head of queries and keys, and of values.
+    causal : bool
+        Whether a token sees only those before it: half of the scores.
+    backward : bool
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "attention"
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    value_size: int
+    causal: bool = True
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def flops(self) -> int:
+        """Two products forward; five backward, as the scores are computed again.
+
+        Of the five, three run over the head size (scores, gradients of queries and of keys), two
+        over the value size (gradients of values and of the probabilities).
+        """
+        scores = 2 * self.batch * self.heads * self.queries * self.keys
+        products = (
+            3 * self.head_size + 2 * self.value_size
+            if self.backward
+            else self.head_size + self.value_size
+        )
+        return scores * products // (2 if self.causal else 1)
+
+    @property
+    def traffic(self) -> int:
+        """Forward Q, K, V, O; backward these, the gradient of O, and those of Q, K, V."""
+        q = self.heads * self.queries * self.head_size
+        k = self.kv_heads * self.keys * self.head_size
+        v = self.kv_heads * self.keys * self.value_size
+        o = self.heads * self.queries * self.value_size
+        elements = 2 * (q + k + v + o) if self.backward else q + k + v + o
+        return BYTES[self.dtype] * self.batch * elements
+
+
+@dataclass(frozen=True)
+class Softmax(Kernel):
+    """Softmax over the last axis, with scale and mask fused in.
+
+    Attributes
+    ----------
+    rows, columns : int
+    backward : bool
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "softmax"
+    rows: int
+    columns: int
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def traffic(self) -> int:
+        """Forward in and out; backward output, gradient in, gradient out."""
+        return (3 if self.backward else 2) * BYTES[self.dtype] * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Norm(Kernel):
+    """Layer, RMS or batch normalisation.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Layer and RMS norm: tokens and width. Batch norm: batch × pixels and channels.
+    kind : {"layer", "rms", "batch"}
+    backward : bool
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "norm"
+    rows: int
+    columns: int
+    kind: Literal["layer", "rms", "batch"] = "layer"
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def traffic(self) -> int:
+        """Forward in and out; backward input, gradient in, gradient out.
+
+        Batch statistics need the whole batch before the first output: one more pass over the input,
+        and backward over input and gradient.
+        """
+        passes = 3 if self.backward else 2
+        if self.kind == "batch":
+            passes = 5 if self.backward else 3
+        return passes * BYTES[self.dtype] * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Elementwise(Kernel):
+    """Anything that streams through memory once: activations, residuals, masks, casts, pooling.
+
+    Attributes
+    ----------
+    bytes : int
+        Read and written, together.
+    """
+
+    family: ClassVar[str] = "elementwise"
+    bytes: int
+
+    @property
+    def traffic(self) -> int:
+        """As given."""
+        return self.bytes
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Kernel):
+    """Softmax cross-entropy over a vocabulary, or over this GPU's part of it.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Tokens, and entries of the vocabulary.
+    backward : bool
+    dtype : Precision
+        Of the scores; the softmax itself is fp32.
+    """
+
+    family: ClassVar[str] = "cross_entropy"
+    rows: int
+    columns: int
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def traffic(self) -> int:
+        """Scores in and their softmax out in fp32; backward the reverse."""
+        return (BYTES[self.dtype] + BYTES["fp32"]) * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Embedding(Kernel):
+    """Look up rows of a table, or add gradients to them.
+
+    Attributes
+    ----------
+    lookups : int
+        Rows read, with repetition.
+    width : int
+        Elements of a row.
+    entries : int
+        Rows of the table.
+    pooling : int
+        Lookups added into one output row; 1 for a language model.
+    backward : bool
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "embedding"
+    lookups: int
+    width: int
+    entries: int
+    pooling: int = 1
+    backward: bool = False
+    dtype: Precision = "bf16"
+
+    @property
+    def traffic(self) -> int:
+        """Rows read and outputs written; backward gradients read, rows read and written."""
+        row = BYTES[self.dtype] * self.width
+        outputs = -(-self.lookups // self.pooling)
+        indices = 8 * self.lookups
+        return indices + row * (outputs + self.lookups * (2 if self.backward else 1))
+
+
+@dataclass(frozen=True)
+class Convolution(Kernel):
+    """A 2-d convolution.
+
+    Attributes
+    ----------
+    batch, inputs, outputs : int
+        Images, channels in and out.
+    height, width : int
+        Of the output.
+    kernel : int
+        Side of the (square) filter.
+    stride, groups : int
+    direction : {"forward", "input", "weight"}
+        Forward, or the gradient of input or weights.
+    dtype : Precision
+    """
+
+    family: ClassVar[str] = "convolution"
+    batch: int
+    inputs: int
+    outputs: int
+    height: int
+    width: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+    direction: Literal["forward", "input", "weight"] = "forward"
+    dtype: Precision = "fp32"
+
+    @property
+    def flops(self) -> int:
+        """The same in all three directions."""
+        pixels = self.batch * self.height * self.width
+        return 2 * pixels * self.outputs * (self.inputs // self.groups) * self.kernel**2
+
+    @property
+    def traffic(self) -> int:
+        """Input, filter and output, each once."""
+        image = self.batch * self.inputs * self.height * self.width * self.stride**2
+        filters = self.outputs * (self.inputs // self.groups) * self.kernel**2
+        result = self.batch * self.outputs * self.height * self.width
+        return BYTES[self.dtype] * (image + filters + result)
+
+
+@dataclass(frozen=True)
+class OptimizerStep(Kernel):
+    """One fused step of an optimizer over all parameters a GPU updates.
+
+    Attributes
+    ----------
+    parameters : int
+    bytes_per_parameter : int
+        Read and written for each: gradient, master weight, moments, and the weight the next step
+        computes with.
+    """
+
+    family: ClassVar[str] = "optimizer"
+    parameters: int
+    bytes_per_parameter: int
+
+    @property
+    def traffic(self) -> int:
+        """All of the state."""
+        return self.parameters * self.bytes_per_parameter
+
+
+@dataclass(frozen=True)
+class Copy(Kernel):
+    """A copy or fill of memory.
+
+    Attributes
+    ----------
+    bytes : int
+        Copied; a copy reads and writes each.
+    path : {"device", "fill", "host"}
+        Inside the GPU's memory, filling it, or between the host's memory and the GPU's.
+    """
+
+    family: ClassVar[str] = "copy"
+    bytes: int
+    path: Literal["device", "fill", "host"] = "device"
+
+    @property
+    def traffic(self) -> int:
+        """Twice the bytes inside the GPU, once otherwise."""
+        return self.bytes * (2 if self.path == "device" else 1)
