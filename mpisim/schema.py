@@ -12,7 +12,8 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import InputError, nearest
 
@@ -80,8 +81,9 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
     Parameters
     ----------
     cls : type
-        A dataclass with fields of the types int, float, str, bool, or such a dataclass. Defaults
-        are plain values.
+        A dataclass. Its fields have the types int, float, str or bool, one of these with `Limits`
+        (``Annotated``), a choice of texts (``Literal``), ``tuple[T, ...]``, ``dict[str, T]``, such
+        a dataclass, or any of these ``| None`` (whose default is None: TOML has no null).
     values : mapping
         The table.
     source : str
@@ -115,13 +117,18 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
         full = f"{path}.{key}" if path else key
         if key in values:
             arguments[key] = _value(types[key], values[key], source, full)
-        elif field.default is dataclasses.MISSING:
+        elif not _optional(field):
             raise InputError(f"{source}: key {full!r} is missing")
     try:
         return cls(**arguments)
     except InputError as error:
         prefix = f"[{path}] " if path else ""
         raise InputError(f"{source}: {prefix}{error}") from error
+
+
+def _optional(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
 
 
 def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -145,15 +152,30 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key = f"{path}.{field.name}" if path else field.name
+        expected = _without_none(types[field.name])
         if field.name not in values:
-            found[key] = field.default
-        elif dataclasses.is_dataclass(types[field.name]):
-            found |= defaults(types[field.name], values[field.name], key)
+            if dataclasses.is_dataclass(expected):
+                found |= defaults(expected, {}, key)  # type: ignore[arg-type]
+            elif field.default is dataclasses.MISSING:
+                assert field.default_factory is not dataclasses.MISSING
+                found[key] = field.default_factory()
+            else:
+                found[key] = field.default
+        elif dataclasses.is_dataclass(expected):
+            found |= defaults(expected, values[field.name], key)  # type: ignore[arg-type]
     return found
+
+
+def _without_none(expected: Any) -> Any:
+    """Return T of ``T | None``."""
+    if get_origin(expected) in (Union, UnionType):
+        (expected,) = (each for each in get_args(expected) if each is not NoneType)
+    return expected
 
 
 def _value(expected: Any, found: Any, source: str, key: str) -> Any:
     """Check one value and return it as its field's type."""
+    expected = _without_none(expected)
     if dataclasses.is_dataclass(expected):
         if not isinstance(found, dict):
             raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
@@ -162,6 +184,24 @@ def _value(expected: Any, found: Any, source: str, key: str) -> Any:
     limits = None
     if get_origin(expected) is Annotated:
         expected, limits = get_args(expected)
+    if get_origin(expected) is Literal:
+        choices = get_args(expected)
+        if not isinstance(found, str) or found not in choices:
+            near = nearest(found, choices) if isinstance(found, str) else ""
+            raise InputError(
+                f"{source}: key {key!r} is {found!r}{near}; allowed: {', '.join(choices)}"
+            )
+        return found
+    if get_origin(expected) is tuple:
+        if not isinstance(found, list):
+            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a list in brackets")
+        item = get_args(expected)[0]
+        return tuple(_value(item, each, source, f"{key}[{i}]") for i, each in enumerate(found))
+    if get_origin(expected) is dict:
+        if not isinstance(found, dict):
+            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+        item = get_args(expected)[1]
+        return {name: _value(item, each, source, f"{key}.{name}") for name, each in found.items()}
     # A bool is an int to Python, and an integer is a fine value for a number: neither by accident.
     accepted = type(found) is expected or (expected is float and type(found) is int)
     if accepted and expected is float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import pytest
 
@@ -111,3 +111,49 @@ def test_a_quantity_needs_a_known_unit_and_a_source() -> None:
 def test_seconds_are_rounded_to_picoseconds() -> None:
     assert picoseconds(5e-6) == 5_000_000
     assert picoseconds(1.4e-12) == 1
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Wide:
+    kind: Literal["ring", "tree"] = "ring"
+    count: Annotated[int, Limits(least=1)] | None = None
+    sizes: tuple[Annotated[int, Limits(least=1)], ...] = ()
+    parts: dict[str, Part] = field(default_factory=dict)
+    part: Part | None = None
+
+
+def test_choices_lists_tables_and_what_may_be_left_out():
+    assert build(Wide, {}, "f") == Wide()
+    found = build(
+        Wide,
+        {"kind": "tree", "count": 3, "sizes": [1, 2], "parts": {"a": {"size": 4}}, "part": {}},
+        "f",
+    )
+    assert found == Wide("tree", 3, (1, 2), {"a": Part(4)}, Part(1))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "tre"}, "f: key 'kind' is 'tre' (did you mean 'tree'?); allowed: ring, tree"),
+        ({"kind": 3}, "f: key 'kind' is 3; allowed: ring, tree"),
+        ({"kind": []}, "f: key 'kind' is []; allowed: ring, tree"),
+        ({"count": 0}, "f: key 'count' is 0; it must be an integer, 1 or more"),
+        ({"sizes": 3}, "f: key 'sizes' is 3; it must be a list in brackets"),
+        ({"sizes": [1, 0]}, "f: key 'sizes[1]' is 0; it must be an integer, 1 or more"),
+        ({"parts": 3}, "f: key 'parts' is 3; it must be a table, [parts]"),
+        (
+            {"parts": {"a": {"sise": 1}}},
+            "f: unknown key 'sise' in [parts.a] (did you mean 'size'?); allowed: size",
+        ),
+    ],
+)
+def test_what_is_refused_of_them(values, message):
+    with pytest.raises(InputError) as error:
+        build(Wide, values, "f")
+    assert str(error.value) == message
