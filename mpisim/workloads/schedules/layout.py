@@ -1,0 +1,124 @@
+"""What each stage of a pipeline does, and which parts of the model it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...program import Phase
+
+__all__ = ["Action", "Order", "Pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a stage does.
+
+    Attributes
+    ----------
+    phase : Phase
+        FORWARD; BACKWARD (the whole of it, or the gradients of the inputs alone where `split`);
+        WEIGHT (gradients of the weights).
+    chunk : int
+        Which of the model chunks that the stage holds.
+    micro_batch : int
+    split : bool
+        Of a BACKWARD: its gradients of weights come as a WEIGHT action of their own.
+    paired : bool
+        It runs overlapped with the action just before it: both start when both can.
+    """
+
+    phase: Phase
+    chunk: int
+    micro_batch: int
+    split: bool = False
+    paired: bool = False
+
+
+Order = tuple[Action, ...]
+"""What one stage does, from first to last."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule laid out for given numbers of stages and micro-batches.
+
+    The model is cut into `parts` in sequence. A stage holds `chunks` of them: in a loop (chunk c
+    of stage s is part ``c × stages + s``) or, where every part is held twice, mirrored (chunk 0 of
+    stage s is part s; chunk 1 is part ``stages - 1 - s`` of a second pipeline, which runs from the
+    last stage to the first and takes the second half of the micro-batches).
+
+    Attributes
+    ----------
+    name : str
+        A key of `SCHEDULES`.
+    stages, chunks, micro_batches : int
+    actions : tuple of tuple of Action
+        Of each stage, in the order of execution. Between two chunks, forward or backward, messages
+        are sent and received in the same order.
+    parts : int
+        ``stages × chunks``, or `stages` where every part is held twice.
+    """
+
+    name: str
+    stages: int
+    chunks: int
+    micro_batches: int
+    actions: tuple[Order, ...]
+    parts: int
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether every part is held twice, for pipelines of both directions."""
+        return self.parts < self.stages * self.chunks
+
+    def part(self, stage: int, chunk: int) -> int:
+        """Return which part of the model a chunk of a stage is."""
+        if self.mirrored:
+            return stage if chunk == 0 else self.stages - 1 - stage
+        return chunk * self.stages + stage
+
+    def next(self, stage: int, chunk: int) -> tuple[int, int] | None:
+        """Return the stage and chunk that the output goes to; None after the last part."""
+        return self._holder(chunk, self.part(stage, chunk) + 1)
+
+    def previous(self, stage: int, chunk: int) -> tuple[int, int] | None:
+        """Return the stage and chunk that the input comes from; None before the first part."""
+        return self._holder(chunk, self.part(stage, chunk) - 1)
+
+    def _holder(self, chunk: int, part: int) -> tuple[int, int] | None:
+        """Return who holds a part for the micro-batches that pass through `chunk`."""
+        if not 0 <= part < self.parts:
+            return None
+        if self.mirrored:
+            return (part if chunk == 0 else self.stages - 1 - part), chunk
+        return part % self.stages, part // self.stages
+
+    def peak(self, stage: int, saved: Sequence[int], weight_saved: Sequence[int] = ()) -> int:
+        """Return the most that a stage keeps for its backward passes at any moment.
+
+        Parameters
+        ----------
+        stage : int
+        saved : sequence of int, shape (chunks,)
+            What a forward of each chunk leaves for its backward, in bytes.
+        weight_saved : sequence of int, shape (chunks,), optional
+            What of it a split backward still leaves for its WEIGHT action, in bytes; nothing if
+            not given.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
+        for_weights = weight_saved or [0] * self.chunks
+        held = most = 0
+        for action in self.actions[stage]:
+            if action.phase is Phase.FORWARD:
+                held += saved[action.chunk]
+                most = max(most, held)
+            elif action.phase is Phase.WEIGHT:
+                held -= for_weights[action.chunk]
+            else:
+                held -= saved[action.chunk] - (for_weights[action.chunk] if action.split else 0)
+        return most

@@ -1,0 +1,449 @@
+"""Pipeline schedules: the published orders, their bubbles, and what they keep.
+
+Times are the integers of `simulate`, which knows only who needs whose output: independent of how
+a schedule is laid out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpisim.errors import InputError
+from mpisim.program import Phase
+from mpisim.workloads.schedules import SCHEDULES, Action, Pipeline, pipeline
+
+# --- helpers ------------------------------------------------------------------------------------
+
+
+def spell(pipe: Pipeline, stage: int) -> str:
+    """Write a stage's actions: F, B (I of the inputs alone), W, the micro-batch, the chunk a, b...
+
+    ``&`` stands before an action that overlaps the one before it.
+    """
+    letters = {Phase.FORWARD: "F", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
+    return " ".join(
+        "&" * action.paired
+        + ("I" if action.split else letters[action.phase])
+        + str(action.micro_batch)
+        + ("abcdefgh"[action.chunk] if pipe.chunks > 1 else "")
+        for action in pipe.actions[stage]
+    )
+
+
+def together(actions: tuple[Action, ...]) -> list[list[Action]]:
+    """Return the actions of a stage, those that overlap in one list."""
+    groups: list[list[Action]] = []
+    for action in actions:
+        if action.paired:
+            groups[-1].append(action)
+        else:
+            groups.append([action])
+    return groups
+
+
+def simulate(pipe: Pipeline, times: dict[str, int]) -> list[int]:
+    """Return how long each stage idles in a step: longest paths, messages taking no time.
+
+    `times` of F, I (backward of the inputs), W, and F&B, of one chunk.
+    """
+    ends: dict[tuple[Phase, int, int, int], int] = {}
+
+    def needed(stage: int, action: Action) -> tuple[Phase, int, int, int] | None:
+        phase, chunk, i = action.phase, action.chunk, action.micro_batch
+        if phase is Phase.WEIGHT:
+            return Phase.BACKWARD, stage, chunk, i
+        of_input = phase is Phase.FORWARD
+        source = pipe.previous(stage, chunk) if of_input else pipe.next(stage, chunk)
+        if source is not None:
+            return phase, *source, i
+        return None if of_input else (Phase.FORWARD, stage, chunk, i)
+
+    def lasts(group: list[Action]) -> int:
+        if len(group) == 2:
+            return times["F&B"]
+        action = group[0]
+        if action.phase is Phase.FORWARD:
+            return times["F"]
+        if action.phase is Phase.WEIGHT:
+            return times["W"]
+        return times["I"] + (0 if action.split else times["W"])
+
+    todo = [together(actions) for actions in pipe.actions]
+    position, now, busy = [0] * pipe.stages, [0] * pipe.stages, [0] * pipe.stages
+    moved = True
+    while moved:
+        moved = False
+        for stage in range(pipe.stages):
+            while position[stage] < len(todo[stage]):
+                group = todo[stage][position[stage]]
+                needs = [need for action in group if (need := needed(stage, action)) is not None]
+                if any(need not in ends for need in needs):
+                    break
+                busy[stage] += lasts(group)
+                now[stage] = max([now[stage], *(ends[need] for need in needs)]) + lasts(group)
+                for action in group:
+                    ends[action.phase, stage, action.chunk, action.micro_batch] = now[stage]
+                position[stage] += 1
+                moved = True
+    assert position == [len(groups) for groups in todo], "deadlock"
+    return [max(now) - spent for spent in busy]
+
+
+def in_flight(pipe: Pipeline, stage: int = 0) -> int:
+    """Return the most chunks whose activations a stage keeps."""
+    return pipe.peak(stage, [1] * pipe.chunks)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Return any schedule with any numbers it can work with."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    if name == "dualpipe":
+        stages = 2 * draw(st.integers(1, 5))
+        return pipeline(name, stages, 2 * draw(st.integers(stages, 2 * stages + 3)))
+    if name == "interleaved":
+        stages, chunks = draw(st.integers(2, 6)), draw(st.integers(2, 5))
+        group = draw(st.integers(stages, 2 * stages))
+        rest = draw(st.sampled_from([0, *range(stages, group)]))
+        m = group * draw(st.integers(1, 3)) + rest
+        return pipeline(name, stages, m, chunks, group=group)
+    return pipeline(name, draw(st.integers(1, 8)), draw(st.integers(1, 24)))
+
+
+TIME = st.integers(1, 50)
+
+# --- orders by hand -----------------------------------------------------------------------------
+
+
+def test_gpipe_by_hand() -> None:
+    pipe = pipeline("gpipe", stages=4, micro_batches=4)
+    assert [spell(pipe, stage) for stage in range(4)] == ["F0 F1 F2 F3 B0 B1 B2 B3"] * 4
+
+
+def test_1f1b_by_hand() -> None:
+    """PipeDream-Flush's figure: three, two, one and no forwards ahead."""
+    pipe = pipeline("1f1b", stages=4, micro_batches=8)
+    assert [spell(pipe, stage) for stage in range(4)] == [
+        "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7",
+    ]
+    few = pipeline("1f1b", stages=4, micro_batches=2)
+    assert [spell(few, stage) for stage in range(4)] == ["F0 F1 B0 B1"] * 3 + ["F0 B0 F1 B1"]
+
+
+def test_interleaved_by_hand() -> None:
+    """Figure 4 of arXiv:2104.04473: p = 4, v = 2, m = 8."""
+    pipe = pipeline("interleaved", stages=4, micro_batches=8, chunks=2)
+    assert spell(pipe, 0) == (
+        "F0a F1a F2a F3a F0b F1b F2b F3b F4a F5a "
+        "F6a B0b F7a B1b F4b B2b F5b B3b F6b B0a F7b B1a "
+        "B2a B3a B4b B5b B6b B7b B4a B5a B6a B7a"
+    )
+    assert spell(pipe, 3) == (
+        "F0a F1a F2a F3a "
+        "F0b B0b F1b B1b F2b B2b F3b B3b F4a B0a F5a B1a F6a B2a F7a B3a "
+        "F4b B4b F5b B5b F6b B6b F7b B7b "
+        "B4a B5a B6a B7a"
+    )
+    # As many micro-batches as stages: the first stage is still warming up when forwards run out.
+    short = pipeline("interleaved", stages=4, micro_batches=4, chunks=2)
+    assert spell(short, 0) == (
+        "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a"
+    )
+
+
+def test_interleaved_groups_by_hand() -> None:
+    """The example in Megatron-LM's schedules.py: PP2 N3M5 with VP2."""
+    pipe = pipeline("interleaved", stages=2, micro_batches=5, chunks=2, group=3)
+    assert spell(pipe, 1) == (
+        "F0a F1a F2a "
+        "F0b B0b F1b B1b F2b B2b F3a B0a F4a B1a F3b B2a F4b B3b "
+        "B4b B3a B4a"
+    )
+
+
+def test_zb_h1_by_hand() -> None:
+    """Stage s is s micro-batches behind with its gradients of weights."""
+    pipe = pipeline("zb-h1", stages=4, micro_batches=8)
+    assert [spell(pipe, stage) for stage in range(4)] == [
+        "F0 F1 F2 F3 I0 W0 F4 I1 W1 F5 I2 W2 F6 I3 W3 F7 I4 W4 I5 W5 I6 W6 I7 W7",
+        "F0 F1 F2 I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 F6 I4 W3 F7 I5 W4 I6 W5 I7 W6 W7",
+        "F0 F1 I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 F6 I5 W3 F7 I6 W4 I7 W5 W6 W7",
+        "F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 F6 I6 W3 F7 I7 W4 W5 W6 W7",
+    ]
+    few = pipeline("zb-h1", stages=4, micro_batches=2)
+    assert spell(few, 3) == "F0 I0 F1 I1 W0 W1"
+
+
+def test_dualpipe_by_hand() -> None:
+    """The eight steps of dualpipe.py, worked through for four stages and eight micro-batches."""
+    pipe = pipeline("dualpipe", stages=4, micro_batches=8)
+    assert [spell(pipe, stage) for stage in range(4)] == [
+        "F0a F1a F2a F4b I4b W4b F5b F3a &B5b F6b &B0a B6b F7b &B1a B7b I2a W2a I3a W3a",
+        "F0a F4b F1a F5b F2a B4b F6b &B0a F3a &B5b F7b &B1a B6b B2a I7b I3a W7b W3a",
+        "F4b F0a F5b F1a F6b B0a F2a &B4b F7b &B1a F3a &B5b B2a B6b I3a I7b W3a W7b",
+        "F4b F5b F6b F0a I0a W0a F1a F7b &B1a F2a &B4b B2a F3a &B5b B3a I6b W6b I7b W7b",
+    ]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (6, 12), (8, 20), (16, 64)])
+def test_dualpipe_has_the_steps_of_the_published_code(stages: int, micro_batches: int) -> None:
+    """Counts of forwards, pairs and split backwards from step_1 ... step_8 of dualpipe.py."""
+    pipe = pipeline("dualpipe", stages, micro_batches)
+    for stage, actions in enumerate(pipe.actions):
+        half_rank = min(stage, stages - 1 - stage)
+        step_3 = step_5 = step_7 = stages // 2 - half_rank - 1
+        step_4 = micro_batches // 2 - stages + half_rank + 1
+        step_6 = step_8 = half_rank + 1
+        middle = stage in (stages // 2 - 1, stages // 2)
+        assert sum(a.paired for a in actions) == 2 * step_4 + step_5 - middle
+        assert sum(a.split for a in actions) == step_3 + step_6 + step_7
+        assert [a.phase for a in actions[-step_8:]] == [Phase.WEIGHT] * step_8
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_one_stage_accumulates_gradients(name: str) -> None:
+    expected = {
+        "gpipe": "F0 F1 F2 B0 B1 B2",
+        "1f1b": "F0 B0 F1 B1 F2 B2",
+        "zb-h1": "F0 I0 W0 F1 I1 W1 F2 I2 W2",
+    }
+    pipe = pipeline(name, stages=1, micro_batches=3)
+    assert spell(pipe, 0) == expected[name]
+    assert pipe.next(0, 0) is pipe.previous(0, 0) is None
+
+
+# --- which parts a stage holds ------------------------------------------------------------------
+
+
+def test_parts_in_a_loop() -> None:
+    pipe = pipeline("interleaved", stages=3, micro_batches=3, chunks=2)
+    assert pipe.parts == 6
+    assert [pipe.part(2, 0), pipe.part(0, 1)] == [2, 3]
+    assert pipe.next(2, 0) == (0, 1)
+    assert pipe.previous(0, 1) == (2, 0)
+    assert pipe.next(2, 1) is None
+    assert not pipe.mirrored
+
+
+def test_parts_held_twice() -> None:
+    pipe = pipeline("dualpipe", stages=4, micro_batches=8)
+    assert (pipe.parts, pipe.chunks, pipe.mirrored) == (4, 2, True)
+    assert [pipe.part(1, chunk) for chunk in range(2)] == [1, 2]
+    assert (pipe.next(1, 0), pipe.previous(1, 0)) == ((2, 0), (0, 0))
+    assert (pipe.next(1, 1), pipe.previous(1, 1)) == ((0, 1), (2, 1))
+    assert pipe.next(3, 0) is pipe.next(0, 1) is None
+
+
+@given(pipelines())
+def test_each_micro_batch_passes_every_part_in_sequence(pipe: Pipeline) -> None:
+    held = [(stage, chunk) for stage in range(pipe.stages) for chunk in range(pipe.chunks)]
+    copies = Counter(pipe.part(*place) for place in held)
+    assert copies == dict.fromkeys(range(pipe.parts), 2 if pipe.mirrored else 1)
+    firsts = [place for place in held if pipe.previous(*place) is None]
+    assert all(pipe.part(*place) == 0 for place in firsts)
+    for first in firsts:
+        path = [first]
+        while (following := pipe.next(*path[-1])) is not None:
+            path.append(following)
+        assert [pipe.part(*place) for place in path] == list(range(pipe.parts))
+        assert all(pipe.previous(*b) == a for a, b in pairwise(path))
+
+
+# --- what always holds --------------------------------------------------------------------------
+
+
+@given(pipelines())
+def test_every_micro_batch_is_worked_once(pipe: Pipeline) -> None:
+    assert len(pipe.actions) == pipe.stages
+    seen: Counter[int] = Counter()
+    for actions in pipe.actions:
+        places = {
+            phase: [(a.chunk, a.micro_batch) for a in actions if a.phase is phase]
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
+        }
+        forwards = places[Phase.FORWARD]
+        assert len(set(forwards)) == len(forwards)
+        assert sorted(places[Phase.BACKWARD]) == sorted(forwards)
+        split = [(a.chunk, a.micro_batch) for a in actions if a.split]
+        assert sorted(places[Phase.WEIGHT]) == sorted(split)
+        assert all(a.phase is Phase.BACKWARD for a in actions if a.split)
+        seen.update(i for _, i in forwards)
+    assert seen == dict.fromkeys(range(pipe.micro_batches), pipe.parts)
+
+
+def messages(pipe: Pipeline, phase: Phase, sent: bool) -> Iterator[tuple[tuple[int, int], int]]:
+    """Return the messages of a phase in the order of sending or receiving: (from, to) and what."""
+    forward = phase is Phase.FORWARD
+    for stage, actions in enumerate(pipe.actions):
+        for action in actions:
+            if action.phase is not phase:
+                continue
+            step = pipe.next if forward == sent else pipe.previous
+            other = step(stage, action.chunk)
+            if other is not None:
+                ends = (stage, other[0]) if sent else (other[0], stage)
+                chunk = action.chunk if sent else other[1]
+                yield ends, chunk * pipe.micro_batches + action.micro_batch
+
+
+@given(pipelines())
+def test_messages_are_sent_and_received_in_the_same_order(pipe: Pipeline) -> None:
+    """Between every two stages, of all their chunks together, forwards and backwards apart."""
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        orders: list[dict[tuple[int, int], list[int]]] = [{}, {}]
+        for sent in (False, True):
+            for ends, what in messages(pipe, phase, sent):
+                orders[sent].setdefault(ends, []).append(what)
+        assert orders[False] == orders[True]
+
+
+@given(pipelines(), TIME, TIME, TIME)
+def test_no_deadlock_and_nothing_kept(pipe: Pipeline, f: int, i: int, w: int) -> None:
+    idle = simulate(pipe, {"F": f, "I": i, "W": w, "F&B": f + i + w})
+    assert min(idle) >= 0
+    for stage, actions in enumerate(pipe.actions):
+        held: Counter[int] = Counter()
+        for action in actions:
+            held[action.chunk] += {Phase.FORWARD: 2, Phase.WEIGHT: -1}.get(action.phase, 0)
+            if action.phase is Phase.BACKWARD:
+                held[action.chunk] -= 1 if action.split else 2
+            assert min(held.values()) >= 0
+        assert not any(held.values())
+        assert pipe.peak(stage, [2] * pipe.chunks, [1] * pipe.chunks) >= 2
+
+
+# --- bubbles ------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.integers(1, 24), TIME, TIME)
+def test_bubble_of_gpipe_and_1f1b(name: str, p: int, m: int, f: int, b: int) -> None:
+    """(p - 1)(F + B), whatever the times (arXiv:2104.04473, section 2.2.1)."""
+    idle = simulate(pipeline(name, p, m), {"F": f, "I": b, "W": 0})
+    assert idle == [(p - 1) * (f + b)] * p
+
+
+@given(
+    st.integers(2, 6), st.integers(1, 4), st.sampled_from([2, 3, 4]), st.integers(1, 2), TIME, TIME
+)
+def test_bubble_of_interleaved(p: int, k: int, v: int, g: int, f: int, b: int) -> None:
+    """(p - 1)(F + B) / v with F and B of a whole stage, v chunks of f and b (ibid., 2.2.2)."""
+    idle = simulate(pipeline("interleaved", p, k * g * p, v, group=g * p), {"F": f, "I": b, "W": 0})
+    F, B = v * f, v * b
+    assert [v * bubble for bubble in idle] == [(p - 1) * (F + B)] * p
+
+
+@given(st.integers(1, 8), st.integers(0, 16), TIME, TIME, TIME)
+def test_bubble_of_zb_h1(p: int, more: int, f: int, i: int, w: int) -> None:
+    """(p - 1)(F + B - 2W) with B = I + W, where W is the shortest (arXiv:2401.10241, table 2).
+
+    The gradients of weights can fill no more of a bubble than they last, and no more than the
+    forward or the backward of the inputs that made it.
+    """
+    idle = simulate(pipeline("zb-h1", p, p + more), {"F": f, "I": i, "W": w})
+    assert idle == [(p - 1) * (f + i - min(f, i, w))] * p
+    if w <= min(f, i):
+        assert idle == [(p - 1) * (f + (i + w) - 2 * w)] * p
+
+
+@given(st.integers(1, 5), st.integers(0, 5), st.data())
+def test_bubble_of_dualpipe(half: int, more: int, data: st.DataObject) -> None:
+    """(p/2 - 1)(F&B + B - 3W) (DeepSeek-V3, table 2; README of deepseek-ai/DualPipe).
+
+    Exact for the two stages in the middle where a forward lasts as long as the backward of the
+    inputs and W no longer, as the table assumes; the other stages overlap less, work longer and
+    idle less.
+    """
+    p = 2 * half
+    f = data.draw(TIME, "F and backward of the inputs")
+    w = data.draw(st.integers(1, f), "W")
+    b = f + w
+    both = data.draw(st.integers(b, f + b), "F&B")
+    idle = simulate(
+        pipeline("dualpipe", p, 2 * p + 2 * more), {"F": f, "I": f, "W": w, "F&B": both}
+    )
+    assert idle[half - 1] == idle[half] == max(idle) == (half - 1) * (both + b - 3 * w)
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 8), st.integers(0, 16))
+def test_activations_in_flight(p: int, more: int) -> None:
+    """DeepSeek-V3, table 2, and arXiv:2205.05198, section 4.2.3, of the first stage."""
+    m = 2 * p + more
+    assert in_flight(pipeline("gpipe", p, m)) == m
+    assert [in_flight(pipeline("1f1b", p, m), stage) for stage in range(p)] == [*range(p, 0, -1)]
+    assert in_flight(pipeline("zb-h1", p, m)) == p
+    if p % 2 == 0:
+        dual = pipeline("dualpipe", p, m + m % 2)
+        assert [in_flight(dual, stage) for stage in range(p)] == [p + 1] * p
+    if p > 1:
+        for v in (2, 3, 4):
+            chunks = in_flight(pipeline("interleaved", p, 3 * p, v))
+            assert chunks / v == pytest.approx(p * (1 + (p - 1) / (p * v)), rel=1e-12)
+
+
+@given(st.integers(1, 8), st.integers(0, 16), TIME, TIME)
+def test_zb_h1_keeps_no_more_than_1f1b(p: int, more: int, saved: int, for_weights: int) -> None:
+    """On every stage; and what all keep is the same where the weights need all of it."""
+    for_weights = min(for_weights, saved)
+    most = pipeline("1f1b", p, p + more).peak(0, [saved])
+    pipe = pipeline("zb-h1", p, p + more)
+    for stage in range(p):
+        kept = pipe.peak(stage, [saved], [for_weights])
+        assert kept <= most
+        behind = min(stage, p + more - (p - stage))
+        assert kept == (p - stage) * saved + behind * for_weights
+
+
+def test_peak_weighs_chunks() -> None:
+    pipe = pipeline("interleaved", stages=2, micro_batches=2, chunks=2)
+    # The last stage: F0a F1a F0b B0b F1b B1b B0a B1a.
+    assert pipe.peak(1, [10, 3]) == 23
+    dual = pipeline("dualpipe", stages=2, micro_batches=4)
+    # The forward of a pair comes before its backward has freed anything.
+    assert spell(dual, 0) == "F0a F2b F1a B2b F3b &B0a B3b I1a W1a"
+    assert dual.peak(0, [10, 1]) == 21
+    assert dual.peak(0, [1, 10]) == 12
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "micro_batches", "chunks", "group", "message"),
+    [
+        ("1f1", 4, 8, 1, None, "no schedule '1f1' (did you mean '1f1b'?); there are gpipe"),
+        ("1f1b", 0, 8, 1, None, "schedule 1f1b: stages is 0; it must be 1 or more"),
+        ("gpipe", 4, 0, 1, None, "micro_batches is 0; it must be 1 or more"),
+        ("interleaved", 4, 8, 0, None, "chunks is 0; it must be 1 or more"),
+        ("1f1b", 4, 8, 2, None, "schedule 1f1b: chunks is for the schedule interleaved only"),
+        ("zb-h1", 4, 8, 1, 4, "schedule zb-h1: group is for the schedule interleaved only"),
+        ("interleaved", 4, 8, 1, None, "chunks is 1; both must be 2 or more (1f1b is"),
+        ("interleaved", 1, 8, 2, None, "stages is 1 and chunks is 2; both must be 2 or more"),
+        ("interleaved", 4, 10, 2, None, "micro_batches is 10; it must be a multiple of the group"),
+        ("interleaved", 4, 3, 2, None, "group is 4 (if not given, as many as stages); it must"),
+        ("interleaved", 4, 8, 2, 3, "from the number of stages, 4, to the number of micro-batches"),
+        ("dualpipe", 1, 8, 1, None, "schedule dualpipe: stages is 1; it must be even"),
+        ("dualpipe", 5, 20, 1, None, "schedule dualpipe: stages is 5; it must be even"),
+        ("dualpipe", 4, 9, 1, None, "micro_batches is 9; it must be even, and at least twice"),
+        ("dualpipe", 4, 6, 1, None, "twice the number of stages: 8 or more"),
+        ("dualpipe", 4, 8, 2, None, "schedule dualpipe: chunks is for the schedule interleaved"),
+    ],
+)
+def test_refusals(
+    name: str, stages: int, micro_batches: int, chunks: int, group: int | None, message: str
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        pipeline(name, stages, micro_batches, chunks, group=group)
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
