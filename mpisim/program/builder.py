@@ -14,7 +14,7 @@ from .kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Program
 from .table import COLUMNS, UNPRICED, Table
 
-__all__ = ["Names", "ProgramBuilder", "TableBuilder"]
+__all__ = ["Names", "ProgramBuilder", "TableBuilder", "table_of"]
 
 
 class Names:
@@ -213,6 +213,26 @@ class TableBuilder:
         self._waits.append(tuple(waits))
         return len(self._waits) - 1
 
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return what was appended as arrays, unchecked.
+
+        Returns
+        -------
+        values : int64, shape (n, len(COLUMNS))
+        wait_index : int64, shape (n + 1,)
+        wait_row : int64
+            Negative numbers, which only the caller understands, are left as they are.
+        """
+        values = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        counts = np.fromiter(map(len, self._waits), np.int64, len(self._waits))
+        awaited = np.fromiter(chain.from_iterable(self._waits), np.int64, int(counts.sum()))
+        # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
+        batch = np.cumsum((values[:, list(COLUMNS).index("flags")] & Flag.JOINED) == 0)
+        last = np.searchsorted(batch, batch, side="right") - 1
+        known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
+        awaited[known] = last[awaited[known]]
+        return values, np.concatenate([[0], np.cumsum(counts)]), awaited
+
     def build(self, queue_depth: int = 0) -> Table:
         """Return the table.
 
@@ -221,39 +241,55 @@ class TableBuilder:
         ProgramError
             On a row that no rank could execute.
         """
-        values = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
-        self._check_ranges(values)
-        columns: dict[str, Any] = {
-            column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
-        }
-        counts = np.fromiter(map(len, self._waits), np.int64, len(self._waits))
-        awaited = np.fromiter(chain.from_iterable(self._waits), np.int32, int(counts.sum()))
-        # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
-        batch = np.cumsum((columns["flags"] & Flag.JOINED) == 0)
-        last = (np.searchsorted(batch, batch, side="right") - 1).astype(np.int32)
-        known = (awaited >= 0) & (awaited < len(last))  # the others are the table's to refuse
-        awaited[known] = last[awaited[known]]
-        return Table(
-            **columns,
-            wait_index=np.concatenate([[0], np.cumsum(counts)]),
-            wait_row=awaited,
-            queue_depth=queue_depth,
-            label=self.label,
-        )
+        values, wait_index, wait_row = self.rows()
+        return table_of(values, wait_index, wait_row, queue_depth=queue_depth, label=self.label)
 
-    def _check_ranges(self, values: NDArray[np.int64]) -> None:
-        """Refuse what the narrower columns cannot hold."""
-        least, most = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
-        for i, (column, dtype) in enumerate(COLUMNS.items()):
-            limits = np.iinfo(dtype)
-            if limits.min <= least[i] and most[i] <= limits.max:
-                continue
-            bad = (values[:, i] < limits.min) | (values[:, i] > limits.max)
-            row = int(np.argmax(bad))
-            raise ProgramError(
-                f"table {self.label!r}, row {row}: {column} is {values[row, i]}; it must be "
-                f"from {limits.min} to {limits.max}"
-            )
+
+def table_of(
+    values: NDArray[np.int64],
+    wait_index: NDArray[np.int64],
+    wait_row: NDArray[np.int64],
+    *,
+    queue_depth: int = 0,
+    label: str = "",
+) -> Table:
+    """Return the table of rows given as one array.
+
+    Parameters
+    ----------
+    values : int64, shape (n, len(COLUMNS))
+        A column of the table each.
+    wait_index, wait_row, queue_depth, label
+        As in `Table`.
+
+    Raises
+    ------
+    ProgramError
+        On a row that no rank could execute, or a value that its column cannot hold.
+    """
+    _check_ranges(values, label)
+    columns: dict[str, Any] = {
+        column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
+    }
+    return Table(
+        **columns, wait_index=wait_index, wait_row=wait_row.astype(np.int32),
+        queue_depth=queue_depth, label=label,
+    )  # fmt: skip
+
+
+def _check_ranges(values: NDArray[np.int64], label: str) -> None:
+    """Refuse what the narrower columns cannot hold."""
+    least, most = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
+    for i, (column, dtype) in enumerate(COLUMNS.items()):
+        limits = np.iinfo(dtype)
+        if limits.min <= least[i] and most[i] <= limits.max:
+            continue
+        bad = (values[:, i] < limits.min) | (values[:, i] > limits.max)
+        row = int(np.argmax(bad))
+        raise ProgramError(
+            f"table {label!r}, row {row}: {column} is {values[row, i]}; it must be "
+            f"from {limits.min} to {limits.max}"
+        )
 
 
 class ProgramBuilder:

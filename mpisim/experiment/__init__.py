@@ -1,0 +1,33 @@
+"""Experiments: which model, on which cluster, by which parallel plan.
+
+An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
+wanted ``[kernels]``, ``[network]`` and ``[run]``, read into frozen dataclasses whose fields are the
+keys. ``mpisim new`` writes one with every key explained.
+
+- `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults.
+- `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
+  `KernelChoice`, `NetworkChoice`, `RunChoice`.
+"""
+
+from .experiment import ClusterChoice, Experiment, KernelChoice, NetworkChoice, RunChoice
+from .load import DEFAULT, defaulted, load, read
+from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
+from .plan import Plan
+
+__all__ = [
+    "DEFAULT",
+    "FAMILIES",
+    "ClusterChoice",
+    "Cnn",
+    "Dlrm",
+    "Experiment",
+    "KernelChoice",
+    "Model",
+    "NetworkChoice",
+    "Plan",
+    "RunChoice",
+    "Transformer",
+    "defaulted",
+    "load",
+    "read",
+]

@@ -1,0 +1,95 @@
+"""One experiment: a model, a plan, a cluster, and how to predict them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ..schema import Limits
+from .models import Count, Model
+from .plan import Plan
+
+__all__ = ["ClusterChoice", "Experiment", "KernelChoice", "NetworkChoice", "RunChoice"]
+
+
+@dataclass(frozen=True)
+class ClusterChoice:
+    """Where it runs.
+
+    Attributes
+    ----------
+    preset : str
+        A cluster of ``mpisim list clusters``, or the path of a TOML file with one.
+    nodes : int
+    gpus : int, optional
+        GPUs to use, from the first node on; all of them if not given.
+    """
+
+    preset: str
+    nodes: Count = 1
+    gpus: Annotated[int, Limits(least=1, most=10_000_000)] | None = None
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """How long kernels take.
+
+    Attributes
+    ----------
+    model : {"roofline"}
+    gpu : str, optional
+        A GPU of ``mpisim list gpus``, or the path of a TOML file with one, in place of the
+        cluster's own.
+    """
+
+    model: Literal["roofline"] = "roofline"
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class NetworkChoice:
+    """How long communications take.
+
+    Attributes
+    ----------
+    model : {"alpha-beta"}
+    """
+
+    model: Literal["alpha-beta"] = "alpha-beta"
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """How to run it.
+
+    Attributes
+    ----------
+    allow_oom : bool
+        Whether to simulate a plan that does not fit into the GPUs' memory.
+    """
+
+    allow_oom: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All of one experiment.
+
+    Attributes
+    ----------
+    model : Transformer, Cnn or Dlrm
+    plan : Plan
+    cluster : ClusterChoice
+    kernels : KernelChoice
+    network : NetworkChoice
+    run : RunChoice
+    title : str
+    """
+
+    model: Model
+    plan: Plan
+    cluster: ClusterChoice
+    kernels: KernelChoice = field(default_factory=KernelChoice)
+    network: NetworkChoice = field(default_factory=NetworkChoice)
+    run: RunChoice = field(default_factory=RunChoice)
+    title: str = "experiment"

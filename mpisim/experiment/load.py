@@ -1,0 +1,190 @@
+"""From a TOML file to an experiment."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, UsageError, nearest
+from ..schema import build, defaults, parse
+from .experiment import ClusterChoice, Experiment, KernelChoice, NetworkChoice, RunChoice
+from .models import FAMILIES, Model
+from .plan import Plan
+
+__all__ = ["DEFAULT", "defaulted", "load", "read"]
+
+DEFAULT = "experiments/default.toml"
+
+TABLES: dict[str, type] = {
+    "plan": Plan,
+    "cluster": ClusterChoice,
+    "kernels": KernelChoice,
+    "network": NetworkChoice,
+    "run": RunChoice,
+}
+"""Tables of the file besides ``[model]``, whose dataclass depends on its family."""
+
+REQUIRED = ("model", "plan", "cluster")
+
+
+def load(
+    path: str | Path | None = None, changes: Sequence[str] = ()
+) -> tuple[str, Experiment]:
+    """Load an experiment from a file, by default the one that comes with mpisim.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+    changes : sequence of str
+        Keys to set besides, as ``"plan.tp=8"``; the value is TOML, or a text without quotes.
+
+    Returns
+    -------
+    text : str
+        The file's contents and the changes, to be kept with the results.
+    experiment : Experiment
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or understood.
+    UsageError
+        If a change is no assignment.
+    """
+    if path is None:
+        from mpisim.data import text as packaged
+
+        contents, source = packaged(DEFAULT), Path(DEFAULT).name
+    else:
+        source = str(path)
+        try:
+            contents = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    experiment = read(contents, source, changes)
+    noted = "".join(f"# --set {change}\n" for change in changes)
+    return noted + contents, experiment
+
+
+def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from TOML.
+
+    Parameters
+    ----------
+    text : str
+    source : str
+        The name of the file, for messages; paths in it are relative to its folder.
+    changes : sequence of str
+        As for `load`.
+
+    Raises
+    ------
+    InputError
+        Naming the file and the key, what was found and what is allowed.
+    """
+    table = _changed(parse(text, source), changes)
+    allowed = [each.name for each in fields(Experiment)]
+    for key in table:
+        if key not in allowed:
+            raise InputError(
+                f"{source}: unknown key {key!r} at the top level{nearest(key, allowed)}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+    for key in REQUIRED:
+        if key not in table:
+            raise InputError(f"{source}: key {key!r} is missing: the table [{key}]")
+    title = table.get("title", Experiment.title)
+    if not isinstance(title, str):
+        raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
+    return Experiment(
+        model=_model(_table(table, "model", source), source),
+        title=title,
+        **{
+            key: build(cls, _table(table, key, source), source, key)
+            for key, cls in TABLES.items()
+        },  # type: ignore[arg-type]
+    )
+
+
+def defaulted(text: str) -> dict[str, object]:
+    """Return the keys an experiment's text leaves to their defaults, with these.
+
+    Those of the model are left out: a preset or a configuration gives them.
+    """
+    table = parse(text, "experiment")
+    found: dict[str, object] = {}
+    for key, cls in TABLES.items():
+        found |= defaults(cls, table.get(key, {}), key)
+    return found
+
+
+def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+    return found
+
+
+def _model(table: Mapping[str, Any], source: str) -> Model:
+    """Resolve ``[model]``: defaults of the family, then preset or config, then the user's keys."""
+    given = dict(table)
+    base: dict[str, Any] = {}
+    preset, config = given.pop("preset", None), given.pop("hf_config", None)
+    for key, value in (("preset", preset), ("hf_config", config)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{source}: key 'model.{key}' is {value!r}; it must be a text")
+    if preset is not None and config is not None:
+        raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
+    if preset is not None:
+        from .presets import find_model
+
+        try:
+            base = dict(find_model(preset))
+        except InputError as error:
+            raise InputError(f"{source}: key 'model.preset': {error}") from error
+    elif config is not None:
+        from .huggingface import from_config
+
+        base = dict(from_config(Path(source).parent / config))
+    family = given.get("family", base.get("family"))
+    if family is None:
+        raise InputError(f"{source}: [model] needs one of 'preset', 'hf_config' and 'family'")
+    if not isinstance(family, str) or family not in FAMILIES:
+        near = nearest(family, FAMILIES) if isinstance(family, str) else ""
+        raise InputError(
+            f"{source}: key 'model.family' is {family!r}{near}; allowed: {', '.join(FAMILIES)}"
+        )
+    cls, common = FAMILIES[family]
+    allowed = ("preset", "hf_config", *(each.name for each in fields(cls)))
+    for key in given:
+        if key not in allowed:
+            raise InputError(
+                f"{source}: unknown key {key!r} in [model]{nearest(key, allowed)}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+    model: Model = build(cls, {**common, **base, **given}, source, "model")
+    return model
+
+
+def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the table with keys set as on the command line."""
+    for change in changes:
+        key, equals, value = change.partition("=")
+        *path, last = key.strip().split(".")
+        if not equals or not last or not all(path):
+            raise UsageError(f"--set {change}: not of the form TABLE.KEY=VALUE")
+        within = table
+        for name in path:
+            within = within.setdefault(name, {})
+            if not isinstance(within, dict):
+                raise UsageError(f"--set {change}: {name!r} is no table")
+        try:
+            within[last] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            within[last] = value.strip()
+    return table

@@ -1,0 +1,344 @@
+"""Models as numbers: what ``[model]`` of an experiment resolves to.
+
+A model is one of three dataclasses, chosen by its `family`; the fields are the keys a user may
+write. A family sets what its members share (`FAMILIES`), a preset adds sizes, and the user's keys
+come last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from ..errors import InputError
+from ..schema import Limits
+
+__all__ = ["FAMILIES", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
+
+Count = Annotated[int, Limits(least=1, most=1_000_000)]
+Large = Annotated[int, Limits(least=1, most=1_000_000_000)]
+Optional = Annotated[int, Limits(least=0, most=1_000_000)]
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A stack of attention and feed-forward blocks.
+
+    Attributes
+    ----------
+    family : str
+        Sets the defaults of what follows, see `FAMILIES`.
+    layers, hidden, heads : int
+        Blocks (of T5: of the encoder), width, attention heads.
+    seq_len : int
+        Tokens of a sequence (ViT: derived from `image` and `patch`).
+    vocab : int
+        Entries of the vocabulary, before padding; 0 for a model of images.
+    kv_heads : int, optional
+        Heads of keys and values (grouped-query attention); `heads` if not given.
+    head_size : int, optional
+        hidden / heads if not given.
+    ffn_hidden : int, optional
+        Inner width of the feed-forward block; 4 × hidden if not given.
+    position : {"learned", "rotary", "alibi", "relative", "none"}
+    norm : {"layer", "rms"}
+    activation : {"gelu", "relu", "swiglu", "geglu"}
+        The last two have a gate: two matrices of `ffn_hidden` on the way in.
+    bias, qkv_bias : bool
+        Whether matrices have biases; those of queries, keys and values (`bias` if not given).
+    qk_norm : bool
+        Whether queries and keys are normalised.
+    dropout : bool
+        Whether attention and block outputs are dropped out in training.
+    causal : bool
+        Whether a token sees only those before it.
+    tied_embeddings : bool
+        Whether the embedding and the projection on the vocabulary are one matrix.
+    window : int, optional
+        Tokens a token sees at most (sliding window).
+    attention : {"mha", "mla"}
+        Plain (also grouped-query) or multi-head latent attention (DeepSeek-V2, arXiv:2405.04434),
+        whose sizes are the five keys that follow.
+    q_lora_rank, kv_lora_rank, qk_nope_head_size, qk_rope_head_size, v_head_size : int
+    experts : int
+        Routed experts of a layer; 0 for a dense model.
+    topk : int
+        Experts a token is sent to.
+    moe_ffn_hidden : int, optional
+        Inner width of an expert; `ffn_hidden` if not given.
+    shared_experts : int
+        Experts every token passes, `moe_ffn_hidden` wide each.
+    shared_ffn_hidden : int, optional
+        Width of the shared experts together, where it is not a multiple.
+    dense_layers : int
+        Layers at the start without experts.
+    moe_every : int
+        Every so many-th layer has experts.
+    mtp_layers : int
+        Layers of multi-token prediction behind the last (DeepSeek-V3, arXiv:2412.19437).
+    decoder_layers, decoder_seq_len : int
+        Of T5's decoder.
+    image, patch, classes : int
+        Of ViT: side of image and patch, classes to choose from.
+    """
+
+    family: Literal["gpt", "llama", "moe", "bert", "t5", "vit"]
+    layers: Annotated[int, Limits(least=1, most=30_000)]
+    hidden: Count
+    heads: Count
+    seq_len: Large
+    vocab: Annotated[int, Limits(least=0, most=100_000_000)] = 0
+    kv_heads: Count | None = None
+    head_size: Count | None = None
+    ffn_hidden: Count | None = None
+    position: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
+    norm: Literal["layer", "rms"] = "layer"
+    activation: Literal["gelu", "relu", "swiglu", "geglu"] = "gelu"
+    bias: bool = True
+    qkv_bias: bool | None = None
+    qk_norm: bool = False
+    dropout: bool = True
+    causal: bool = True
+    tied_embeddings: bool = True
+    window: Large | None = None
+    attention: Literal["mha", "mla"] = "mha"
+    q_lora_rank: Optional = 0
+    kv_lora_rank: Optional = 0
+    qk_nope_head_size: Optional = 0
+    qk_rope_head_size: Optional = 0
+    v_head_size: Optional = 0
+    experts: Optional = 0
+    topk: Count = 2
+    moe_ffn_hidden: Count | None = None
+    shared_experts: Optional = 0
+    shared_ffn_hidden: Count | None = None
+    dense_layers: Optional = 0
+    moe_every: Count = 1
+    mtp_layers: Optional = 0
+    decoder_layers: Optional = 0
+    decoder_seq_len: Large | None = None
+    image: Count = 224
+    patch: Count = 16
+    classes: Count = 1000
+
+    def __post_init__(self) -> None:
+        if self.head_size is None and self.attention == "mha":
+            divides("hidden", self.hidden, "heads", self.heads)
+        divides("heads", self.heads, "kv_heads", self.kv)
+        if self.experts and self.topk > self.experts:
+            raise InputError(f"topk is {self.topk}, more than experts = {self.experts}")
+        if not self.experts and (self.shared_experts or self.family == "moe"):
+            raise InputError("experts is 0: a mixture of experts needs 1 or more")
+        if self.dense_layers > self.layers:
+            raise InputError(f"dense_layers is {self.dense_layers}, more than {self.layers} layers")
+        if self.attention == "mla":
+            sizes = ("kv_lora_rank", "qk_nope_head_size", "qk_rope_head_size", "v_head_size")
+            for key in sizes:
+                if not getattr(self, key):
+                    raise InputError(f"{key} is 0; attention = 'mla' needs it")
+        if (self.family == "t5") != bool(self.decoder_layers):
+            raise InputError(
+                f"decoder_layers is {self.decoder_layers}; family 't5' needs 1 or more, "
+                "others have none"
+            )
+        if self.family == "vit":
+            divides("image", self.image, "patch", self.patch)
+            patches = (self.image // self.patch) ** 2 + 1
+            if self.seq_len != patches:
+                raise InputError(
+                    f"seq_len is {self.seq_len}; (image / patch)² + 1 class token is {patches}"
+                )
+        elif not self.vocab:
+            raise InputError("vocab is missing: the number of entries of the vocabulary")
+
+    @property
+    def kv(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head(self) -> int:
+        """Elements of a head of queries and keys."""
+        if self.attention == "mla":
+            return self.qk_nope_head_size + self.qk_rope_head_size
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def value_head(self) -> int:
+        """Elements of a head of values."""
+        return self.v_head_size if self.attention == "mla" else self.head
+
+    @property
+    def ffn(self) -> int:
+        """Inner width of the feed-forward block."""
+        return self.ffn_hidden or 4 * self.hidden
+
+    @property
+    def expert_ffn(self) -> int:
+        """Inner width of a routed expert."""
+        return self.moe_ffn_hidden or self.ffn
+
+    @property
+    def shared_ffn(self) -> int:
+        """Inner width of the shared experts together; 0 if there are none."""
+        return self.shared_ffn_hidden or self.shared_experts * self.expert_ffn
+
+    @property
+    def gated(self) -> bool:
+        """Whether the activation has a gate."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the matrices of queries, keys and values have biases."""
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        if not self.experts or layer < self.dense_layers:
+            return False
+        return (layer - self.dense_layers) % self.moe_every == self.moe_every - 1
+
+    @property
+    def samples(self) -> str:
+        """What a batch counts."""
+        return "images" if self.family == "vit" else "sequences"
+
+
+@dataclass(frozen=True)
+class Cnn:
+    """A convolutional network for images.
+
+    Attributes
+    ----------
+    family : {"resnet", "vgg", "densenet"}
+    depth : int
+        18, 34, 50, 101, 152; 11, 13, 16, 19; 121, 161, 169, 201.
+    image : int
+        Side of the square images.
+    classes : int
+    batch_norm : bool
+        VGG only: with batch normalisation.
+    width : int
+        ResNet only: channels of the bottleneck, 64 (Wide ResNet: 128).
+    """
+
+    family: Literal["resnet", "vgg", "densenet"]
+    depth: Count
+    image: Annotated[int, Limits(least=32, most=4096)] = 224
+    classes: Count = 1000
+    batch_norm: bool = False
+    width: Count = 64
+
+    def __post_init__(self) -> None:
+        allowed = DEPTHS[self.family]
+        if self.depth not in allowed:
+            depths = ", ".join(map(str, allowed))
+            raise InputError(f"depth is {self.depth}; a {self.family} has {depths}")
+
+    @property
+    def samples(self) -> str:
+        """What a batch counts."""
+        return "images"
+
+
+DEPTHS = {
+    "resnet": (18, 34, 50, 101, 152),
+    "vgg": (11, 13, 16, 19),
+    "densenet": (121, 161, 169, 201),
+}
+
+
+@dataclass(frozen=True)
+class Dlrm:
+    """A recommendation model (DLRM, arXiv:1906.00091).
+
+    Attributes
+    ----------
+    family : {"dlrm"}
+    table_entries : tuple of int
+        Rows of each embedding table.
+    embedding : int
+        Elements of an embedding.
+    pooling : tuple of int
+        Lookups of one sample in each table; one number serves all tables.
+    dense_features : int
+    bottom_mlp, top_mlp : tuple of int
+        Widths of the layers; the bottom one ends with `embedding`, the top one with 1.
+    interaction : {"dot", "cat"}
+        How embeddings meet: all pairs of dot products, or side by side.
+    """
+
+    family: Literal["dlrm"]
+    table_entries: tuple[Large, ...]
+    embedding: Count
+    bottom_mlp: tuple[Count, ...]
+    top_mlp: tuple[Count, ...]
+    pooling: tuple[Count, ...] = (1,)
+    dense_features: Count = 13
+    interaction: Literal["dot", "cat"] = "dot"
+
+    def __post_init__(self) -> None:
+        for key in ("table_entries", "bottom_mlp", "top_mlp"):
+            if not getattr(self, key):
+                raise InputError(f"{key} is empty; it needs one entry or more")
+        if self.bottom_mlp[-1] != self.embedding:
+            raise InputError(
+                f"bottom_mlp ends with {self.bottom_mlp[-1]}; it must end with "
+                f"embedding = {self.embedding}"
+            )
+        if self.top_mlp[-1] != 1:
+            raise InputError(f"top_mlp ends with {self.top_mlp[-1]}; it must end with 1")
+        if len(self.pooling) not in (1, len(self.table_entries)):
+            raise InputError(
+                f"pooling has {len(self.pooling)} entries; one, or one for each of the "
+                f"{len(self.table_entries)} tables"
+            )
+
+    @property
+    def samples(self) -> str:
+        """What a batch counts."""
+        return "samples"
+
+    def lookups(self, table: int) -> int:
+        """Lookups of one sample in a table."""
+        return self.pooling[table if len(self.pooling) > 1 else 0]
+
+
+Model = Transformer | Cnn | Dlrm
+
+_LLAMA = {
+    "position": "rotary",
+    "norm": "rms",
+    "activation": "swiglu",
+    "bias": False,
+    "dropout": False,
+    "tied_embeddings": False,
+}
+
+FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
+    "gpt": (Transformer, {}),
+    "llama": (Transformer, _LLAMA),
+    "moe": (Transformer, _LLAMA),
+    "bert": (Transformer, {"causal": False}),
+    "t5": (Transformer, {"position": "relative", "norm": "rms", "activation": "relu",
+                         "bias": False, "causal": False}),
+    "vit": (Transformer, {"causal": False, "dropout": False, "tied_embeddings": False}),
+    "resnet": (Cnn, {}),
+    "vgg": (Cnn, {}),
+    "densenet": (Cnn, {}),
+    "dlrm": (Dlrm, {}),
+}  # fmt: skip
+"""Of each family its dataclass, and the defaults its members share."""
+
+
+def divides(name: str, value: int, by_name: str, by: int) -> None:
+    """Refuse a value that is not a multiple of another.
+
+    Raises
+    ------
+    InputError
+        Naming both.
+    """
+    if value % by:
+        raise InputError(f"{name} is {value}, which is not a multiple of {by_name} = {by}")

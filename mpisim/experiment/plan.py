@@ -1,0 +1,206 @@
+"""Parallel plans: how the work of a step is shared by the GPUs, and how each GPU does its part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..errors import InputError, nearest
+from ..schema import Limits
+from .models import Count, Large
+
+__all__ = ["AXES", "Plan"]
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""Axes of the grid of ranks, as Megatron-LM names them."""
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Bytes = Annotated[int, Limits(least=1, most=10**12)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work is shared.
+
+    Attributes
+    ----------
+    global_batch : int
+        Sequences (images, samples) of one step, a multiple of dp × `micro_batch`.
+    micro_batch : int
+        What one data-parallel rank works on at a time; the others follow as gradient accumulation
+        or in a pipeline.
+    tp, pp, cp : int
+        Tensor, pipeline and context parallel size.
+    ep, etp : int
+        Expert parallel size, inside tp × cp × dp; tensor parallel size inside an expert (`tp` if
+        not given).
+    dp : int, optional
+        Data parallel size; what remains of the GPUs if not given.
+    order : str
+        Axes from the innermost (neighbouring ranks) to the outermost, as Megatron-LM's
+        ``--tp-cp-ep-dp-pp`` order.
+
+    schedule : str
+        Pipeline schedule, see ``mpisim list schedules``.
+    vpp : int
+        Model chunks of a stage (interleaved schedule).
+    stages : tuple of int
+        Layers of each part of the pipeline, for an uneven split; pp × vpp entries.
+    p2p_overlap : bool, optional
+        Whether the compute stream goes on while activations are sent; by default where the
+        schedule's implementation does so (all but plain 1F1B and GPipe).
+    account_for_embedding, account_for_loss : bool
+        Whether embedding and head count as a layer when layers are spread over stages.
+
+    sp : bool, optional
+        Sequence parallelism: norms and dropout share the sequence over the tp group; by default
+        where tp > 1.
+    tp_overlap : bool
+        Whether matrix products are cut into `tp` chunks that overlap with their communication.
+    cp_style : {"ring", "all-gather"}
+
+    dp_style : {"megatron", "ddp", "deepspeed", "fsdp"}
+        Whose rules buckets and hooks follow; by default "megatron" for transformers, "ddp"
+        otherwise, "fsdp" with zero = 3.
+    zero : int
+        Sharded over data-parallel ranks: 1 optimizer states, 2 and gradients, 3 and parameters.
+    zero_group : int, optional
+        Ranks of one sharding group (hybrid sharding); all data-parallel ranks if not given.
+    dp_overlap : bool
+        Whether gradients are reduced beside the backward pass (and shards gathered beside the
+        forward).
+    bucket : int, optional
+        Bytes of a gradient bucket; the rule of `dp_style` if not given.
+    wrap_layers : int
+        Layers of one FSDP unit.
+    prefetch : int
+        FSDP units gathered ahead.
+    reshard_after_forward : bool
+        Whether FSDP frees a unit's parameters after its forward.
+
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}
+        Of the matrix products.
+    grad_precision : {"fp32", "bf16", "fp16"}, optional
+        Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
+    optimizer : {"adam", "sgd", "momentum", "adagrad"}
+
+    recompute : {"none", "selective", "full"}
+        Activations computed again in the backward pass: none, those inside attention, or all.
+    recompute_layers : int, optional
+        Layers of each part of the pipeline that do so; all if not given.
+    kernels : {"flash", "eager"}
+        Fused attention, or scores in memory (matrix product, softmax, matrix product).
+    fused : bool
+        Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
+        each; otherwise each elementary operation is.
+    cuda_graphs : bool
+        Whether launches are captured: no CPU time between kernels.
+
+    moe_imbalance : float
+        Tokens of the busiest expert-parallel rank over the mean.
+    moe_overlap : bool
+        Whether dispatch and combine run beside the shared experts and other micro-batches.
+    dispatch_precision : {"bf16", "fp8"}
+        Of tokens on their way to experts; they return in bf16.
+
+    sharder : str
+        DLRM: how tables are placed on GPUs.
+    """
+
+    global_batch: Large
+    micro_batch: Annotated[int, Limits(least=1, most=1_000_000)] = 1
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    etp: Count | None = None
+    dp: Count | None = None
+    order: str = "tp-cp-ep-dp-pp"
+
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"] = "1f1b"
+    vpp: Count = 1
+    stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
+    p2p_overlap: bool | None = None
+    account_for_embedding: bool = False
+    account_for_loss: bool = False
+
+    sp: bool | None = None
+    tp_overlap: bool = False
+    cp_style: Literal["ring", "all-gather"] = "ring"
+
+    dp_style: Literal["megatron", "ddp", "deepspeed", "fsdp"] | None = None
+    zero: Annotated[int, Limits(least=0, most=3)] = 0
+    zero_group: Count | None = None
+    dp_overlap: bool = True
+    bucket: Bytes | None = None
+    wrap_layers: Count = 1
+    prefetch: Annotated[int, Limits(least=0, most=100)] = 1
+    reshard_after_forward: bool = True
+
+    precision: Precision = "bf16"
+    grad_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: Count | None = None
+    kernels: Literal["flash", "eager"] = "flash"
+    fused: bool = True
+    cuda_graphs: bool = False
+
+    moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
+    moe_overlap: bool = False
+    dispatch_precision: Literal["bf16", "fp8"] = "bf16"
+
+    sharder: Literal[
+        "naive", "random", "size", "lookup", "size-lookup", "flops"
+    ] = "size-lookup"  # fmt: skip
+
+    def __post_init__(self) -> None:
+        axes = self.order.split("-")
+        for axis in axes:
+            if axis not in AXES:
+                raise InputError(
+                    f"order is {self.order!r}: unknown axis {axis!r}{nearest(axis, AXES)}; "
+                    f"allowed: {', '.join(AXES)}"
+                )
+        if sorted(axes) != sorted(AXES):
+            raise InputError(f"order is {self.order!r}; it must name each of {'-'.join(AXES)} once")
+        if self.stages and len(self.stages) != self.pp * self.vpp:
+            raise InputError(
+                f"stages has {len(self.stages)} entries; pp × vpp = {self.pp * self.vpp} are needed"
+            )
+        if self.vpp > 1 and self.schedule != "interleaved":
+            raise InputError(f"vpp is {self.vpp}, but schedule = {self.schedule!r} has one chunk")
+        if self.sp and self.tp == 1:
+            raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
+        if self.tp_overlap and not self.sequence_parallel:
+            raise InputError("tp_overlap is true; it needs tp > 1 and sp = true")
+        self._check_data_parallel()
+
+    def _check_data_parallel(self) -> None:
+        allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
+        style = self.dp_style
+        if style is not None and self.zero not in allowed[style]:
+            choices = ", ".join(map(str, allowed[style]))
+            raise InputError(f"zero is {self.zero}; dp_style = {style!r} allows {choices}")
+        if self.zero == 3 and self.pp > 1:
+            raise InputError("zero is 3 with pp > 1: no framework shards parameters of a pipeline")
+        if self.zero_group is not None and not self.zero:
+            raise InputError("zero_group is given, but zero is 0: nothing is sharded")
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether norms and dropout share the sequence."""
+        return self.tp > 1 if self.sp is None else self.sp
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallel size inside an expert."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def overlaps_p2p(self) -> bool:
+        """Whether the compute stream goes on while activations are sent."""
+        if self.p2p_overlap is None:
+            return self.schedule not in ("gpipe", "1f1b")
+        return self.p2p_overlap

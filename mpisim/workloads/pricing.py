@@ -1,0 +1,76 @@
+"""What each kernel of a step costs, and what its duration rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from mpisim.errors import InputError
+from mpisim.kernels import Estimate, KernelModel
+from mpisim.kernels.operations import Kernel
+from mpisim.quantity import picoseconds
+
+__all__ = ["LONGEST", "Launching", "Pricing"]
+
+LONGEST = 2**60
+"""Of all kernels of a rank together, in ps (13 days): what the engine's clocks can count."""
+
+
+class Launching(TypedDict):
+    """What launching a device row takes, in ps: CPU time before the call, from the call to the
+    device, and the call itself."""
+
+    host: int
+    launch: int
+    launch_cost: int
+
+
+class Pricing:
+    """Prices kernels by a model, and remembers what each price rests on.
+
+    Parameters
+    ----------
+    model : KernelModel
+    cuda_graphs : bool
+        Whether launches are captured: the CPU then takes no time between two kernels.
+
+    Attributes
+    ----------
+    launching : Launching
+        Of every device row.
+    host_shares : mapping of str to float
+        Which numbers of the GPU the CPU time of a launch rests on.
+    """
+
+    def __init__(self, model: KernelModel, *, cuda_graphs: bool = False) -> None:
+        self.model = model
+        gpu = model.gpu
+        gap, call = (0.0, 0.0) if cuda_graphs else (gpu.host_gap.si, gpu.launch_call.si)
+        self.launching = Launching(
+            host=picoseconds(gap),
+            launch=picoseconds(gpu.launch_latency.si),
+            launch_cost=picoseconds(call),
+        )
+        whole = (gap + call) or 1.0
+        self.host_shares: Mapping[str, float] = {
+            "host_gap": gap / whole,
+            "launch_call": call / whole,
+        }
+        self.shares: dict[tuple[str, int], Mapping[str, float]] = {}
+
+    def estimate(self, name: str, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel; `name` is that of its rows.
+
+        Raises
+        ------
+        InputError
+            If it is longer than the simulation's clocks can hold.
+        """
+        estimate = self.model.estimate(kernel)
+        if estimate.duration > LONGEST:
+            raise InputError(
+                f"the kernel {name!r} takes {estimate.duration / 1e12:.3g} s, which the "
+                "simulation's clocks cannot hold: is the model too large?"
+            )
+        self.shares[name, estimate.duration] = estimate.shares
+        return estimate
