@@ -23,9 +23,10 @@ class Groups:
 
     ``tp``, ``cp``, ``dp`` (data and context parallel ranks: those that share gradients), ``ep``,
     ``etp``, ``edp``, ``pp``, ``model`` (all ranks that share one copy of the model), ``embedding``
-    (first and last stage), ``shard`` and ``replica`` (the two levels of hybrid sharding, with
-    ``eshard`` and ``ereplica`` for experts) are collectives. ``cp:send`` and ``cp:recv`` are pairs of
-    neighbours on a ring, and so are the messages of a pipeline, `PIPELINE`.
+    (first and last stage), ``mirror`` (the two stages that hold the same part in DualPipe),
+    ``shard`` and ``replica`` (the two levels of hybrid sharding, with ``eshard`` and ``ereplica``
+    for experts) are collectives. ``cp:send`` and ``cp:recv`` are pairs of neighbours on a ring, and
+    so are the messages of a pipeline, `PIPELINE`.
 
     Parameters
     ----------
@@ -48,6 +49,12 @@ class Groups:
             "edp": grid.groups("edp"),
             "embedding": grid.groups("pp")[:, first_last],
         }
+        if grid.pp % 2 == 0:
+            stages = grid.groups("pp")
+            half = grid.pp // 2
+            self._members["mirror"] = np.stack(
+                [stages[:, :half], stages[:, : half - 1 : -1]], axis=2
+            ).reshape(-1, 2)
         for prefix, group in (("", "dp"), ("e", "edp")):
             members = self._members[group]
             shard = members.shape[1] if zero_group is None else min(zero_group, members.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...experiment.plan import Plan
 from ..blocks import BlockBuilder
@@ -29,6 +29,11 @@ class Strategy:
 
     def __init__(self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups) -> None:
         self.plan, self.chunks, self.groups = plan, chunks, groups
+
+    @property
+    def streams(self) -> Mapping[str, str]:
+        """Slots that share a stream, or have one of another name, for `Slots`."""
+        return {}
 
     def begin(self, block: BlockBuilder) -> None:
         """Before everything else of the step."""

@@ -1,0 +1,123 @@
+"""What the stages of a pipeline send each other, and when each waits for it.
+
+Two ways. With overlap, every kind of message has a stream of its own: a receive is posted as soon
+as the CPU reaches it, and only the block that needs the data waits; nobody waits for a send. Without,
+as Megatron-LM does where ``overlap_p2p_communication`` is off: each exchange is one batch on one
+stream, starts after the kernel before it, and the next kernel waits for all of it. A send and a
+receive that change between forward and backward are then one batch
+(``send_forward_recv_backward``), others are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..program import Kind, Phase
+from .blocks import LAST, PENDING, Block, BlockBuilder
+from .schedules import Action, Pipeline
+
+__all__ = ["Messages", "streams"]
+
+STREAM = "pipeline"
+"""The one stream of messages that nothing overlaps."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    """Half of a message."""
+
+    kind: Kind
+    slot: str
+    bytes: int
+
+
+class Messages:
+    """The messages of one stage.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    stage : int
+    outputs : callable
+        Bytes that a part of the model hands to the next, by the part's number.
+    overlap : bool
+    builder : callable
+        Returns a new `BlockBuilder`.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, stage: int, outputs: Callable[[int], int], *,
+        overlap: bool, builder: Callable[[], BlockBuilder],
+    ) -> None:  # fmt: skip
+        self.pipeline, self.stage, self.outputs = pipeline, stage, outputs
+        self.overlap, self._builder = overlap, builder
+        self._known: dict[tuple[_Message, ...], Block] = {}
+
+    def between(self, before: Action | None, after: Action | None) -> list[Block]:
+        """Return what is sent and received between two actions that follow each other."""
+        sent = self._sent(before) if before else None
+        received = self._received(after) if after else None
+        both = tuple(message for message in (sent, received) if message)
+        if len(both) == 2 and not self.overlap and _phase(before) != _phase(after):
+            return [self._block(both)]
+        return [self._block((message,)) for message in both]
+
+    def _sent(self, action: Action) -> _Message | None:
+        if action.phase is Phase.WEIGHT:
+            return None
+        forward = action.phase is Phase.FORWARD
+        to = (self.pipeline.next if forward else self.pipeline.previous)(self.stage, action.chunk)
+        if to is None or to[0] == self.stage:
+            return None
+        part = self.pipeline.part(self.stage, action.chunk)
+        size = self.outputs(part if forward else part - 1)
+        return _Message(Kind.SEND, self._slot(forward, self.stage, to[0]) + ":send", size)
+
+    def _received(self, action: Action) -> _Message | None:
+        if action.phase is Phase.WEIGHT:
+            return None
+        forward = action.phase is Phase.FORWARD
+        source = self.pipeline.previous if forward else self.pipeline.next
+        found = source(self.stage, action.chunk)
+        if found is None or found[0] == self.stage:
+            return None
+        part = self.pipeline.part(self.stage, action.chunk)
+        size = self.outputs(part - 1 if forward else part)
+        return _Message(Kind.RECV, self._slot(forward, found[0], self.stage) + ":recv", size)
+
+    def _slot(self, forward: bool, source: int, to: int) -> str:
+        """Return the kind of message: activation or gradient, to the next stage or back."""
+        # Of two stages each is next to the other: both ways are "+", with other pairs of ranks.
+        ahead = (to - source) % self.pipeline.stages == 1
+        return f"{'activation' if forward else 'gradient'}{'+' if ahead else '-'}"
+
+    def _block(self, messages: tuple[_Message, ...]) -> Block:
+        if messages not in self._known:
+            builder = self._builder()
+            builder.tags(phase=Phase.NONE)
+            for i, message in enumerate(messages):
+                receives = message.kind is Kind.RECV
+                early = self.overlap and receives
+                what = message.slot.partition(":")[0].rstrip("+-")
+                row = builder.point_to_point(
+                    message.kind, message.slot, message.bytes,
+                    f"{'receive' if receives else 'send'} {what}",
+                    waits=() if early else (LAST, PENDING), joined=i > 0,
+                )  # fmt: skip
+                if receives or not self.overlap:
+                    builder.await_next([row])
+            self._known[messages] = builder.done()
+        return self._known[messages]
+
+
+def streams(overlap: bool) -> dict[str, str]:
+    """Return which slots share a stream."""
+    if overlap:
+        return {}
+    kinds = (f"{what}{way}" for what in ("activation", "gradient") for way in "+-")
+    return {f"{kind}:{half}": STREAM for kind in kinds for half in ("send", "recv")}
+
+
+def _phase(action: Action | None) -> Phase | None:
+    return action.phase if action else None

@@ -1,0 +1,241 @@
+"""One training step of an experiment as a program.
+
+    experiment ─► grid of ranks ─► network in one rank's shapes ─► parts of the pipeline
+               ─► blocks (forward, backward, …) ─► one table a stage ─► program
+
+Ranks at the same stage do the same things and share a table; where networks differ by rank (tables
+of a recommendation model), there is one table for each that differs. Communications are unpriced:
+the engine asks a cost model for their durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..experiment import Cnn, Experiment, Plan, Transformer
+from ..kernels import KernelModel
+from ..program import Names, Phase, Program, Table
+from .blocks import Slots, TableAssembler
+from .data_parallel import strategy
+from .grid import Grid
+from .groups import Groups, program_of
+from .messages import Messages, streams
+from .operators import Network
+from .optimizer import write_optimizer
+from .parts import Part, split
+from .pricing import LONGEST, Pricing
+from .schedules import Action, Pipeline, pipeline
+from .stage import Stage
+
+__all__ = ["Layout", "Workload", "lay_out", "training_step"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An experiment laid out on ranks, before anything is written row by row.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    grid : Grid
+    pipeline : Pipeline
+    networks : tuple of Network
+    network : int64, shape (world,)
+        Which network each rank has its share of; most models have one.
+    parts : tuple of tuple of Part
+        Of each network, its parts in sequence.
+    """
+
+    experiment: Experiment
+    grid: Grid
+    pipeline: Pipeline
+    networks: tuple[Network, ...]
+    network: NDArray[np.int64]
+    parts: tuple[tuple[Part, ...], ...]
+
+    def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
+        """Return the model chunks a stage holds."""
+        parts = self.parts[network]
+        return tuple(
+            parts[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A program and what its durations rest on.
+
+    Attributes
+    ----------
+    layout : Layout
+    program : Program
+    pricing : Pricing
+        Of its kernels and launches.
+    flops : int
+        Model FLOPs of the step over all GPUs, see `Network.flops`.
+    executed_flops : int
+        Those of the kernels the GPUs run, recomputation included.
+    tokens : int
+        Tokens (images, samples) of the step.
+    """
+
+    layout: Layout
+    program: Program
+    pricing: Pricing
+    flops: int
+    executed_flops: int
+    tokens: int
+
+
+def lay_out(experiment: Experiment, gpus: int) -> Layout:
+    """Lay an experiment out on a number of GPUs.
+
+    Raises
+    ------
+    InputError
+        If model, plan and GPUs do not fit together; the message names the keys.
+    """
+    plan = experiment.plan
+    grid = Grid.of(plan, gpus)
+    each = grid.dp * plan.micro_batch
+    micro_batches, rest = divmod(plan.global_batch, each)
+    if rest:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
+            f"micro_batch = {grid.dp} × {plan.micro_batch} = {each}"
+        )
+    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
+    networks, network = _networks(experiment, grid)
+    parts = tuple(tuple(split(each, plan, laid.parts)) for each in networks)
+    return Layout(experiment, grid, laid, tuple(networks), network, parts)
+
+
+def training_step(layout: Layout, kernels: KernelModel) -> Workload:
+    """Return the program of one training step.
+
+    Parameters
+    ----------
+    layout : Layout
+    kernels : KernelModel
+        Prices the kernels.
+
+    Raises
+    ------
+    InputError
+        If a rank's kernels together take longer than the simulation's clocks can hold.
+    """
+    experiment, grid, plan = layout.experiment, layout.grid, layout.experiment.plan
+    names = Names()
+    pricing = Pricing(kernels, cuda_graphs=plan.cuda_graphs)
+    groups = Groups(grid, plan.zero_group)
+    kinds = layout.network * grid.pp + grid.stage
+    found, table = np.unique(kinds, return_inverse=True)
+    tables: list[Table] = []
+    slots: list[tuple[str, ...]] = []
+    executed = 0
+    for i, kind in enumerate(found.tolist()):
+        network, stage = divmod(kind, grid.pp)
+        written = _Table(layout, network, stage, names, pricing, groups)
+        tables.append(written.table)
+        slots.append(written.slots)
+        executed += written.flops * int(np.count_nonzero(table == i))
+    program = program_of(
+        tuple(names), tables, slots, table, groups,
+        {"source": "workload generator", "title": experiment.title},
+    )  # fmt: skip
+    times = layout.pipeline.micro_batches * grid.dp
+    return Workload(
+        layout=layout,
+        program=program,
+        pricing=pricing,
+        flops=layout.networks[0].flops * times,
+        executed_flops=executed,
+        tokens=layout.networks[0].tokens * times,
+    )
+
+
+class _Table:
+    """Writes the table of one stage."""
+
+    def __init__(
+        self, layout: Layout, network: int, stage: int, names: Names, pricing: Pricing,
+        groups: Groups,
+    ) -> None:  # fmt: skip
+        plan, laid = layout.experiment.plan, layout.pipeline
+        parts = layout.parts[network]
+        chunks = layout.chunks(stage, network)
+        layers = [chunk.layers for chunk in chunks]
+        sharing = strategy(plan, layers, groups)
+        slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **sharing.streams})
+        writer = Stage(names, pricing, slots, plan, chunks, sharing)
+        messages = Messages(
+            laid, stage, lambda part: parts[part].layers[-1].output,
+            overlap=plan.overlaps_p2p, builder=writer.builder,
+        )  # fmt: skip
+
+        label = "training step" if laid.stages == 1 else f"training step, stage {stage}"
+        rows = TableAssembler(label)
+        begin = writer.builder()
+        sharing.begin(begin)
+        rows.add(begin.done())
+        before: Action | None = None
+        for action, edge in _edges(laid.actions[stage]):
+            for block in messages.between(before, action):
+                rows.add(block, _of(before, action))
+            part = "weight" if action.phase is Phase.WEIGHT else "input" if action.split else "all"
+            rows.add(writer.block(action.phase, action.chunk, part, edge), action.micro_batch)
+            before = action
+        for block in messages.between(before, None):
+            rows.add(block, _of(before, None))
+        end = writer.builder()
+        end.tags(phase=Phase.OPTIMIZER, layer=-1)
+        write_optimizer(end, layout, stage, sharing)
+        rows.add(end.done())
+        if rows.duration > LONGEST:
+            raise InputError(
+                f"the kernels of one step take {rows.duration / 1e12:.3g} s, which the "
+                "simulation's clocks cannot hold: is the model too large?"
+            )
+        self.table, self.slots, self.flops = rows.table(), slots.names, rows.flops
+
+
+def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:
+    """Return the networks of a model, and which of them each rank has."""
+    model, plan = experiment.model, experiment.plan
+    one = np.zeros(grid.world, np.int64)
+    if isinstance(model, Transformer):
+        from .transformer import transformer_network
+
+        return [transformer_network(model, plan, grid)], one
+    if isinstance(model, Cnn):
+        from .cnn import cnn_network
+
+        return [cnn_network(model, plan, grid)], one
+    from .dlrm import dlrm_networks
+
+    networks, by_data = dlrm_networks(model, plan, grid)
+    return networks, by_data[grid.index("dp")]
+
+
+def _edges(actions: Sequence[Action]) -> list[tuple[Action, bool]]:
+    """Mark each chunk's first forward, and its last completion of gradients."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, action in enumerate(actions):
+        if action.phase is Phase.FORWARD:
+            first.setdefault(action.chunk, i)
+        elif not action.split:
+            last[action.chunk] = i
+    edges = {*first.values(), *last.values()}
+    return [(action, i in edges) for i, action in enumerate(actions)]
+
+
+def _of(before: Action | None, after: Action | None) -> int:
+    """The micro-batch a message is filed under: that of the action that needs or made it."""
+    action = after or before
+    return action.micro_batch if action else -1
