@@ -13,28 +13,22 @@ from typing import Any
 
 from .engine.run import PieceKind, Run
 from .errors import InputError
-from .experiment import Experiment
-from .kernels import Gpu, find_gpu
-from .program import Kind, Operation, Program
+from .experiment import Experiment, Plan
+from .kernels import Gpu, Roofline, find_gpu
+from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
 from .topo import AlphaBeta, Cluster, find_cluster
 from .uncertainty import propagate
-from .workloads import Workload, gpt_step
+from .workloads import Workload, lay_out, training_step
 
 __all__ = ["Case", "PathShares", "prepare", "statements"]
-
-ASSUMED = (
-    "bf16 matrices and activations; gradients, master weights and Adam in fp32",
-    "fused causal attention, fused bias-dropout-add; no recomputation",
-    "neighbouring ranks share a node; every rank does the same work at the same speed",
-)
 
 LEFT_OUT = (
     "links shared by communications that run at the same time",
     "the slowdown of kernels and communications that overlap",
     "NCCL's choice of algorithm and protocol: one latency and one bandwidth for each link",
     "tiles and waves of matrix products, clocks under the power limit",
-    "memory capacity, input pipeline, checkpoints, jitter, stragglers",
+    "input pipeline, checkpoints, jitter, stragglers",
 )
 
 WORTH_SAYING = 0.0005
@@ -73,18 +67,25 @@ def prepare(experiment: Experiment) -> Case:
     Raises
     ------
     InputError
-        If the cluster is unknown or has too few GPUs, or the model is too large.
+        If hardware is unknown, or model, plan and cluster do not fit together.
     """
-    choice, plan = experiment.cluster, experiment.plan
-    hardware = find_cluster(choice.preset)
-    available = choice.nodes * hardware.gpus_per_node
-    if plan.gpus > available:
-        raise InputError(
-            f"the plan needs {plan.tensor} × {plan.data} = {plan.gpus} GPUs, but {choice.nodes} "
-            f"nodes of {choice.preset!r} have {available}: raise 'nodes' in [cluster]"
+    try:
+        choice = experiment.cluster
+        cluster = find_cluster(choice.preset)
+        gpu = find_gpu(experiment.kernels.gpu or cluster.gpu)
+        gpu.peak(experiment.plan.precision)
+        available = choice.nodes * cluster.gpus_per_node
+        if choice.gpus is not None and choice.gpus > available:
+            raise InputError(
+                f"cluster.gpus is {choice.gpus}, but {choice.nodes} nodes of {choice.preset!r} "
+                f"have {available}"
+            )
+        layout = lay_out(experiment, choice.gpus or available)
+        return Case(
+            experiment, cluster, gpu, training_step(layout, Roofline(gpu)), cluster.cost()
         )
-    device = find_gpu(hardware.gpu)
-    return Case(experiment, hardware, device, gpt_step(experiment, device), hardware.cost())
+    except InputError as error:
+        raise InputError(f"{experiment.source}: {error}") from error
 
 
 def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
     -------
     dict
         ``throughput`` (for people), ``tokens`` and ``model_flops`` (of the step), ``utilisation``
-        (of the GPUs' dense bf16 peak), ``uncertainty`` (relative, one standard deviation),
+        (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, and as lists of texts ``uncertainty_sources``, ``assumptions`` and
         ``not_modelled``.
     """
@@ -115,16 +116,22 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
     assert run.critical_path is not None
     found = propagate(run.critical_path, PathShares(case, run), numbers)
     seconds = run.step_time / PICOSECONDS
-    work, gpus = case.workload, case.experiment.plan.gpus
-    utilisation = work.flops / (seconds * gpus * case.gpu.peak.si)
+    work, plan = case.workload, case.experiment.plan
+    peak = case.gpu.peak(plan.precision).si
+    a_gpu = work.flops / seconds / work.layout.grid.world
+    samples = plan.global_batch / seconds
+    rate = f"{samples:,.4g} {case.experiment.model.samples}/s"
+    if work.tokens != plan.global_batch:
+        rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
     return {
         "throughput": (
-            f"{work.tokens / seconds:,.0f} tokens/s, {work.flops / seconds / gpus / 1e12:.0f} "
-            f"TFLOP/s a GPU, {utilisation:.1%} of its dense bf16 peak"
+            f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
+            f"{plan.precision} peak"
         ),
         "tokens": work.tokens,
         "model_flops": float(work.flops),
-        "utilisation": utilisation,
+        "executed_flops": float(work.executed_flops),
+        "utilisation": a_gpu / peak,
         "uncertainty": found.relative,
         "uncertainty_method": (
             "one standard deviation, first order along the critical path, inputs independent of "
@@ -138,11 +145,25 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         "assumptions": [
             case.cluster.title,
             case.gpu.title,
-            *ASSUMED,
-            *(f"{key} = {_toml(value)} (default)" for key, value in defaults.items()),
+            *_assumed(plan),
+            "neighbouring ranks share a node; ranks of a stage do the same work at the same speed",
+            *(
+                f"{key} = {_toml(value)} (default)"
+                for key, value in defaults.items()
+                if value not in (None, False, 0, 1, ())
+            ),
         ],
         "not_modelled": list(LEFT_OUT),
     }
+
+
+def _assumed(plan: Plan) -> list[str]:
+    """What the plan's keys, given or not, stand for."""
+    return [
+        f"{plan.precision} matrix products, {'fused' if plan.kernels == 'flash' else 'unfused'} "
+        f"attention, {'fused' if plan.fused else 'elementary'} elementwise kernels",
+        "kernels one after another on one stream; each kind of communicator on a stream of its own",
+    ]
 
 
 def _toml(value: object) -> str:
@@ -160,20 +181,20 @@ class PathShares:
     def __call__(self, piece: int) -> Mapping[str, float]:
         path, case = self.path, self.case
         kind = PieceKind(int(path.kind[piece]))
-        if kind is PieceKind.COMPUTE:
-            return case.workload.shares[path.names[path.name[piece]]]
         if kind is PieceKind.HOST:
-            return case.workload.host_shares
+            return case.workload.pricing.host_shares
         if kind is PieceKind.LAUNCH:
             return {"launch_latency": 1.0}
-        if kind is PieceKind.COMMUNICATION:
-            rank, row = int(path.rank[piece]), int(path.row[piece])
-            table = case.program.table_of(rank)
-            assert table.kind[row] == Kind.COLLECTIVE
-            group = case.program.slots_of(rank)[table.slot[row]]
-            return self.communication(
-                Operation(int(table.operation[row])),
-                int(table.bytes[row]),
-                case.program.communicators.group(int(group)),
-            )
-        return {}
+        if kind not in (PieceKind.COMPUTE, PieceKind.COMMUNICATION):
+            return {}
+        rank, row = int(path.rank[piece]), int(path.row[piece])
+        table = case.program.table_of(rank)
+        if kind is PieceKind.COMPUTE:
+            name = case.program.names[table.name[row]]
+            return case.workload.pricing.shares[name, int(table.duration[row])]
+        group = case.program.slots_of(rank)[table.slot[row]]
+        return self.communication(
+            Operation(int(table.operation[row])),
+            int(table.bytes[row]),
+            case.program.communicators.group(int(group)),
+        )

@@ -84,6 +84,8 @@ class Experiment:
     network : NetworkChoice
     run : RunChoice
     title : str
+    source : str
+        The file it was read from, for messages.
     """
 
     model: Model
@@ -93,3 +95,4 @@ class Experiment:
     network: NetworkChoice = field(default_factory=NetworkChoice)
     run: RunChoice = field(default_factory=RunChoice)
     title: str = "experiment"
+    source: str = "experiment"

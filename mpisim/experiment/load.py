@@ -88,7 +88,7 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
         Naming the file and the key, what was found and what is allowed.
     """
     table = _changed(parse(text, source), changes)
-    allowed = [each.name for each in fields(Experiment)]
+    allowed = ("title", "model", *TABLES)
     for key in table:
         if key not in allowed:
             raise InputError(
@@ -104,6 +104,7 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     return Experiment(
         model=_model(_table(table, "model", source), source),
         title=title,
+        source=source,
         **{
             key: build(cls, _table(table, key, source), source, key)
             for key, cls in TABLES.items()

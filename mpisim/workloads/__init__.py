@@ -1,11 +1,9 @@
-"""Workload generators: from an experiment to the program of one training step.
+"""Workload generators: models and parallel plans in, programs out.
 
-``gpt_step``
-    The step of a GPT with tensor and data parallelism, as a `Workload`.
-``model_flops``
-    The work of a step as papers count it, for rates and utilisation.
+- `lay_out`: an `Experiment` on a number of GPUs, as a `Layout`: grid of ranks, pipeline, networks.
+- `training_step`: one step of a layout as a program, with what its durations rest on (`Workload`).
 """
 
-from .gpt import Workload, gpt_step, model_flops
+from .step import Layout, Workload, lay_out, training_step
 
-__all__ = ["Workload", "gpt_step", "model_flops"]
+__all__ = ["Layout", "Workload", "lay_out", "training_step"]

@@ -79,8 +79,8 @@ class Grid:
         dp = gpus // model if plan.dp is None else plan.dp
         if dp * model > gpus:
             raise InputError(
-                f"the plan needs {dp * model} GPUs (dp = {dp}, {sizes}), but the cluster has {gpus}: "
-                "raise 'nodes' in [cluster]"
+                f"the plan needs {dp * model} GPUs (dp = {dp}, {sizes}), but the cluster has "
+                f"{gpus}: raise 'nodes' in [cluster]"
             )
         order = tuple(plan.order.split("-"))
         return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order)

@@ -1,10 +1,10 @@
 """What the stages of a pipeline send each other, and when each waits for it.
 
 Two ways. With overlap, every kind of message has a stream of its own: a receive is posted as soon
-as the CPU reaches it, and only the block that needs the data waits; nobody waits for a send. Without,
-as Megatron-LM does where ``overlap_p2p_communication`` is off: each exchange is one batch on one
-stream, starts after the kernel before it, and the next kernel waits for all of it. A send and a
-receive that change between forward and backward are then one batch
+as the CPU reaches it, only the block that needs the data waits, and nobody waits for a send.
+Without, as Megatron-LM does where ``overlap_p2p_communication`` is off: each exchange is one batch
+on one stream, starts after the kernel before it, and the next kernel waits for all of it. A send
+and a receive between a forward and a backward are then one batch
 (``send_forward_recv_backward``), others are two.
 """
 

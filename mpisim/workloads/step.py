@@ -10,14 +10,14 @@ the engine asks a cost model for their durations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment import Cnn, Experiment, Plan, Transformer
+from ..experiment import Cnn, Experiment, Transformer
 from ..kernels import KernelModel
 from ..program import Names, Phase, Program, Table
 from .blocks import Slots, TableAssembler

@@ -15,9 +15,9 @@ __all__ = ["Strategy", "strategy"]
 class Strategy:
     """What a framework does for data parallelism besides the passes; here: nothing.
 
-    A stage calls the hooks while it writes its blocks. `first` and `last` say whether a block is the
-    chunk's first forward or its last backward of the step; others are written once and used for all
-    micro-batches in between, so what a hook writes may depend on nothing else.
+    A stage calls the hooks while it writes its blocks. `first` and `last` say whether a block is
+    the chunk's first forward or its last backward of the step; others are written once and used for
+    all micro-batches in between, so what a hook writes may depend on nothing else.
 
     Parameters
     ----------
