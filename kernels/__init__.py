@@ -1,23 +1,29 @@
 """How long one kernel takes on a GPU.
 
-``find_gpu(name)``, ``Gpu``
+``find_gpu(name_or_path)``, ``gpu_names()``, ``Gpu``
     The numbers of a GPU, each with its error bar and source.
-``gemm``, ``attention``, ``memory_bound``
-    Durations by roofline, as an `Estimate`.
-``gemm_flops``, ``attention_flops``
-    The work alone.
+``KernelModel``, ``Estimate``
+    What every kernel model offers, and what it answers.
+``Roofline``
+    The model by arithmetic and memory traffic.
+``operations``
+    Descriptions of kernels: what they compute, and the memory they touch.
 """
 
-from .gpu import Gpu, find_gpu
-from .roofline import Estimate, attention, attention_flops, gemm, gemm_flops, memory_bound
+from . import operations
+from .gpu import Gpu, find_gpu, gpu_names
+from .model import Estimate, KernelModel
+from .roofline import Roofline, attention, gemm, memory_bound
 
 __all__ = [
     "Estimate",
     "Gpu",
+    "KernelModel",
+    "Roofline",
     "attention",
-    "attention_flops",
     "find_gpu",
     "gemm",
-    "gemm_flops",
+    "gpu_names",
     "memory_bound",
+    "operations",
 ]

@@ -1,17 +1,27 @@
-"""What a GPU can do: the numbers that the kernel models need, with their error bars."""
+"""What a GPU can do: the numbers that the kernel models need, with their error bars.
+
+A GPU's own numbers stand in ``data/gpus.toml``. What has not been measured on it comes from its
+architecture family, ``data/gpu_families.toml``, where the error bars are wider.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
 
-from mpisim.data import text
 from mpisim.errors import InputError, nearest
+from mpisim.presets import find, names, packaged
 from mpisim.quantity import Quantity
-from mpisim.schema import build, parse
+from mpisim.schema import Limits, build
 
-__all__ = ["Gpu", "find_gpu"]
+__all__ = ["Gpu", "find_gpu", "gpu_names"]
 
 FILE = "gpus.toml"
+FAMILIES = "gpu_families.toml"
+
+PEAK = "peak_"
+"""What the names of the attributes that hold peak rates begin with; the format follows."""
 
 
 @dataclass(frozen=True)
@@ -22,56 +32,177 @@ class Gpu:
     ----------
     title : str
         Its full name.
-    peak : Quantity
-        Dense bf16 rate of its matrix units.
+    family : str
+        Architecture: a table of ``data/gpu_families.toml``, which fills in what is not given.
+    memory : Quantity
+        Capacity.
     bandwidth : Quantity
         Of its memory, read and write together.
+    pcie : Quantity
+        Bandwidth to the host's memory, one direction (PCIe, or NVLink-C2C on Grace).
     gemm_fraction : Quantity
-        Share of `peak` that large matrix products reach.
+        Share of the peak that large matrix products in tf32, fp16 and bf16 reach.
+    fp32_fraction, fp8_fraction : Quantity
+        The same for products in fp32 and in fp8.
+    grouped_gemm_factor : Quantity
+        Rate of a grouped product relative to one product of the same size.
     attention_fraction : Quantity
-        Share of `peak` that fused attention reaches, counting the work a causal mask leaves.
+        Share of the peak that fused attention reaches, counting the work a causal mask leaves.
+    convolution_fraction, fp32_convolution_fraction : Quantity
+        Share of the peak that convolutions reach on matrix units, and in fp32, counting the work of
+        a direct convolution: Winograd's algorithm does less and can exceed 1.
     memory_fraction : Quantity
-        Share of `bandwidth` that elementwise kernels reach.
-    gemm_floor, memory_floor : Quantity
+        Share of `bandwidth` of kernels that stream: elementwise, optimizer, copies, operands.
+    reduction_fraction : Quantity
+        The same of kernels that reduce rows: norms, softmax, cross-entropy.
+    embedding_fraction : Quantity
+        The same of lookups in a table.
+    pcie_fraction : Quantity
+        Share of `pcie` that copies reach.
+    gemm_floor, memory_floor, copy_floor : Quantity
         Time of a kernel besides its work: starting, filling and draining the machine. The one of
-        matrix products also serves attention.
+        matrix products also serves attention and convolutions; the last, copies from or to the
+        host.
     launch_call : Quantity
         CPU time of the call that launches a kernel.
     launch_latency : Quantity
         From the start of that call to the start of the kernel on an idle GPU.
     host_gap : Quantity
         CPU time the framework spends between two launches.
+    peak_fp32 : Quantity, optional
+        Dense rate of matrix products in fp32: of the CUDA cores on NVIDIA's GPUs, of the matrix
+        units on AMD's.
+    peak_tf32, peak_fp16, peak_bf16, peak_fp8 : Quantity, optional
+        Dense rates of the matrix units, accumulating in fp32; missing where the GPU lacks the
+        format.
+    sms : int, optional
+        Streaming multiprocessors, or AMD's compute units.
+    clock : Quantity, optional
+        Boost clock.
+    l2 : Quantity, optional
+        Size of the cache that all multiprocessors share.
+    nvlink : Quantity, optional
+        Bandwidth of all links to other GPUs (NVLink, xGMI) together, one direction.
+    power : Quantity, optional
+        Limit of the board.
+    confidence : str
+        Of the datasheet numbers: ``"cross-checked"`` where two sources, or a number and the
+        arithmetic from others, agree; else ``"one source"``.
+    aliases : tuple of str
+        Other names it goes by.
     """
 
     title: str
-    peak: Quantity
+    family: str
+    memory: Quantity
     bandwidth: Quantity
+    pcie: Quantity
+
     gemm_fraction: Quantity
+    fp32_fraction: Quantity
+    fp8_fraction: Quantity
+    grouped_gemm_factor: Quantity
     attention_fraction: Quantity
+    convolution_fraction: Quantity
+    fp32_convolution_fraction: Quantity
     memory_fraction: Quantity
+    reduction_fraction: Quantity
+    embedding_fraction: Quantity
+    pcie_fraction: Quantity
     gemm_floor: Quantity
     memory_floor: Quantity
+    copy_floor: Quantity
+
     launch_call: Quantity
     launch_latency: Quantity
     host_gap: Quantity
 
+    peak_fp32: Quantity | None = None
+    peak_tf32: Quantity | None = None
+    peak_fp16: Quantity | None = None
+    peak_bf16: Quantity | None = None
+    peak_fp8: Quantity | None = None
 
-def find_gpu(name: str) -> Gpu:
-    """Return a GPU of ``data/gpus.toml`` by name.
+    sms: Annotated[int, Limits(least=1)] | None = None
+    clock: Quantity | None = None
+    l2: Quantity | None = None
+    nvlink: Quantity | None = None
+    power: Quantity | None = None
+    confidence: Literal["cross-checked", "one source"] = "one source"
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.formats:
+            keys = ", ".join(each.name for each in fields(self) if each.name.startswith(PEAK))
+            raise InputError(f"no peak rate is given: at least one of {keys}")
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if each.name not in _MAY_BE_ZERO and isinstance(number, Quantity) and not number.value:
+                raise InputError(f"{each.name!r} is 0; it must be above 0")
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Number formats of matrix products that it has."""
+        return tuple(
+            each.name.removeprefix(PEAK)
+            for each in fields(self)
+            if each.name.startswith(PEAK) and getattr(self, each.name) is not None
+        )
+
+    def peak(self, dtype: str) -> Quantity:
+        """Return the dense rate of matrix products in a format.
+
+        Raises
+        ------
+        InputError
+            If the GPU has no such format, naming those it has.
+        """
+        if dtype not in self.formats:
+            raise InputError(f"{self.title} has no {dtype}; it has {', '.join(self.formats)}")
+        found: Quantity = getattr(self, PEAK + dtype)
+        return found
+
+
+_MAY_BE_ZERO = frozenset(
+    ("gemm_floor", "memory_floor", "copy_floor", "launch_call", "launch_latency", "host_gap")
+)
+"""Times: a GPU of no overhead is a fair question. Rates divide."""
+
+
+def find_gpu(name: str | Path) -> Gpu:
+    """Return a GPU by name, or from a file.
+
+    Parameters
+    ----------
+    name : str or Path
+        A name or alias of ``data/gpus.toml``, in any case of letters, or the path of a ``.toml``
+        file with one table of the same form. It must give title, family, memory, bandwidth and one
+        of the peak rates; all else may come from the family.
 
     Raises
     ------
     InputError
-        If there is none of that name.
+        If there is none of that name, or the file is not a GPU's.
 
     Examples
     --------
     >>> find_gpu("h100-sxm").title
     'NVIDIA H100 SXM5 80 GB (700 W)'
+    >>> find_gpu("V100-SXM2-16GB").peak("fp16").si
+    125000000000000.0
     """
-    presets = parse(text(FILE), FILE)
-    if name not in presets:
+    preset = find(name, FILE, "GPU")
+    families = packaged(FAMILIES)
+    family = preset.table.get("family")
+    if family not in families:
+        found = "missing" if family is None else f"{family!r}{nearest(str(family), families)}"
         raise InputError(
-            f"unknown GPU {name!r}{nearest(name, presets)}; there are {', '.join(presets)}"
+            f"{preset.source}: key '{preset.name}.family' is {found}; "
+            f"allowed: {', '.join(families)}"
         )
-    return build(Gpu, presets[name], FILE, name)
+    return build(Gpu, families[family] | preset.table, preset.source, preset.name)
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs of ``data/gpus.toml``."""
+    return names(FILE)

@@ -2,87 +2,152 @@
 
     time = max(flops / (peak × fraction), bytes / (bandwidth × fraction)) + floor
 
-An estimate remembers which numbers of the GPU it rests on, so that their error bars can be carried
-to the end of a simulation (:mod:`mpisim.uncertainty`).
+The model is that of Williams, Waterman and Patterson (doi:10.1145/1498765.1498785) with shares of
+both rates that kernels of a kind are known to reach, and a constant for starting a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpisim.errors import InputError
 from mpisim.quantity import picoseconds
 
-from .gpu import Gpu
+from .gpu import PEAK, Gpu
+from .model import Estimate
+from .operations import (
+    Attention,
+    Convolution,
+    Copy,
+    CrossEntropy,
+    Elementwise,
+    Embedding,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Norm,
+    OptimizerStep,
+    Softmax,
+)
 
-__all__ = ["Estimate", "attention", "attention_flops", "gemm", "gemm_flops", "memory_bound"]
-
-BF16 = 2
-"""Bytes of an element."""
+__all__ = ["Roofline", "attention", "gemm", "memory_bound"]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The duration of one kernel.
+class _Terms(NamedTuple):
+    """The numbers of a GPU that a kernel's time is made of, as names of attributes of `Gpu`.
 
     Attributes
     ----------
-    duration : int
-        ps.
-    shares : mapping of str to float
-        For each number of the GPU (an attribute of `Gpu`) the share of the duration that is
-        inversely or directly proportional to it: a relative error e of the number changes the
-        duration by share × e.
+    arithmetic, memory : tuple of str
+        The factors of each rate; no arithmetic, none of its time.
+    floor : str
     """
 
-    duration: int
-    shares: Mapping[str, float]
+    arithmetic: tuple[str, ...]
+    memory: tuple[str, ...]
+    floor: str
 
 
-def gemm_flops(m: int, n: int, k: int) -> int:
-    """Return the FLOPs of a matrix product (m, k) × (k, n)."""
-    return 2 * m * n * k
+STREAMING = ("bandwidth", "memory_fraction")
 
 
-def gemm(gpu: Gpu, m: int, n: int, k: int, *, output_bytes: int = BF16) -> Estimate:
-    """Estimate a bf16 matrix product (m, k) × (k, n).
+def _gemm_fraction(dtype: str) -> str:
+    """Return which fraction serves a format: fp32 has cores of its own, fp8 scales of its own."""
+    return {"fp32": "fp32_fraction", "fp8": "fp8_fraction"}.get(dtype, "gemm_fraction")
+
+
+def _terms(kernel: Kernel) -> _Terms:
+    match kernel:
+        case Gemm():
+            rate = (PEAK + kernel.dtype, _gemm_fraction(kernel.dtype))
+            return _Terms(rate, STREAMING, "gemm_floor")
+        case GroupedGemm():
+            rate = (PEAK + kernel.dtype, _gemm_fraction(kernel.dtype))
+            return _Terms((*rate, "grouped_gemm_factor"), STREAMING, "gemm_floor")
+        case Attention():
+            rate = (PEAK + kernel.dtype, "attention_fraction")
+            return _Terms(rate, STREAMING, "gemm_floor")
+        case Convolution():
+            prefix = "fp32_" if kernel.dtype == "fp32" else ""
+            rate = (PEAK + kernel.dtype, f"{prefix}convolution_fraction")
+            return _Terms(rate, STREAMING, "gemm_floor")
+        case Norm() | Softmax() | CrossEntropy():
+            return _Terms((), ("bandwidth", "reduction_fraction"), "memory_floor")
+        case Embedding():
+            return _Terms((), ("bandwidth", "embedding_fraction"), "memory_floor")
+        case Copy(path="host"):
+            return _Terms((), ("pcie", "pcie_fraction"), "copy_floor")
+        case Elementwise() | OptimizerStep() | Copy():
+            return _Terms((), STREAMING, "memory_floor")
+    raise InputError(f"the roofline knows no kernels of the family {kernel.family!r}")
+
+
+class Roofline:
+    """The roofline model of one GPU.
+
+    Each distinct kernel is priced once.
 
     Parameters
     ----------
     gpu : Gpu
-    m, n, k : int
-        The three dimensions, 1 or more.
-    output_bytes : int
-        Memory traffic for each element of the result: 2 to write bf16, 8 to add to fp32.
 
-    Raises
-    ------
-    InputError
-        If a dimension is below 1.
+    Examples
+    --------
+    >>> from mpisim.kernels import find_gpu
+    >>> Roofline(find_gpu("h100-sxm")).estimate(Gemm(m=4096, n=4096, k=4096)).duration
+    202253802
     """
-    _positive(m=m, n=n, k=k, output_bytes=output_bytes)
-    traffic = BF16 * (m * k + k * n) + output_bytes * m * n
-    return _estimate(gpu, gemm_flops(m, n, k), "gemm_fraction", traffic, "gemm_floor")
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._known: dict[Kernel, Estimate] = {}
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self._gpu
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel.
+
+        Raises
+        ------
+        InputError
+            If the GPU lacks the kernel's number format.
+        """
+        found = self._known.get(kernel)
+        if found is None:
+            found = self._known[kernel] = self._price(kernel)
+        return found
+
+    def _price(self, kernel: Kernel) -> Estimate:
+        terms = _terms(kernel)
+        if terms.arithmetic:
+            self.gpu.peak(terms.arithmetic[0].removeprefix(PEAK))  # or an error that says so
+        arithmetic = kernel.flops / self._product(terms.arithmetic)
+        memory = kernel.traffic / self._product(terms.memory)
+        work, limit = max((arithmetic, terms.arithmetic), (memory, terms.memory), key=_time)
+        fixed = self._product((terms.floor,))
+        total = work + fixed
+        shares = dict.fromkeys(limit, work / total)
+        return Estimate(picoseconds(total), shares | {terms.floor: fixed / total})
+
+    def _product(self, names: tuple[str, ...]) -> float:
+        product = 1.0
+        for name in names:
+            product *= getattr(self.gpu, name).si
+        return product
 
 
-def attention_flops(
-    batch: int,
-    heads: int,
-    sequence: int,
-    head_size: int,
-    *,
-    causal: bool = True,
-    backward: bool = False,
-) -> int:
-    """Return the FLOPs of fused attention.
+def _time(side: tuple[float, tuple[str, ...]]) -> float:
+    return side[0]
 
-    Forward: two matrix products. Backward: five, as the scores are computed again. A causal mask
-    leaves half of the work.
-    """
-    products = 5 if backward else 2
-    full = products * 2 * batch * heads * sequence * sequence * head_size
-    return full // 2 if causal else full
+
+def gemm(gpu: Gpu, m: int, n: int, k: int, *, output_bytes: int = 2) -> Estimate:
+    """Estimate a bf16 product (m, k) × (k, n); `output_bytes` 8 adds to fp32."""
+    adds = output_bytes == 8
+    kernel = Gemm(m, n, k, output="fp32" if adds else "bf16", accumulate=adds)
+    return Roofline(gpu).estimate(kernel)
 
 
 def attention(
@@ -95,65 +160,11 @@ def attention(
     causal: bool = True,
     backward: bool = False,
 ) -> Estimate:
-    """Estimate fused attention, which never writes its scores to memory (FlashAttention).
-
-    Parameters
-    ----------
-    gpu : Gpu
-    batch, heads, sequence, head_size : int
-        Sequences, heads a GPU holds, tokens of a sequence, elements of a head; 1 or more.
-    causal : bool
-        Whether a token sees only those before it.
-    backward : bool
-        Whether this is the backward pass.
-
-    Raises
-    ------
-    InputError
-        If a size is below 1.
-    """
-    _positive(batch=batch, heads=heads, sequence=sequence, head_size=head_size)
-    flops = attention_flops(batch, heads, sequence, head_size, causal=causal, backward=backward)
-    # Forward: reads Q, K, V and writes O. Backward: reads these and the gradient of O, and writes
-    # those of Q, K, V.
-    tensors = 8 if backward else 4
-    traffic = tensors * BF16 * batch * heads * sequence * head_size
-    return _estimate(gpu, flops, "attention_fraction", traffic, "gemm_floor")
+    """Estimate fused attention in bf16."""
+    sizes = (batch, heads, heads, sequence, sequence, head_size, head_size)
+    return Roofline(gpu).estimate(Attention(*sizes, causal=causal, backward=backward))
 
 
 def memory_bound(gpu: Gpu, bytes: int) -> Estimate:
-    """Estimate a kernel that only moves memory: elementwise, norms, the optimizer.
-
-    Parameters
-    ----------
-    gpu : Gpu
-    bytes : int
-        Read and written, together.
-
-    Raises
-    ------
-    InputError
-        If `bytes` is below 1.
-    """
-    _positive(bytes=bytes)
-    return _estimate(gpu, 0, "gemm_fraction", bytes, "memory_floor")
-
-
-def _estimate(gpu: Gpu, flops: int, fraction: str, traffic: int, floor: str) -> Estimate:
-    """Apply the roofline; `fraction` and `floor` are attributes of the GPU."""
-    arithmetic = flops / (gpu.peak.si * getattr(gpu, fraction).si)
-    memory = traffic / (gpu.bandwidth.si * gpu.memory_fraction.si)
-    fixed = getattr(gpu, floor).si
-    work = max(arithmetic, memory)
-    total = work + fixed
-    rate = ("peak", fraction) if arithmetic >= memory else ("bandwidth", "memory_fraction")
-    return Estimate(
-        duration=picoseconds(total),
-        shares={rate[0]: work / total, rate[1]: work / total, floor: fixed / total},
-    )
-
-
-def _positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"a kernel's {name!r} is {size}; it must be 1 or more")
+    """Estimate a kernel that only moves memory."""
+    return Roofline(gpu).estimate(Elementwise(bytes))

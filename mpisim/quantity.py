@@ -17,13 +17,23 @@ UNITS: dict[str, float] = {
     "1": 1.0,
     "FLOP/s": 1.0,
     "TFLOP/s": 1e12,
+    "B": 1.0,
+    "MB": 1e6,
+    "GB": 1e9,
     "B/s": 1.0,
     "GB/s": 1e9,
     "TB/s": 1e12,
+    "Gb/s": 1e9 / 8,
     "s": 1.0,
+    "ms": 1e-3,
     "us": 1e-6,
+    "MHz": 1e6,
+    "W": 1.0,
 }
-"""The units data files may use, and how much each is in FLOP, bytes and seconds."""
+"""The units data files may use, and how much each is in FLOP, bytes, seconds, hertz and watts.
+
+``Gb/s``, in which network links are sold, counts bits; all else that is data counts bytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Quantity:
 
     @property
     def si(self) -> float:
-        """The value in FLOP, bytes and seconds."""
+        """The value in FLOP, bytes, seconds, hertz or watts."""
         return self.value * UNITS[self.unit]
 
 

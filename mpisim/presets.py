@@ -1,0 +1,98 @@
+"""Hardware by name: tables of a data file of ours, or of a file of the user's.
+
+Both have the same form: one table a name. In ours the names are lower-case with hyphens, and a
+table may list `aliases`, the names that others use. A user's file holds one table.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .data import text
+from .errors import InputError, nearest
+from .schema import parse
+
+__all__ = ["Preset", "find", "names", "packaged"]
+
+SUFFIX = ".toml"
+"""What a path to a user's file ends in; names of presets do not."""
+
+
+class Preset(NamedTuple):
+    """A table, not yet checked.
+
+    Attributes
+    ----------
+    name : str
+        Of the table.
+    table : dict
+    source : str
+        The file it stands in, for messages.
+    """
+
+    name: str
+    table: dict[str, Any]
+    source: str
+
+
+@cache
+def packaged(file: str) -> dict[str, dict[str, Any]]:
+    """Return the tables of a data file of ours; they are shared: copy before changing one."""
+    return parse(text(file), file)
+
+
+def names(file: str) -> list[str]:
+    """Return the names of the tables of a data file of ours, in its order."""
+    return list(packaged(file))
+
+
+def find(wanted: str | Path, file: str, kind: str) -> Preset:
+    """Look up a table by name, by alias, or by the path of a file that holds it.
+
+    Parameters
+    ----------
+    wanted : str or Path
+        A name or alias, in any case of letters, or a path that ends in ``.toml``.
+    file : str
+        The data file of ours.
+    kind : str
+        What its tables describe (``"GPU"``), for messages.
+
+    Raises
+    ------
+    InputError
+        If there is no such name, or the file cannot be read or holds anything but one table.
+    """
+    if str(wanted).endswith(SUFFIX):
+        return _from_file(Path(wanted), kind)
+    tables = packaged(file)
+    known = {name.casefold(): name for name in tables}
+    for name, table in tables.items():
+        known |= {alias.casefold(): name for alias in table.get("aliases", ())}
+    name = known.get(str(wanted).casefold(), "")
+    if not name:
+        raise InputError(
+            f"unknown {kind} {str(wanted)!r}{nearest(str(wanted).casefold(), known)}; "
+            f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
+        )
+    return Preset(name, tables[name], file)
+
+
+def _from_file(path: Path, kind: str) -> Preset:
+    try:
+        contents = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    tables = parse(contents, str(path))
+    if len(tables) != 1 or not isinstance(next(iter(tables.values())), dict):
+        found = ", ".join(tables) or "nothing"
+        raise InputError(
+            f"{path}: holds {found} at the top level; it must be one table, "
+            f"[name] with the keys of a {kind}"
+        )
+    name, table = next(iter(tables.items()))
+    return Preset(name, table, str(path))

@@ -1,0 +1,186 @@
+"""GPU presets: that they load, agree with arithmetic and with each other, and can be added to."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.kernels import Gpu, find_gpu, gpu_names
+from mpisim.presets import packaged
+from mpisim.quantity import Quantity
+
+GPUS = "gpus.toml"
+FAMILIES = "gpu_families.toml"
+
+OWN = """
+[mine]
+title = "My own GPU"
+family = "hopper"
+memory = { value = 48, unit = "GB", error = 0.0, source = "its datasheet" }
+bandwidth = { value = 2, unit = "TB/s", error = 0.0, source = "its datasheet" }
+peak_bf16 = { value = 500, unit = "TFLOP/s", error = 0.0, source = "its datasheet" }
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_presets_are_whole(name: str) -> None:
+    gpu = find_gpu(name)
+    assert name == name.lower()
+    for field in dataclasses.fields(Gpu):
+        number = getattr(gpu, field.name)
+        if isinstance(number, Quantity):
+            # Only what the maker says may claim to be exact.
+            maker = any(word in number.source for word in ("datasheet", "whitepaper", "specif"))
+            assert number.error > 0 or maker or "torchtitan" in number.source, field.name
+    factors = [n for n in vars(gpu) if n.endswith("_fraction")]
+    assert len(factors) == 10
+    for each in factors:
+        # A direct convolution's work can be done in less, by Winograd's algorithm.
+        assert 0 < getattr(gpu, each).si <= (1.3 if each == "fp32_convolution_fraction" else 1)
+    assert 1e9 < gpu.memory.si < 400e9
+    assert gpu.pcie.si < gpu.bandwidth.si
+    if gpu.nvlink is not None:
+        assert gpu.nvlink.si < gpu.bandwidth.si
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_formats_get_faster_as_they_get_narrower(name: str) -> None:
+    gpu = find_gpu(name)
+    ordered = [f for f in ("fp32", "tf32", "bf16", "fp16", "fp8") if f in gpu.formats]
+    rates = [gpu.peak(f).si for f in ordered]
+    assert rates == sorted(rates)
+    if "tf32" in gpu.formats:
+        assert gpu.peak("bf16").si == pytest.approx(2 * gpu.peak("tf32").si, rel=0.02)
+    if "fp8" in gpu.formats:
+        assert gpu.peak("fp8").si == pytest.approx(2 * gpu.peak("bf16").si, rel=0.03)
+
+
+def operations_a_clock(name: str, family: str) -> int:
+    """fp32 operations of one multiprocessor a clock: 2 for each core (NVIDIA's whitepapers), or
+    of the matrix units (AMD's)."""
+    if family.startswith("cdna"):
+        return 256
+    half = ("p100", "v100", "gv100", "t4", "rtx-2080", "a100", "a800")
+    return 2 * (64 if name.startswith(half) else 128)
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_fp32_peaks_are_cores_times_clock(name: str) -> None:
+    gpu = find_gpu(name)
+    if gpu.sms is None or gpu.clock is None or name in ("gv100", "h20"):
+        pytest.skip("the maker's figures are missing or disagree, as noted beside them")
+    expected = gpu.sms * operations_a_clock(name, gpu.family) * gpu.clock.si
+    assert gpu.peak("fp32").si == pytest.approx(expected, rel=0.02)
+
+
+def test_names_and_aliases_are_unique() -> None:
+    tables = packaged(GPUS)
+    names = [n for name, t in tables.items() for n in (name, *t.get("aliases", ()))]
+    folded = [n.casefold() for n in names]
+    assert len(set(folded)) == len(folded)
+
+
+def test_families_fill_in_and_nothing_else() -> None:
+    families = packaged(FAMILIES)
+    keys = {frozenset(table) for table in families.values()}
+    assert len(keys) == 1
+    required = {f.name for f in dataclasses.fields(Gpu) if f.default is dataclasses.MISSING}
+    assert next(iter(keys)) == required - {"title", "family", "memory", "bandwidth"}
+    assert {t["family"] for t in packaged(GPUS).values()} <= set(families)
+
+
+def test_borrowed_numbers_are_no_surer_than_measured_ones() -> None:
+    for table in packaged(FAMILIES).values():
+        for key, number in table.items():
+            if number["source"].startswith(("borrowed", "guess")):
+                assert number["error"] >= 0.08, key
+    # A GPU that was measured is surer than its family.
+    assert find_gpu("h100-sxm").gemm_fraction.error < find_gpu("h200").gemm_fraction.error
+
+
+def test_names_resolve_in_any_case() -> None:
+    assert find_gpu("A100-SXM-80GB") == find_gpu("a100-sxm") == find_gpu("a100-sxm4-80gb")
+    assert find_gpu("V100-SXM3-32GB-450W").power == find_gpu("v100-dgx-2h").power
+
+
+@pytest.mark.parametrize("file", ["e2e/all.csv", "gpus.csv"])
+def test_names_in_published_measurements_resolve(shared: Path, file: str) -> None:
+    with (shared / "groundtruth" / file).open(encoding="utf-8") as rows:
+        for name in {row["gpu"] for row in csv.DictReader(rows)}:
+            assert find_gpu(name)
+
+
+def test_datasheet_figures_agree_with_a_second_table(shared: Path) -> None:
+    columns = {
+        "fp32_TFLOPS": "peak_fp32",
+        "tf32_dense_TFLOPS": "peak_tf32",
+        "fp16_bf16_dense_TFLOPS": "peak_fp16",
+        "fp8_dense_TFLOPS": "peak_fp8",
+        "mem_GBps": "bandwidth",
+    }
+    with (shared / "groundtruth" / "gpus.csv").open(encoding="utf-8") as rows:
+        for row in csv.DictReader(rows):
+            gpu = find_gpu(row["gpu"])
+            for column, name in columns.items():
+                if name == "peak_fp32" and gpu.family.startswith("cdna"):
+                    continue  # the table has the vector units' rate
+                found = getattr(gpu, name)
+                assert (found.value if found else None) == (float(row[column] or 0) or None)
+
+
+def test_a_gpu_of_ones_own(own: Path) -> None:
+    gpu = find_gpu(own)
+    assert gpu == find_gpu(str(own))
+    assert gpu.title == "My own GPU"
+    assert gpu.formats == ("bf16",)
+    assert gpu.gemm_fraction == find_gpu("h200").gemm_fraction
+    with pytest.raises(InputError, match="My own GPU has no fp8; it has bf16"):
+        gpu.peak("fp8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"hopper"', '"hooper"', r"key 'mine.family' is 'hooper' \(did you mean 'hopper'\?\); all"),
+        ('family = "hopper"', "", r"key 'mine.family' is missing; allowed: pascal, volta"),
+        ('family = "hopper"', "family = 3", r"key 'mine.family' is 3; allowed: pascal"),
+        ('"GB"', '"gb"', r"\[mine.memory\] unknown unit 'gb'"),
+        ("bandwidth", "bandwith", r"unknown key 'bandwith' in \[mine\] \(did you mean 'bandwidth'"),
+        ("memory = ", "sms = 3 #", r"key 'mine.memory' is missing"),
+        ("peak_bf16 = ", "power = ", r"\[mine\] no peak rate is given: at least one of peak_fp32"),
+        ("value = 2,", "value = 0,", r"\[mine\] 'bandwidth' is 0; it must be above 0"),
+        ("[mine]", "", r"holds title, family, memory, bandwidth, peak_bf16 at the top level"),
+        ("[mine]", "[mine", r"not valid TOML"),
+        (OWN, "", r"holds nothing at the top level; it must be one table"),
+    ],
+)
+def test_bad_files_are_refused(own: Path, old: str, new: str, message: str) -> None:
+    own.write_text(OWN.replace(old, new))
+    with pytest.raises(InputError, match=message) as caught:
+        find_gpu(own)
+    assert str(caught.value).startswith(str(own))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.toml: cannot be read: No such file"):
+        find_gpu(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"a = \xff")
+    with pytest.raises(InputError, match=r"not a text file in UTF-8 \(byte 4\)"):
+        find_gpu(tmp_path / "binary.toml")
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown GPU 'h100-smx' \(did you mean 'h100-sxm'\?\)"):
+        find_gpu("h100-smx")
