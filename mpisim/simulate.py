@@ -1,7 +1,7 @@
 """The hall: what is to be simulated comes in, its result goes out.
 
     experiment ─► case: program and costs ─► engine ─► results
-    program ───────────────────────────────────┘
+    program ──────────────────────────────────┘
 
 Each arrow is one line of `simulate`. The command line and whoever uses mpisim as a library come
 through here.
@@ -27,7 +27,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    what: Experiment | Program,
+    what: Experiment | Case | Program,
     comm: Intracomm | None = None,
     *,
     cost: engine.CollectiveCost | None = None,
@@ -42,7 +42,8 @@ def simulate(
 
     Parameters
     ----------
-    what : Experiment or Program
+    what : Experiment, Case or Program
+        A `Case` is an experiment that `mpisim.prediction.prepare` has made ready.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     cost : CollectiveCost, optional

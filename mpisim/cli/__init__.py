@@ -26,7 +26,7 @@ from mpisim.errors import MpisimError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
-    "mpisim.cli.demo",
+    "mpisim.cli.run",
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.program",
@@ -37,7 +37,8 @@ COMMANDS = (
 
 EXAMPLES = """\
 examples:
-  mpirun -n 8 python -m mpisim            simulate a small GPT on 8 GPUs, one rank a process
+  mpirun -n 8 python -m mpisim            simulate Llama-3-8B on 8 GPUs, one rank a process
+  mpisim run mine.toml --set plan.tp=8    simulate an experiment of your own, one key changed
   mpisim replay TRACES/ -o run.h5         replay recorded traces, save the result
   mpisim replay TRACES/ --scale-comm 0.5  what if communication took half as long?
   mpisim report run.h5                    where did the time go?

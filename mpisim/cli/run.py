@@ -1,0 +1,83 @@
+"""``mpisim run``, and ``mpisim`` alone: simulate an experiment and print the report."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .output import add_result_options, check_json, check_options, deliver
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpirun -n 8 python -m mpisim                  the default: Llama-3-8B, one simulated GPU a process
+  mpisim new > mine.toml                        an experiment to start from, every key explained ...
+  mpisim run mine.toml                          ... and to run
+  mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full
+  mpisim run mine.toml -o run.h5 --timeline     save the result, with every operation of every GPU
+  mpisim run mine.toml --save-program step.h5   what every rank does, for mpisim program
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim run``."""
+    parser = subparsers.add_parser(
+        "run",
+        help="simulate an experiment (the default command)",
+        description="Simulate one training step: a model on a cluster by a parallel plan, and "
+        "print how long it takes, why, and whether it fits into memory. Without FILE: Llama-3-8B "
+        "on the 8 GPUs of a DGX H100.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="an experiment (TOML)")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[],
+        help="set a key of the experiment, as plan.tp=8; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
+    )
+    parser.add_argument(
+        "--save-program", metavar="FILE", help="write what every rank does (HDF5)"
+    )
+    add_result_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the experiment and print the report; the first process prints."""
+    check_options(args)
+    from ..experiment import load
+    from ..files import check_output
+    from ..parallel import agreed
+    from .launch import world
+
+    comm = world()
+    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    found = None
+    with agreed(comm):
+        # One process reads: the file may be on the first machine alone, or change in between.
+        if comm.rank == 0:
+            found = load(args.file, changes)
+            check_json(args)
+            if args.save_program is not None:
+                check_output(args.save_program, overwrite=args.overwrite)
+    text, experiment = comm.bcast(found, root=0) if comm.size > 1 else found
+
+    from ..prediction import prepare
+    from ..program import save
+    from ..simulate import simulate
+
+    with agreed(comm):
+        case = prepare(experiment)
+        if comm.rank == 0 and args.save_program is not None:
+            save(case.program, args.save_program, overwrite=args.overwrite)
+    results = simulate(
+        case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
+        text=text, progress=True,
+    )  # fmt: skip
+    report = deliver(results, args, comm)
+    if comm.rank == 0:
+        print(report)
+    return 0

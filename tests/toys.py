@@ -1,0 +1,83 @@
+"""Toy networks and kernel times that can be added up by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer
+from mpisim.kernels import Estimate, Gpu, find_gpu
+from mpisim.kernels.operations import Elementwise, Kernel
+from mpisim.program import Operation
+from mpisim.quantity import Quantity
+from mpisim.workloads import Layout
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
+from mpisim.workloads.parts import split
+from mpisim.workloads.schedules import pipeline
+
+MODEL = Transformer("gpt", layers=1, hidden=8, heads=1, seq_len=8, vocab=8)
+"""Of the experiment; the toy network takes nothing from it."""
+
+
+def instant() -> Gpu:
+    """A GPU whose launches take no time."""
+    nothing = Quantity(0, "us", 0, "none")
+    return dataclasses.replace(
+        find_gpu("h100-sxm"), launch_call=nothing, launch_latency=nothing, host_gap=nothing
+    )
+
+
+@dataclass
+class Times:
+    """Kernels take as many picoseconds as they touch bytes."""
+
+    gpu: Gpu = dataclasses.field(default_factory=instant)
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return bytes as picoseconds."""
+        return Estimate(kernel.traffic if isinstance(kernel, Elementwise) else 1, {})
+
+
+class Free:
+    """Communications take no time."""
+
+    def group_class(self, members: tuple[int, ...]) -> int:
+        """All groups are alike."""
+        return 0
+
+    def cost(self, operation: Operation, bytes: int, group: int) -> int:
+        """Return 0."""
+        return 0
+
+
+def block(name: str, forward: int, inputs: int, weights: int, parameters: int = 8) -> Layer:
+    """A layer of one operator: three kernels of given times."""
+    operator = Operator(
+        name,
+        forward=(Compute(f"{name} forward", Elementwise(forward)),),
+        backward=(
+            Compute(f"{name} backward", Elementwise(inputs)),
+            Compute(f"{name} weight", Elementwise(weights), weight=True),
+        ),
+        parameters=(Parameter(f"{name} weight", parameters),),
+        saved=100,
+    )
+    return Layer(name, (operator,), "block", output=16, checkpoint=10)
+
+
+def layout(network: Network, gpus: int, **plan: object) -> Layout:
+    """Lay a toy network out, as `mpisim.workloads.lay_out` does with a model."""
+    experiment = Experiment(
+        model=MODEL, plan=Plan(**plan), cluster=ClusterChoice("dgx-h100", nodes=gpus)  # type: ignore[arg-type]
+    )
+    grid = Grid.of(experiment.plan, gpus)
+    each = grid.dp * experiment.plan.micro_batch
+    laid = pipeline(
+        experiment.plan.schedule, grid.pp, experiment.plan.global_batch // each,
+        experiment.plan.vpp,
+    )  # fmt: skip
+    parts = tuple(split(network, experiment.plan, laid.parts))
+    return Layout(experiment, grid, laid, (network,), np.zeros(grid.world, np.int64), (parts,))
