@@ -1,0 +1,183 @@
+"""A training step put together from blocks: order, waits, messages, bubbles; with toy networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import Free, Times, block, layout
+
+from mpisim import engine
+from mpisim.errors import InputError
+from mpisim.program import Kind, Phase, Program, Table, check_matching
+from mpisim.workloads import Workload, training_step
+from mpisim.workloads.operators import Network
+
+
+def network(layers: int, forward: int, inputs: int, weights: int) -> Network:
+    names = (f"layer {i}" for i in range(layers))
+    return Network(tuple(block(name, forward, inputs, weights) for name in names), 6, 1)
+
+
+def step(layers: int, times: tuple[int, int, int], gpus: int, **plan: object) -> Workload:
+    return training_step(layout(network(layers, *times), gpus, **plan), Times())
+
+
+def listed(program: Program, rank: int) -> list[str]:
+    """What a rank does before the optimizer: names, with the micro-batch."""
+    table = program.table_of(rank)
+    return [
+        f"{program.names[table.name[row]]} {table.micro_batch[row]}"
+        for row in range(len(table))
+        if table.phase[row] != Phase.OPTIMIZER and table.micro_batch[row] >= 0
+    ]
+
+
+def waits(table: Table, row: int) -> list[int]:
+    return table.wait_row[table.wait_index[row] : table.wait_index[row + 1]].tolist()
+
+
+def test_one_rank_does_forward_and_backward_in_turn() -> None:
+    done = step(2, (5, 6, 7), 1, global_batch=2)
+    assert listed(done.program, 0) == [
+        f"{name} {micro_batch}"
+        for micro_batch in (0, 1)
+        for name in (
+            "layer 0 forward", "layer 1 forward", "layer 1 backward", "layer 1 weight",
+            "layer 0 backward", "layer 0 weight",
+        )
+    ]  # fmt: skip
+    run = engine.simulate(done.program, cost=Free(), record=True)
+    table = done.program.table_of(0)
+    passes = table.micro_batch >= 0
+    begun = int(run.end[0][passes].min()) - 5
+    assert run.end[0][passes].max() - begun == 2 * 2 * (5 + 6 + 7)
+
+
+def test_messages_of_1f1b_as_megatron_sends_them() -> None:
+    # pp 2, 3 micro-batches, forward_backward_pipelining_without_interleaving: the first stage warms
+    # up with one forward, then sends forward and receives backward in one batch.
+    program = step(2, (5, 6, 7), 2, global_batch=3, pp=2).program
+    check_matching(program)
+    assert listed(program, 0) == [
+        "layer 0 forward 0", "send activation 1", "layer 0 forward 1",
+        "send activation 0", "receive gradient 0", "layer 0 backward 0", "layer 0 weight 0",
+        "layer 0 forward 2",
+        "send activation 1", "receive gradient 1", "layer 0 backward 1", "layer 0 weight 1",
+        "receive gradient 2", "layer 0 backward 2", "layer 0 weight 2",
+    ]  # fmt: skip
+    assert listed(program, 1) == [
+        "receive activation 0", "layer 1 forward 0", "layer 1 backward 0", "layer 1 weight 0",
+        "send gradient 1", "receive activation 1", "layer 1 forward 1",
+        "layer 1 backward 1", "layer 1 weight 1",
+        "send gradient 2", "receive activation 2", "layer 1 forward 2",
+        "layer 1 backward 2", "layer 1 weight 2", "send gradient 2",
+    ]  # fmt: skip
+    table = program.table_of(0)
+    sends = np.flatnonzero(table.kind == Kind.SEND)
+    # Batches on one stream: after the kernel before, and the kernel after waits.
+    assert len(np.unique(table.stream[table.is_communication])) == 1
+    assert waits(table, int(sends[0])) == [int(sends[0]) - 1]
+    assert waits(table, int(sends[0]) + 1) == [int(sends[0])]
+    assert set(table.bytes[table.is_communication].tolist()) == {16}
+
+
+def test_with_overlap_each_message_has_a_stream_and_receives_are_early() -> None:
+    program = step(2, (5, 6, 7), 2, global_batch=3, pp=2, p2p_overlap=True).program
+    table = program.table_of(0)
+    assert len(np.unique(table.stream[table.is_communication])) == 2
+    receives = np.flatnonzero(table.kind == Kind.RECV)
+    assert all(waits(table, int(row)) == [] for row in receives)
+    # The backward's first kernel waits for its gradient, no kernel for a send.
+    sends = set(np.flatnonzero(table.kind == Kind.SEND).tolist())
+    assert not sends & set(table.wait_row.tolist())
+    assert all(int(row) in waits(table, int(row) + 1) for row in receives)
+
+
+def bubble(done: Workload) -> int:
+    """What a step of the passes takes beyond the busiest rank's kernels."""
+    run = engine.simulate(done.program, cost=Free(), record=True)
+    ends, busy = [], []
+    for rank in range(done.program.n_ranks):
+        table = done.program.table_of(rank)
+        passes = (table.micro_batch >= 0) & (table.kind == Kind.KERNEL)
+        ends.append(int(run.end[rank][passes].max()))
+        busy.append(int(table.duration[passes].sum()))
+    return max(ends) - max(busy)
+
+
+times = st.integers(1, 1000)
+
+
+@settings(deadline=None, max_examples=25)
+@given(stages=st.integers(1, 5), more=st.integers(0, 4), times=st.tuples(times, times, times),
+       overlap=st.booleans())  # fmt: skip
+def test_bubbles_of_gpipe_and_1f1b(
+    stages: int, more: int, times: tuple[int, int, int], overlap: bool
+) -> None:
+    # arXiv:1811.06965, arXiv:2104.04473: (p - 1) (F + B), however the messages are waited for.
+    for schedule in ("gpipe", "1f1b"):
+        done = step(
+            stages, times, stages, pp=stages, schedule=schedule, global_batch=stages + more,
+            p2p_overlap=overlap,
+        )  # fmt: skip
+        assert bubble(done) == (stages - 1) * sum(times)
+
+
+@settings(deadline=None, max_examples=15)
+@given(stages=st.integers(2, 4), groups=st.integers(1, 3), chunks=st.sampled_from([2, 4]),
+       times=st.tuples(times, times, times))  # fmt: skip
+def test_bubble_of_the_interleaved_schedule(
+    stages: int, groups: int, chunks: int, times: tuple[int, int, int]
+) -> None:
+    # arXiv:2104.04473: (p - 1) (F + B) / v; one layer a chunk, so F and B are v times a layer's.
+    done = step(
+        stages * chunks, times, stages, pp=stages, vpp=chunks, schedule="interleaved",
+        global_batch=stages * groups,
+    )  # fmt: skip
+    check_matching(done.program)
+    assert bubble(done) == (stages - 1) * sum(times)
+
+
+@settings(deadline=None, max_examples=15)
+@given(stages=st.integers(2, 5), more=st.integers(0, 4), time=times, weight=times)
+def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None:
+    # arXiv:2401.10241: (p - 1) (F + B - 2 W), B the gradients of the inputs and W those of weights;
+    # where W is no longer than either of the others.
+    weight = min(weight, time)
+    done = step(
+        stages, (time, time, weight), stages, pp=stages, schedule="zb-h1",
+        global_batch=stages + more,
+    )  # fmt: skip
+    assert bubble(done) == (stages - 1) * (time + time - weight)
+
+
+def test_recomputation_runs_forward_again() -> None:
+    done = step(3, (5, 6, 7), 1, global_batch=1, recompute="full", recompute_layers=2)
+    table = done.program.table_of(0)
+    again = table.phase == Phase.RECOMPUTE
+    assert table.duration[again].tolist() == [5, 5]
+    assert table.layer[again].tolist() == [1, 0]  # the first two layers, from the last on
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "plan", "message"),
+    [
+        (3, 2, {"pp": 2}, "3 layers do not spread evenly over plan.pp × plan.vpp = 2 parts"),
+        (3, 2, {"pp": 2, "stages": (1, 1)}, "adds up to 2 layers; the model has 3"),
+        (3, 2, {"pp": 2, "stages": (3, 0)}, "part 1 of the pipeline has no layer"),
+    ],
+)  # fmt: skip
+def test_splits_that_do_not_come_out(
+    layers: int, gpus: int, plan: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        step(layers, (1, 1, 1), gpus, global_batch=4, **plan)
+    assert message in str(error.value)
+
+
+def test_an_uneven_split() -> None:
+    done = step(5, (5, 6, 7), 2, pp=2, stages=(2, 3), global_batch=1)
+    assert [len(part.layers) for part in done.layout.parts[0]] == [2, 3]
+    assert done.layout.parts[0][1].numbers == (2, 3, 4)
