@@ -6,6 +6,7 @@ table may list `aliases`, the names that others use. A user's file holds one tab
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from .data import text
 from .errors import InputError, nearest
 from .schema import parse
 
-__all__ = ["Preset", "find", "names", "packaged"]
+__all__ = ["SUFFIX", "Preset", "find", "match", "names", "packaged"]
 
 SUFFIX = ".toml"
 """What a path to a user's file ends in; names of presets do not."""
@@ -68,16 +69,38 @@ def find(wanted: str | Path, file: str, kind: str) -> Preset:
     if str(wanted).endswith(SUFFIX):
         return _from_file(Path(wanted), kind)
     tables = packaged(file)
+    choices = f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
+    name = match(str(wanted), tables, kind, choices)
+    return Preset(name, tables[name], file)
+
+
+def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choices: str) -> str:
+    """Return the name of the table that has a name or alias.
+
+    Parameters
+    ----------
+    wanted : str
+        In any case of letters.
+    tables : mapping
+        Tables by name, each perhaps with `aliases`.
+    kind : str
+        What the tables describe, for messages.
+    choices : str
+        What else could have been asked for, for messages.
+
+    Raises
+    ------
+    InputError
+        If none has it, with the nearest one that exists.
+    """
     known = {name.casefold(): name for name in tables}
     for name, table in tables.items():
         known |= {alias.casefold(): name for alias in table.get("aliases", ())}
-    name = known.get(str(wanted).casefold(), "")
-    if not name:
-        raise InputError(
-            f"unknown {kind} {str(wanted)!r}{nearest(str(wanted).casefold(), known)}; "
-            f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
-        )
-    return Preset(name, tables[name], file)
+    found = known.get(wanted.casefold())
+    if found is None:
+        near = nearest(wanted.casefold(), known)
+        raise InputError(f"unknown {kind} {wanted!r}{near}; {choices}")
+    return found
 
 
 def _from_file(path: Path, kind: str) -> Preset:
