@@ -70,7 +70,10 @@ def test_plans_that_do_not_fit(gpus: int, plan: dict[str, object], message: str)
 sizes = st.sampled_from([1, 2, 3, 4])
 
 
-@given(tp=sizes, cp=sizes, dp=sizes, pp=sizes, order=st.permutations(["tp", "cp", "ep", "dp", "pp"]))
+@given(
+    tp=sizes, cp=sizes, dp=sizes, pp=sizes,
+    order=st.permutations(["tp", "cp", "ep", "dp", "pp"]),
+)  # fmt: skip
 def test_every_axis_partitions_the_ranks(
     tp: int, cp: int, dp: int, pp: int, order: list[str]
 ) -> None:

@@ -85,6 +85,8 @@ class Block:
         The last kernel, or -1.
     pending : tuple of int
         Communications the next kernel after the block has to wait for.
+    hands_on : bool
+        Whether what was pending before the block still is after it.
     flops : int
         Of the matrix units.
     duration : int
@@ -98,6 +100,7 @@ class Block:
     exports: Mapping[str, tuple[int, ...]]
     last: int
     pending: tuple[int, ...]
+    hands_on: bool
     flops: int
     duration: int
 
@@ -122,6 +125,7 @@ class BlockBuilder:
         self.last = LAST
         self.pending: list[int] = [PENDING]
         self._tokens: dict[str, int] = {}
+        self._taken: set[str] = set()
         self._ports: list[str] = []
         self._exports: dict[str, list[int]] = {}
 
@@ -146,8 +150,9 @@ class BlockBuilder:
                 self.compute(step)
             else:
                 self.communicate(step)
-        self.pending += self._tokens.values()
+        self.pending += [row for token, row in self._tokens.items() if token not in self._taken]
         self._tokens.clear()
+        self._taken.clear()
 
     # --- single rows --------------------------------------------------------------------------
 
@@ -155,6 +160,7 @@ class BlockBuilder:
         """Write a kernel; it waits for what is pending, its tokens, and `waits`."""
         estimate = self.pricing.estimate(step.name, step.kernel)
         awaited = [*self.pending, *self._awaited(step.after), *waits]
+        self._taken.update(step.after)  # kernels run in order: no later one has to wait for these
         self.last = self.rows.kernel(
             step.name, COMPUTE, estimate.duration, waits=awaited, **self.pricing.launching
         )
@@ -186,16 +192,17 @@ class BlockBuilder:
 
     def point_to_point(
         self, kind: Kind, slot: str, size: int, name: str, *,
-        waits: Iterable[int] = (), joined: bool = False,
+        waits: Iterable[int] = (), joined: bool = False, stream: str | None = None,
     ) -> int:  # fmt: skip
         """Write half of a send/receive pair on the slot of that name; the caller decides on waits.
 
-        `joined`: in one batch with the row before, on the same stream.
+        `joined`: in one batch with the row before, on the same stream. `stream`: by default that of
+        the slot.
         """
         # What is joined was launched with the row before: no CPU time of its own.
         launching = {} if joined else self.pricing.launching
         return self.rows.point_to_point(
-            kind, self.slots.slot(slot), self.slots.stream(slot), size, name=name,
+            kind, self.slots.slot(slot), self.slots.stream(stream or slot), size, name=name,
             waits=() if joined else waits, flags=Flag.JOINED if joined else Flag.NONE, **launching,
         )  # fmt: skip
 
@@ -228,9 +235,8 @@ class BlockBuilder:
         ports: dict[int, str | int] = {LAST: LAST, PENDING: PENDING}
         ports |= {PENDING - 1 - i: name for i, name in enumerate(self._ports)}
         outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
-        if PENDING in self.pending:  # no kernel took it: the assembler hands it on by itself
-            self.pending.remove(PENDING)
-        assert all(row >= 0 for row in self.pending), "a port is awaited, but no kernel follows"
+        pending = tuple(row for row in self.pending if row != PENDING)
+        assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
         return Block(
             values=values,
             waiter=waiter[inside],
@@ -238,17 +244,21 @@ class BlockBuilder:
             outside=tuple((row, ports[port]) for row, port in outside),
             exports={name: tuple(rows) for name, rows in self._exports.items()},
             last=max(self.last, -1),
-            pending=tuple(self.pending),
+            pending=pending,
+            hands_on=PENDING in self.pending,
             flops=self.flops,
             duration=self.duration,
         )
 
     def _exchange(self, step: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""
-        self.point_to_point(Kind.SEND, f"{step.group}:send", step.bytes, step.name, waits=waits)
+        group, size = step.group, step.bytes
+        self.point_to_point(
+            Kind.SEND, f"{group}:send", size, step.name, waits=waits, stream=group
+        )  # fmt: skip
         return self.point_to_point(
-            Kind.RECV, f"{step.group}:recv", step.bytes, step.name, joined=True
-        )
+            Kind.RECV, f"{group}:recv", size, step.name, joined=True, stream=group
+        )  # fmt: skip
 
     def _awaited(self, tokens: Sequence[str]) -> list[int]:
         # A token of a communication that was left out, in a group of one, is not there.
@@ -284,6 +294,7 @@ class TableAssembler:
             self._outside.extend((at + row, each) for each in rows)
         if block.last >= 0:
             self._last = [at + block.last]
+        if not block.hands_on:
             self._pending = []
         self._pending += [at + row for row in block.pending]
         for name, exported in block.exports.items():
