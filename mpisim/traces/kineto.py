@@ -2,7 +2,7 @@
 
 Only what replay needs is decoded: host operators and annotations, CUDA or HIP calls, device
 operations, and the few arguments that link them. Old and new files differ in many details (see
-the field notes at `_Args`); everything above this module sees one form.
+the field notes at `Arguments`); everything above this module sees one form.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .raw import open_text
 
 __all__ = [
     "PS_PER_US",
+    "Arguments",
     "DeviceOps",
     "KinetoTrace",
     "Spans",
@@ -49,7 +50,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
-class _Args(
+class Arguments(
     msgspec.Struct,
     rename={
         "external_id": "External id",
@@ -108,7 +109,7 @@ class _Event(msgspec.Struct):
     dur: float | int | None = None
     pid: int | str = 0
     tid: int | str = 0
-    args: _Args | None = None
+    args: Arguments | None = None
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -136,7 +137,7 @@ class Spans:
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
     thread: NDArray[np.int32]
-    args: list[_Args | None]
+    args: list[Arguments | None]
 
     def __len__(self) -> int:
         return len(self.name)
@@ -159,7 +160,7 @@ class DeviceOps:
     correlation: NDArray[np.int64]
     blocks_per_sm: NDArray[np.float64]
     bytes: NDArray[np.int64]
-    args: list[_Args]
+    args: list[Arguments]
 
     def __len__(self) -> int:
         return len(self.name)
@@ -387,7 +388,7 @@ def _device_ops(
 ) -> DeviceOps:
     """Columns of the device operations of one GPU, streams numbered as they appear."""
     device.sort(key=lambda item: (item[0].ts, item[0].dur))
-    args = [event.args or _Args() for event, _ in device]
+    args = [event.args or Arguments() for event, _ in device]
     raw = [
         (_stream(e.pid), _stream(a.stream if a.stream is not None else e.tid))
         for a, (e, _) in zip(args, device, strict=True)
