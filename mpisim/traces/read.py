@@ -19,6 +19,7 @@ from .host import Call, host_calls, is_communication_kernel
 from .kineto import KERNEL, KinetoTrace, device_part, read_kineto
 from .lower import Lowered, lower
 from .matching import Matching, match_communications
+from .nsys import read_nsys
 from .overheads import HostOverheads, host_overheads
 from .shift import shift_second_half
 from .sources import Source
@@ -182,7 +183,10 @@ def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> Ra
     TraceError
         If the file cannot be read or understood, or holds no GPU work.
     """
-    trace = read_kineto(source.path)
+    if source.process >= 0:
+        trace = read_nsys(source.path, source.process)
+    else:
+        trace = read_kineto(source.path)
     if not len(trace.device):
         raise TraceError(
             f"{source.path}: no GPU kernels in this trace; only traces of GPU work can be replayed"

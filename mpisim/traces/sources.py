@@ -16,9 +16,19 @@ from pathlib import Path
 from ..errors import TraceError
 from .et import is_execution_trace
 from .kineto import read_kineto
+from .nsys import nsys_processes
+from .nsys_export import is_nsys
 from .raw import read_head
 
-__all__ = ["RANK_IN_NAME", "Source", "find_sources", "is_folder", "is_kineto", "json_files"]
+__all__ = [
+    "RANK_IN_NAME",
+    "Source",
+    "find_sources",
+    "is_folder",
+    "is_kineto",
+    "is_nsys",
+    "json_files",
+]
 
 _MOST = 1 << 24
 """Ranks of a job."""
@@ -31,25 +41,30 @@ RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Source:
-    """One trace file of one rank.
+    """One trace file of one rank, or one process of an Nsight Systems export.
 
-    `world_size` is 0 where the file does not say; `size` is the file's size in bytes.
+    `world_size` is 0 where the file does not say; `size` is the file's size in bytes; `process` is
+    -1 but in an export.
     """
 
     path: Path
     rank: int
     world_size: int
     size: int
+    process: int = -1
 
 
 def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> list[Source]:
-    """Find the Kineto traces of one job, in order of rank.
+    """Find the traces of one job, in order of rank: Kineto's, or Nsight Systems exports.
+
+    An export holds a rank for every process that used a GPU. They are numbered by GPU, and file
+    after file; one of a single process may say its rank in its name (rankN), as Kineto's files do.
 
     Parameters
     ----------
     paths : iterable of paths
         Files, or directories whose ``.json`` and ``.json.gz`` files are taken (execution traces
-        and other files there are passed over).
+        and other files there are passed over), or their ``.sqlite`` files if there are no others.
     allow_missing : bool
         Whether a job with some of its ranks (more than one, but not all) is accepted.
 
@@ -62,9 +77,16 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
     named = [Path(path) for path in paths]
     if not named:
         raise TraceError("no trace was named; give files or directories of Kineto traces")
+    exports: list[Path] = []
     for path in named:
-        if is_folder(path):
+        if not is_folder(path) and is_nsys(path):
+            exports.append(path)
+        elif is_folder(path):
             inside = json_files(path)
+            inside_exports = [] if inside else [p for p in _sqlite_files(path) if is_nsys(p)]
+            if inside_exports:
+                exports += inside_exports
+                continue
             for broken in filter(_is_broken, inside):
                 read_kineto(broken)  # says what is wrong with it
             kineto = [p for p in inside if is_kineto(p)]
@@ -85,7 +107,9 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
                 f"{path}: an execution trace holds no times; replay needs the Kineto trace of the "
                 "same rank ('mpisim trace show' reads both)"
             )
-    found = [_source(path, alone=len(files) == 1) for path in files]
+    if files and exports:
+        raise TraceError(f"{exports[0]}: an Nsight Systems export among Kineto traces; name one")
+    found = [_source(path, alone=len(files) == 1) for path in files] + _export_sources(exports)
     return _checked(sorted(found, key=lambda source: (source.rank, source.path)), allow_missing)
 
 
@@ -119,6 +143,23 @@ def json_files(folder: Path) -> list[Path]:
         return sorted(p for p in folder.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
     except OSError as error:
         raise TraceError(f"{folder}: the folder cannot be read ({error.strerror})") from None
+
+
+def _sqlite_files(folder: Path) -> list[Path]:
+    suffixes = (".sqlite", ".sqlite.gz")
+    return sorted(p for p in folder.iterdir() if p.name.endswith(suffixes) and p.is_file())
+
+
+def _export_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return the processes of Nsight Systems exports, each a rank."""
+    found: list[Source] = []
+    for path in paths:
+        processes, size = nsys_processes(path), path.stat().st_size
+        by_name = RANK_IN_NAME.findall(path.name) if len(processes) == 1 else []
+        for process in processes:
+            rank = int(by_name[-1]) if by_name else len(found)
+            found.append(Source(path, rank, 0, size, process))
+    return found
 
 
 def is_kineto(path: Path) -> bool:
