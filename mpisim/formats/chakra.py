@@ -1,0 +1,98 @@
+"""Chakra execution traces (MLCommons): files, folders and which tool wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import InputError
+from ..program import Program
+from ..traces.raw import read_head
+from .chakra_foreign import groups_of, read_foreign
+from .chakra_own import is_own, read_own
+from .chakra_schema import looks_like_chakra, read_nodes
+
+__all__ = ["is_chakra", "read_chakra"]
+
+SUFFIXES = (".et", ".et.gz")
+_RANK = re.compile(r"\.(\d+)\.et(\.gz)?$")
+
+
+def is_chakra(path: Path) -> bool:
+    """Whether the head of a file looks like a Chakra execution trace."""
+    return looks_like_chakra(read_head(path))
+
+
+def read_chakra(paths: Iterable[Path | str]) -> Program:
+    """Read the Chakra execution traces of one job. Local.
+
+    Files that `write_chakra` made give back the program that was written; for those of other tools
+    see `mpisim.formats.chakra_foreign.read_foreign`.
+
+    Parameters
+    ----------
+    paths : iterable of paths
+        Files (``NAME.<rank>.et``, plain or gzip), or one folder of them. A ``.json`` file in the
+        folder, or among the paths, holds process groups as ASTRA-sim's
+        ``--comm-group-configuration`` does.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read or understood, or ranks are missing; the message names file and
+        node.
+    """
+    files, configurations = _files(paths)
+    traces = [(path, *read_nodes(path)) for path in files]
+    own = [is_own(metadata) for _, metadata, _ in traces]
+    if all(own):
+        return read_own(traces)
+    if any(own):
+        raise InputError(
+            f"{files[own.index(False)]}: written by another tool than {files[own.index(True)]}; "
+            "read one job at a time"
+        )
+    groups: dict[str, tuple[int, ...]] = {}
+    for path in configurations:
+        groups |= groups_of(path, _json(path))
+    ranked = sorted((_rank(path, len(files)), path, nodes) for path, _, nodes in traces)
+    for (rank, path, _), (other, before, _) in zip(ranked[1:], ranked):
+        if rank == other:
+            raise InputError(f"{path}: rank {rank} is already given by {before}")
+    return read_foreign(ranked, groups)
+
+
+def _files(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
+    """Return trace files and files of process groups."""
+    traces: list[Path] = []
+    groups: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        traces += [p for p in inside if not p.name.endswith(".json")]
+        groups += [p for p in inside if p.name.endswith(".json")]
+        if path.is_dir():
+            traces = [p for p in traces if p.name.endswith(SUFFIXES)]
+    if not traces:
+        raise InputError("no Chakra execution trace (.et) among the files named")
+    return traces, groups
+
+
+def _rank(path: Path, n_files: int) -> int:
+    found = _RANK.search(path.name)
+    if found:
+        return int(found.group(1))
+    if n_files == 1:
+        return 0
+    raise InputError(f"{path}: its name does not say its rank (NAME.<rank>.et)")
+
+
+def _json(path: Path) -> object:
+    import orjson
+
+    try:
+        return orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from None

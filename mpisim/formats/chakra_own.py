@@ -1,0 +1,224 @@
+"""Read back what `write_chakra` wrote: the same program, to the last picosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, ProgramError
+from ..program import COLUMNS as TABLE_COLUMNS
+from ..program import Communicators, Program, Table
+from .chakra_attributes import COLUMNS, PREFIX, VERSION
+from .chakra_schema import attributes
+
+__all__ = ["is_own", "read_own"]
+
+Trace = tuple[Path, Any, list[Any]]
+"""A file: its path, metadata and nodes."""
+
+
+def is_own(metadata: Any) -> bool:
+    """Whether `write_chakra` wrote a file with this metadata."""
+    return any(attribute.name == f"{PREFIX}version" for attribute in metadata.attr)
+
+
+def read_own(traces: Sequence[Trace]) -> Program:
+    """Return the program of a whole set of files.
+
+    Parameters
+    ----------
+    traces : sequence of (path, metadata, nodes)
+
+    Raises
+    ------
+    InputError
+        If files are missing, of different programs, of a newer version, or changed in a way that
+        makes no program.
+    """
+    said = [_Facts(path, attributes(metadata)) for path, metadata, _ in traces]
+    order = _in_order(said)
+    first = said[order[0]]
+    names = first.texts("names")
+    number: dict[str, int] = {}
+    for i, text in enumerate(names):
+        number.setdefault(text, i)
+    tables: list[Table | None] = []
+    index: list[int] = []
+    for at in order:
+        table = _table(said[at], traces[at][2], number)
+        position = said[at].whole("table")
+        if not 0 <= position < len(traces):
+            raise InputError(f"{said[at].path}: {PREFIX}table is {position}; there are fewer ranks")
+        tables += [None] * (position + 1 - len(tables))
+        held = tables[position]
+        if held is None:
+            tables[position] = table
+        elif not _equal(held, table):
+            raise InputError(
+                f"{said[at].path}: this rank should do the same as the others of its table "
+                f"({table.label!r}), but its nodes differ"
+            )
+        index.append(position)
+    missing = next((i for i, table in enumerate(tables) if table is None), -1)
+    if missing >= 0:
+        raise InputError(f"{first.path}: no file holds table {missing}")
+    slots = [said[at].wholes("slots") for at in order]
+    keys, values = first.texts("attribute_keys"), first.texts("attribute_values")
+    with _about(first.path):
+        return Program(
+            names=tuple(names),
+            tables=tuple(tables),
+            communicators=Communicators(
+                np.array(first.wholes("communicator_index"), np.int64),
+                np.array(first.wholes("communicator_members"), np.int32),
+                tuple(first.texts("communicators")),
+            ),
+            table=np.array(index, np.int32),
+            slot_index=np.concatenate([[0], np.cumsum([len(own) for own in slots])]),
+            slots=np.array([c for own in slots for c in own], np.int32),
+            speed=np.array([said[at].number("speed") for at in order]),
+            start=np.array([said[at].whole("start") for at in order], np.int64),
+            attributes=dict(zip(keys, values)),
+        )
+
+
+class _Facts:
+    """The attributes of one file's metadata."""
+
+    def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
+        self.path, self._found = path, found
+
+    def _get(self, name: str, kind: type) -> Any:
+        value = self._found.get(PREFIX + name)
+        if not isinstance(value, kind):
+            raise InputError(
+                f"{self.path}: the metadata's {PREFIX}{name} is missing or of a wrong type"
+            )
+        return value
+
+    def whole(self, name: str) -> int:
+        """Return a whole number that fits 64 bits."""
+        return int(self._get(name, int))
+
+    def number(self, name: str) -> float:
+        """Return a number."""
+        return float(self._get(name, float))
+
+    def text(self, name: str) -> str:
+        """Return a text."""
+        return str(self._get(name, str))
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts."""
+        return self._list(name, str)
+
+    def wholes(self, name: str) -> list[int]:
+        """Return a list of whole numbers of at most 32 bits."""
+        found = self._list(name, int)
+        if any(not -(2**31) <= value < 2**31 for value in found):
+            raise InputError(f"{self.path}: {PREFIX}{name} holds a number beyond 32 bits")
+        return found
+
+    def _list(self, name: str, kind: type) -> list[Any]:
+        found = self._get(name, list)
+        if any(not isinstance(value, kind) for value in found):
+            raise InputError(f"{self.path}: {PREFIX}{name} holds values of a wrong type")
+        return list(found)
+
+
+def _in_order(said: Sequence[_Facts]) -> list[int]:
+    """Return the files in order of rank, after refusing a set that is not whole."""
+    of_rank: dict[int, int] = {}
+    n_ranks = said[0].whole("n_ranks")
+    for at, facts in enumerate(said):
+        version = facts.whole("version")
+        if not 1 <= version <= VERSION:
+            raise InputError(
+                f"{facts.path}: {PREFIX}version is {version}; this mpisim reads up to {VERSION}"
+            )
+        if facts.whole("n_ranks") != n_ranks:
+            raise InputError(
+                f"{facts.path}: from a program of {facts.whole('n_ranks')} ranks, but "
+                f"{said[0].path} is from one of {n_ranks}"
+            )
+        rank = facts.whole("rank")
+        if rank in of_rank:
+            raise InputError(f"{facts.path}: rank {rank} is already given by "
+                             f"{said[of_rank[rank]].path}")  # fmt: skip
+        of_rank[rank] = at
+    if len(of_rank) != n_ranks or set(of_rank) != set(range(n_ranks)):
+        absent = next((r for r in range(len(of_rank) + 1) if r not in of_rank), 0)
+        raise InputError(
+            f"{said[0].path.parent}: {len(of_rank)} of {n_ranks} ranks are here; "
+            f"rank {absent} is missing"
+        )
+    return [of_rank[rank] for rank in range(n_ranks)]
+
+
+def _table(facts: _Facts, nodes: Sequence[Any], number: Mapping[str, int]) -> Table:
+    """Return the table of one file: nodes with a kind are its rows."""
+    columns: dict[str, list[int]] = {column: [] for column in TABLE_COLUMNS}
+    awaited: list[int] = []
+    index = [0]
+    for place, node in enumerate(nodes):
+        found = attributes(node)
+        if f"{PREFIX}kind" not in found:
+            continue
+        where = f"{facts.path}: node {place}"
+        if node.name not in number:
+            raise InputError(f"{where}: the name {node.name!r} is not one of the program's")
+        row = {c: found.get(PREFIX + c, default) for c, default in COLUMNS.items()}
+        row["name"] = found.get(f"{PREFIX}name", number[node.name])
+        row["stream"] = found.get("stream", -1)
+        for column, value in row.items():
+            limits = np.iinfo(TABLE_COLUMNS[column])
+            if not isinstance(value, int) or not limits.min <= value <= limits.max:
+                raise InputError(
+                    f"{where}: {column} is {value!r}; it must be a whole number from {limits.min} "
+                    f"to {limits.max}"
+                )
+            columns[column].append(value)
+        waits = found.get(f"{PREFIX}waits", [])
+        if not isinstance(waits, list) or any(
+            not isinstance(w, int) or not 0 <= w < len(columns["kind"]) for w in waits
+        ):
+            raise InputError(f"{where}: {PREFIX}waits must name earlier rows")
+        awaited += waits
+        index.append(len(awaited))
+    rows = facts.whole("rows")
+    if len(columns["kind"]) != rows:
+        raise InputError(
+            f"{facts.path}: {len(columns['kind'])} rows are here, {rows} were written; "
+            "the file is truncated"
+        )
+    with _about(facts.path):
+        return Table(
+            **{c: np.array(values, TABLE_COLUMNS[c]) for c, values in columns.items()},
+            wait_index=np.array(index, np.int64),
+            wait_row=np.array(awaited, np.int32),
+            queue_depth=facts.whole("queue_depth"),
+            label=facts.text("label"),
+        )
+
+
+def _equal(a: Table, b: Table) -> bool:
+    """Whether two tables say the same."""
+    columns = (*TABLE_COLUMNS, "wait_index", "wait_row")
+    return (
+        a.queue_depth == b.queue_depth
+        and a.label == b.label
+        and all(np.array_equal(getattr(a, c), getattr(b, c)) for c in columns)
+    )
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """Name the file in the errors of its program."""
+    try:
+        yield
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {error}") from error

@@ -1,0 +1,113 @@
+"""Which format a file is in, by its content, and the program in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..program import Program
+from ..traces.raw import read_head
+from ..traces.sources import is_folder, is_kineto, is_nsys
+from .chakra import is_chakra, read_chakra
+from .simai import POLICIES
+from .simai_program import simai_program
+from .triosim import TENSOR, TRACE, triosim_program
+
+__all__ = ["FORMATS", "import_program", "recognise"]
+
+FORMATS = {
+    "chakra": "Chakra execution traces (.et)",
+    "simai": "a SimAI or ASTRA-sim 1.0 workload (.txt)",
+    "triosim": f"a TrioSim trace ({TRACE} and {TENSOR})",
+}
+"""Formats that are read, and what they are."""
+
+_CSV = (b"OperatorID,OperatorName,", b"Index,TensorID,")
+
+
+def import_program(paths: Sequence[Path | str], n_ranks: int = 0) -> Program:
+    """Read a program from files of another tool. Local.
+
+    Parameters
+    ----------
+    paths : sequence of paths
+        Files of one format, or a folder of them.
+    n_ranks : int
+        Number of ranks, for a SimAI workload that does not say.
+
+    Raises
+    ------
+    InputError
+        If the format is unknown, or the files cannot be understood.
+    """
+    files = [Path(path) for path in paths]
+    if not files:
+        raise InputError("no file to import was named")
+    kind = recognise(files)
+    if n_ranks and kind != "simai":
+        raise InputError(f"{files[0]}: --ranks is for a SimAI workload; this is {FORMATS[kind]}")
+    if kind == "chakra":
+        return read_chakra(files)
+    if kind == "simai":
+        if len(files) > 1:
+            raise InputError(f"{files[1]}: a SimAI workload is one file")
+        inside = _inside(files[0])
+        return simai_program(inside[0], n_ranks)
+    return triosim_program(files[0])
+
+
+def recognise(paths: Sequence[Path]) -> str:
+    """Return the format of files, or of those in a folder: a key of `FORMATS`.
+
+    Raises
+    ------
+    InputError
+        If it is none of them, or there are several.
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        inside = _inside(path)
+        for file in inside:
+            kind = _kind(file)
+            if kind:
+                found.setdefault(kind, file)
+    if not found:
+        allowed = "; ".join(FORMATS.values())
+        raise InputError(f"{paths[0]}: {_what_else(paths[0])}; what can be imported: {allowed}")
+    if len(found) > 1:
+        (_, first), (other, second) = list(found.items())[:2]
+        raise InputError(f"{second}: {FORMATS[other]}, unlike {first}; import one job at a time")
+    return next(iter(found))
+
+
+def _inside(path: Path) -> list[Path]:
+    """Return the file, or the files of a folder that can hold something to import."""
+    if not is_folder(path):
+        return [path]
+    try:
+        return sorted(p for p in path.iterdir() if p.is_file() and _kind(p))
+    except OSError as error:
+        raise InputError(f"{path}: the folder cannot be read ({error.strerror})") from None
+
+
+def _kind(path: Path) -> str:
+    """Return the format of one file; empty if it is none that is read."""
+    head = read_head(path)
+    words = head[:200].split()
+    if words and words[0].decode("ascii", "replace") in POLICIES:
+        return "simai"
+    if head.startswith(_CSV):
+        return "triosim"
+    return "chakra" if is_chakra(path) else ""
+
+
+def _what_else(path: Path) -> str:
+    """Say what a file is that cannot be imported."""
+    if path.is_dir():
+        return "no file of a known format in this folder"
+    if read_head(path).startswith(b"\x89HDF"):
+        return "an HDF5 file; programs of mpisim need no import"
+    if is_nsys(path) or is_kineto(path):
+        return "a trace with times; use 'mpisim replay FILE --save-program'"
+    return "the format is unknown"
