@@ -1,15 +1,16 @@
-"""``mpisim program``: look at a program file, or simulate one."""
+"""``mpisim program``: look at a program file, simulate one, or exchange one with other tools."""
 
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .output import add_result_options, check_json, check_options, deliver
+from .output import add_result_options, check_json, check_options, check_outputs, deliver
 
-__all__ = ["add_parser", "run", "show"]
+__all__ = ["add_parser", "export_", "import_", "run", "show"]
 
 SHOW_EXAMPLES = """\
 examples:
@@ -23,15 +24,31 @@ examples:
   mpisim program run step.h5                         simulate it and print the report
   mpirun -n 8 python -m mpisim program run step.h5   the same, shared by 8 processes
   mpisim program run step.h5 -o run.h5 --timeline    save the result with every row
+  mpisim program run step.h5 --cluster dgx-h100      communications priced on this cluster
 """
+
+IMPORT_EXAMPLES = """\
+examples:
+  mpisim program import et/ -o step.h5               Chakra traces, one file a rank
+  mpisim program import workload.txt -o step.h5      a SimAI or ASTRA-sim 1.0 workload
+  mpisim program import vgg13/ -o step.h5            a TrioSim trace (trace.csv, tensor.csv)
+"""
+
+EXPORT_EXAMPLES = """\
+examples:
+  mpisim program export step.h5 -o et/ --format chakra   et/step.<rank>.et and et/step.json
+"""
+
+EXPORTS = ("chakra",)
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the parsers of ``mpisim program``."""
     parser = subparsers.add_parser(
         "program",
-        help="look at a program file, or simulate one",
-        description="Look at a program file (what every simulated rank does), or simulate one.",
+        help="look at a program file, simulate one, or exchange one with other tools",
+        description="Look at a program file (what every simulated rank does), simulate one, or "
+        "exchange one with other tools.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     look = actions.add_parser(
@@ -52,27 +69,73 @@ def add_parser(subparsers: Any) -> None:
     go = actions.add_parser(
         "run",
         help="simulate a program file",
-        description="Simulate a program file and print where its time goes. Every communication "
-        "needs a duration of its own.",
+        description="Simulate a program file and print where its time goes. Communications without "
+        "a duration of their own need a cluster.",
         epilog=RUN_EXAMPLES,
     )
     go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
+    go.add_argument(
+        "--cluster", metavar="NAME", help="price communications without a duration on this cluster"
+    )
     add_result_options(go)
     go.set_defaults(run=run)
+    _add_exchange(actions)
+
+
+def _add_exchange(actions: Any) -> None:
+    """Add the parsers of ``import`` and ``export``."""
+    into = actions.add_parser(
+        "import",
+        help="turn a workload of another tool into a program file",
+        description="Turn a workload of another tool into a program file: Chakra execution traces, "
+        "SimAI and ASTRA-sim 1.0 workloads, TrioSim traces. The format is recognised by content.",
+        epilog=IMPORT_EXAMPLES,
+    )
+    into.add_argument("paths", metavar="PATH", nargs="+", help="files, or a folder of them")
+    into.add_argument("-o", "--output", metavar="FILE", required=True, help="the program to write")
+    into.add_argument(
+        "--ranks", type=int, default=0, metavar="N",
+        help="number of ranks, for a workload that does not say",
+    )  # fmt: skip
+    into.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    into.set_defaults(run=import_)
+    out = actions.add_parser(
+        "export",
+        help="write a program file for another tool",
+        description="Write a program file for another tool: Chakra execution traces, one file a "
+        "rank, and their process groups, as ASTRA-sim reads them.",
+        epilog=EXPORT_EXAMPLES,
+    )
+    out.add_argument("file", metavar="FILE", help="a program file (HDF5)")
+    out.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the folder to write")
+    out.add_argument(
+        "--format", choices=EXPORTS, default=EXPORTS[0], help="format (default: chakra)"
+    )
+    out.add_argument(
+        "--overwrite", action="store_true", help="replace a folder of such files if it exists"
+    )
+    out.set_defaults(run=export_)
 
 
 def show(args: argparse.Namespace) -> int:
     """Print a program; under a launcher only the first process reads and prints."""
-    from ..parallel import agreed
-    from .launch import launched_rank, launched_size, world
+    from .launch import launched_rank
 
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
-    with agreed(world()) if launched_size() > 1 else nullcontext():
+    with _together():
         if launched_rank() == 0:
             _show(args)
     return 0
+
+
+def _together() -> AbstractContextManager[None]:
+    """Return what makes an error of the first process one of all; MPI only under a launcher."""
+    from ..parallel import agreed
+    from .launch import launched_size, world
+
+    return agreed(world()) if launched_size() > 1 else nullcontext()
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -99,11 +162,62 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_json(args)
         program = load(args.file)
+        cost = None
+        if args.cluster is not None:
+            from ..topo import find_cluster
+
+            cost = find_cluster(args.cluster).cost()
     results = simulate(
-        program, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-        progress=True,
+        program, comm, cost=cost, output=args.output, timeline=args.timeline,
+        overwrite=args.overwrite, progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)
     if comm.rank == 0:
         print(report)
     return 0
+
+
+def import_(args: argparse.Namespace) -> int:
+    """Write a program file from a workload of another tool; the first process does it all."""
+    check_outputs(args)
+    if args.ranks < 0:
+        raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
+    from .launch import launched_rank
+
+    with _together():
+        if launched_rank() == 0:
+            _import(args)
+    return 0
+
+
+def _import(args: argparse.Namespace) -> None:
+    from ..files import check_output
+    from ..formats import import_program
+    from ..program import save
+    from ..program.show import overview
+
+    check_output(args.output, overwrite=args.overwrite)  # before the work, not after
+    program = import_program(args.paths, args.ranks)
+    save(program, args.output, overwrite=args.overwrite)
+    print(overview(program))
+
+
+def export_(args: argparse.Namespace) -> int:
+    """Write a program for another tool; the first process does it all."""
+    check_outputs(args)
+    from .launch import launched_rank
+
+    with _together():
+        if launched_rank() == 0:
+            _export(args)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> None:
+    from ..formats import write_chakra
+    from ..program import load
+
+    program = load(args.file)
+    name = Path(args.file).stem
+    write_chakra(program, args.output, name, overwrite=args.overwrite)
+    print(f"{program.n_ranks} ranks written to {args.output}: {name}.<rank>.et, {name}.json")
