@@ -81,9 +81,8 @@ def prepare(experiment: Experiment) -> Case:
                 f"have {available}"
             )
         layout = lay_out(experiment, choice.gpus or available)
-        return Case(
-            experiment, cluster, gpu, training_step(layout, Roofline(gpu)), cluster.cost()
-        )
+        cost = cluster.cost(choice.nodes)
+        return Case(experiment, cluster, gpu, training_step(layout, Roofline(gpu)), cost)
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 
