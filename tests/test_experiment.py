@@ -1,4 +1,4 @@
-"""Experiments: reading, defaults, and what is refused."""
+"""Experiments: reading, presets, changes, defaults; and what is refused, in one line each."""
 
 from __future__ import annotations
 
@@ -6,34 +6,70 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError
-from mpisim.experiment import Model, load, read
+from mpisim.errors import InputError, MpisimError, UsageError
+from mpisim.experiment import Cnn, Dlrm, Transformer, defaulted, load, read
+from mpisim.prediction import prepare
 
 SMALL = """
 title = "small"
-[cluster]
-preset = "dgx-h100"
+
 [model]
-layers = 2
+family = "gpt"
+layers = 4
 hidden = 64
 heads = 4
-feed_forward = 256
-vocabulary = 1000
-sequence = 32
+vocab = 1000
+seq_len = 32
+
 [plan]
-tensor = 2
-data = 2
+tp = 2
+dp = 2
 micro_batch = 3
 global_batch = 12
+
+[cluster]
+preset = "dgx-h100"
+"""
+
+MIXTURE = SMALL.replace('"gpt"', '"moe"\nexperts = 4').replace("tp = 2", "tp = 2\nep = 2")
+
+VISION = """
+[model]
+family = "resnet"
+depth = 18
+[plan]
+global_batch = 64
+micro_batch = 8
+dp_style = "ddp"
+precision = "fp16"
+[cluster]
+preset = "dgx-h100"
+"""
+
+CLICKS = """
+[model]
+family = "dlrm"
+table_entries = [1000, 2000]
+embedding = 16
+bottom_mlp = [32, 16]
+top_mlp = [32, 1]
+[plan]
+global_batch = 64
+micro_batch = 32
+dp = 2
+dp_style = "ddp"
+precision = "fp32"
+[cluster]
+preset = "dgx-h100"
 """
 
 
-def test_the_default_experiment_uses_eight_gpus() -> None:
+def test_the_default_experiment_is_llama_on_one_node() -> None:
     text, experiment = load()
-    assert experiment.plan.gpus == 8
-    assert experiment == read(text, "again")
-    # 12 × 16 × 4096² of the layers' matrices, 51,200 × 4096 of the vocabulary: 3.43e9; and biases.
-    assert experiment.model.parameters == pytest.approx(3.43e9, rel=0.01)
+    assert isinstance(experiment.model, Transformer)
+    assert (experiment.model.layers, experiment.model.hidden) == (32, 4096)
+    assert prepare(experiment).program.n_ranks == 8
+    assert read(text, experiment.source) == experiment
 
 
 def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
@@ -41,50 +77,169 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     path.write_text(SMALL)
     text, experiment = load(path)
     assert text == SMALL
+    assert experiment.source == str(path)
     assert experiment.cluster.nodes == 1
     assert experiment.plan.sequence_parallel
-    assert experiment.plan.micro_batches == 2  # 12 / (2 × 3)
-    assert experiment.tokens == 12 * 32
+    assert not experiment.plan.overlaps_p2p
+    assert experiment.model.ffn == 256  # type: ignore[union-attr]
+    assert defaulted(text)["plan.pp"] == 1
+    assert "plan.tp" not in defaulted(text)
 
 
-def test_parameters_of_published_models() -> None:
-    # GPT-3's "6.7B" (arXiv:2005.14165, table 2.1) has 32 layers of width 4096.
-    assert Model(32, 4096, 32, 16384, 50257, 2048).parameters == pytest.approx(6.7e9, rel=0.01)
-    # GPT-2 (124 M): 12 layers of width 768, 50,257 words, 1,024 positions: 124,439,808.
-    model = Model(12, 768, 12, 3072, 50257, 1024)
-    assert model.parameters == 124_439_808
+def test_the_minimal_experiment() -> None:
+    experiment = read(
+        """
+        [model]
+        preset = "gpt3-175b"
+        seq_len = 2048
+        [plan]
+        tp = 8
+        pp = 16
+        dp = 64
+        micro_batch = 1
+        global_batch = 4096
+        schedule = "1f1b"
+        [cluster]
+        preset = "dgx-h100"
+        nodes = 1024
+        """,
+        "minimal",
+    )
+    model = experiment.model
+    assert isinstance(model, Transformer)
+    assert (model.layers, model.hidden, model.heads, model.seq_len) == (96, 12288, 96, 2048)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("hidden = 64", "hiden = 64", "unknown key 'hiden' in [model] (did you mean 'hidden'?)"),
-        ("[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
-        ("tensor = 2", 'tensor = "2"', "key 'plan.tensor' is '2'; it must be an integer"),
-        ("tensor = 2", "tensor = 0", "key 'plan.tensor' is 0; it must be an integer from 1 to"),
-        ("heads = 4", "heads = 5", "[model] hidden is 64, which is not a multiple of heads = 5"),
-        ("tensor = 2", "tensor = 3", "model.heads is 4, which is not a multiple of plan.tensor"),
-        ("vocabulary = 1000", "vocabulary = 1001", "model.vocabulary is 1001, which is not a"),
-        ("sequence = 32", "sequence = 33", "model.sequence is 33, which is not a multiple"),
-        ("global_batch = 12", "global_batch = 13", "global_batch is 13, which is not a multiple"),
-        ("layers = 2", "layers = 30000\n", None),
-        ("layers = 2", "layers = 30001", "key 'model.layers' is 30001; it must be an integer from"),
-        ("global_batch = 12", "global_batch = 1200000", "are too many to write down"),
-        ("title", "title = ", "not valid TOML"),
-    ],
-)
-def test_bad_experiments_name_file_and_key(
-    tmp_path: Path, old: str, new: str, message: str | None
-) -> None:
+def test_families_presets_and_the_users_keys() -> None:
+    def model(text: str) -> object:
+        return read(f"[model]\n{text}\n[plan]\nglobal_batch = 1\n[cluster]\npreset = 'x'", "e").model
+
+    plain = model('preset = "llama-3-8b"')
+    assert isinstance(plain, Transformer)
+    assert (plain.norm, plain.activation, plain.kv, plain.bias) == ("rms", "swiglu", 8, False)
+    changed = model('preset = "llama-3-8b"\nlayers = 2\nseq_len = 4096')
+    assert isinstance(changed, Transformer)
+    assert (changed.layers, changed.seq_len, changed.hidden) == (2, 4096, plain.hidden)
+    assert isinstance(model('family = "vgg"\ndepth = 16'), Cnn)
+    assert isinstance(read(CLICKS, "e").model, Dlrm)
+
+
+def test_a_hugging_face_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, '
+        '"n_positions": 1024}'
+    )
     path = tmp_path / "e.toml"
-    path.write_text(SMALL.replace(old, new, 1))
-    if message is None:
-        load(path)
-        return
-    with pytest.raises(InputError) as caught:
-        load(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
+    path.write_text(
+        '[model]\nhf_config = "config.json"\n[plan]\nglobal_batch = 8\n[cluster]\npreset = "x"'
+    )
+    model = load(path)[1].model  # relative to the file, wherever mpisim runs
+    assert isinstance(model, Transformer)
+    assert (model.layers, model.hidden, model.seq_len) == (12, 768, 1024)
+
+
+def test_changes_are_toml_or_words() -> None:
+    changes = ["plan.tp=4", "plan.schedule=gpipe", "plan.stages=[4]", "cluster.nodes = 2"]
+    experiment = read(SMALL, "e", [*changes, "plan.sp=false", 'title="other"'])
+    plan = experiment.plan
+    assert (plan.tp, plan.schedule, plan.stages, plan.sp) == (4, "gpipe", (4,), False)
+    assert (experiment.cluster.nodes, experiment.title) == (2, "other")
+    assert read(SMALL, "e", ["run.allow_oom=true"]).run.allow_oom  # a table the file has not
+    for bad in ("plan.tp", "=3", "plan.=3", ".tp=3"):
+        with pytest.raises(UsageError, match="not of the form"):
+            read(SMALL, "e", [bad])
+    with pytest.raises(UsageError, match="'title' is no table"):
+        read(SMALL, "e", ["title.x=3"])
+
+
+BAD = [
+    # the file
+    (SMALL, "title", "title = ", "not valid TOML"),
+    (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
+    (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),
+    (SMALL, 'title = "small"', "title = 3", "key 'title' is 3; it must be a text"),
+    (SMALL, 'title = "small"', "network = 3", "key 'network' is 3; it must be a table"),
+    # [model]
+    (SMALL, "hidden = 64", "hiden = 64", "unknown key 'hiden' in [model] (did you mean 'hidden'?)"),
+    (SMALL, "hidden = 64", "", "key 'model.hidden' is missing"),
+    (SMALL, "heads = 4", "heads = 5", "[model] hidden is 64, which is not a multiple of heads = 5"),
+    (SMALL, "heads = 4", "heads = 4\nkv_heads = 3", "heads is 4, which is not a multiple of kv_"),
+    (SMALL, "layers = 4", "layers = 0", "key 'model.layers' is 0; it must be an integer from 1"),
+    (SMALL, "layers = 4", "layers = 30001", "key 'model.layers' is 30001; it must be an integer"),
+    (SMALL, 'family = "gpt"', "", "[model] needs one of 'preset', 'hf_config' and 'family'"),
+    (SMALL, 'family = "gpt"', 'family = "gptt"', "'gptt' (did you mean 'gpt'?); allowed: gpt, "),
+    (SMALL, 'family = "gpt"', 'preset = "gpt3-175"', "(did you mean 'gpt3-175b'?)"),
+    (SMALL, 'family = "gpt"', 'preset = "a"\nhf_config = "b"', "both 'preset' and 'hf_config'"),
+    (SMALL, 'family = "gpt"', 'hf_config = "no.json"', "no.json: cannot be read: No such file"),
+    (SMALL, "vocab = 1000", "", "vocab is missing"),
+    (SMALL, "vocab = 1000", 'vocab = 1000\nactivation = "silu"', "allowed: gelu, relu, swiglu"),
+    (MIXTURE, "experts = 4", "experts = 0", "experts is 0: a mixture of experts needs 1 or more"),
+    (MIXTURE, "experts = 4", "experts = 1", "topk is 2, more than experts = 1"),
+    (SMALL, "layers = 4", 'layers = 4\nattention = "mla"', "kv_lora_rank is 0; attention = 'mla'"),
+    (VISION, "depth = 18", "depth = 20", "depth is 20; a resnet has 18, 34, 50, 101, 152"),
+    (VISION, "depth = 18", "depth = 18\nlayers = 3", "unknown key 'layers' in [model]"),
+    (CLICKS, "bottom_mlp = [32, 16]", "bottom_mlp = [32]", "it must end with embedding = 16"),
+    (CLICKS, "[1000, 2000]", "[1000, 0]", "key 'model.table_entries[1]' is 0; it must be an"),
+    # [plan]
+    (SMALL, "tp = 2", 'tp = "2"', "key 'plan.tp' is '2'; it must be an integer"),
+    (SMALL, "tp = 2", "tp = 0", "key 'plan.tp' is 0; it must be an integer from 1 to"),
+    (SMALL, "global_batch = 12", "", "key 'plan.global_batch' is missing"),
+    (SMALL, "tp = 2", 'schedule = "1b1f"', "'1b1f' (did you mean '1f1b'?); allowed: gpipe, 1f1b"),
+    (SMALL, "tp = 2", 'order = "tp-dp"', "order is 'tp-dp'; it must name each of"),
+    (SMALL, "tp = 2", 'order = "tp-cp-ep-dq-pp"', "unknown axis 'dq' (did you mean 'dp'?)"),
+    (SMALL, "tp = 2", "vpp = 2", "vpp is 2, but schedule = '1f1b' has one chunk"),
+    (SMALL, "tp = 2", "sp = true", "sp is true, but tp is 1"),
+    (SMALL, "tp = 2", "tp_overlap = true", "tp_overlap is true; it needs tp > 1"),
+    (SMALL, "tp = 2", "pp = 2\nzero = 3", "zero is 3 with pp > 1"),
+    (SMALL, "tp = 2", 'zero = 3\ndp_style = "megatron"', "dp_style = 'megatron' allows 0, 1"),
+    (SMALL, "tp = 2", "zero_group = 2", "zero_group is given, but zero is 0"),
+    (SMALL, "tp = 2", "pp = 2\nstages = [4]", "stages has 1 entries; pp × vpp = 2 are needed"),
+    # model, plan and cluster together
+    (SMALL, "tp = 2", "tp = 3", "model.heads is 4, which is not a multiple of plan.tp = 3"),
+    (SMALL, "seq_len = 32", "seq_len = 33", "model.seq_len is 33"),
+    (SMALL, "global_batch = 12", "global_batch = 13", "plan.global_batch is 13, which is not a"),
+    (SMALL, "dp = 2", "dp = 8", "the plan needs 16 GPUs (dp = 8, tp × cp × pp = 2 × 1 × 1 = 2)"),
+    (SMALL, "tp = 2\ndp = 2", "tp = 3", "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
+    (SMALL, "tp = 2", "pp = 3", "4 layers do not spread evenly over plan.pp × plan.vpp = 3 parts"),
+    (SMALL, "tp = 2", "pp = 2\nstages = [1, 2]", "adds up to 3 layers; the model has 4"),
+    (SMALL, "tp = 2", 'pp = 2\nvpp = 2\nschedule = "interleaved"\nglobal_batch = 18',
+     "interleaved"),
+    (SMALL, "tp = 2", 'pp = 4\nschedule = "dualpipe"', "dualpipe"),
+    (MIXTURE, "ep = 2", "ep = 3", "etp × ep is 2 × 3 = 6, which does not divide"),
+    # [cluster], [kernels], [network], [run]
+    (SMALL, "dgx-h100", "dgx-h10", "dgx-h10"),
+    (SMALL, '"dgx-h100"', '"dgx-h100"\nnodes = 0', "key 'cluster.nodes' is 0"),
+    (SMALL, '"dgx-h100"', '"dgx-h100"\ngpus = 9', "cluster.gpus is 9, but 1 nodes of 'dgx-h100'"),
+    (SMALL, "[plan]", '[kernels]\ngpu = "h10-sxm"\n[plan]', "h10-sxm"),
+    (SMALL, "[plan]", '[kernels]\nmodel = "rofline"\n[plan]', "(did you mean 'roofline'?)"),
+    (SMALL, "[plan]", '[network]\nmodel = "ab"\n[plan]', "allowed: alpha-beta"),
+    (SMALL, "[plan]", "[run]\nallow_oom = 1\n[plan]", "key 'run.allow_oom' is 1; it must be true"),
+    (SMALL, "[plan]", '[kernels]\ngpu = "v100-sxm2-32gb"\n[plan]', "bf16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("good", "old", "new", "message"), BAD, ids=[each[3][:50] for each in BAD])
+def test_bad_experiments_name_file_and_key(
+    tmp_path: Path, good: str, old: str, new: str, message: str
+) -> None:
+    assert old in good
+    path = tmp_path / "e.toml"
+    spoiled = good.replace(old, new, 1)
+    if spoiled.count("global_batch") > 1:
+        spoiled = spoiled.replace("global_batch = 12", "")
+    path.write_text(spoiled)
+    with pytest.raises(MpisimError) as caught:
+        prepare(load(path)[1])
+    assert caught.value.exit_code == 2
+    found = str(caught.value)
+    assert message in found
+    assert "\n" not in found
+    assert found.startswith(f"{path}: ") or "no.json" in found
+
+
+@pytest.mark.parametrize("good", [SMALL, MIXTURE, VISION, CLICKS])
+def test_what_the_bad_ones_are_made_of_is_good(good: str) -> None:
+    prepare(read(good, "good"))
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``mpisim demo``, through the command line."""
+"""``mpisim run``, through the command line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from typing import Any
 import pytest
 
 import mpisim
-from mpisim.data import text
 
 Run = Callable[..., Any]
 
-SMALL = (
-    text("experiments/default.toml")
-    .replace("layers = 16", "layers = 2")
-    .replace("micro_batch = 4", "micro_batch = 1")
-    .replace("global_batch = 16", "global_batch = 4")
-)
+SMALL = """
+[model]
+family = "gpt"
+layers = 2
+hidden = 1024
+heads = 8
+vocab = 32000
+seq_len = 512
+[plan]
+tp = 4
+dp = 2
+micro_batch = 1
+global_batch = 4
+[cluster]
+preset = "dgx-h100"
+"""
 
 
 @pytest.fixture
@@ -48,7 +57,7 @@ def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
 
 def test_one_digest_for_any_number_of_processes(run_mpisim: Run, small: Path) -> None:
     reports = {
-        n: run_mpisim(["demo", "--experiment", str(small)], nprocs=n, timeout=120)
+        n: run_mpisim(["run", str(small)], nprocs=n, timeout=120)
         for n in (1, 2, 3, 4, 8)
     }
     assert all(done.rc == 0 for done in reports.values()), reports
@@ -64,7 +73,7 @@ def test_one_digest_for_any_number_of_processes(run_mpisim: Run, small: Path) ->
 
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_results_file_and_json(run_mpisim: Run, small: Path, tmp_path: Path, nprocs: int) -> None:
-    options = ["--experiment", str(small), "-o", "run.h5", "--timeline", "--json", "run.json"]
+    options = ["run", str(small), "-o", "run.h5", "--timeline", "--json", "run.json"]
     done = run_mpisim(options, nprocs=nprocs)
     assert done.rc == 0, done.stderr
     figures = json.loads((tmp_path / "run.json").read_text())
@@ -85,12 +94,21 @@ def test_results_file_and_json(run_mpisim: Run, small: Path, tmp_path: Path, npr
     assert run_mpisim([*options, "--overwrite"], nprocs=nprocs).rc == 0
 
 
-def test_show_prints_an_experiment_that_runs(run_mpisim: Run, tmp_path: Path) -> None:
-    shown = run_mpisim(["--show"], nprocs=2)
-    assert shown.stdout == text("experiments/default.toml")
-    (tmp_path / "mine.toml").write_text(shown.stdout)
-    own = run_mpisim(["demo", "--experiment", "mine.toml"])
-    assert digest(own.stdout) == digest(run_mpisim([]).stdout)
+def test_keys_can_be_set_on_the_command_line(run_mpisim: Run, small: Path) -> None:
+    plain, changed, again = (
+        run_mpisim(["run", str(small), *changes])
+        for changes in ([], ["--set", "plan.tp=2", "--set", "plan.sp=false"], ["--set=plan.tp=4"])
+    )
+    assert changed.rc == 0, changed.stderr
+    assert digest(plain.stdout) == digest(again.stdout) != digest(changed.stdout)
+    assert re.search(r"^ranks +4 on 1 process", changed.stdout, re.MULTILINE)
+
+
+def test_a_program_can_be_kept(run_mpisim: Run, small: Path) -> None:
+    done = run_mpisim(["run", str(small), "--save-program", "step.h5"])
+    assert done.rc == 0, done.stderr
+    shown = run_mpisim(["program", "show", "step.h5"])
+    assert "8 ranks" in shown.stdout
 
 
 @pytest.mark.parametrize("nprocs", [1, 2])
@@ -99,13 +117,11 @@ def test_show_prints_an_experiment_that_runs(run_mpisim: Run, tmp_path: Path) ->
     [
         (["--timeline"], 2, "--timeline needs a file to write: -o FILE"),
         (["--top", "0"], 2, "--top is 0; it must be 1 or more"),
-        (["--experiment", "missing.toml"], 2, "missing.toml: cannot be read: No such file"),
-        (
-            ["--experiment", "bad.toml"],
-            2,
-            "bad.toml: unknown key 'layesr' in [model] (",
-        ),
-        (["--experiment", "many.toml"], 2, "the plan needs 4 × 4 = 16 GPUs, but 1 nodes"),
+        (["run", "missing.toml"], 2, "missing.toml: cannot be read: No such file"),
+        (["run", "bad.toml"], 2, "bad.toml: unknown key 'layesr' in [model] (did you mean"),
+        (["run", "many.toml"], 2, "many.toml: the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4"),
+        (["run", "good.toml", "--set", "plan.tp"], 2, "--set plan.tp: not of the form TABLE.KEY"),
+        (["run", "good.toml", "--set", "plan.tq=2"], 2, "unknown key 'tq' in [plan] (did you"),
         (["-o", "no/run.h5"], 1, "no/run.h5: there is no folder"),
         (["--json", "no/run.json"], 1, "no/run.json: there is no folder"),
         (["--timline"], 2, "unknown option '--timline' (did you mean '--timeline'?)"),
@@ -115,8 +131,8 @@ def test_bad_input_is_one_line(
     run_mpisim: Run, tmp_path: Path, nprocs: int, options: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "bad.toml").write_text(SMALL.replace("layers", "layesr"))
-    many = SMALL.replace("data = 2", "data = 4").replace("global_batch = 4", "global_batch = 16")
-    (tmp_path / "many.toml").write_text(many)
+    (tmp_path / "many.toml").write_text(SMALL.replace("dp = 2", "dp = 4"))
+    (tmp_path / "good.toml").write_text(SMALL)
     before = sorted(tmp_path.iterdir())
     done = run_mpisim(options, nprocs=nprocs)
     assert done.rc == code
