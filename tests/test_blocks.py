@@ -68,9 +68,8 @@ def test_tokens_let_kernels_run_beside() -> None:
     )
     operator = Operator("matrix", (kernel("forward"),), backward)
     block = builder()
-    block.forward(operator)
-    block.backward(operator)
-    block.forward(operator)
+    for steps in (operator.forward, operator.backward, operator.forward):
+        block.steps(steps)
     assert waits(table(block)) == [[], [0], [], [2], [1], [3]]
 
 
@@ -99,7 +98,7 @@ def test_backward_parts() -> None:
     operator = Operator("o", (), steps)
     for part, expected in (("all", 2), ("input", 1), ("weight", 1)):
         block = builder()
-        block.backward(operator, part)
+        block.steps(operator.backward_part(part))
         assert len(table(block)) == expected
 
 

@@ -112,7 +112,8 @@ def test_the_minimal_experiment() -> None:
 
 def test_families_presets_and_the_users_keys() -> None:
     def model(text: str) -> object:
-        return read(f"[model]\n{text}\n[plan]\nglobal_batch = 1\n[cluster]\npreset = 'x'", "e").model
+        rest = "[plan]\nglobal_batch = 1\n[cluster]\npreset = 'x'"
+        return read(f"[model]\n{text}\n{rest}", "e").model
 
     plain = model('preset = "llama-3-8b"')
     assert isinstance(plain, Transformer)

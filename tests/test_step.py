@@ -10,9 +10,10 @@ from toys import Free, Times, block, layout
 
 from mpisim import engine
 from mpisim.errors import InputError
-from mpisim.program import Kind, Phase, Program, Table, check_matching
+from mpisim.kernels.operations import Elementwise
+from mpisim.program import Kind, Operation, Phase, Program, Table, check_matching
 from mpisim.workloads import Workload, training_step
-from mpisim.workloads.operators import Network
+from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Operator
 
 
 def network(layers: int, forward: int, inputs: int, weights: int) -> Network:
@@ -61,17 +62,17 @@ def test_messages_of_1f1b_as_megatron_sends_them() -> None:
     program = step(2, (5, 6, 7), 2, global_batch=3, pp=2).program
     check_matching(program)
     assert listed(program, 0) == [
-        "layer 0 forward 0", "send activation 1", "layer 0 forward 1",
-        "send activation 0", "receive gradient 0", "layer 0 backward 0", "layer 0 weight 0",
+        "layer 0 forward 0", "send activation 0", "layer 0 forward 1",
+        "send activation 1", "receive gradient 0", "layer 0 backward 0", "layer 0 weight 0",
         "layer 0 forward 2",
-        "send activation 1", "receive gradient 1", "layer 0 backward 1", "layer 0 weight 1",
+        "send activation 2", "receive gradient 1", "layer 0 backward 1", "layer 0 weight 1",
         "receive gradient 2", "layer 0 backward 2", "layer 0 weight 2",
     ]  # fmt: skip
     assert listed(program, 1) == [
         "receive activation 0", "layer 1 forward 0", "layer 1 backward 0", "layer 1 weight 0",
-        "send gradient 1", "receive activation 1", "layer 1 forward 1",
+        "send gradient 0", "receive activation 1", "layer 1 forward 1",
         "layer 1 backward 1", "layer 1 weight 1",
-        "send gradient 2", "receive activation 2", "layer 1 forward 2",
+        "send gradient 1", "receive activation 2", "layer 1 forward 2",
         "layer 1 backward 2", "layer 1 weight 2", "send gradient 2",
     ]  # fmt: skip
     table = program.table_of(0)
@@ -151,6 +152,46 @@ def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None
         global_batch=stages + more,
     )  # fmt: skip
     assert bubble(done) == (stages - 1) * (time + time - weight)
+
+
+def test_dualpipe_runs_and_its_messages_match() -> None:
+    done = step(4, (5, 5, 5), 4, pp=4, schedule="dualpipe", global_batch=8)
+    check_matching(done.program)
+    engine.simulate(done.program, cost=Free())
+    # Stage 0 holds parts 0 and 3, the second for micro-batches that come from the other end.
+    table = done.program.table_of(0)
+    layers = {(int(layer), int(n)) for layer, n in zip(table.layer, table.micro_batch, strict=True)}
+    assert {n for layer, n in layers if layer == 0} == {0, 1, 2, 3}
+    assert {n for layer, n in layers if layer == 3} == {4, 5, 6, 7}
+
+
+def test_paired_passes_hide_each_others_communication() -> None:
+    # Forward and backward of 10 ps kernels with an all-reduce of 30 ps before each: in turns the
+    # kernels of one run while the other waits.
+    def layer(name: str) -> Layer:
+        steps = tuple(
+            each
+            for i in range(2)
+            for each in (
+                Communicate(f"{name} reduce {i}", Operation.ALL_REDUCE, "tp", 30),
+                Compute(f"{name} {i}", Elementwise(10)),
+            )
+        )
+        return Layer(name, (Operator(name, steps, steps),), "block", output=16, checkpoint=10)
+
+    laid = layout(Network((layer("a"), layer("b")), 6, 1), 4, tp=2, pp=2, sp=False,
+                  schedule="dualpipe", global_batch=4)  # fmt: skip
+    program = training_step(laid, Times()).program
+    check_matching(program)
+    table = program.table_of(0)
+    names = [program.names[name] for name in table.name]
+    micro_batches = table.micro_batch.tolist()
+    # Where a forward and a backward are paired, their kernels alternate micro-batch by micro-batch.
+    kernels = [n for n, kind in zip(micro_batches, table.kind, strict=True) if kind == Kind.KERNEL]
+    assert any(
+        kernels[i] == kernels[i + 2] != kernels[i + 1] == kernels[i + 3]
+        for i in range(len(kernels) - 3)
+    ), names
 
 
 def test_recomputation_runs_forward_again() -> None:

@@ -10,14 +10,14 @@ have names: a row exported under a name by one block is awaited under that name 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, Table, TableBuilder, table_of
-from .operators import Communicate, Compute, Operator, Step
+from .operators import Communicate, Compute, Step
 from .pricing import Pricing
 
 __all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots", "TableAssembler"]
@@ -121,62 +121,50 @@ class BlockBuilder:
     def __init__(self, names: Names, pricing: Pricing, slots: Slots) -> None:
         self.rows = TableBuilder(names)
         self.pricing, self.slots = pricing, slots
+        self.rows.tags(micro_batch=0)
         self.flops = self.duration = 0
-        self.last = LAST
-        self.pending: list[int] = [PENDING]
-        self._tokens: dict[str, int] = {}
-        self._taken: set[str] = set()
+        self._lanes = [_Lane()]
+        self._lane = self._lanes[0]
         self._ports: list[str] = []
         self._exports: dict[str, list[int]] = {}
 
-    # --- operators ----------------------------------------------------------------------------
-
-    def forward(self, operator: Operator) -> None:
-        """Write the forward pass of an operator."""
-        self.steps(operator.forward)
-
-    def backward(self, operator: Operator, part: str = "all") -> None:
-        """Write the backward pass of an operator: all, for its inputs, or for its weights."""
-        self.steps(
-            step
-            for step in operator.backward
-            if part == "all" or step.weight == (part == "weight")
-        )
-
     def steps(self, steps: Iterable[Step]) -> None:
         """Write steps of one operator; afterwards all of its communications must be waited for."""
+        for _ in self.stepwise(steps):
+            pass
+
+    def stepwise(self, steps: Iterable[Step]) -> Iterator[None]:
+        """Write steps as `steps` does, pausing where the next kernel has to wait."""
         for step in steps:
             if isinstance(step, Compute):
                 self.compute(step)
-            else:
-                self.communicate(step)
-        self.pending += [row for token, row in self._tokens.items() if token not in self._taken]
-        self._tokens.clear()
-        self._taken.clear()
-
-    # --- single rows --------------------------------------------------------------------------
+            elif self.communicate(step) is not None and not step.token:
+                yield
+        self._lane.join()
 
     def compute(self, step: Compute, *, waits: Iterable[int] = ()) -> int:
         """Write a kernel; it waits for what is pending, its tokens, and `waits`."""
         estimate = self.pricing.estimate(step.name, step.kernel)
-        awaited = [*self.pending, *self._awaited(step.after), *waits]
-        self._taken.update(step.after)  # kernels run in order: no later one has to wait for these
-        self.last = self.rows.kernel(
+        lane = self._lane
+        awaited = [*lane.pending, *lane.awaited(step.after), *waits]
+        lane.taken.update(step.after)  # kernels run in order: no later one has to wait for these
+        lane.last = self.rows.kernel(
             step.name, COMPUTE, estimate.duration, waits=awaited, **self.pricing.launching
         )
-        self.pending = []
+        lane.pending = []
         self.flops += step.kernel.flops
         self.duration += estimate.duration
-        return self.last
+        return lane.last
 
     def communicate(self, step: Communicate, *, waits: Iterable[int] = ()) -> int | None:
         """Write a communication; return its row, or None where the group has one member."""
         if self.slots.alone(step.group):
             return None
+        lane = self._lane
         if step.after is None:
-            waits = [self.last, *self.pending, *waits]
+            waits = [lane.last, *lane.pending, *waits]
         else:
-            waits = [*self._awaited(step.after), *waits]
+            waits = [*lane.awaited(step.after), *waits]
         if step.operation is Operation.SEND_RECV:
             row = self._exchange(step, waits)
         else:
@@ -185,9 +173,9 @@ class BlockBuilder:
                 step.bytes, name=step.name, waits=waits, **self.pricing.launching,
             )  # fmt: skip
         if step.token:
-            self._tokens[step.token] = row
+            lane.tokens[step.token] = row
         else:
-            self.pending = [row]
+            lane.pending = [row]
         return row
 
     def point_to_point(
@@ -208,7 +196,28 @@ class BlockBuilder:
 
     def await_next(self, rows: Iterable[int]) -> None:
         """Let the next kernel wait for rows (or ports), too."""
-        self.pending += rows
+        self._lane.pending += rows
+
+    @property
+    def last(self) -> int:
+        """The latest kernel; ``LAST`` if there is none yet."""
+        return self._lane.last
+
+    @property
+    def pending(self) -> list[int]:
+        """What the next kernel has to wait for."""
+        return self._lane.pending
+
+    def lane(self, number: int) -> None:
+        """Go on with one of several micro-batches whose kernels take turns.
+
+        Each lane waits for its own communications alone. Rows are tagged with the lane, which
+        `TableAssembler.add` turns into micro-batches.
+        """
+        while len(self._lanes) <= number:
+            self._lanes.append(_Lane())
+        self._lane = self._lanes[number]
+        self.rows.tags(micro_batch=number, **self._lane.tags)
 
     def port(self, name: str) -> int:
         """Return what stands for rows that earlier blocks exported under a name."""
@@ -221,11 +230,12 @@ class BlockBuilder:
         self._exports.setdefault(name, []).extend(rows)
 
     def tags(self, *, phase: Phase | None = None, layer: int | None = None) -> None:
-        """Set phase or layer of the rows that follow."""
+        """Set phase or layer of the lane's rows that follow."""
         if phase is not None:
-            self.rows.tags(phase=phase)
+            self._lane.tags["phase"] = phase
         if layer is not None:
-            self.rows.tags(layer=layer)
+            self._lane.tags["layer"] = layer
+        self.rows.tags(**self._lane.tags)
 
     def done(self) -> Block:
         """Return the block."""
@@ -235,7 +245,7 @@ class BlockBuilder:
         ports: dict[int, str | int] = {LAST: LAST, PENDING: PENDING}
         ports |= {PENDING - 1 - i: name for i, name in enumerate(self._ports)}
         outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
-        pending = tuple(row for row in self.pending if row != PENDING)
+        pending = tuple(row for lane in self._lanes for row in lane.pending if row != PENDING)
         assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
         return Block(
             values=values,
@@ -243,9 +253,9 @@ class BlockBuilder:
             awaited=awaited[inside],
             outside=tuple((row, ports[port]) for row, port in outside),
             exports={name: tuple(rows) for name, rows in self._exports.items()},
-            last=max(self.last, -1),
+            last=max(lane.last for lane in self._lanes),
             pending=pending,
-            hands_on=PENDING in self.pending,
+            hands_on=all(PENDING in lane.pending for lane in self._lanes),
             flops=self.flops,
             duration=self.duration,
         )
@@ -260,9 +270,26 @@ class BlockBuilder:
             Kind.RECV, f"{group}:recv", size, step.name, joined=True, stream=group
         )  # fmt: skip
 
-    def _awaited(self, tokens: Sequence[str]) -> list[int]:
-        # A token of a communication that was left out, in a group of one, is not there.
-        return [self._tokens[token] for token in tokens if token in self._tokens]
+
+class _Lane:
+    """What the rows of one micro-batch wait for, while a block is written."""
+
+    def __init__(self) -> None:
+        self.last = LAST
+        self.pending: list[int] = [PENDING]
+        self.tokens: dict[str, int] = {}
+        self.taken: set[str] = set()
+        self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
+
+    def awaited(self, tokens: Sequence[str]) -> list[int]:
+        """Return the rows of tokens; a communication left out, in a group of one, has none."""
+        return [self.tokens[token] for token in tokens if token in self.tokens]
+
+    def join(self) -> None:
+        """End an operator: what no kernel has waited for yet, the next one will."""
+        self.pending += [row for token, row in self.tokens.items() if token not in self.taken]
+        self.tokens.clear()
+        self.taken.clear()
 
 
 class TableAssembler:
@@ -271,7 +298,7 @@ class TableAssembler:
     def __init__(self, label: str) -> None:
         self.label = label
         self._blocks: dict[int, Block] = {}
-        self._used: list[tuple[Block, int, int]] = []
+        self._used: list[tuple[Block, int, tuple[int, ...]]] = []
         self._outside: list[tuple[int, int]] = []
         self._length = 0
         self._last: list[int] = []
@@ -279,11 +306,11 @@ class TableAssembler:
         self._exports: dict[str, list[int]] = {}
         self.flops = self.duration = 0
 
-    def add(self, block: Block, micro_batch: int = -1) -> None:
-        """Append a block, its rows tagged with a micro-batch."""
+    def add(self, block: Block, *micro_batches: int) -> None:
+        """Append a block, the rows of its lanes tagged with a micro-batch each (none: -1)."""
         at = self._length
         self._blocks[id(block)] = block
-        self._used.append((block, at, micro_batch))
+        self._used.append((block, at, micro_batches or (-1,)))
         for row, port in block.outside:
             if port == LAST:
                 rows = self._last
@@ -315,14 +342,18 @@ class TableAssembler:
         place = {key: i for i, key in enumerate(self._blocks)}
         used = np.array([place[id(block)] for block, _, _ in self._used], np.int64)
         at = np.array([at for _, at, _ in self._used], np.int64)
-        micro_batch = np.array([number for _, _, number in self._used], np.int64)
+        lanes = max(len(each) for _, _, each in self._used)
+        micro_batch = np.array(
+            [each + each[:1] * (lanes - len(each)) for _, _, each in self._used], np.int64
+        )
 
         # Rows: for each use of a block, its rows of all blocks' rows laid end to end.
         lengths = np.array([len(block) for block in blocks])
         values = np.concatenate([block.values for block in blocks])
         taken = _ranges(_starts(lengths)[used], lengths[used])
         values = values[taken]
-        values[:, MICRO_BATCH] = np.repeat(micro_batch, lengths[used])
+        lane = values[:, MICRO_BATCH]
+        values[:, MICRO_BATCH] = micro_batch[np.repeat(np.arange(len(used)), lengths[used]), lane]
 
         # Waits inside blocks in the same way, moved to where each block stands; then the others.
         counts = np.array([len(block.waiter) for block in blocks])

@@ -10,7 +10,7 @@ and a receive between a forward and a backward are then one batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..program import Kind, Phase
@@ -54,14 +54,26 @@ class Messages:
         self.overlap, self._builder = overlap, builder
         self._known: dict[tuple[_Message, ...], Block] = {}
 
-    def between(self, before: Action | None, after: Action | None) -> list[Block]:
-        """Return what is sent and received between two actions that follow each other."""
-        sent = self._sent(before) if before else None
-        received = self._received(after) if after else None
-        both = tuple(message for message in (sent, received) if message)
-        if len(both) == 2 and not self.overlap and _phase(before) != _phase(after):
-            return [self._block(both)]
-        return [self._block((message,)) for message in both]
+    def between(
+        self, before: Sequence[Action], after: Sequence[Action]
+    ) -> list[tuple[Block, tuple[int, ...]]]:
+        """Return what is sent and received between actions, with the micro-batches of its lanes.
+
+        `before` and `after` are one action each, two that run as one, or none.
+        """
+        sent = [(self._sent(action), action) for action in before]
+        received = [(self._received(action), action) for action in after]
+        found = [(message, action) for message, action in (*sent, *received) if message]
+        phases = {action.phase for _, action in found}
+        together = len(found) == len(phases) == 2 and not self.overlap
+        batches = [found] if together else [[each] for each in found]
+        return [
+            (
+                self._block(tuple(message for message, _ in batch)),
+                tuple(action.micro_batch for _, action in batch),
+            )
+            for batch in batches
+        ]
 
     def _sent(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
@@ -95,11 +107,11 @@ class Messages:
     def _block(self, messages: tuple[_Message, ...]) -> Block:
         if messages not in self._known:
             builder = self._builder()
-            builder.tags(phase=Phase.NONE)
             for i, message in enumerate(messages):
                 receives = message.kind is Kind.RECV
                 early = self.overlap and receives
                 what = message.slot.partition(":")[0].rstrip("+-")
+                builder.lane(i)
                 row = builder.point_to_point(
                     message.kind, message.slot, message.bytes,
                     f"{'receive' if receives else 'send'} {what}",
@@ -117,7 +129,3 @@ def streams(overlap: bool) -> dict[str, str]:
         return {}
     kinds = (f"{what}{way}" for what in ("activation", "gradient") for way in "+-")
     return {f"{kind}:{half}": STREAM for kind in kinds for half in ("send", "recv")}
-
-
-def _phase(action: Action | None) -> Phase | None:
-    return action.phase if action else None

@@ -144,6 +144,12 @@ class Operator:
     saved: int = 0
     selective: bool = False
 
+    def backward_part(self, part: str) -> tuple[Step, ...]:
+        """Return the backward: all, or what makes the gradients of ``"input"`` or ``"weight"``."""
+        if part == "all":
+            return self.backward
+        return tuple(step for step in self.backward if step.weight == (part == "weight"))
+
 
 @dataclass(frozen=True)
 class Layer:

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Names, Phase
 from .blocks import Block, BlockBuilder, Slots
 from .data_parallel import Strategy
-from .operators import Layer, Operator
+from .operators import Operator
 from .parts import Part
 from .pricing import Pricing
 
-__all__ = ["Stage", "recomputes"]
+__all__ = ["Pass", "Stage", "recomputed"]
 
 
-def recomputes(plan: Plan, block: int) -> bool:
-    """Whether the whole of a part's layer is computed again, `block` counting its blocks from 0.
+class Pass(NamedTuple):
+    """What one action of a schedule writes.
 
-    As Megatron-LM's ``--recompute-method block``: the first `recompute_layers` of each part.
+    Attributes
+    ----------
+    phase : Phase
+        FORWARD, BACKWARD or WEIGHT.
+    chunk : int
+    part : {"all", "input", "weight"}
+        Of the backward.
+    edge : bool
+        Whether it is the chunk's first forward, or its last completion of gradients.
     """
-    if plan.recompute != "full":
-        return False
-    return plan.recompute_layers is None or block < plan.recompute_layers
+
+    phase: Phase
+    chunk: int
+    part: str
+    edge: bool
+
+
+def recomputed(plan: Plan, part: Part) -> list[bool]:
+    """Return whether each layer of a part is computed again as a whole.
+
+    As Megatron-LM's ``--recompute-method block``: the first `recompute_layers` blocks of each part.
+    """
+    found, blocks = [], 0
+    for number in part.numbers:
+        again = number >= 0 and plan.recompute == "full"
+        if again and plan.recompute_layers is not None:
+            again = blocks < plan.recompute_layers
+        found.append(again)
+        blocks += number >= 0
+    return found
 
 
 class Stage:
@@ -47,59 +73,62 @@ class Stage:
     ) -> None:  # fmt: skip
         self.names, self.pricing, self.slots = names, pricing, slots
         self.plan, self.chunks, self.strategy = plan, chunks, strategy
-        self._blocks: dict[tuple[Phase, int, str, bool], Block] = {}
+        self._blocks: dict[tuple[Pass, ...], Block] = {}
 
     def builder(self) -> BlockBuilder:
         """Return a builder of a further block."""
         return BlockBuilder(self.names, self.pricing, self.slots)
 
-    def block(self, phase: Phase, chunk: int, part: str, edge: bool) -> Block:
-        """Return the block of one action.
+    def block(self, *passes: Pass) -> Block:
+        """Return the block of one pass, or of two that take turns: where one waits, the other runs.
 
-        Parameters
-        ----------
-        phase : Phase
-            FORWARD, BACKWARD or WEIGHT.
-        chunk : int
-        part : {"all", "input", "weight"}
-            Of the backward.
-        edge : bool
-            Whether it is the chunk's first forward, or its last completion of gradients.
+        The latter is how DeepSeek-V3 hides the communication of a forward behind the kernels of a
+        backward and the reverse (arXiv:2412.19437, section 3.2.1).
         """
-        key = (phase, chunk, part, edge)
-        if key not in self._blocks:
+        if passes not in self._blocks:
             builder = self.builder()
-            builder.tags(phase=phase)
-            if phase is Phase.FORWARD:
-                self._forward(builder, chunk, edge)
-            else:
-                self._backward(builder, chunk, part, edge)
-            self._blocks[key] = builder.done()
-        return self._blocks[key]
+            running = {lane: self._write(builder, each) for lane, each in enumerate(passes)}
+            while running:
+                for lane, writing in list(running.items()):
+                    builder.lane(lane)
+                    if next(writing, DONE) is DONE:
+                        del running[lane]
+            self._blocks[passes] = builder.done()
+        return self._blocks[passes]
 
-    def _forward(self, builder: BlockBuilder, chunk: int, first: bool) -> None:
+    def _write(self, builder: BlockBuilder, what: Pass) -> Iterator[None]:
+        """Write a pass, pausing where its next kernel has to wait for a communication."""
+        builder.tags(phase=what.phase)
+        if what.phase is Phase.FORWARD:
+            yield from self._forward(builder, what.chunk, what.edge)
+        else:
+            yield from self._backward(builder, what.chunk, what.part, what.edge)
+
+    def _forward(self, builder: BlockBuilder, chunk: int, first: bool) -> Iterator[None]:
         part = self.chunks[chunk]
         for i, layer in enumerate(part.layers):
             builder.tags(layer=part.numbers[i])
             self.strategy.before_forward(builder, chunk, i, first)
             for operator in layer.operators:
-                builder.forward(operator)
+                yield from builder.stepwise(operator.forward)
             self.strategy.after_forward(builder, chunk, i, first)
 
-    def _backward(self, builder: BlockBuilder, chunk: int, which: str, last: bool) -> None:
+    def _backward(
+        self, builder: BlockBuilder, chunk: int, which: str, last: bool
+    ) -> Iterator[None]:
         part = self.chunks[chunk]
-        again = _recomputed(self.plan, part)
+        again = recomputed(self.plan, part)
         for i in reversed(range(len(part.layers))):
             layer = part.layers[i]
             builder.tags(layer=part.numbers[i])
             if which != "weight":
                 self.strategy.before_backward(builder, chunk, i, last)
                 if again[i]:
-                    self._recompute(builder, layer.operators)
+                    yield from self._recompute(builder, layer.operators)
             for operator in reversed(layer.operators):
                 if self._selective(operator) and which != "weight" and not again[i]:
-                    self._recompute(builder, [operator])
-                builder.backward(operator, which)
+                    yield from self._recompute(builder, [operator])
+                yield from builder.stepwise(operator.backward_part(which))
                 if which != "input":
                     self.strategy.after_operator(builder, chunk, i, operator, last)
             if which != "input":
@@ -108,21 +137,14 @@ class Stage:
     def _selective(self, operator: Operator) -> bool:
         return operator.selective and self.plan.recompute == "selective"
 
-    def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> None:
+    def _recompute(
+        self, builder: BlockBuilder, operators: Sequence[Operator]
+    ) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)
         for operator in operators:
-            builder.forward(operator)
+            yield from builder.stepwise(operator.forward)
         builder.tags(phase=Phase.BACKWARD)
 
 
-def _recomputed(plan: Plan, part: Part) -> list[bool]:
-    """Whether each layer of a part is computed again as a whole."""
-    found, block = [], 0
-    for layer in part.layers:
-        found.append(_is_block(layer) and recomputes(plan, block))
-        block += _is_block(layer)
-    return found
-
-
-def _is_block(layer: Layer) -> bool:
-    return layer.role == "block"
+DONE = object()
+"""What a pass that has been written to its end says."""

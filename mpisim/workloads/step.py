@@ -30,7 +30,7 @@ from .optimizer import write_optimizer
 from .parts import Part, split
 from .pricing import LONGEST, Pricing
 from .schedules import Action, Pipeline, pipeline
-from .stage import Stage
+from .stage import Pass, Stage
 
 __all__ = ["Layout", "Workload", "lay_out", "training_step"]
 
@@ -183,15 +183,15 @@ class _Table:
         begin = writer.builder()
         sharing.begin(begin)
         rows.add(begin.done())
-        before: Action | None = None
-        for action, edge in _edges(laid.actions[stage]):
-            for block in messages.between(before, action):
-                rows.add(block, _of(before, action))
-            part = "weight" if action.phase is Phase.WEIGHT else "input" if action.split else "all"
-            rows.add(writer.block(action.phase, action.chunk, part, edge), action.micro_batch)
-            before = action
-        for block in messages.between(before, None):
-            rows.add(block, _of(before, None))
+        before: tuple[Action, ...] = ()
+        for actions in (*_together(laid.actions[stage]), ()):
+            found = [action for action, _ in actions]
+            for block, micro_batches in messages.between(before, found):
+                rows.add(block, *micro_batches)
+            if actions:
+                passes = [_pass(action, edge) for action, edge in actions]
+                rows.add(writer.block(*passes), *(action.micro_batch for action in found))
+            before = tuple(found)
         end = writer.builder()
         end.tags(phase=Phase.OPTIMIZER, layer=-1)
         write_optimizer(end, layout, stage, sharing)
@@ -222,8 +222,8 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     return networks, by_data[grid.index("dp")]
 
 
-def _edges(actions: Sequence[Action]) -> list[tuple[Action, bool]]:
-    """Mark each chunk's first forward, and its last completion of gradients."""
+def _together(actions: Sequence[Action]) -> list[list[tuple[Action, bool]]]:
+    """Group paired actions; mark each chunk's first forward, and its last gradients of weights."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, action in enumerate(actions):
@@ -232,10 +232,14 @@ def _edges(actions: Sequence[Action]) -> list[tuple[Action, bool]]:
         elif not action.split:
             last[action.chunk] = i
     edges = {*first.values(), *last.values()}
-    return [(action, i in edges) for i, action in enumerate(actions)]
+    found: list[list[tuple[Action, bool]]] = []
+    for i, action in enumerate(actions):
+        if not action.paired:
+            found.append([])
+        found[-1].append((action, i in edges))
+    return found
 
 
-def _of(before: Action | None, after: Action | None) -> int:
-    """The micro-batch a message is filed under: that of the action that needs or made it."""
-    action = after or before
-    return action.micro_batch if action else -1
+def _pass(action: Action, edge: bool) -> Pass:
+    part = "weight" if action.phase is Phase.WEIGHT else "input" if action.split else "all"
+    return Pass(action.phase, action.chunk, part, edge)
