@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from ..program import Communicators, Program, Table
 from .grid import Grid
 
@@ -22,7 +23,8 @@ class Groups:
     """The groups of ranks that slots can be bound to, by name.
 
     ``tp``, ``cp``, ``dp`` (data and context parallel ranks: those that share gradients), ``ep``,
-    ``etp``, ``edp``, ``pp``, ``model`` (all ranks that share one copy of the model), ``embedding``
+    ``etp``, ``edp``, ``pp``, ``model`` and ``emodel`` (all ranks that share one copy of the model,
+    and of the experts), ``instance`` (all that share one copy of the optimizer), ``embedding``
     (first and last stage), ``mirror`` (the two stages that hold the same part in DualPipe),
     ``shard`` and ``replica`` (the two levels of hybrid sharding, with ``eshard`` and ``ereplica``
     for experts) are collectives. ``cp:send`` and ``cp:recv`` are pairs of neighbours on a ring, and
@@ -44,6 +46,7 @@ class Groups:
             "dp": grid.groups("dp-cp"),
             "pp": grid.groups("pp"),
             "model": grid.groups("tp-pp"),
+            "emodel": grid.groups("etp-ep-pp"),
             "ep": grid.groups("ep"),
             "etp": grid.groups("etp"),
             "edp": grid.groups("edp"),
@@ -58,11 +61,20 @@ class Groups:
         for prefix, group in (("", "dp"), ("e", "edp")):
             members = self._members[group]
             shard = members.shape[1] if zero_group is None else min(zero_group, members.shape[1])
+            if members.shape[1] % shard:
+                raise InputError(
+                    f"plan.zero_group is {zero_group}, which does not divide the "
+                    f"{members.shape[1]} ranks that share {'experts' if prefix else 'gradients'}"
+                )
             parts = members.reshape(len(members), -1, shard)
             self._members[f"{prefix}shard"] = parts.reshape(-1, shard)
             self._members[f"{prefix}replica"] = parts.transpose(0, 2, 1).reshape(
                 -1, parts.shape[1]
             )
+        copy = np.empty(grid.world, np.int64)
+        copy[self._members["replica"]] = np.arange(self._members["replica"].shape[1])
+        copies = int(copy.max()) + 1
+        self._members["instance"] = np.argsort(copy, kind="stable").reshape(copies, -1)
 
     @property
     def sizes(self) -> Mapping[str, int]:
