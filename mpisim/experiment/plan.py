@@ -15,6 +15,8 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes of the grid of ranks, as Megatron-LM names them."""
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Format = Literal["fp32", "fp16", "bf16"]
+Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
 Bytes = Annotated[int, Limits(least=1, most=10**12)]
 
 
@@ -60,8 +62,8 @@ class Plan:
     cp_style : {"ring", "all-gather"}
 
     dp_style : {"megatron", "ddp", "deepspeed", "fsdp"}
-        Whose rules buckets and hooks follow; by default "megatron" for transformers, "ddp"
-        otherwise, "fsdp" with zero = 3.
+        Whose rules buckets and hooks follow; by default "fsdp" where zero is 2 or more, "megatron"
+        for other transformers, "ddp" for other models.
     zero : int
         Sharded over data-parallel ranks: 1 optimizer states, 2 and gradients, 3 and parameters.
     zero_group : int, optional
@@ -128,7 +130,7 @@ class Plan:
     tp_overlap: bool = False
     cp_style: Literal["ring", "all-gather"] = "ring"
 
-    dp_style: Literal["megatron", "ddp", "deepspeed", "fsdp"] | None = None
+    dp_style: Style | None = None
     zero: Annotated[int, Limits(least=0, most=3)] = 0
     zero_group: Count | None = None
     dp_overlap: bool = True
@@ -138,7 +140,7 @@ class Plan:
     reshard_after_forward: bool = True
 
     precision: Precision = "bf16"
-    grad_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
 
     recompute: Literal["none", "selective", "full"] = "none"
@@ -204,3 +206,22 @@ class Plan:
         if self.p2p_overlap is None:
             return self.schedule not in ("gpipe", "1f1b")
         return self.p2p_overlap
+
+    def style(self, *, transformer: bool) -> Style:
+        """Return whose rules data parallelism follows, for a transformer or another model."""
+        if self.dp_style is not None:
+            return self.dp_style
+        if self.zero >= 2:
+            return "fsdp"
+        return "megatron" if transformer else "ddp"
+
+    @property
+    def weight_format(self) -> Format:
+        """The format in which the passes read weights and write activations.
+
+        fp8 is made of bf16 just before a matrix product; tf32 is fp32 to everything but the matrix
+        units.
+        """
+        if self.precision in ("fp32", "tf32"):
+            return "fp32"
+        return "fp16" if self.precision == "fp16" else "bf16"
