@@ -73,6 +73,23 @@ def test_tokens_let_kernels_run_beside() -> None:
     assert waits(table(block)) == [[], [0], [], [2], [1], [3]]
 
 
+def test_a_carried_token_outlives_its_operator() -> None:
+    exchange = Communicate("exchange", GATHER, "tp", 64, token="rows", carried=True)
+    block = builder()
+    block.steps([kernel("lookup"), exchange])
+    block.steps([kernel("beside")])
+    block.steps([kernel("use", "rows")])
+    block.steps([kernel("next")])
+    assert waits(table(block)) == [[], [0], [], [1], []]
+
+    # Where nobody names it, the kernel after the block waits.
+    first, second = builder(), builder()
+    first.steps([kernel("lookup"), exchange])
+    first.steps([kernel("beside")])
+    second.steps([kernel("next")])
+    assert waits(table(first, second)) == [[], [0], [], [1]]
+
+
 def test_a_communication_can_wait_for_tokens_alone() -> None:
     block = builder()
     block.steps(

@@ -173,7 +173,7 @@ class BlockBuilder:
                 step.bytes, name=step.name, waits=waits, **self.pricing.launching,
             )  # fmt: skip
         if step.token:
-            lane.tokens[step.token] = row
+            (lane.carried if step.carried else lane.tokens)[step.token] = row
         else:
             lane.pending = [row]
         return row
@@ -245,6 +245,8 @@ class BlockBuilder:
         ports: dict[int, str | int] = {LAST: LAST, PENDING: PENDING}
         ports |= {PENDING - 1 - i: name for i, name in enumerate(self._ports)}
         outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
+        for lane in self._lanes:
+            lane.end()
         pending = tuple(row for lane in self._lanes for row in lane.pending if row != PENDING)
         assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
         return Block(
@@ -278,18 +280,27 @@ class _Lane:
         self.last = LAST
         self.pending: list[int] = [PENDING]
         self.tokens: dict[str, int] = {}
+        self.carried: dict[str, int] = {}
         self.taken: set[str] = set()
         self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
 
     def awaited(self, tokens: Sequence[str]) -> list[int]:
         """Return the rows of tokens; a communication left out, in a group of one, has none."""
-        return [self.tokens[token] for token in tokens if token in self.tokens]
+        known = self.carried | self.tokens
+        return [known[token] for token in tokens if token in known]
 
     def join(self) -> None:
         """End an operator: what no kernel has waited for yet, the next one will."""
         self.pending += [row for token, row in self.tokens.items() if token not in self.taken]
+        for token in self.taken:
+            self.carried.pop(token, None)
         self.tokens.clear()
         self.taken.clear()
+
+    def end(self) -> None:
+        """End the block, and with it all that was carried."""
+        self.pending += self.carried.values()
+        self.carried.clear()
 
 
 class TableAssembler:

@@ -11,8 +11,9 @@ Order and waiting
 Kernels run one after another on the compute stream. A communication starts when the kernel before
 it has ended, and the kernel after it waits for it. Where a framework overlaps the two, the
 communication carries a `token`: then only the steps that name the token in `after` wait for it, and
-whatever follows the operator. A communication with an `after` of its own waits for those tokens
-alone, not for the kernel before it.
+whatever follows the operator; if it is `carried`, operators that follow in the same pass may go on
+beside it, up to the step that names it. A communication with an `after` of its own waits for those
+tokens alone, not for the kernel before it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Compute:
     weight : bool
         Backward only: it makes gradients of weights, not of inputs; schedules may put it off.
     after : tuple of str
-        Tokens of communications of the same operator to wait for.
+        Tokens of communications to wait for: of the same operator, or carried from one before.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Communicate:
         Makes it run beside the kernels that follow, see above.
     after : tuple of str, optional
         Wait for these tokens alone, not for the kernel before.
+    carried : bool
+        Whether the token outlives the operator.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Communicate:
     weight: bool = False
     token: str = ""
     after: tuple[str, ...] | None = None
+    carried: bool = False
 
 
 Step = Compute | Communicate
@@ -110,6 +114,9 @@ class Parameter:
         share of the tokens: its gradient is added up over the tp group.
     tied : bool
         Whether the first and the last stage of a pipeline both hold it.
+    local : bool
+        Whether this rank alone holds it and updates it within its backward pass, as embedding
+        tables of recommendation models are: nothing to reduce, and nothing for the optimizer.
     """
 
     name: str
@@ -117,6 +124,7 @@ class Parameter:
     expert: bool = False
     replicated: bool = False
     tied: bool = False
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,10 @@ class Operator:
         count them: inputs, masks, statistics; nothing that another operator keeps already.
     selective : bool
         Whether selective recomputation (same paper) drops what it keeps and runs it again.
+    statistics : int
+        Channels whose running mean and variance it updates (batch normalisation). PyTorch's DDP
+        sends these, two fp32 numbers each, and one int64 counter an operator, from its first rank
+        to the others before the first forward of a step.
     """
 
     name: str
@@ -143,6 +155,7 @@ class Operator:
     parameters: tuple[Parameter, ...] = ()
     saved: int = 0
     selective: bool = False
+    statistics: int = 0
 
     def backward_part(self, part: str) -> tuple[Step, ...]:
         """Return the backward: all, or what makes the gradients of ``"input"`` or ``"weight"``."""

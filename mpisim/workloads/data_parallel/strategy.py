@@ -64,7 +64,9 @@ class Strategy:
     @property
     def updated(self) -> int:
         """Parameters this rank's optimizer updates."""
-        return total(p for layers in self.chunks for layer in layers for p in layer.parameters)
+        return total(
+            p for layers in self.chunks for layer in layers for p in layer.parameters if not p.local
+        )
 
 
 def strategy(plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups) -> Strategy:
