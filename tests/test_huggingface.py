@@ -257,9 +257,13 @@ def test_an_experiment_takes_a_file_or_its_folder(tmp_path: Path) -> None:
     ("name", "changes", "message"),
     [
         ("gpt2", {"model_type": None}, "key 'model_type' is missing"),
-        ("gpt2", {"model_type": "gtp2"}, "key 'model_type' is 'gtp2' (did you mean 'gpt2'?); known:"),
+        ("gpt2", {"model_type": "gtp2"}, "key 'model_type' is 'gtp2' (did you mean 'gpt2'?)"),
         ("gpt2", {"model_type": 2}, "key 'model_type' is 2; it must be a text"),
-        ("gpt2", {"n_layer": None}, "key 'num_hidden_layers' is missing (nor 'n_layer', 'n_layers')"),
+        (
+            "gpt2",
+            {"n_layer": None},
+            "key 'num_hidden_layers' is missing (nor 'n_layer', 'n_layers')",
+        ),
         ("gpt2", {"n_embd": "768"}, "key 'n_embd' is '768'; it must be an integer, 1 or more"),
         ("gpt2", {"n_head": 0}, "key 'n_head' is 0; it must be an integer, 1 or more"),
         ("gpt2", {"n_head": True}, "key 'n_head' is True; it must be an integer, 1 or more"),
