@@ -23,12 +23,13 @@ class Groups:
     """The groups of ranks that slots can be bound to, by name.
 
     ``tp``, ``cp``, ``dp`` (data and context parallel ranks: those that share gradients), ``ep``,
-    ``etp``, ``edp``, ``pp``, ``model`` and ``emodel`` (all ranks that share one copy of the model,
-    and of the experts), ``instance`` (all that share one copy of the optimizer), ``embedding``
-    (first and last stage), ``mirror`` (the two stages that hold the same part in DualPipe),
-    ``shard`` and ``replica`` (the two levels of hybrid sharding, with ``eshard`` and ``ereplica``
-    for experts) are collectives. ``cp:send`` and ``cp:recv`` are pairs of neighbours on a ring, and
-    so are the messages of a pipeline, `PIPELINE`.
+    ``etp``, ``etp-ep`` (all ranks that exchange tokens of one layer), ``edp``, ``pp``, ``model``
+    and ``emodel`` (all ranks that share one copy of the model, and of the experts), ``instance``
+    (all that share one copy of the optimizer), ``embedding`` (first and last stage), ``mirror``
+    (the two stages that hold the same part in DualPipe), ``shard`` and ``replica`` (the two levels
+    of hybrid sharding, with ``eshard`` and ``ereplica`` for experts) are collectives. ``cp:send``
+    and ``cp:recv`` are pairs of neighbours on a ring, and so are the messages of a pipeline,
+    `PIPELINE`.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ class Groups:
             "emodel": grid.groups("etp-ep-pp"),
             "ep": grid.groups("ep"),
             "etp": grid.groups("etp"),
+            "etp-ep": grid.groups("etp-ep"),
             "edp": grid.groups("edp"),
             "embedding": grid.groups("pp")[:, first_last],
         }

@@ -1,0 +1,51 @@
+"""The middle of attention: scores, softmax and their product with the values.
+
+One operator, the one that selective recomputation drops (arXiv:2205.05198): fused, in memory
+(:mod:`.eager`), or spread over the ranks of a context (:mod:`.context_parallel`).
+"""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import BYTES, Attention
+
+from ..operators import Compute, Operator
+from .context_parallel import gathered_attention, ring_attention
+from .eager import eager_attention
+from .heads import Heads
+from .shapes import Shapes
+
+__all__ = ["core_attention"]
+
+
+def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
+    """Attention between queries, keys and values that are all there.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    heads : Heads
+
+    Returns
+    -------
+    Operator
+    """
+    if s.plan.kernels == "eager":
+        return eager_attention(s, name, heads)
+    # Of fused attention the logarithm of each row's sum is kept; its output is the next input.
+    saved = BYTES["fp32"] * s.batch * heads.heads * heads.queries
+    if s.grid.cp > 1:
+        around = ring_attention if s.plan.cp_style == "ring" else gathered_attention
+        forward, backward = around(s, name, heads)
+        return Operator(name, forward, backward, saved=saved, selective=True)
+
+    def kernel(*, backward: bool = False) -> Attention:
+        return heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
+
+    return Operator(
+        name,
+        (Compute(name, kernel()),),
+        (Compute(f"{name} backward", kernel(backward=True)),),
+        saved=saved,
+        selective=True,
+    )

@@ -1,0 +1,106 @@
+"""Attention over a sequence that is spread over the ranks of a context.
+
+Each rank holds two of 2 cp chunks, the i-th and the i-th from the end, so that all have the same
+work under a causal mask. What is issued is what Transformer Engine issues
+(``transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py``).
+
+ring (arXiv:2310.01889; `AttnFuncWithCPAndKVP2P`)
+    Keys and values go round, cp - 1 exchanges, each beside the attention with those at hand.
+    Causal: the own chunks are the diagonal; of every other rank's half is masked, either half of
+    the keys or half of the queries: the first is taken, both are the same work. Backward they go
+    round again in the other order, followed by their gradients one step later.
+all-gather (Llama 3, arXiv:2407.21783, section 3.3.2; `AttnFuncWithCPAndKVAllGather`)
+    Keys and values are gathered, and put in the order of the sequence; backward again, and their
+    gradients are reduce-scattered.
+"""
+
+from __future__ import annotations
+
+from ...program import Operation
+from ..operators import Communicate, Compute, Step
+from .heads import Heads
+from .pointwise import stream
+from .shapes import Shapes
+
+__all__ = ["gathered_attention", "ring_attention"]
+
+Passes = tuple[tuple[Step, ...], tuple[Step, ...]]
+
+
+def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
+    """Return the steps forward and backward of ring attention."""
+    cp, e = s.grid.cp, s.element
+    local = heads.queries
+    pair = e * s.batch * local * heads.key_value_width
+    queries = e * s.batch * local * heads.query_width
+    output = e * s.batch * local * heads.output_width
+
+    def attend(step: int, *, backward: bool = False) -> Compute:
+        # Going round the other way backward, the own keys and values come last.
+        own = step == (cp - 1 if backward else 0)
+        keys = local if own or not heads.causal else local // 2
+        kernel = heads.kernel(s, local, keys, own and heads.causal, backward=backward)
+        after = (f"ring {step}",) if step else ()
+        return Compute(f"{name} backward" if backward else name, kernel, after=after)
+
+    def exchange(step: int, size: int, after: tuple[str, ...] | None) -> Communicate:
+        return Communicate(
+            f"{name} exchange", Operation.SEND_RECV, "cp", size, token=f"ring {step}", after=after
+        )
+
+    forward: list[Step] = [stream(f"{name} packing", 2 * pair)]
+    for step in range(cp):
+        if step < cp - 1:
+            # What arrived is sent on, whatever is being computed with it.
+            forward.append(exchange(step + 1, pair, (f"ring {step}",) if step else None))
+        forward.append(attend(step))
+        if step:
+            forward.append(stream(f"{name} correction", 3 * output))
+
+    backward: list[Step] = []
+    for step in range(cp):
+        # Keys and values for the next step, and the gradients summed so far for those at hand.
+        parts = (step < cp - 1) + (step > 0)
+        backward.append(exchange(step + 1, parts * pair, None))
+        backward.append(attend(step, backward=True))
+        if step:
+            backward.append(stream(f"{name} queries gradient sum", 3 * queries))
+            backward.append(
+                Compute(
+                    f"{name} keys gradient sum", stream("", 3 * pair).kernel,
+                    after=(f"ring {step + 1}",),
+                )
+            )  # fmt: skip
+        else:
+            backward.append(stream(f"{name} keys gradient copy", 2 * pair))
+    return tuple(forward), tuple(backward)
+
+
+def gathered_attention(s: Shapes, name: str, heads: Heads) -> Passes:
+    """Return the steps forward and backward of attention with all keys and values gathered."""
+    sizes = {
+        "keys": s.element * s.batch * heads.length * heads.kv_heads * heads.head,
+        "values": s.element * s.batch * heads.length * heads.kv_heads * heads.value,
+    }
+
+    def gather() -> list[Step]:
+        return [
+            *(
+                Communicate(f"{name} {what} all-gather", Operation.ALL_GATHER, "cp", size)
+                for what, size in sizes.items()
+            ),
+            *(stream(f"{name} {what} reordering", 2 * size) for what, size in sizes.items()),
+        ]
+
+    def attend(*, backward: bool = False) -> Compute:
+        kernel = heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
+        return Compute(f"{name} backward" if backward else name, kernel)
+
+    backward = gather()
+    backward.append(attend(backward=True))
+    for what, size in sizes.items():
+        backward.append(stream(f"{name} {what} gradient reordering", 2 * size))
+        backward.append(
+            Communicate(f"{name} {what} reduce-scatter", Operation.REDUCE_SCATTER, "cp", size)
+        )
+    return (*gather(), attend()), tuple(backward)

@@ -1,0 +1,77 @@
+"""Attention with its scores in memory, as Megatron-LM's `DotProductAttention` computes it.
+
+Products, softmax with scale and mask, dropout of the probabilities, and the copy that brings the
+heads of a token together again. The number of scores is heads × queries × keys of the sequence,
+whatever a mask hides.
+"""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import Gemm, Softmax
+
+from ..operators import Compute, Operator, Step
+from .heads import Heads
+from .pointwise import MASK, stream
+from .shapes import Shapes
+
+__all__ = ["eager_attention"]
+
+
+def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
+    """Return the operator.
+
+    Keeps the softmax, and with dropout its mask and what it leaves: 5as²b bytes in 16-bit formats.
+    """
+    e, drops, fused = s.element, s.model.dropout, s.plan.fused
+    q, k = heads.queries, heads.length
+    batch = s.batch * heads.heads
+    rows, scores = batch * q, batch * q * k
+    repeated = s.batch * k * heads.heads * (heads.head + heads.value)
+    compact = s.batch * k * heads.key_value_width
+    grouped = heads.kv_heads < heads.heads
+    output = s.batch * q * heads.output_width
+
+    def product(what: str, m: int, n: int, inner: int) -> Compute:
+        return Compute(
+            f"{name} {what}", Gemm(m, n, inner, batch, dtype=s.product, output=s.stored)
+        )
+
+    def softmax(what: str, *, backward: bool = False) -> Compute:
+        return Compute(f"{name} {what}", Softmax(rows, k, backward, s.stored))
+
+    forward: list[Step] = []
+    if grouped:
+        forward.append(stream(f"{name} repeated heads", e * (compact + repeated)))
+    forward.append(product("scores", q, k, heads.head))
+    if heads.relative_bias:
+        forward.append(stream(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
+    if not fused:
+        forward.append(stream(f"{name} mask", 2 * e * scores))
+    forward.append(softmax("softmax"))
+    if drops:
+        forward.append(stream(f"{name} dropout", (2 * e + MASK) * scores))
+    forward.append(product("context", q, heads.value, k))
+    forward.append(stream(f"{name} transposition", 2 * e * output))
+
+    backward: list[Step] = [
+        product("probabilities gradient", q, k, heads.value),
+        product("values gradient", k, heads.value, q),
+    ]
+    if drops:
+        backward.append(stream(f"{name} dropout backward", (2 * e + MASK) * scores))
+    backward.append(softmax("softmax backward", backward=True))
+    if not fused:
+        backward.append(stream(f"{name} mask backward", 2 * e * scores))
+    if heads.relative_bias:
+        backward.append(stream(f"{name} relative bias gradient", e * (scores + scores // s.batch)))
+    backward.append(product("queries gradient", q, heads.head, k))
+    backward.append(product("keys gradient", k, heads.head, q))
+    if grouped:
+        backward.append(stream(f"{name} repeated heads backward", e * (compact + repeated)))
+    if not fused:
+        width = s.batch * (q * heads.query_width + k * heads.key_value_width)
+        backward.append(stream(f"{name} concatenated gradients", 2 * e * width))
+    kept = 2 * e + MASK if drops else e
+    return Operator(
+        name, tuple(forward), tuple(backward), saved=kept * scores, selective=True
+    )

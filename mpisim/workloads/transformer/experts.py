@@ -1,0 +1,103 @@
+"""Router and experts of a mixture: what is computed between the exchanges."""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import BYTES, Gemm, GroupedGemm, Softmax
+
+from ..operators import Compute, Operator, Parameter, Step
+from .gradients import accumulate
+from .pointwise import activation, stream
+from .routing import Routing
+from .shapes import Shapes
+from .tensor_parallel import cast
+
+__all__ = ["experts", "router"]
+
+FP32 = BYTES["fp32"]
+INTO = "experts in"
+FLAG = 1
+"""Bytes of an entry of the map of tokens to experts."""
+
+
+def router(s: Shapes, routing: Routing) -> Operator:
+    """Scores of all experts in fp32, their softmax and the best `topk` of each token.
+
+    It keeps the block's input, of which shared experts and copies need no second one.
+    """
+    tokens, h, n, e = routing.tokens, s.model.hidden, s.model.experts, s.element
+    widened = (e + FP32) * tokens * h
+    scores = tokens * n
+
+    def gemm(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m, n, k, dtype="fp32", output="fp32")
+
+    casts = s.element != FP32
+    forward: list[Step] = [stream("router cast", widened)] if casts else []
+    forward += [
+        Compute("router", gemm(tokens, n, h)),
+        Compute("router softmax", Softmax(tokens, n, dtype="fp32")),
+        stream("router top k", (2 * FP32 + FLAG) * scores),
+    ]
+    backward: list[Step] = [
+        stream("router top k backward", (2 * FP32 + FLAG) * scores),
+        Compute("router softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
+        Compute("router input gradient", gemm(tokens, h, n)),
+    ]
+    if casts:
+        backward.append(stream("router cast backward", widened))
+    backward.append(Compute("router weight gradient", gemm(n, h, tokens), weight=True))
+    backward += accumulate(s, "router weight", n * h)
+    return Operator(
+        "router",
+        tuple(forward),
+        tuple(backward),
+        (Parameter("router weight", n * h, replicated=True),),
+        saved=e * tokens * h + (FP32 + FLAG) * scores,
+    )
+
+
+def experts(s: Shapes, routing: Routing) -> tuple[Operator, Operator, Operator]:
+    """Two grouped matrix products with a non-linearity between them."""
+    model = s.model
+    width = model.expert_ffn // s.grid.etp
+    into = width * (2 if model.gated else 1)
+    return (
+        _grouped(s, routing, INTO, model.hidden, into),
+        activation(s, f"experts {model.activation}", routing.rows, width),
+        _grouped(s, routing, "experts out", width, model.hidden),
+    )
+
+
+def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator:
+    """A matrix (k, n) for each expert of this rank."""
+    rows, groups = routing.rows, routing.experts
+    # What was dispatched in fp8 is multiplied as it came.
+    came_cast = s.plan.dispatch_precision == "fp8" and name == INTO
+
+    def gemm(n: int, k: int) -> GroupedGemm:
+        return GroupedGemm(rows, groups, n, k, dtype=s.linear, output=s.stored)
+
+    forward: list[Step] = [cast(s, name, rows * k)] if s.fp8 and not came_cast else []
+    forward.append(Compute(name, gemm(n, k)))
+    backward: list[Step] = [cast(s, f"{name} gradient", rows * n)] if s.fp8 else []
+    backward.append(Compute(f"{name} input gradient", gemm(k, n)))
+    weights = f"{name} weight gradient"
+    size = groups * n * k
+    if s.megatron and s.plan.fused:
+        added = GroupedGemm(
+            rows, groups, n, k, dtype=s.linear, output=s.gradient, accumulate=True, weight=True
+        )
+        backward.append(Compute(weights, added, weight=True))
+    else:
+        product = GroupedGemm(
+            rows, groups, n, k, dtype=s.linear, output=s.stored, weight=True
+        )
+        backward.append(Compute(weights, product, weight=True))
+        backward += accumulate(s, f"{name} weight", size)
+    return Operator(
+        name,
+        tuple(forward),
+        tuple(backward),
+        (Parameter(f"{name} weight", size, expert=True),),
+        saved=s.operand * rows * k,
+    )

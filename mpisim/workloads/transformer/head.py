@@ -1,0 +1,149 @@
+"""What comes after the last block: from vectors to a loss.
+
+The scores of a vocabulary that is spread over the tp group stay where they are. Cross-entropy needs
+each token's largest score, that of its target and the sum of exponentials: three all-reduces of one
+fp32 number a token (``megatron/core/tensor_parallel/cross_entropy.py``), of which the fused variant
+makes two, sending the last two numbers together (``megatron/core/fusions/fused_cross_entropy.py``).
+"""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import BYTES, CrossEntropy
+
+from ...program import Operation
+from ..operators import Compute, Operator, Parameter, Step
+from .gradients import accumulate
+from .pointwise import activation, branch, norm, stream
+from .shapes import Shapes
+from .tensor_parallel import column_linear, exchange, linear
+
+__all__ = ["SENTENCES", "classifier_head", "logits", "masked_language_head", "vocabulary_head"]
+
+FP32 = BYTES["fp32"]
+SENTENCES = 2
+"""Of BERT: whether the second sentence follows the first, or not."""
+
+
+def vocabulary_head(s: Shapes) -> tuple[Operator, ...]:
+    """Final norm, scores of the vocabulary, loss."""
+    return (norm(s, "final norm", s.shared, s.model.hidden), *logits(s))
+
+
+def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
+    """Scores of the vocabulary, and the loss.
+
+    Parameters
+    ----------
+    s : Shapes
+    parameters : bool
+        False where the matrix is another operator's of the same stage.
+    """
+    tied = s.model.tied_embeddings
+    matrix = column_linear(
+        s, "logits", s.model.hidden, s.vocabulary, fp8=False,
+        parameters=parameters and not (tied and s.grid.pp == 1), tied=tied,
+    )  # fmt: skip
+    return (matrix, _cross_entropy(s))
+
+
+def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
+    """BERT's two heads: masked words, and whether one sentence follows the other."""
+    model, h = s.model, s.model.hidden
+    entries = s.vocabulary
+    scores = s.element * s.tokens * entries
+    bias: list[Step] = [stream("logits bias gradient", scores)]
+    bias += accumulate(s, "logits bias", entries)
+    added = Operator(
+        "logits bias",
+        (stream("logits bias", 2 * scores),),
+        tuple(bias),
+        (Parameter("logits bias", entries),),
+    )
+    matrix, loss = logits(s)
+    first = s.batch
+    pooled = s.element * first * h
+    pooler = Operator(
+        "pooler tanh",
+        (stream("pooler tanh", 2 * pooled),),
+        (stream("pooler tanh backward", 3 * pooled),),
+        saved=pooled,
+    )
+    return (
+        norm(s, "final norm", s.shared, h),
+        branch(s, "heads", s.shared * h),
+        # Of the first token of each sequence alone.
+        linear(s, "pooler", h, h, tokens=first, bias=True, fp8=False),
+        pooler,
+        linear(s, "sentence order", h, SENTENCES, tokens=first, bias=True, fp8=False),
+        _loss(s, "sentence order loss", first, SENTENCES),
+        linear(s, "head dense", h, h, tokens=s.shared, bias=True, fp8=False),
+        activation(s, f"head {model.activation}", s.shared, h),
+        norm(s, "head norm", s.shared, h),
+        matrix,
+        added,
+        loss,
+    )
+
+
+def classifier_head(s: Shapes) -> tuple[Operator, ...]:
+    """ViT's: the class token of each image to its class, on every rank of a tp group."""
+    model = s.model
+    return (
+        norm(s, "final norm", s.shared, model.hidden),
+        linear(
+            s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, fp8=False
+        ),
+        _loss(s, "loss", s.batch, model.classes),
+    )  # fmt: skip
+
+
+def _loss(s: Shapes, name: str, rows: int, classes: int) -> Operator:
+    """Cross-entropy over classes that every rank has all of."""
+    return Operator(
+        name,
+        (Compute(name, CrossEntropy(rows, classes, dtype=s.stored)),),
+        (Compute(f"{name} backward", CrossEntropy(rows, classes, backward=True, dtype=s.stored)),),
+        saved=FP32 * rows * classes,
+    )
+
+
+def _cross_entropy(s: Shapes) -> Operator:
+    rows, columns, e = s.tokens, s.vocabulary, s.element
+    size = rows * columns
+    per_token = FP32 * rows
+
+    def reduced(what: str, numbers: int = 1) -> list[Step]:
+        if s.grid.tp == 1:
+            return []
+        return [exchange(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
+
+    if s.plan.fused:
+        forward: list[Step] = [
+            stream("loss maximum", e * size),
+            *reduced("maximum"),
+            Compute("loss", CrossEntropy(rows, columns, dtype=s.stored)),
+            *reduced("target and sum", 2),
+            stream("loss logarithm", 3 * per_token),
+        ]
+        whole = CrossEntropy(rows, columns, backward=True, dtype=s.stored)
+        backward: list[Step] = [Compute("loss backward", whole)]
+    else:
+        forward = [
+            stream("loss cast", (e + FP32) * size),
+            stream("loss maximum", FP32 * size),
+            *reduced("maximum"),
+            stream("loss difference", 2 * FP32 * size),
+            stream("loss target", 2 * per_token),
+            stream("loss exponential", 2 * FP32 * size),
+            stream("loss sum", FP32 * size),
+            *reduced("target"),
+            *reduced("sum"),
+            stream("loss logarithm", 3 * per_token),
+            stream("loss softmax", 2 * FP32 * size),
+        ]
+        backward = [
+            stream("loss target backward", 2 * per_token),
+            stream("loss scale backward", 2 * FP32 * size),
+            stream("loss cast backward", (FP32 + e) * size),
+        ]
+    return Operator("loss", tuple(forward), tuple(backward), saved=FP32 * size)

@@ -1,0 +1,77 @@
+"""Sizes of the heads that meet in one attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpisim.kernels.operations import Attention
+
+from .shapes import Shapes
+
+__all__ = ["Heads"]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Queries, keys and values of one rank.
+
+    Attributes
+    ----------
+    heads, kv_heads : int
+    head, value : int
+        Elements of a head of queries and keys, and of values.
+    queries : int
+        Of a sequence on this rank.
+    keys : int
+        Of the whole sequence that each query meets, see `Shapes.keys_seen`.
+    length : int
+        Of the sequence the keys are made of.
+    causal : bool
+    relative_bias : bool
+        Whether a bias for each pair of tokens is added to the scores (T5).
+    """
+
+    heads: int
+    kv_heads: int
+    head: int
+    value: int
+    queries: int
+    keys: int
+    length: int
+    causal: bool
+    relative_bias: bool = False
+
+    @classmethod
+    def of(cls, s: Shapes, *, causal: bool | None = None) -> Heads:
+        """Return those of self-attention, `causal` if not as the model says."""
+        model = s.model
+        keys, masked = s.keys_seen
+        kv_heads = s.heads if model.attention == "mla" else s.kv_heads
+        return cls(
+            s.heads, kv_heads, model.head, model.value_head, s.local_length, keys, s.length,
+            masked if causal is None else causal, model.position == "relative",
+        )  # fmt: skip
+
+    def kernel(
+        self, s: Shapes, queries: int, keys: int, causal: bool, *, backward: bool = False
+    ) -> Attention:
+        """Return the fused kernel over so many queries and keys."""
+        return Attention(
+            s.batch, self.heads, self.kv_heads, queries, keys, self.head, self.value, causal,
+            backward, s.product,
+        )  # fmt: skip
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries."""
+        return self.heads * self.head
+
+    @property
+    def key_value_width(self) -> int:
+        """Elements of a token's keys and values."""
+        return self.kv_heads * (self.head + self.value)
+
+    @property
+    def output_width(self) -> int:
+        """Elements of a token's result."""
+        return self.heads * self.value

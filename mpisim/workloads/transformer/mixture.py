@@ -1,0 +1,157 @@
+"""Mixture of experts, in the order of Megatron-LM's all-to-all dispatcher.
+
+(``megatron/core/transformer/moe/moe_layer.py`` and ``token_dispatcher.py``,
+`MoEAlltoAllTokenDispatcher`.)
+
+Each rank routes its own share of the tokens. The ranks tell each other how many tokens each expert
+gets, each token is copied for each of its experts, and two all-to-alls bring the copies and their
+probabilities to the experts. Where an expert is itself tensor parallel (etp), copies are gathered
+and results reduce-scattered. The way back is one all-to-all and the sum over a token's experts.
+Shared experts are an ordinary feed-forward block before all that; overlapped
+(``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the experts, the
+second beside the one back.
+
+`moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
+multiply and the bytes of all-to-alls grow alike. The auxiliary loss, a few kernels on numbers of
+tokens, is left out.
+"""
+
+from __future__ import annotations
+
+from mpisim.kernels.operations import BYTES
+
+from ...program import Operation
+from ..operators import Communicate, Operator, Step
+from .experts import experts, router
+from .feed_forward import two_matrices
+from .mixture_overlap import overlapped
+from .pointwise import branch, dropout_add, norm, stream
+from .routing import Routing
+from .shapes import Shapes
+
+__all__ = ["mixture"]
+
+COUNT = 8
+"""Bytes of a number of tokens."""
+FP32 = BYTES["fp32"]
+
+
+def mixture(s: Shapes) -> tuple[Operator, ...]:
+    """Norm, router, exchange and experts, and the sum with what came in."""
+    model = s.model
+    routing = Routing.of(s)
+    size = s.shared * model.hidden
+    routed = (router(s, routing), _dispatch(s, routing), *experts(s, routing), _combine(s, routing))
+    shared: tuple[Operator, ...] = ()
+    ways = [branch(s, "routed", size)]
+    if model.shared_ffn:
+        ways.append(branch(s, "shared expert", size))
+        total = stream("shared expert sum", 3 * s.element * size)
+        # They take the router's input, which keeps it.
+        width = model.shared_ffn // s.grid.tp
+        shared = two_matrices(s, "shared expert", width, bias=False, keeps_input=False)
+        if s.plan.moe_overlap and s.grid.ep > 1:
+            routed = (overlapped(routed, shared),)
+            shared = ()
+        routed = (*routed, Operator("shared expert sum", (total,)))
+    return (
+        norm(s, "feed-forward norm", s.shared, model.hidden, residual=True),
+        *ways,
+        *shared,
+        *routed,
+        dropout_add(s, "feed-forward dropout add", bias=False),
+    )
+
+
+def _dispatch(s: Shapes, routing: Routing) -> Operator:
+    """From the router to the experts."""
+    h, e, grid = s.model.hidden, s.element, s.grid
+    sent = BYTES[s.plan.dispatch_precision] if s.plan.dispatch_precision == "fp8" else e
+    spread = grid.etp * grid.ep
+    copied = e * h * (routing.tokens + routing.copies)
+    quantised = (e + sent) * h
+
+    forward: list[Step] = []
+    if spread > 1:
+        size = spread * s.model.experts * COUNT
+        forward.append(
+            Communicate("token counts all-gather", Operation.ALL_GATHER, _group(s), size)
+        )
+    forward.append(stream("permutation", copied))
+    if sent != e:
+        forward.append(stream("dispatch cast", quantised * routing.copies))
+    if grid.ep > 1:
+        forward += [
+            _all_to_all("dispatch", sent * routing.received * h),
+            _all_to_all("probabilities", FP32 * routing.received),
+        ]
+    if grid.etp > 1:
+        forward += [
+            _within("dispatch", Operation.ALL_GATHER, sent * routing.rows * h),
+            _within("probabilities", Operation.ALL_GATHER, FP32 * routing.rows),
+        ]
+    sort = sent if s.fp8 else e
+    if sent != e and not s.fp8:
+        forward.append(stream("dispatch cast back", quantised * routing.rows))
+    backward: list[Step] = []
+    if routing.experts > 1:
+        forward.append(stream("sort by expert", 2 * sort * routing.rows * h))
+        backward.append(stream("sort by expert backward", 2 * e * routing.rows * h))
+    # Gradients return in the activations' format.
+    if grid.etp > 1:
+        backward += [
+            _within("probabilities gradient", Operation.REDUCE_SCATTER, FP32 * routing.rows),
+            _within("dispatch gradient", Operation.REDUCE_SCATTER, e * routing.rows * h),
+        ]
+    if grid.ep > 1:
+        backward += [
+            _all_to_all("probabilities gradient", FP32 * routing.received),
+            _all_to_all("dispatch gradient", e * routing.received * h),
+        ]
+    backward.append(stream("permutation backward", copied))
+    return Operator("dispatch", tuple(forward), tuple(backward))
+
+
+def _combine(s: Shapes, routing: Routing) -> Operator:
+    """From the experts back to the tokens."""
+    h, e, grid = s.model.hidden, s.element, s.grid
+    # Gradients go to the experts as tokens do.
+    sent = BYTES[s.plan.dispatch_precision] if s.plan.dispatch_precision == "fp8" else e
+    copied = e * h * (routing.tokens + routing.copies)
+    forward: list[Step] = []
+    backward: list[Step] = [stream("unpermutation backward", copied)]
+    if sent != e:
+        backward.append(stream("combine gradient cast", (e + sent) * h * routing.copies))
+    if grid.ep > 1:
+        backward.append(_all_to_all("combine gradient", sent * routing.received * h))
+    if grid.etp > 1:
+        size = sent * routing.rows * h
+        backward.append(_within("combine gradient", Operation.ALL_GATHER, size))
+    sort = sent if s.fp8 else e
+    if sent != e and not s.fp8:
+        backward.append(stream("combine gradient cast back", (e + sent) * h * routing.rows))
+    if routing.experts > 1:
+        forward.append(stream("unsort by expert", 2 * e * routing.rows * h))
+        backward.append(stream("unsort by expert backward", 2 * sort * routing.rows * h))
+    if grid.etp > 1:
+        forward.append(_within("combine", Operation.REDUCE_SCATTER, e * routing.rows * h))
+    if grid.ep > 1:
+        forward.append(_all_to_all("combine", e * routing.received * h))
+    forward.append(stream("unpermutation", copied))
+    return Operator("combine", tuple(forward), tuple(backward))
+
+
+def _all_to_all(name: str, size: int) -> Communicate:
+    return Communicate(f"{name} all-to-all", Operation.ALL_TO_ALL, "ep", size)
+
+
+def _within(name: str, operation: Operation, size: int) -> Communicate:
+    what = operation.name.lower().replace("_", "-")
+    return Communicate(f"{name} {what}", operation, "etp", size)
+
+
+def _group(s: Shapes) -> str:
+    """All ranks among which the tokens of one layer are exchanged."""
+    if s.grid.etp == 1:
+        return "ep"
+    return "etp" if s.grid.ep == 1 else "etp-ep"

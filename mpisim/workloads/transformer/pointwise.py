@@ -1,0 +1,188 @@
+"""Operators between the matrix products: norms, positions, activations, dropout and residuals.
+
+Fused, each is one kernel, as in Apex, Transformer Engine and Megatron-LM's compiled functions;
+otherwise each operation that PyTorch would launch is. Sizes count every operand once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mpisim.kernels.operations import BYTES, Elementwise, Norm
+
+from ..operators import Compute, Operator, Parameter, Step
+from .gradients import accumulate
+from .shapes import Shapes
+
+__all__ = ["MASK", "activation", "branch", "dropout", "dropout_add", "norm", "rotate", "stream"]
+
+MASK = 1
+"""Bytes of an element of a dropout mask."""
+FP32 = BYTES["fp32"]
+
+
+def stream(name: str, traffic: int) -> Compute:
+    """A kernel that streams `traffic` bytes through memory."""
+    return Compute(name, Elementwise(traffic))
+
+
+def norm(
+    s: Shapes, name: str, rows: int, columns: int, *, residual: bool = False, kept: bool = True
+) -> Operator:
+    """A layer or RMS norm.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    rows, columns : int
+        Vectors to normalise, and their elements.
+    residual : bool
+        Whether the input goes on past the block, too: the gradients of both ways are added.
+    kept : bool
+        False where another operator keeps the same input.
+
+    Returns
+    -------
+    Operator
+    """
+    kind, size, e = s.model.norm, rows * columns, s.element
+    whole = Norm(rows, columns, kind=kind, dtype=s.stored)
+    forward: list[Step] = [Compute(name, whole)]
+    backward: list[Step] = [
+        Compute(f"{name} backward", Norm(rows, columns, kind=kind, backward=True, dtype=s.stored))
+    ]
+    if not s.plan.fused:
+        if kind == "rms":
+            forward = [
+                stream(f"{name} cast", (e + FP32) * size),
+                stream(f"{name} square", 2 * FP32 * size),
+                stream(f"{name} mean", FP32 * size),
+                stream(f"{name} root", 2 * FP32 * rows),
+                stream(f"{name} scale", 2 * FP32 * size),
+                stream(f"{name} round", (FP32 + e) * size),
+                stream(f"{name} weight", 2 * e * size),
+            ]
+            backward = [
+                stream(f"{name} weight backward", 2 * e * size),
+                stream(f"{name} round backward", (e + FP32) * size),
+                stream(f"{name} scale backward", 2 * FP32 * size),
+                stream(f"{name} root backward", 2 * FP32 * size),
+                stream(f"{name} square backward", 2 * FP32 * size),
+                stream(f"{name} sum backward", 3 * FP32 * size),
+                stream(f"{name} cast backward", (FP32 + e) * size),
+            ]
+        backward.append(stream(f"{name} weight gradient", 2 * e * size))
+    parameters = [Parameter(f"{name} weight", columns, replicated=True)]
+    if kind == "layer":
+        parameters.append(Parameter(f"{name} bias", columns, replicated=True))
+    for parameter in parameters:
+        backward += accumulate(s, parameter.name, parameter.size)
+    if residual:
+        backward += _add_gradients(s, f"{name} residual", size)
+    saved = e * size if kept else 0
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
+
+
+def _add_gradients(s: Shapes, name: str, size: int) -> Iterator[Compute]:
+    """Add the gradients of a tensor of `size` elements that went two ways."""
+    yield stream(f"{name} gradient sum", 3 * s.element * size)
+
+
+def branch(s: Shapes, name: str, size: int) -> Operator:
+    """A tensor that goes two ways, whose gradients are added before it."""
+    return Operator(f"{name} branch", (), tuple(_add_gradients(s, name, size)))
+
+
+def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = False) -> Operator:
+    """The non-linearity of a feed-forward block, with the bias of the matrix before it.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    rows : int
+        Tokens.
+    width : int
+        Features out; a gated one takes twice as many in.
+    bias : bool
+
+    Returns
+    -------
+    Operator
+    """
+    gated, e = s.model.gated, s.element
+    size = rows * width
+    inputs = 2 * size if gated else size
+    forward: list[Step] = [stream(name, e * (inputs + size))]
+    backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
+    if not s.plan.fused:
+        forward = [stream(f"{name} bias", 2 * e * inputs)] if bias else []
+        forward.append(stream(name, 2 * e * size))
+        backward = [stream(f"{name} backward", 3 * e * size)]
+        if gated:
+            forward.append(stream(f"{name} gate", 3 * e * size))
+            backward = [
+                stream(f"{name} gate backward", 3 * e * size),
+                stream(f"{name} value backward", 3 * e * size),
+                *backward,
+                stream(f"{name} concatenation", 2 * e * inputs),
+            ]
+    parameters = []
+    if bias:
+        columns = inputs // rows
+        backward.append(stream(f"{name} bias gradient", e * inputs))
+        backward += accumulate(s, f"{name} bias", columns)
+        parameters.append(Parameter(f"{name} bias", columns))
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), e * inputs)
+
+
+def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
+    """What ends a block: bias, dropout and the residual, on this rank's share of the sequence."""
+    e, h, drops = s.element, s.model.hidden, s.model.dropout
+    size = s.shared * h
+    mask = MASK if drops else 0
+    if s.plan.fused:
+        forward: list[Step] = [stream(name, (3 * e + mask) * size)]
+    else:
+        forward = [stream(f"{name} bias", 2 * e * size)] if bias else []
+        if drops:
+            forward.append(stream(f"{name} dropout", (2 * e + mask) * size))
+        forward.append(stream(name, 3 * e * size))
+    # Without dropout both ways take the gradient as it is.
+    backward: list[Step] = [stream(f"{name} backward", (2 * e + mask) * size)] if drops else []
+    parameters = []
+    if bias:
+        backward.append(stream(f"{name} bias gradient", e * size))
+        backward += accumulate(s, f"{name} bias", h)
+        parameters.append(Parameter(f"{name} bias", h, replicated=True))
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), mask * size)
+
+
+def dropout(s: Shapes, name: str, size: int) -> Operator:
+    """Dropout of `size` elements, alone."""
+    traffic = (2 * s.element + MASK) * size
+    return Operator(
+        name, (stream(name, traffic),), (stream(f"{name} backward", traffic),), (), MASK * size
+    )
+
+
+def rotate(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
+    """Rotary positions (arXiv:2104.09864), forward or backward, which are alike.
+
+    Parameters
+    ----------
+    s : Shapes
+    parts : iterable of (str, int)
+        Names of kernels, and elements rotated.
+    """
+    e = s.element
+    for name, size in parts:
+        if s.plan.fused:
+            yield stream(name, 2 * e * size)
+        else:
+            yield stream(f"{name} cosine", 2 * e * size)
+            yield stream(f"{name} negation", e * size)
+            yield stream(f"{name} concatenation", 2 * e * size)
+            yield stream(f"{name} sine", 2 * e * size)
+            yield stream(f"{name} sum", 3 * e * size)

@@ -1,0 +1,122 @@
+"""The attention half of a block: projections, positions, attention and the way back."""
+
+from __future__ import annotations
+
+from ..operators import Operator, Parameter, Step
+from .attention import core_attention
+from .gradients import accumulate
+from .heads import Heads
+from .latent_attention import latent_projections
+from .pointwise import branch, dropout_add, norm, rotate, stream
+from .shapes import Shapes
+from .tensor_parallel import column_linear, row_linear
+
+__all__ = ["cross_attention", "relative_bias", "self_attention"]
+
+RELATIVE_BUCKETS = 32
+"""Distances that T5 tells apart (arXiv:1910.10683, section 2.1)."""
+
+
+def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, ...]:
+    """Norm, projections, attention, and the sum with what came in.
+
+    Parameters
+    ----------
+    s : Shapes
+    causal : bool, optional
+        If not as the model says: T5's decoder.
+    """
+    heads = Heads.of(s, causal=causal)
+    before = norm(s, "attention norm", s.shared, s.model.hidden, residual=True)
+    if s.model.attention == "mla":
+        projections = latent_projections(s, heads)
+    else:
+        projections = _projections(s, heads)
+    return (
+        before,
+        *projections,
+        core_attention(s, "attention", heads),
+        *_way_back(s, "attention", heads),
+    )
+
+
+def cross_attention(s: Shapes, encoder: Shapes) -> tuple[Operator, ...]:
+    """Attention of the decoder's tokens to the encoder's output.
+
+    Parameters
+    ----------
+    s, encoder : Shapes
+        Of the decoder and of the encoder.
+    """
+    model, e = s.model, s.element
+    width = s.kv_heads * (model.head + model.value_head)
+    heads = Heads(
+        s.heads, s.kv_heads, model.head, model.value_head, s.local_length, encoder.length,
+        encoder.length, causal=False,
+    )  # fmt: skip
+    bias = model.has_qkv_bias
+    return (
+        norm(s, "cross attention norm", s.shared, model.hidden, residual=True),
+        column_linear(
+            s, "cross query", model.hidden, heads.query_width, bias=bias,
+            keep=e * s.tokens * heads.query_width,
+        ),
+        branch(encoder, "encoder output", encoder.shared * model.hidden),
+        # All layers keep the same output of the encoder; it is counted where it is made.
+        column_linear(
+            encoder, "cross key-value", model.hidden, width, bias=bias, keeps_input=False,
+            keep=e * encoder.tokens * width,
+        ),
+        core_attention(s, "cross attention", heads),
+        *_way_back(s, "cross attention", heads),
+    )  # fmt: skip
+
+
+def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
+    model = s.model
+    width = heads.query_width + heads.key_value_width
+    # Queries, keys and values are kept also where attention is computed again.
+    matrix = column_linear(
+        s, "qkv", model.hidden, width, bias=model.has_qkv_bias, keep=s.element * s.tokens * width
+    )
+    operators = [matrix]
+    if model.qk_norm:
+        operators += [
+            norm(s, "query norm", s.tokens * heads.heads, heads.head),
+            norm(s, "key norm", s.tokens * heads.kv_heads, heads.head),
+        ]
+    if model.position == "rotary":
+        operators.append(rotary(s, heads))
+    return tuple(operators)
+
+
+def rotary(s: Shapes, heads: Heads) -> Operator:
+    """Rotary positions of queries and keys."""
+    parts = {
+        "query rotary": s.tokens * heads.query_width,
+        "key rotary": s.tokens * heads.kv_heads * heads.head,
+    }
+    return Operator(
+        "rotary",
+        tuple(rotate(s, parts.items())),
+        tuple(rotate(s, [(f"{name} backward", size) for name, size in parts.items()])),
+    )
+
+
+def relative_bias(s: Shapes, name: str) -> Operator:
+    """T5's bias for each pair of tokens: looked up once, added to the scores of every layer."""
+    pairs = s.local_length * s.length
+    traffic = s.element * pairs * s.heads
+    forward: list[Step] = [stream(name, traffic), stream(f"{name} transposition", 2 * traffic)]
+    backward: list[Step] = [stream(f"{name} backward", traffic)]
+    size = RELATIVE_BUCKETS * s.heads
+    backward += accumulate(s, name, size)
+    return Operator(name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", size),))
+
+
+def _way_back(s: Shapes, name: str, heads: Heads) -> tuple[Operator, ...]:
+    model = s.model
+    return (
+        row_linear(s, f"{name} output", heads.output_width, model.hidden),
+        dropout_add(s, f"{name} dropout add", bias=model.bias),
+    )

@@ -1,0 +1,231 @@
+"""Linear layers split over a tensor-parallel group, as Megatron-LM has them (arXiv:1909.08053).
+
+A matrix split by columns takes the whole sequence and makes a share of the features; one split by
+rows does the reverse. With sequence parallelism (arXiv:2205.05198) the sequence is gathered
+before the first and the result reduce-scattered after the second; without, the result of the
+second and the input gradient of the first are all-reduced. Order and overlap are those of
+``megatron/core/tensor_parallel/layers.py``, `LinearWithGradAccumulationAndAsyncCommunication`:
+the saved input is gathered again beside the input gradient, which is reduced beside the weight
+gradient.
+
+With fp8, operands are cast (and transposed for the backward pass in the same kernel, as
+Transformer Engine does) before they are gathered, so that gathers move one byte an element; casts
+of weights are made once a step and not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpisim.kernels.operations import BYTES, Elementwise, Gemm
+
+from ...program import Operation
+from ..operators import Communicate, Compute, Operator, Parameter, Step
+from .gradients import accumulate, weight_gradient
+from .shapes import Shapes
+from .tensor_parallel_overlap import gather_and_multiply, multiply_and_scatter
+
+__all__ = ["column_linear", "exchange", "linear", "reduce", "row_linear"]
+
+
+def column_linear(
+    s: Shapes, name: str, k: int, n: int, *, bias: bool = False, keep: int = 0,
+    keeps_input: bool = True, fp8: bool = True, parameters: bool = True, tied: bool = False,
+) -> Operator:  # fmt: skip
+    """A matrix (k, n) split by columns.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    k : int
+        Features in, all of them.
+    n : int
+        Features out, this rank's.
+    bias : bool
+        Whether a bias is added here.
+    keep : int
+        Bytes of the output that whatever follows keeps, and does not count itself.
+    keeps_input : bool
+        False where another operator keeps the same input.
+    fp8 : bool
+        Whether a plan in fp8 includes this matrix.
+    parameters : bool
+        False where the matrix is another operator's.
+    tied : bool
+        See `Parameter`.
+
+    Returns
+    -------
+    Operator
+    """
+    fp8 = fp8 and s.fp8
+    operand = s.operand if fp8 else s.element
+    dtype = s.linear if fp8 or not s.fp8 else s.product
+    entering = s.shared if s.sequence_parallel else s.tokens
+    gathered = Communicate(
+        f"{name} all-gather", Operation.ALL_GATHER, "tp", operand * s.tokens * k
+    )  # fmt: skip
+
+    forward: list[Step] = []
+    if fp8:
+        forward.append(cast(s, name, entering * k))
+    if s.sequence_parallel and s.plan.tp_overlap:
+        gemm = Gemm(s.shared, n, k, dtype=dtype, output=s.stored)
+        forward += gather_and_multiply(s, name, k, operand, gemm)
+    else:
+        if s.sequence_parallel:
+            forward.append(gathered)
+        forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
+    if bias and not s.plan.fused:
+        forward.append(Compute(f"{name} bias", Elementwise(2 * s.element * s.tokens * n)))
+
+    backward: list[Step] = []
+    after: tuple[str, ...] = ()
+    if fp8:
+        backward.append(cast(s, f"{name} gradient", s.tokens * n))
+    if s.sequence_parallel:
+        after = ("gathered",)
+        backward.append(
+            Communicate(
+                gathered.name, gathered.operation, "tp", gathered.bytes, weight=True,
+                token="gathered",
+            )
+        )  # fmt: skip
+    backward.append(
+        Compute(f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.stored))
+    )
+    backward += reduce(s, f"{name} input gradient", k, token="reduced")
+    backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
+    if bias:
+        backward += bias_gradient(s, name, s.tokens, n)
+    owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
+    if bias:
+        owned.append(Parameter(f"{name} bias", n))
+    saved = operand * entering * k if keeps_input else 0
+    return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
+
+
+def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True) -> Operator:
+    """A matrix (k, n) split by rows, without its bias, which is added after the reduction.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    k : int
+        Features in, this rank's.
+    n : int
+        Features out, all of them.
+    keeps_input : bool
+        False where another operator keeps the same input.
+
+    Returns
+    -------
+    Operator
+    """
+    forward: list[Step] = []
+    if s.fp8:
+        forward.append(cast(s, name, s.tokens * k))
+    overlap = s.sequence_parallel and s.plan.tp_overlap
+    if overlap:
+        gemm = Gemm(s.shared, n, k, dtype=s.linear, output=s.stored)
+        forward += multiply_and_scatter(s, name, n, gemm)
+    else:
+        gemm = Gemm(s.tokens, n, k, dtype=s.linear, output=s.stored)
+        forward.append(Compute(name, gemm))
+        forward += reduce(s, name, n)
+
+    backward: list[Step] = []
+    if s.fp8:
+        backward.append(cast(s, f"{name} gradient", s.shared * n))
+    gradient = f"{name} input gradient"
+    if overlap:
+        gemm = Gemm(s.shared, k, n, dtype=s.linear, output=s.stored)
+        backward += gather_and_multiply(s, gradient, n, s.operand, gemm)
+    else:
+        if s.sequence_parallel:
+            backward.append(
+                Communicate(
+                    f"{name} gradient all-gather", Operation.ALL_GATHER, "tp",
+                    s.operand * s.tokens * n,
+                )
+            )  # fmt: skip
+        gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
+        backward.append(Compute(gradient, gemm))
+    backward += weight_gradient(s, name, s.tokens, n, k)
+    saved = s.operand * s.tokens * k if keeps_input else 0
+    return Operator(
+        name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k),), saved
+    )
+
+
+def linear(
+    s: Shapes, name: str, k: int, n: int, *, tokens: int, bias: bool = False,
+    keeps_input: bool = True, fp8: bool = True, input_gradient: bool = True,
+) -> Operator:  # fmt: skip
+    """A matrix (k, n) that every rank of the tp group holds whole.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    k, n : int
+        Features in and out.
+    tokens : int
+        Rows of the input on this rank.
+    bias, keeps_input, fp8
+        As in `column_linear`.
+    input_gradient : bool
+        False where the input is data.
+
+    Returns
+    -------
+    Operator
+    """
+    fp8 = fp8 and s.fp8
+    operand = s.operand if fp8 else s.element
+    dtype = s.linear if fp8 or not s.fp8 else s.product
+    forward: list[Step] = [cast(s, name, tokens * k)] if fp8 else []
+    forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
+    if bias and not s.plan.fused:
+        forward.append(Compute(f"{name} bias", Elementwise(2 * s.element * tokens * n)))
+    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n)] if fp8 else []
+    if input_gradient:
+        gemm = Gemm(tokens, k, n, dtype=dtype, output=s.stored)
+        backward.append(Compute(f"{name} input gradient", gemm))
+    backward += weight_gradient(s, name, tokens, n, k, linear=dtype == s.linear)
+    parameters = [Parameter(f"{name} weight", n * k, replicated=True)]
+    if bias:
+        backward += bias_gradient(s, name, tokens, n)
+        parameters.append(Parameter(f"{name} bias", n, replicated=True))
+    saved = operand * tokens * k if keeps_input else 0
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
+
+
+def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
+    """The sum of gradients over the tokens; fused, it is part of the matrix product."""
+    if not s.plan.fused:
+        traffic = s.element * tokens * n
+        yield Compute(f"{name} bias gradient", Elementwise(traffic), weight=True)
+    yield from accumulate(s, f"{name} bias", n)
+
+
+def cast(s: Shapes, name: str, elements: int) -> Compute:
+    """Cast to fp8 with the largest value noted: read once, written as it is and transposed."""
+    return Compute(f"{name} cast", Elementwise((s.element + 2 * BYTES["fp8"]) * elements))
+
+
+def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Communicate]:
+    """Add up what the ranks of the tp group have of (tokens, n)."""
+    if s.grid.tp > 1:
+        operation = Operation.REDUCE_SCATTER if s.sequence_parallel else Operation.ALL_REDUCE
+        yield exchange(s, name, operation, s.element * s.tokens * n, token=token)
+
+
+def exchange(
+    s: Shapes, name: str, operation: Operation, size: int, *, token: str = ""
+) -> Communicate:
+    """A collective over the tp group, named after its operation."""
+    what = operation.name.lower().replace("_", "-")
+    return Communicate(f"{name} {what}", operation, "tp", size, token=token)
