@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..program import Program
 from ..traces.raw import read_head
+from ..traces.sources import is_folder
 from .chakra_foreign import groups_of, read_foreign
 from .chakra_own import is_own, read_own
 from .chakra_schema import looks_like_chakra, read_nodes
@@ -20,8 +21,8 @@ _RANK = re.compile(r"\.(\d+)\.et(\.gz)?$")
 
 
 def is_chakra(path: Path) -> bool:
-    """Whether the head of a file looks like a Chakra execution trace."""
-    return looks_like_chakra(read_head(path))
+    """Whether a file is called or looks like a Chakra execution trace."""
+    return path.name.endswith(SUFFIXES) or looks_like_chakra(read_head(path))
 
 
 def read_chakra(paths: Iterable[Path | str]) -> Program:
@@ -68,11 +69,12 @@ def _files(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     traces: list[Path] = []
     groups: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        traces += [p for p in inside if not p.name.endswith(".json")]
+        folder = is_folder(path)
+        inside = sorted(path.iterdir()) if folder else [path]
         groups += [p for p in inside if p.name.endswith(".json")]
-        if path.is_dir():
-            traces = [p for p in traces if p.name.endswith(SUFFIXES)]
+        traces += [
+            p for p in inside if p.name.endswith(SUFFIXES if folder else "") and p not in groups
+        ]
     if not traces:
         raise InputError("no Chakra execution trace (.et) among the files named")
     return traces, groups

@@ -192,19 +192,20 @@ def write_delimited(file: BinaryIO, parts: Iterable[Any]) -> None:
 def looks_like_chakra(head: bytes) -> bool:
     """Whether the beginning of a file, decompressed, can be that of a Chakra execution trace.
 
-    The first two messages must decode and have a node's name or number; text does not.
+    The metadata and the first node, as far as the head has them, must decode and have known fields
+    only; text does not.
     """
-    frames, parsed = _frames(Path(), head), 0
+    found = False
     try:
-        for place, body in frames:
+        for place, body in _frames(Path(), head):
             message = messages().GlobalMetadata() if place < 0 else messages().Node()
             _parse(Path(), message, body, "")
-            parsed += 1
+            found = bool(body)
             if place == 0:
-                return True
+                return found
     except InputError:
-        return parsed == 1 and len(head) > 1 << 16  # the first node is longer than the head
-    return False
+        return found and len(head) >= 1 << 16  # the first node is cut off with the head
+    return found
 
 
 def read_nodes(path: Path) -> tuple[Any, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,9 @@ FORMATS = {
 }
 """Formats that are read, and what they are."""
 
-_CSV = (b"OperatorID,OperatorName,", b"Index,TensorID,")
+_CSV = (b"OperatorID,", b"Index,TensorID,")
+_WORKLOAD = re.compile(rb"[A-Z_]{4,40}(\s+[\w:]+)*\s*\n\s*\d+\s*\n")
+"""A policy with its sizes, and a line with the number of layers."""
 
 
 def import_program(paths: Sequence[Path | str], n_ranks: int = 0) -> Program:
@@ -92,12 +95,16 @@ def _inside(path: Path) -> list[Path]:
 
 
 def _kind(path: Path) -> str:
-    """Return the format of one file; empty if it is none that is read."""
+    """Return the format of one file; empty if it is none that is read.
+
+    A file that is meant to be of a format and is broken counts as one: its reader says what is
+    wrong with it.
+    """
     head = read_head(path)
     words = head[:200].split()
-    if words and words[0].decode("ascii", "replace") in POLICIES:
+    if (words and words[0].decode("ascii", "replace") in POLICIES) or _WORKLOAD.match(head):
         return "simai"
-    if head.startswith(_CSV):
+    if head.startswith(_CSV) or path.name.removesuffix(".gz") in (TRACE, TENSOR):
         return "triosim"
     return "chakra" if is_chakra(path) else ""
 

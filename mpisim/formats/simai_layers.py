@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import InputError
 from ..program import Operation, Phase
-from .simai import Layer, SimaiWorkload
+from .simai import SimaiWorkload
 
 __all__ = ["Act", "Grid", "MicroBatches", "backward", "forward", "micro_batches"]
 
@@ -176,10 +176,16 @@ class Grid:
 
     def __init__(self, workload: SimaiWorkload, n_ranks: int) -> None:
         self.policy, path = workload.policy, workload.path
-        self.n_ranks = n_ranks
-        grouped = self.policy in _TRANSFORMER or "MODEL" in self.policy.split("_")[1:]
-        if grouped and self.policy != "MODEL" and not workload.tensor:
-            raise InputError(f"{path}: line 1: {self.policy} needs model_parallel_NPU_group")
+        self.layers, self.n_ranks = workload.layers, n_ranks
+        policies = {self.policy, *(layer.policy for layer in workload.layers)}
+        grouped = sorted(policies & {*_TRANSFORMER, "HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA"})
+        if grouped and not workload.tensor:
+            raise InputError(f"{path}: line 1: {grouped[0]} needs model_parallel_NPU_group")
+        if self.policy in _DLRM and not 0 <= workload.last_bottom < len(workload.layers):
+            raise InputError(
+                f"{path}: line 1: {self.policy} needs DLRM_LAST_BOTTOM_LAYER, one of the "
+                f"{len(workload.layers)} layers"
+            )
         self.tensor = max(1, workload.tensor)
         self.stages = workload.pipeline
         if self.stages > 1 and self.policy not in _TRANSFORMER:
@@ -207,25 +213,24 @@ class Grid:
         """Return the rank of another stage with the same place in it."""
         return rank + (stage - self.stage(rank)) * self.tensor * self.data
 
-    def kind(self, layer: Layer, part: Pass, group: str) -> str:
+    def kind(self, layer: int, part: Pass, group: str) -> str:
         """Return which groups a communication is over; ``none`` if the policy does not have it.
 
         Parameters
         ----------
-        layer : Layer
+        layer : int
         part : {"forward", "input_gradient", "weight_gradient"}
         group : str
             As in the file: ``EP``, ``DP_EP`` or empty.
         """
         if group:
             return group
-        policy = layer.policy or self.policy
+        policy = self.layers[layer].policy or self.policy
         weights = part == "weight_gradient"
         if policy in ("DATA", "MICRO"):
             return "ALL" if weights else "none"
-        if policy in _DLRM:
-            # The first layer, the embeddings, is on all ranks in each of its passes.
-            return "ALL"
+        if policy in _DLRM:  # the first layer, the embeddings, is spread over all ranks
+            return "ALL" if weights or layer == 0 else "none"
         if policy in ("MODEL", "DISTRIBUTED_INFERENCE"):
             return "none" if weights else "ALL"
         if policy == "HYBRID_MODEL_DATA":  # here data-parallel ranks are side by side

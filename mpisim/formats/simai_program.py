@@ -196,7 +196,7 @@ class _StageWriter:
         """Append a communication, if there is anything to send and anyone to send it to."""
         layer = self.workload.layers[act.layer]
         operation, group, size = getattr(layer, act.part).communication
-        kind = self.grid.kind(layer, act.part, group)
+        kind = self.grid.kind(act.layer, act.part, group)
         if operation is Operation.NONE or not size or kind == "none":
             return
         if len(self.grid.members(kind, 0)) == 1:
