@@ -30,9 +30,12 @@ def encoder_decoder(s: Shapes) -> Iterator[Layer]:
     encoder = (*self_attention(s), *feed_forward(s))
     end = _end(s, "encoder", s.element * s.shared * model.hidden)
     for i in range(model.layers):
-        before = (relative_bias(s, "encoder relative bias"),) if relative and not i else ()
-        after = end if i == model.layers - 1 else ()
-        yield layer(s, f"encoder layer {i}", (*before, *encoder, *after))
+        operators = encoder
+        if relative and i == 0:
+            operators = (relative_bias(s, "encoder relative bias"), *operators)
+        if i == model.layers - 1:
+            operators = (*operators, *end)
+        yield layer(s, f"encoder layer {i}", operators)
 
     decoder = (*self_attention(d, causal=True), *cross_attention(d, s), *feed_forward(d))
     start = token_embedding(d, "decoder embedding", parameters=False)

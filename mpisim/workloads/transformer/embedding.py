@@ -35,7 +35,7 @@ def token_embedding(
     s : Shapes
     name : str
     parameters : bool
-        False where the table is another operator's.
+        False where the table is another stage's.
     """
     model = s.model
     added = []
@@ -119,13 +119,10 @@ def _words(s: Shapes, name: str, *, whole: bool, parameters: bool) -> Operator:
         Compute(f"{name} backward", adjoint, weight=True),
         *accumulate(s, f"{name} weight", entries * h),
     ]
-    owned = [Parameter(f"{name} weight", entries * h, tied=_tied(s))] if parameters else []
+    # A second copy beside the last blocks, for the head or to predict further tokens from.
+    tied = model.tied_embeddings or model.mtp_layers > 0
+    owned = [Parameter(f"{name} weight", entries * h, tied=tied)] if parameters else []
     return Operator(name, tuple(forward), tuple(backward), tuple(owned))
-
-
-def _tied(s: Shapes) -> bool:
-    """Whether first and last stage both hold the table; in one stage it is one tensor."""
-    return s.grid.pp > 1 and (s.model.tied_embeddings or s.model.mtp_layers > 0)
 
 
 def _table(s: Shapes, name: str, entries: int) -> Operator:

@@ -26,7 +26,8 @@ SENTENCES = 2
 
 def vocabulary_head(s: Shapes) -> tuple[Operator, ...]:
     """Final norm, scores of the vocabulary, loss."""
-    return (norm(s, "final norm", s.shared, s.model.hidden), *logits(s))
+    last = norm(s, "final norm", s.shared, s.model.hidden)
+    return (last, *logits(s, parameters=not s.model.mtp_layers))
 
 
 def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
@@ -36,12 +37,11 @@ def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
     ----------
     s : Shapes
     parameters : bool
-        False where the matrix is another operator's of the same stage.
+        False where an operator before it on the same stage lists the matrix.
     """
-    tied = s.model.tied_embeddings
     matrix = column_linear(
-        s, "logits", s.model.hidden, s.vocabulary, fp8=False,
-        parameters=parameters and not (tied and s.grid.pp == 1), tied=tied,
+        s, "logits", s.model.hidden, s.vocabulary, fp8=False, parameters=parameters,
+        tied=s.model.tied_embeddings,
     )  # fmt: skip
     return (matrix, _cross_entropy(s))
 

@@ -26,21 +26,21 @@ def prediction_layer(
     Parameters
     ----------
     s : Shapes
-    first : bool
-        Whether it is the first; it holds the last stage's copy of the embedding, if that has none.
     block : tuple of Operator
         Of the model's last layer, whose like it has.
+    first : bool
+        Whether it is the first module. The gradient of the matrix of scores is complete when the
+        backward has come there: the matrix is listed with it.
     """
     h, e = s.model.hidden, s.element
     size = s.shared * h
-    copied = first and s.grid.pp > 1 and not s.model.tied_embeddings
     joined = Operator(
         "prediction join",
         (stream("prediction join", 4 * e * size),),
         (stream("prediction join backward", 4 * e * size),),
     )
     return (
-        *token_embedding(s, "prediction embedding", parameters=copied),
+        *token_embedding(s, "prediction embedding"),
         norm(s, "prediction embedding norm", s.shared, h),
         norm(s, "prediction hidden norm", s.shared, h),
         joined,
@@ -48,7 +48,7 @@ def prediction_layer(
         *_whole(s),
         *block,
         norm(s, "prediction final norm", s.shared, h),
-        *logits(s, parameters=False),
+        *logits(s, parameters=first),
     )
 
 

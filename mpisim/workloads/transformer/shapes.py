@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from mpisim.errors import InputError
 from mpisim.kernels.operations import BYTES, Precision
 
 from ...experiment.models import Transformer, divides
-from ...experiment.plan import Plan
+from ...experiment.plan import Format, Plan
 from ..grid import Grid
 
 __all__ = ["Shapes"]
@@ -116,12 +115,9 @@ class Shapes:
         return "bf16" if self.fp8 else self.plan.precision
 
     @property
-    def stored(self) -> Literal["fp32", "fp16", "bf16"]:
+    def stored(self) -> Format:
         """Format of activations and weights in memory."""
-        precision = self.plan.precision
-        if precision in ("fp32", "tf32"):
-            return "fp32"
-        return "fp16" if precision == "fp16" else "bf16"
+        return self.plan.weight_format
 
     @property
     def element(self) -> int:
@@ -143,8 +139,7 @@ class Shapes:
     @property
     def megatron(self) -> bool:
         """Whether gradients are kept in Megatron-LM's buffer, apart from the weights' own."""
-        style = self.plan.dp_style or ("fsdp" if self.plan.zero == 3 else "megatron")
-        return style == "megatron"
+        return self.plan.style(transformer=True) == "megatron"
 
     @property
     def accumulates(self) -> bool:
