@@ -42,7 +42,7 @@ def nsys_processes(path: Path) -> list[int]:
     with opened(path) as export:
         found: dict[int, int] = {}
         for table in DEVICE_TABLES.values():
-            if export.has(table):
+            if export.has(table, ("globalPid", "deviceId")):
                 for process, device in export.rows(
                     f"SELECT globalPid >> 24, min(deviceId) FROM {table} GROUP BY 1"
                 ):
