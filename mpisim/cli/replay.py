@@ -35,8 +35,9 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="trace files (.json, .json.gz) or folders of them"
-    )
+        "paths", metavar="PATH", nargs="+",
+        help="trace files (.json, .json.gz), Nsight Systems exports (.sqlite), or folders of them",
+    )  # fmt: skip
     add_result_options(parser)
     parser.add_argument(
         "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
