@@ -27,6 +27,8 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
     "mpisim.cli.run",
+    "mpisim.cli.new",
+    "mpisim.cli.list",
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.program",

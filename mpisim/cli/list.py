@@ -1,0 +1,201 @@
+"""``mpisim list``: the models, clusters, GPUs, schedules and experiments that have names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import InputError
+from ..text import aligned
+
+__all__ = ["add_parser", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim list models               every model
+  mpisim list models llama         those with "llama" in their name, title or other names
+  mpisim list gpus h100 sxm        those with both words
+  mpisim list experiments echo     experiments from the Echo paper, and where the files are
+"""
+
+
+class Listing(NamedTuple):
+    """A table for people.
+
+    Attributes
+    ----------
+    head : tuple of str
+        Titles of the columns.
+    rows : sequence of (cells, aliases)
+        The first cell is the name. Filters also look at the aliases, which are not shown.
+    left : tuple of int
+        Columns aligned to the left.
+    note : str
+        A line below.
+    """
+
+    head: tuple[str, ...]
+    rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+    left: tuple[int, ...]
+    note: str
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of ``mpisim list``."""
+    parser = subparsers.add_parser(
+        "list",
+        help="list models, clusters, GPUs, schedules, experiments",
+        description="List what an experiment can name: models, clusters, GPUs, pipeline "
+        "schedules; or the example experiments.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("what", metavar="WHAT", choices=tuple(LISTINGS), help=", ".join(LISTINGS))
+    parser.add_argument("words", metavar="WORD", nargs="*", help="only lines with these words")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a listing; under a launcher only the first process does."""
+    from .launch import launched_rank
+
+    listing = LISTINGS[args.what]()
+    rows = [cells for cells, aliases in listing.rows if _matches(args.words, cells, aliases)]
+    if not rows:
+        raise InputError(
+            f"none of {len(listing.rows)} {args.what} has {' and '.join(map(repr, args.words))} "
+            "in its name or title"
+        )
+    if launched_rank() == 0:
+        print("\n".join([*aligned([listing.head, *rows], left=listing.left), "", listing.note]))
+    return 0
+
+
+def _matches(words: Sequence[str], cells: Sequence[str], aliases: Sequence[str]) -> bool:
+    text = " ".join([*cells, *aliases]).casefold()
+    return all(word.casefold() in text for word in words)
+
+
+def _models() -> Listing:
+    from ..experiment.presets import model_presets
+
+    rows = []
+    for name, preset in model_presets().items():
+        count, shape, samples = _model(preset.table)
+        rows.append(((name, count, shape, samples, preset.title), preset.aliases))
+    return Listing(
+        ("name", "parameters", "layers × width", "sequence", "title"),
+        rows,
+        (0, 4),
+        '[model] preset = "NAME", in an experiment; sources: data/models',
+    )
+
+
+def _model(table: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return parameters, shape and length of sequences, as far as a family has them."""
+    from ..experiment import FAMILIES, Transformer
+    from ..schema import build
+
+    cls, common = FAMILIES[table["family"]]
+    model = build(cls, {**common, **table}, "preset", "model")
+    if not isinstance(model, Transformer):
+        return "", "", ""
+    from ..workloads.closed_forms import parameters
+
+    shape = f"{model.layers} × {model.hidden:,}"
+    return _billions(parameters(model)), shape, f"{model.seq_len:,}"
+
+
+def _billions(number: int) -> str:
+    """Write a number of parameters with three digits: 355 M, 8.03 B."""
+    unit, size = next(each for each in UNITS if number >= 0.9995 * each[1])
+    return f"{number / size:.3g} {unit}"
+
+
+UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("", 1))
+
+
+def _clusters() -> Listing:
+    from ..topo import cluster_names, find_cluster
+
+    rows = []
+    for name in cluster_names():
+        found = find_cluster(name)
+        network = found.network_bandwidth
+        rows.append(
+            (
+                (
+                    name,
+                    str(found.gpus_per_node),
+                    found.gpu,
+                    f"{found.node_bandwidth.si / 1e9:.0f}",
+                    f"{network.si / 1e9:.3g}" if network else "one box",
+                    found.title,
+                ),
+                found.aliases,
+            )
+        )
+    return Listing(
+        ("name", "GPUs a node", "GPU", "node GB/s", "network GB/s", "title"),
+        rows,
+        (0, 2, 5),
+        "GB/s: what one GPU sends in a ring, in a node and across nodes. [cluster] preset",
+    )
+
+
+def _gpus() -> Listing:
+    from ..kernels import find_gpu, gpu_names
+
+    rows = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        peaks = tuple(
+            f"{gpu.peak(each).si / 1e12:.0f}" if each in gpu.formats else "-"
+            for each in ("fp32", "tf32", "fp16", "bf16", "fp8")
+        )
+        memory, bandwidth = f"{gpu.memory.si / 1e9:.0f}", f"{gpu.bandwidth.si / 1e9:,.0f}"
+        rows.append(((name, *peaks, memory, bandwidth, gpu.family, gpu.title), gpu.aliases))
+    return Listing(
+        ("name", "fp32", "tf32", "fp16", "bf16", "fp8", "GB", "GB/s", "family", "title"),
+        rows,
+        (0, 8, 9),
+        "Dense TFLOP/s of matrix products by format, memory and its bandwidth. [kernels] gpu",
+    )
+
+
+def _schedules() -> Listing:
+    from ..workloads.schedules import SCHEDULES
+
+    rows = [
+        ((name, each.title, each.bubble, each.in_flight, each.source, each.chunks), ())
+        for name, each in SCHEDULES.items()
+    ]
+    return Listing(
+        ("name", "title", "bubble", "in flight", "source", "model chunks a stage"),
+        rows,
+        (0, 1, 2, 3, 4, 5),
+        "p stages, m micro-batches, v chunks; times of one stage: F forward, B backward, W its\n"
+        "gradients of weights, F&B a forward and a backward overlapped. In flight: micro-batches\n"
+        "whose activations the first stage keeps. [plan] schedule",
+    )
+
+
+def _experiments() -> Listing:
+    from ..data import names, path, text
+    from ..experiment import read
+
+    folder = "experiments"
+    rows = []
+    for name in names(folder):
+        experiment = read(text(f"{folder}/{name}.toml"), f"{name}.toml")
+        rows.append(((name, experiment.cluster.preset, experiment.title), ()))
+    return Listing(("name", "cluster", "title"), rows, (0, 1, 2), f"Files: {path(folder)}")
+
+
+LISTINGS: Mapping[str, Callable[[], Listing]] = {
+    "models": _models,
+    "clusters": _clusters,
+    "gpus": _gpus,
+    "schedules": _schedules,
+    "experiments": _experiments,
+}

@@ -1,0 +1,68 @@
+"""``mpisim list``: every listing, filters, and what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mpisim.cli.list import LISTINGS, _billions
+from mpisim.data import names
+
+Run = Callable[..., Any]
+
+
+def lines(text: str) -> dict[str, str]:
+    """The lines of a listing by the name they begin with."""
+    table = text.partition("\n\n")[0].splitlines()[1:]
+    return {line.split()[0]: line for line in table}
+
+
+@pytest.mark.parametrize("what", LISTINGS)
+def test_every_listing_is_printed(run_mpisim: Run, what: str) -> None:
+    done = run_mpisim(["list", what])
+    assert (done.rc, done.stderr) == (0, "")
+    assert len(lines(done.stdout)) == len(LISTINGS[what]().rows)
+
+
+def test_models_by_word(run_mpisim: Run) -> None:
+    done = run_mpisim(["list", "models", "llama", "8b"])
+    assert lines(done.stdout) == {
+        "llama-3-8b": "llama-3-8b      8.03 B      32 × 4,096     8,192  Llama 3 8B"
+    }
+
+
+def test_other_names_are_found(run_mpisim: Run) -> None:
+    assert list(lines(run_mpisim(["list", "models", "mt-nlg"]).stdout)) == ["gpt3-530b"]
+
+
+def test_under_a_launcher_one_process_prints(run_mpisim: Run) -> None:
+    assert run_mpisim(["list", "schedules"], 2).stdout.count("zb-h1") == 1
+
+
+def test_the_experiments_are_the_files(run_mpisim: Run) -> None:
+    assert sorted(lines(run_mpisim(["list", "experiments"]).stdout)) == names("experiments")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["models", "lama", "19b"], "models has 'lama' and '19b' in its name or title"),
+        (["modls"], "'modls' is not one of models, clusters, gpus, schedules, experiments (did "),
+    ],
+)
+def test_nothing_found_is_one_line(run_mpisim: Run, args: list[str], message: str) -> None:
+    done = run_mpisim(["list", *args])
+    assert done.rc == 2
+    assert len(done.errors) == 1
+    assert message in done.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(8_030_261_248, "8.03 B"), (405_853_388_800, "406 B"), (1_008e9, "1.01 T"),
+     (999.7e9, "1 T"), (124_439_808, "124 M"), (512, "512 ")],
+)  # fmt: skip
+def test_parameters_have_three_digits(number: int, text: str) -> None:
+    assert _billions(number) == text
