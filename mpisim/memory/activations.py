@@ -1,0 +1,190 @@
+"""Activations over a step: what a stage keeps for its backward passes, at the worst moment.
+
+A stage's actions are gone through in order. Within an action layers come one after another, and
+within a layer operators: forward, each leaves what it saves; backward, each first gets back what
+was recomputed, works on top of it, and frees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..experiment.plan import Plan
+from ..program import Phase
+from ..workloads.operators import Layer
+from ..workloads.parts import Part
+from ..workloads.schedules import Action
+from ..workloads.stage import recomputed
+from .temporaries import needed_for_weights, output, working
+
+__all__ = ["Chunk", "Peak", "chunk", "kept", "peak"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What the passes of one micro-batch through a model chunk hold, in bytes.
+
+    Attributes
+    ----------
+    kept : int
+        What a forward leaves for the backward.
+    for_weights : int
+        What a split backward leaves for the gradients of weights.
+    forward, backward, inputs, weights : int
+        The most a forward, a whole backward, one of the inputs alone, and one of the weights hold
+        at any moment beyond what the stage holds before it.
+    """
+
+    kept: int
+    for_weights: int
+    forward: int
+    backward: int
+    inputs: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The worst moment of a stage.
+
+    Attributes
+    ----------
+    kept : int
+        The most that is kept between actions.
+    total : int
+        The most that is held at any moment, temporaries included.
+    action : Action
+        During which that is.
+    """
+
+    kept: int
+    total: int
+    action: Action
+
+
+def kept(layer: Layer, plan: Plan, whole: bool) -> int:
+    """Return the bytes a layer keeps of one micro-batch; `whole`: all of it is computed again."""
+    if whole:
+        return layer.checkpoint
+    return layer.saved_selective if plan.recompute == "selective" else layer.saved
+
+
+def chunk(part: Part, plan: Plan, sizes: Mapping[str, int]) -> Chunk:
+    """Work out what the passes through a model chunk hold.
+
+    Parameters
+    ----------
+    part : Part
+    plan : Plan
+    sizes : mapping of str to int
+        Members of each group of ranks.
+    """
+    again = recomputed(plan, part)
+    keeps = [kept(layer, plan, whole) for layer, whole in zip(part.layers, again, strict=True)]
+    # Layers of one kind share their operators: each kind is worked out once.
+    known: dict[tuple[int, bool], _Layer] = {}
+    each = []
+    for layer, whole in zip(part.layers, again, strict=True):
+        key = (id(layer.operators), whole)
+        if key not in known:
+            known[key] = _Layer(layer, plan, whole, sizes)
+        each.append(known[key])
+
+    forward, held = 0, 0
+    for found, left in zip(each, keeps, strict=True):
+        forward = max(forward, held + found.forward)
+        held += left
+    # Backward: what is held changes by the layers behind, which are done.
+    backward = inputs = weights = 0
+    done = done_inputs = done_weights = 0
+    for found, left in zip(reversed(each), reversed(keeps), strict=True):
+        backward = max(backward, done + found.backward)
+        inputs = max(inputs, done_inputs + found.inputs)
+        weights = max(weights, done_weights + found.weights)
+        done -= left
+        done_inputs += found.for_weights - left
+        done_weights -= found.for_weights
+    return Chunk(
+        kept=held,
+        for_weights=-done_weights,
+        forward=max(forward, held),
+        backward=backward,
+        inputs=max(inputs, done_inputs),
+        weights=weights,
+    )
+
+
+class _Layer:
+    """What the passes of one layer hold at most, beyond what was held before each."""
+
+    def __init__(self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> None:
+        self.for_weights = sum(needed_for_weights(each, sizes) for each in layer.operators)
+        again = plan.recompute == "selective"
+        self.forward, held = 0, layer.checkpoint if whole else 0
+        for operator in layer.operators:
+            drops = whole or (again and operator.selective)
+            saved = 0 if drops else operator.saved
+            # What it saves are its inputs or its own results: besides these, only the last is new.
+            own = max(working(operator.forward, sizes), saved + output(operator, sizes))
+            self.forward = max(self.forward, held + own)
+            held += saved
+
+        self.backward = self._back(layer, plan, whole, sizes, "all")
+        self.inputs = self._back(layer, plan, whole, sizes, "input")
+        self.weights, held = 0, 0
+        for operator in reversed(layer.operators):
+            steps = [step for step in operator.backward if step.weight]
+            self.weights = max(self.weights, held + working(steps, sizes))
+            held -= needed_for_weights(operator, sizes)
+
+    def _back(
+        self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int], part: str
+    ) -> int:
+        again = plan.recompute == "selective"
+        # The input of a layer that is computed again is the first thing its operators save.
+        held = most = max(layer.saved - layer.checkpoint, 0) if whole else 0
+        for operator in reversed(layer.operators):
+            if not whole and again and operator.selective:
+                held += operator.saved
+            steps = [step for step in operator.backward if part == "all" or not step.weight]
+            most = max(most, held + working(steps, sizes, given=output(operator, sizes)))
+            held -= operator.saved
+            if part == "input":
+                held += needed_for_weights(operator, sizes)
+                most = max(most, held)
+        return most
+
+
+def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
+    """Go through a stage's actions and return its worst moment.
+
+    Of two actions that overlap both may be at their worst at once.
+
+    Parameters
+    ----------
+    actions : sequence of Action
+    chunks : sequence of Chunk
+        The model chunks the stage holds.
+    """
+    held = most_kept = most = 0
+    worst = actions[0]
+    before = 0  # of the action before: what was held when it began, and its own on top
+    beside = 0
+    for action in actions:
+        found = chunks[action.chunk]
+        if action.phase is Phase.FORWARD:
+            top, change = found.forward, found.kept
+        elif action.phase is Phase.WEIGHT:
+            top, change = found.weights, -found.for_weights
+        elif action.split:
+            top, change = found.inputs, found.for_weights - found.kept
+        else:
+            top, change = found.backward, -found.kept
+        moment = before + beside + top if action.paired else held + top
+        if moment > most:
+            most, worst = moment, action
+        before, beside = held, top
+        held += change
+        most_kept = max(most_kept, held)
+    return Peak(kept=most_kept, total=max(most, most_kept), action=worst)

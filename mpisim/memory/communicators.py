@@ -1,0 +1,120 @@
+"""What NCCL's communicators take: buffers to receive into, for each connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..experiment.plan import Plan
+from ..program import Operation
+from ..workloads.grid import Grid
+from ..workloads.operators import Communicate, Layer
+from .constants import Constants
+from .states import sharding
+
+__all__ = ["Connections", "connections"]
+
+BETWEEN_PEERS = (Operation.ALL_TO_ALL, Operation.SEND_RECV)
+"""Operations that NCCL makes of messages; others use rings and trees."""
+
+
+@dataclass(frozen=True)
+class Connections:
+    """What a rank is connected to.
+
+    Attributes
+    ----------
+    collective : int
+        Communicators that do collectives.
+    peers : int
+        Ranks of the same node that it exchanges messages with, over all communicators.
+    network : int
+        Communicators on which it exchanges messages with other nodes.
+    """
+
+    collective: int
+    peers: int
+    network: int
+
+    def bytes(self, known: Constants) -> int:
+        """Return what the communicators take together."""
+        return round(sum(value for value, _ in self.terms(known)))
+
+    def error(self, known: Constants) -> float:
+        """Return one standard deviation of that, in bytes."""
+        return float(sum((value * error) ** 2 for value, error in self.terms(known)) ** 0.5)
+
+    def terms(self, known: Constants) -> list[tuple[float, float]]:
+        """Return bytes and relative error bar of each kind."""
+        return [
+            (self.collective * known.collective.si, known.collective.error),
+            (self.peers * known.peer.si, known.peer.error),
+            (self.network * known.network.si, known.network.error),
+        ]
+
+
+def connections(
+    layers: Sequence[Layer], stage: int, plan: Plan, grid: Grid, sizes: dict[str, int],
+    node: int,
+) -> Connections:  # fmt: skip
+    """Count what a rank of a stage is connected to, as communicators connect when first used.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        What the stage holds.
+    stage : int
+    plan : Plan
+    grid : Grid
+    sizes : dict of str to int
+        Members of each group of ranks.
+    node : int
+        GPUs of a node.
+    """
+    collective: set[str] = set(_sharing(layers, plan, sizes))
+    between: dict[str, Operation] = {}
+    for step in _communications(layers):
+        if sizes[step.group] == 1:
+            continue
+        if step.operation in BETWEEN_PEERS:
+            between[step.group] = step.operation
+        else:
+            collective.add(step.group)
+    peers = network = 0
+    for group, operation in between.items():
+        members = grid.groups(group)[0].tolist()
+        if operation is Operation.SEND_RECV:
+            members = [members[0], members[1], members[-1]]  # a ring: next and previous
+        near = sum(each // node == members[0] // node for each in dict.fromkeys(members)) - 1
+        peers += near
+        network += near < len(dict.fromkeys(members)) - 1
+    if grid.pp > 1:
+        ranks = grid.groups("pp")[0].tolist()
+        beside = {(stage + 1) % grid.pp, (stage - 1) % grid.pp}
+        near = sum(ranks[each] // node == ranks[stage] // node for each in beside)
+        peers += near
+        network += near < len(beside)
+    return Connections(len(collective), peers, network)
+
+
+def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:
+    for layer in layers:
+        for operator in layer.operators:
+            for step in (*operator.forward, *operator.backward):
+                if isinstance(step, Communicate):
+                    yield step
+
+
+def _sharing(layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
+    """Groups on which gradients, parameters and the gradient's norm are exchanged."""
+    parameters = [p for layer in layers for p in layer.parameters]
+    if any(not (p.expert or p.local) for p in parameters):
+        names = ("shard", "replica") if any(sharding(plan)) else ("dp",)
+        yield from (name for name in names if sizes[name] > 1)
+    if any(p.expert for p in parameters):
+        names = ("eshard", "ereplica") if any(sharding(plan)) else ("edp",)
+        yield from (name for name in names if sizes[name] > 1)
+    if sizes["model"] > 1:
+        yield "model"
+    if any(p.tied for p in parameters) and sizes["embedding"] > 1:
+        yield "embedding"

@@ -1,0 +1,91 @@
+"""The numbers the memory model rests on, from ``data/memory.toml``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from ..data import text
+from ..kernels import Gpu
+from ..quantity import Quantity
+from ..schema import build, parse
+
+__all__ = ["Constants", "capacity", "constants"]
+
+FILE = "memory.toml"
+
+GIB_PER_GB = 2**30 / 10**9
+"""GPUs are sold by the GB, but hold as many GiB: 80 GB of an H100 are 81,559 MiB to its driver."""
+
+
+@dataclass(frozen=True)
+class InlineEcc:
+    """Cards that keep the check bits of their memory in the memory itself.
+
+    Attributes
+    ----------
+    titles : tuple of str
+        Words of a GPU's title.
+    """
+
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is in a GPU's memory besides tensors; each entry is explained in the data file.
+
+    Attributes
+    ----------
+    usable, usable_inline_ecc : Quantity
+        Share of the memory that a program can have.
+    inline_ecc : InlineEcc
+        Which GPUs the second is for.
+    context : Quantity
+        CUDA's context.
+    collective, peer, network : Quantity
+        NCCL's buffers: of a communicator that does collectives, of each peer in the node for
+        messages, of a communicator that sends messages between nodes.
+    fragmentation : Quantity
+        What PyTorch's allocator reserves on top, as a share of what it hands out.
+    temporaries : Quantity
+        1; its error bar is that of what is alive inside operators.
+    deepspeed_bucket, deepspeed_overlap, deepspeed_live : Quantity
+        DeepSpeed's buckets, how many of them overlapping takes, and what stage 3 keeps gathered.
+    """
+
+    usable: Quantity
+    usable_inline_ecc: Quantity
+    inline_ecc: InlineEcc
+    context: Quantity
+    collective: Quantity
+    peer: Quantity
+    network: Quantity
+    fragmentation: Quantity
+    temporaries: Quantity
+    deepspeed_bucket: Quantity
+    deepspeed_overlap: Quantity
+    deepspeed_live: Quantity
+
+
+@cache
+def constants() -> Constants:
+    """Return the constants of ``data/memory.toml``."""
+    return build(Constants, parse(text(FILE), FILE), FILE)
+
+
+def capacity(gpu: Gpu) -> int:
+    """Return the bytes of a GPU that a program can have.
+
+    Examples
+    --------
+    >>> from mpisim.kernels import find_gpu
+    >>> round(capacity(find_gpu("h100-sxm")) / 2**30, 1)
+    79.0
+    """
+    known = constants()
+    words = re.split(r"[^A-Za-z0-9]+", gpu.title)
+    inline = any(title in words for title in known.inline_ecc.titles)
+    share = known.usable_inline_ecc if inline else known.usable
+    return round(gpu.memory.si * GIB_PER_GB * share.value)

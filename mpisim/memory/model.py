@@ -1,0 +1,192 @@
+"""The memory of every pipeline stage, put together from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from ..experiment.plan import Plan
+from ..program import Phase
+from ..workloads.grid import Grid
+from ..workloads.groups import Groups
+from ..workloads.operators import Layer
+from ..workloads.parts import Part
+from ..workloads.schedules import Pipeline
+from .activations import chunk, peak
+from .buffers import buckets, gathered, messages
+from .communicators import connections
+from .constants import constants
+from .states import FP32, held, rates, sharding, shared, size, states, style
+
+__all__ = ["PARTS", "StageMemory", "memory"]
+
+PHASES = {
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.WEIGHT: "gradients of weights",
+}
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one rank of a pipeline stage at its worst moment.
+
+    Attributes
+    ----------
+    stage : int
+    parameters, gradients, optimizer : int
+        Model states, sharded as the plan says; master weights count with the optimizer's states.
+    activations : int
+        The most that is kept for backward passes.
+    working : int
+        What the worst moment holds on top: temporaries of the operator at work, the layer that is
+        computed again, scores over the vocabulary; or what the optimizer takes, if that is more.
+    gathered : int
+        Parameters gathered from other ranks (FSDP, ZeRO-3).
+    buckets : int
+        Gradients on their way.
+    messages : int
+        What is about to be received from neighbouring stages.
+    context : int
+        CUDA's context.
+    communicators : int
+        NCCL's buffers.
+    fragmentation : int
+        What the allocator reserves and cannot hand out.
+    error : int
+        One standard deviation of the total.
+    moment : str
+        When the worst moment is, in words.
+    """
+
+    stage: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    gathered: int
+    buckets: int
+    messages: int
+    context: int
+    communicators: int
+    fragmentation: int
+    error: int
+    moment: str
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by part; their sum is `total`."""
+        return {name: getattr(self, name) for name in PARTS}
+
+    @property
+    def states(self) -> int:
+        """Parameters, gradients and optimizer states."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def tensors(self) -> int:
+        """What the framework's allocator hands out: not context, communicators, fragmentation."""
+        return self.total - self.context - self.communicators - self.fragmentation
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return sum(self.parts.values())
+
+
+PARTS = tuple(
+    field.name for field in fields(StageMemory) if field.name not in ("stage", "error", "moment")
+)
+"""Names of the parts that add up to the total."""
+
+
+def memory(
+    pipeline: Pipeline, parts: Sequence[Part], plan: Plan, grid: Grid, *,
+    transformer: bool = True, node: int = 8,
+) -> list[StageMemory]:  # fmt: skip
+    """Work out the memory of one rank of every pipeline stage.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    parts : sequence of Part
+        The layers of each part of the pipeline, in one rank's shapes.
+    plan : Plan
+    grid : Grid
+    transformer : bool
+        Of what kind the model is, which decides what the plan leaves open (`Plan.style`).
+    node : int
+        GPUs of a node: NCCL takes more for messages to peers within it.
+
+    Returns
+    -------
+    list of StageMemory
+        Of each stage.
+    """
+    plan = replace(plan, dp_style=plan.style(transformer=transformer))
+    sizes = dict(Groups(grid, plan.zero_group).sizes)
+    return [
+        _stage(pipeline, stage, parts, plan, grid, sizes, node) for stage in range(pipeline.stages)
+    ]
+
+
+def _stage(
+    pipeline: Pipeline, stage: int, parts: Sequence[Part], plan: Plan, grid: Grid,
+    sizes: dict[str, int], node: int,
+) -> StageMemory:  # fmt: skip
+    known = constants()
+    chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
+    layers = [layer for each in chunks for layer in each.layers]
+    own = states(layers, plan, sizes)
+    worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes) for each in chunks])
+    working = worst.total - worst.kept
+    moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
+    update = _update(layers, plan, sizes)
+    if update > worst.total:
+        working, moment = update - worst.kept, "the optimizer's step"
+
+    tensors = {
+        "parameters": own.parameters,
+        "gradients": own.gradients,
+        "optimizer": own.optimizer,
+        "activations": worst.kept,
+        "working": working,
+        "gathered": gathered(layers, plan),
+        "buckets": buckets(layers, plan, sizes),
+        "messages": messages(pipeline, stage, parts),
+    }
+    fragmentation = known.fragmentation.value * sum(tensors.values())
+    connected = connections(layers, stage, plan, grid, sizes, node)
+    errors = (
+        known.temporaries.error * working,
+        known.fragmentation.error * fragmentation,
+        known.context.error * known.context.si,
+        connected.error(known),
+    )
+    return StageMemory(
+        stage=stage,
+        **tensors,
+        context=round(known.context.si),
+        communicators=connected.bytes(known),
+        fragmentation=round(fragmentation),
+        error=round(sum(error**2 for error in errors) ** 0.5),
+        moment=moment,
+    )
+
+
+def _update(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> int:
+    """Return the bytes the optimizer's step takes for a while, when activations are gone.
+
+    PyTorch's optimizers work on lists of tensors and make one more copy of what they update
+    (``foreach``, torch/optim/adam.py: about the size of the parameters); Megatron-LM copies 16-bit
+    gradients to fp32 (megatron/core/optimizer/optimizer.py, ``_copy_model_grads_to_main_grads``).
+    """
+    if style(plan) == "megatron":
+        if rates(plan).gradient == FP32:
+            return 0
+    elif style(plan) == "deepspeed" or plan.optimizer == "sgd":
+        return 0
+    parameters = held(layers)
+    *_, sharded = sharding(plan)
+    return FP32 * (shared(parameters, sizes) if sharded else size(parameters))

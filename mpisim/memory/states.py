@@ -1,0 +1,180 @@
+"""Model states: parameters, gradients and what the optimizer remembers, and how they are sharded.
+
+Bytes of a parameter in mixed precision with Adam:
+
+=========  =======  =========  ======  =======  =====
+framework  weights  gradients  master  moments  total
+=========  =======  =========  ======  =======  =====
+Megatron         2          4       4        8     18
+DeepSpeed        2          2       4        8     16
+FSDP             -          4       4        8     16
+=========  =======  =========  ======  =======  =====
+
+Megatron-LM keeps gradients in fp32 (``megatron/training/theoretical_memory_usage.py``: 18, or
+6 + 12/dp with the distributed optimizer); DeepSpeed is ZeRO as published (arXiv:1910.02054); FSDP
+shards fp32 parameters and gathers copies in 16 bits, which are buffers
+(:mod:`mpisim.memory.buffers`). Models in fp32 have no master copy. Other optimizers remember less:
+momentum and Adagrad one number a parameter, SGD none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..experiment.plan import Plan
+from ..kernels.operations import BYTES
+from ..workloads.operators import Layer, Parameter
+
+__all__ = [
+    "FP32",
+    "Rates",
+    "States",
+    "gradient_bytes",
+    "held",
+    "rates",
+    "sharding",
+    "shared",
+    "size",
+    "states",
+    "style",
+    "weight_bytes",
+]
+
+FP32 = 4
+
+MOMENTS = {"adam": 2 * FP32, "momentum": FP32, "adagrad": FP32, "sgd": 0}
+"""Bytes an optimizer remembers of a parameter."""
+
+FP8_COPIES = 2
+"""Transformer Engine keeps each weight in fp8 twice, as it is and transposed, through a step
+(transformer_engine/pytorch/module/base.py, weight workspaces)."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes of one parameter, before sharding.
+
+    Attributes
+    ----------
+    weight : int
+        Of the weight as matrix products read it (FSDP: as it is kept).
+    gradient : int
+    optimizer : int
+        Master copy and moments.
+    """
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Of everything."""
+        return self.weight + self.gradient + self.optimizer
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of model states on one rank.
+
+    Attributes
+    ----------
+    parameters, gradients, optimizer : int
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def style(plan: Plan) -> str:
+    """Return whose rules for data parallelism a plan follows, which :func:`memory` has settled."""
+    assert plan.dp_style is not None
+    return plan.dp_style
+
+
+def weight_bytes(plan: Plan) -> int:
+    """Bytes of a weight as the passes read it."""
+    return BYTES[plan.weight_format]
+
+
+def gradient_bytes(plan: Plan) -> int:
+    """Bytes of a gradient as it is kept and reduced."""
+    if plan.grad_precision is not None:
+        return BYTES[plan.grad_precision]
+    return FP32 if style(plan) == "megatron" else weight_bytes(plan)
+
+
+def rates(plan: Plan) -> Rates:
+    """Return the bytes of a parameter under a plan, before sharding."""
+    weight = weight_bytes(plan)
+    moments = MOMENTS[plan.optimizer]
+    if style(plan) == "fsdp":
+        # The sharded parameter is the master copy, and its gradient has the same precision.
+        return Rates(FP32, FP32, moments)
+    gradient = gradient_bytes(plan)
+    master = FP32 if weight < FP32 else 0
+    if plan.precision == "fp8" and style(plan) == "megatron":
+        weight += FP8_COPIES
+    return Rates(weight, gradient, master + moments)
+
+
+def sharding(plan: Plan) -> tuple[bool, bool, bool]:
+    """Return whether data-parallel ranks share parameters, gradients and optimizer states."""
+    if style(plan) == "fsdp":
+        return True, True, True  # zero = 2 only keeps the gathered copies longer
+    return plan.zero >= 3, plan.zero >= 2, plan.zero >= 1
+
+
+def held(layers: Iterable[Layer]) -> list[Parameter]:
+    """Return the parameters of layers; a matrix that two of them share is there once."""
+    found: list[Parameter] = []
+    tied: set[int] = set()
+    for layer in layers:
+        for parameter in layer.parameters:
+            if parameter.tied and parameter.size in tied:
+                continue
+            if parameter.tied:
+                tied.add(parameter.size)
+            found.append(parameter)
+    return found
+
+
+def size(parameters: Iterable[Parameter]) -> int:
+    """Return the elements of parameters that data-parallel ranks have in common."""
+    return sum(parameter.size for parameter in parameters if not parameter.local)
+
+
+def shared(parameters: Sequence[Parameter], sizes: Mapping[str, int]) -> int:
+    """Return the elements that are left of these on one rank where ranks share them."""
+    dense = size(p for p in parameters if not p.expert)
+    experts = size(p for p in parameters if p.expert)
+    return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
+
+
+def states(layers: Iterable[Layer], plan: Plan, sizes: Mapping[str, int]) -> States:
+    """Return the bytes of model states that a rank keeps through a step.
+
+    Parameters
+    ----------
+    layers : iterable of Layer
+        All that the rank holds, in one rank's shapes.
+    plan : Plan
+    sizes : mapping of str to int
+        Members of groups: ``shard`` and ``eshard`` (experts) share states. What a rank has for
+        itself alone (tables of a recommendation model) is never shared, and has gradients of the
+        rows that were looked up, which are temporaries.
+    """
+    each = rates(plan)
+    parameters = held(layers)
+    own = sum(parameter.size for parameter in parameters if parameter.local)
+    whole, share = size(parameters), shared(parameters, sizes)
+    of_parameters, of_gradients, of_optimizer = (
+        share if sharded else whole for sharded in sharding(plan)
+    )
+    return States(
+        each.weight * of_parameters + weight_bytes(plan) * own,
+        each.gradient * of_gradients,
+        each.optimizer * of_optimizer + MOMENTS[plan.optimizer] * own,
+    )

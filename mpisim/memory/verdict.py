@@ -1,0 +1,125 @@
+"""Whether a plan fits into the memory of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..report.times import apportioned, percent
+from ..text import aligned
+from .model import PARTS, StageMemory
+
+__all__ = ["GIB", "Verdict"]
+
+GIB = 2**30
+
+STEP = GIB // 100
+"""The last digit shown."""
+
+MOST_STAGES = 8
+"""Stages in the table before only the fullest are shown."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The memory of every stage, against what a GPU has.
+
+    Attributes
+    ----------
+    stages : tuple of StageMemory
+    capacity : int
+        Bytes a program can have (:func:`mpisim.memory.capacity`).
+    gpu : str
+        Name of the GPU.
+    """
+
+    stages: tuple[StageMemory, ...]
+    capacity: int
+    gpu: str
+
+    @property
+    def worst(self) -> StageMemory:
+        """The fullest stage."""
+        return max(self.stages, key=lambda stage: (stage.total, -stage.stage))
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest stage."""
+        return self.worst.total
+
+    @property
+    def headroom(self) -> int:
+        """Bytes left on the fullest stage; negative where they are missing."""
+        return self.capacity - self.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits."""
+        return self.headroom >= 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether two standard deviations would not change the answer."""
+        return all(abs(self.capacity - each.total) > 2 * each.error for each in self.stages)
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        worst = self.worst
+        what = "fits" if self.fits else "does not fit"
+        many = len(self.stages) > 1
+        where = f"stage {worst.stage} of {len(self.stages)}" if many else "every GPU"
+        needs = f"{_gib(worst.total)} ± {worst.error / GIB:.1f} of {_gib(self.capacity)}"
+        left = f"{_gib(abs(self.headroom))} {'free' if self.fits else 'missing'}"
+        doubt = "" if self.certain else "; too close to call"
+        return f"{what} into {self.gpu}: {where} needs {needs}, {left}{doubt}"
+
+    def text(self) -> str:
+        """Return a table of the stages by part, in GiB, whose rows add up."""
+        shown = list(self.stages)
+        if len(shown) > MOST_STAGES:
+            shown = sorted(shown, key=lambda each: -each.total)[:MOST_STAGES]
+        rows = [("part", *(f"stage {each.stage}" for each in shown))]
+        columns = [apportioned(list(each.parts.values()), STEP) for each in shown]
+        for i, name in enumerate(PARTS):
+            if any(each.parts[name] for each in shown):
+                rows.append((name, *(_hundredths(column[i]) for column in columns)))
+        rows.append(("total", *(_hundredths(sum(column)) for column in columns)))
+        rows.append(("± (one σ)", *(_hundredths(each.error // STEP) for each in shown)))
+        rows.append(("of the GPU, %", *(percent(each.total, self.capacity) for each in shown)))
+        rest = len(self.stages) - len(shown)
+        lines = [
+            "Memory of one GPU, in GiB: " + self.sentence(),
+            *(f"  {line}" for line in aligned(rows)),
+            *([f"  ... {rest:,} more stages that need less"] if rest else []),
+            f"  worst moment: {self.worst.moment}",
+        ]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as numbers, for JSON; bytes are integers."""
+        return {
+            "gpu": self.gpu,
+            "capacity": self.capacity,
+            "peak": self.peak,
+            "headroom": self.headroom,
+            "fits": self.fits,
+            "certain": self.certain,
+            "stages": [
+                {
+                    "stage": each.stage,
+                    **each.parts,
+                    "total": each.total,
+                    "error": each.error,
+                    "moment": each.moment,
+                }
+                for each in self.stages
+            ],
+        }
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _hundredths(steps: int) -> str:
+    return f"{steps // 100:,}.{steps % 100:02d}"

@@ -1,0 +1,341 @@
+"""The walk over a network: states, activations, temporaries, buffers, communicators.
+
+Networks are toys whose bytes can be added up by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpisim.experiment import Plan
+from mpisim.kernels.operations import Attention, CrossEntropy, Elementwise, Embedding, Gemm
+from mpisim.memory import StageMemory, memory
+from mpisim.memory.activations import Chunk, chunk, peak
+from mpisim.memory.buffers import buckets, gathered, messages
+from mpisim.memory.communicators import connections
+from mpisim.memory.constants import constants
+from mpisim.memory.formulas import zero_states
+from mpisim.memory.states import states
+from mpisim.memory.temporaries import needed_for_weights, output, result, working
+from mpisim.program import Operation, Phase
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.groups import Groups
+from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
+from mpisim.workloads.parts import Part
+from mpisim.workloads.schedules import SCHEDULES, pipeline
+
+ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
+
+
+def plan(**keys: object) -> Plan:
+    """A plan whose data parallelism is settled."""
+    found = Plan(**{"global_batch": 64, **keys})  # type: ignore[arg-type]
+    return replace(found, dp_style=found.style(transformer=True))
+
+
+def operator(
+    saved: int = 0, forward: int = 0, backward: int = 0, *, selective: bool = False,
+    parameters: tuple[Parameter, ...] = (), gemm: Gemm | None = None,
+) -> Operator:  # fmt: skip
+    """An operator whose kernels have results of given bytes."""
+    weights = (Compute("weight", gemm, weight=True),) if gemm else ()
+    return Operator(
+        "operator",
+        (Compute("forward", Elementwise(2 * forward)),) if forward else (),
+        (*((Compute("backward", Elementwise(2 * backward)),) if backward else ()), *weights),
+        parameters,
+        saved,
+        selective,
+    )
+
+
+def layer(*operators: Operator, role: str = "block", checkpoint: int = 0, size: int = 0) -> Layer:
+    """A layer; with `size` it has one parameter of so many elements besides."""
+    held = (operator(parameters=(Parameter("weight", size),)),) if size else ()
+    return Layer("layer", (*operators, *held), role, output=16, checkpoint=checkpoint)  # type: ignore[arg-type]
+
+
+def part(*layers: Layer) -> Part:
+    """A part of a pipeline."""
+    numbers = []
+    for each in layers:
+        numbers.append(len(numbers) if each.role == "block" else -1)
+    return Part(layers, tuple(numbers))
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("n", [1, 4, 64])
+def test_zero_as_published(stage: int, n: int) -> None:
+    found = states(
+        [layer(size=6400)], plan(dp_style="deepspeed", zero=stage), ALONE | {"shard": n}
+    )
+    assert sum(vars(found).values()) == zero_states(6400, stage, n)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, (2, 4, 12)),  # Megatron-LM: 18
+        ({"grad_precision": "bf16"}, (2, 2, 12)),
+        ({"zero": 1}, (2, 4, 12 / 4)),  # 6 + 12/dp
+        ({"precision": "fp32"}, (4, 4, 8)),
+        ({"precision": "tf32"}, (4, 4, 8)),
+        ({"precision": "fp8"}, (4, 4, 12)),  # fp8 weights and their transposes besides
+        ({"optimizer": "momentum"}, (2, 4, 8)),
+        ({"optimizer": "sgd"}, (2, 4, 4)),
+        ({"optimizer": "adagrad", "precision": "fp32"}, (4, 4, 4)),
+        ({"dp_style": "ddp", "precision": "fp32"}, (4, 4, 8)),
+        ({"dp_style": "ddp", "zero": 1, "precision": "fp32"}, (4, 4, 8 / 4)),
+        ({"dp_style": "fsdp", "zero": 3}, (1, 1, 2)),  # 16/dp, the sharded weights in fp32
+        ({"dp_style": "fsdp", "zero": 2}, (1, 1, 2)),
+    ],
+)
+def test_bytes_of_a_parameter(keys: dict, expected: tuple[float, ...]) -> None:
+    found = states([layer(size=100)], plan(**keys), ALONE | {"shard": 4})
+    each = (found.parameters / 100, found.gradients / 100, found.optimizer / 100)
+    assert each == pytest.approx(expected)
+
+
+def test_experts_are_shared_by_their_own_group() -> None:
+    experts = operator(parameters=(Parameter("dense", 800), Parameter("expert", 80, expert=True)))
+    found = states([layer(experts)], plan(zero=1), ALONE | {"shard": 8, "eshard": 2})
+    assert found.optimizer == 12 * (800 // 8 + 80 // 2)
+    assert found.parameters == 2 * 880
+
+
+def test_tied_matrices_are_there_once() -> None:
+    tied = operator(parameters=(Parameter("words", 50, tied=True),))
+    found = states([layer(tied, role="embedding"), layer(tied, role="head")], plan(), ALONE)
+    assert found.parameters == 2 * 50
+
+
+def test_tables_of_one_rank_have_no_gradients_and_are_not_shared() -> None:
+    table = operator(parameters=(Parameter("table", 1000, local=True), Parameter("mlp", 8)))
+    keys = plan(dp_style="ddp", precision="fp32", optimizer="adagrad", zero=1)
+    found = states([layer(table)], keys, ALONE | {"shard": 4})
+    assert (found.parameters, found.gradients, found.optimizer) == (4032, 32, 4 * 1000 + 4 * 2)
+
+
+@given(size=st.integers(1, 10**12), n=st.integers(1, 5000), stage=st.integers(0, 3))
+def test_sharding_never_takes_more(size: int, n: int, stage: int) -> None:
+    keys = plan(dp_style="deepspeed", zero=stage)
+    alone = sum(vars(states([layer(size=size)], keys, ALONE)).values())
+    shared = sum(vars(states([layer(size=size)], keys, ALONE | {"shard": n})).values())
+    assert alone / n <= shared <= alone
+
+
+# --- temporaries ----------------------------------------------------------------------------------
+
+
+def test_results_of_kernels() -> None:
+    assert result(Gemm(4, 8, 16)) == 2 * 4 * 8
+    assert result(Gemm(4, 8, 16, accumulate=True, output="fp32")) == 0
+    heads = Attention(2, 4, 2, 10, 20, 8, 8)
+    assert result(heads) == 2 * 2 * 4 * 10 * 8
+    backward = replace(heads, backward=True)
+    assert result(backward) == 2 * 2 * 8 * (4 * 10 + 2 * 2 * 20)
+    assert result(CrossEntropy(3, 5)) == 4 * 15
+    assert result(Embedding(7, 8, 100, backward=True)) == 2 * 8 * 100
+    assert result(Embedding(7, 8, 100, pooling=7)) == 2 * 8
+
+
+def test_a_result_lives_until_the_next_has_used_it() -> None:
+    steps = [Compute("a", Elementwise(2 * size)) for size in (10, 30, 20, 5)]
+    assert working(steps, ALONE) == 50
+    assert working(steps, ALONE, given=100) == 110
+    # Gathered before, scattered after; in a group of one neither is there.
+    around = (
+        Communicate("gather", Operation.ALL_GATHER, "tp", 80),
+        steps[0],
+        Communicate("reduce", Operation.ALL_REDUCE, "tp", 10),
+        Communicate("scatter", Operation.REDUCE_SCATTER, "tp", 10),
+    )
+    assert working(around, ALONE) == 10
+    assert working(around, ALONE | {"tp": 2}) == 90
+    assert output(Operator("o", around), ALONE | {"tp": 2}) == 5
+    assert output(Operator("o", around), ALONE) == 10
+    beside = (Communicate("gather", Operation.ALL_GATHER, "tp", 80, token="x"), *steps)
+    assert working(beside, ALONE | {"tp": 2}) == 130
+
+
+def test_what_gradients_of_weights_need() -> None:
+    tokens, h = 6, 4
+    weights = Gemm(h, 3 * h, tokens, accumulate=True)
+    step = Compute("weight", weights, weight=True)
+    assert needed_for_weights(Operator("o", (), (step,)), ALONE) == 2 * tokens * 4 * h
+    gather = Communicate("gather", Operation.ALL_GATHER, "tp", 2 * tokens * h, weight=True)
+    shared = needed_for_weights(Operator("o", (), (gather, step)), ALONE | {"tp": 2})
+    assert shared == 2 * tokens * 4 * h - tokens * h
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+def test_forward_leaves_what_it_saves_and_backward_frees_it() -> None:
+    found = chunk(
+        part(layer(operator(100, 10, 30), operator(50, 20, 40)), layer(operator(70, 60, 5))),
+        plan(), ALONE,
+    )  # fmt: skip
+    assert found.kept == 220
+    # The last operator has saved 70 and makes 60.
+    assert found.forward == 150 + 70 + 60
+    # Last layer: given 60, makes 5. Then on 70 less: given 20, makes 40. On 120 less: 10 and 30.
+    assert found.backward == 65
+
+
+def test_recomputation() -> None:
+    scores = operator(1000, 10, 20, selective=True)
+    block = layer(operator(100, 10, 20), scores, checkpoint=16)
+    whole = chunk(part(block, block), plan(recompute="full"), ALONE)
+    assert whole.kept == 32
+    assert whole.forward == 16 + 16 + 10
+    assert whole.backward == (1100 - 16) + 10 + 20
+    inside = chunk(part(block, block), plan(recompute="selective"), ALONE)
+    assert inside.kept == 200
+    assert inside.backward == 1000 + 10 + 20
+    some = chunk(part(block, block), plan(recompute="full", recompute_layers=1), ALONE)
+    assert some.kept == 16 + 1100
+    ends = chunk(part(layer(scores, role="embedding"), block), plan(recompute="full"), ALONE)
+    assert ends.kept == 1000 + 16
+
+
+def test_gradients_of_weights_that_are_put_off() -> None:
+    gemm = Gemm(4, 4, 5, accumulate=True)  # 2 × 5 × 8 = 80 bytes of inputs and gradients
+    found = chunk(part(layer(operator(100, 10, 20, gemm=gemm))), plan(), ALONE)
+    assert found.for_weights == 80
+    assert (found.backward, found.inputs, found.weights) == (30, 30, 0)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
+    pipe = pipeline(name, 4, 8, 2 if name == "interleaved" else 1)
+    for stage in range(4):
+        saved, later = [7, 11][: pipe.chunks], [3, 4][: pipe.chunks]
+        chunks = [
+            Chunk(kept, for_weights, kept, 0, 0, 0)
+            for kept, for_weights in zip(saved, later, strict=True)
+        ]
+        worst = peak(pipe.actions[stage], chunks)
+        assert worst.kept == pipe.peak(stage, saved, later)
+        if name != "dualpipe":
+            assert worst.total == worst.kept
+
+
+def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
+    pipe = pipeline("dualpipe", 2, 4)
+    chunks = [Chunk(10, 0, 15, 20, 20, 0)] * 2
+    worst = peak(pipe.actions[0], chunks)
+    paired = [i for i, action in enumerate(pipe.actions[0]) if action.paired]
+    held, most = 0, 0
+    for i, action in enumerate(pipe.actions[0]):
+        top = 15 if action.phase is Phase.FORWARD else 20 if action.phase is Phase.BACKWARD else 0
+        if i + 1 in paired:
+            most = max(most, held + 35)
+        most = max(most, held + top)
+        if action.phase is not Phase.WEIGHT:
+            held += 10 if action.phase is Phase.FORWARD else -10
+    assert worst.total == most
+
+
+# --- buffers --------------------------------------------------------------------------------------
+
+
+def test_gathered_units_of_fsdp() -> None:
+    layers = [layer(size=100, role="embedding"), *(layer(size=10 * i) for i in (1, 2, 3, 4))]
+    fsdp = {"dp_style": "fsdp", "zero": 3}
+    assert gathered(layers, plan(**fsdp)) == 2 * (100 + 30 + 40)
+    assert gathered(layers, plan(**fsdp, prefetch=0)) == 2 * (100 + 40)
+    assert gathered(layers, plan(**fsdp, wrap_layers=2, prefetch=0)) == 2 * (100 + 70)
+    assert gathered(layers, plan(**fsdp, reshard_after_forward=False)) == 2 * 200
+    assert gathered(layers, plan(dp_style="fsdp", zero=2)) == 2 * 200
+    assert gathered(layers, plan(zero=1)) == 0
+    assert gathered(layers, plan(dp_style="deepspeed", zero=3)) == 2 * 200
+
+
+def test_buckets() -> None:
+    layers = [layer(size=100, role="embedding"), layer(size=30), layer(size=40)]
+    shared = ALONE | {"dp": 4}
+    assert buckets(layers, plan(), shared) == 0  # Megatron-LM reduces in place
+    assert buckets(layers, plan(dp_style="ddp", precision="fp32"), shared) == 4 * 170
+    assert buckets(layers, plan(dp_style="ddp", precision="fp32"), ALONE) == 0
+    fsdp = {"dp_style": "fsdp", "grad_precision": "fp32"}
+    assert buckets(layers, plan(**fsdp, zero=3), shared) == (2 + 4) * 40 + 2 * 100
+    assert buckets(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170 + 2 * 40
+    # The documented 9 GB of DeepSpeed: 5e8 elements of two bytes, two buckets, 4.5 times.
+    large = [layer(size=10**10)]
+    assert buckets(large, plan(dp_style="deepspeed", zero=2), shared) == 9 * 10**9
+    slow = plan(dp_style="deepspeed", zero=2, dp_overlap=False, bucket=1000)
+    assert buckets(large, slow, shared) == 2000
+
+
+def test_messages_of_a_pipeline() -> None:
+    parts = [part(layer())] * 4
+    pipe = pipeline("1f1b", 4, 4)
+    assert [messages(pipe, stage, parts) for stage in range(4)] == [16, 32, 32, 16]
+    assert messages(pipeline("1f1b", 1, 4), 0, parts) == 0
+
+
+def test_connections() -> None:
+    exchange = Communicate("tokens", Operation.ALL_TO_ALL, "ep", 64)
+    reduce = Communicate("sum", Operation.ALL_REDUCE, "tp", 64)
+    experts = Operator("o", (exchange, reduce), (), (Parameter("e", 8, expert=True),))
+    keys = plan(tp=2, ep=8, etp=1, pp=2, dp=8)
+    grid = Grid.of(keys, 32)
+    sizes = dict(Groups(grid).sizes)
+    found = connections([layer(experts)], 0, keys, grid, sizes, 8)
+    # Collectives on tp, on edp, and of the gradient's norm; 8 neighbours are one node, with 7
+    # peers; the other stage is in another node.
+    assert (found.collective, found.peers, found.network) == (3, 7, 1)
+    known = constants()
+    expected = 3 * known.collective.si + 7 * known.peer.si + known.network.si
+    assert found.bytes(known) == pytest.approx(expected)
+
+
+# --- together -------------------------------------------------------------------------------------
+
+
+def walk(**keys: object) -> list[StageMemory]:
+    """The memory of a toy of 8 blocks."""
+    chosen = Plan(**{"global_batch": 32, "dp": 2, **keys})  # type: ignore[arg-type]
+    grid = Grid.of(chosen, 2 * chosen.pp)
+    pipe = pipeline(chosen.schedule, chosen.pp, 32 // 2, chosen.vpp)
+    each = 8 // pipe.parts
+    block = layer(operator(10**9, 10**8, 10**8), checkpoint=10**8, size=10**8)
+    return memory(pipe, [part(*[block] * each)] * pipe.parts, chosen, grid)
+
+
+def test_parts_add_up() -> None:
+    (alone,) = walk()
+    assert alone.total == sum(alone.parts.values())
+    assert alone.states == 18 * 8 * 10**8
+    assert alone.activations == 8 * 10**9
+    assert alone.working == 2 * 10**8
+    assert alone.tensors == alone.states + alone.activations + alone.working
+    assert alone.fragmentation == round(constants().fragmentation.value * alone.tensors)
+
+
+def test_stages_keep_what_is_in_flight() -> None:
+    kept = [each.activations for each in walk(pp=4)]
+    assert kept == [4 * 2 * 10**9, 3 * 2 * 10**9, 2 * 2 * 10**9, 2 * 10**9]
+    assert [each.activations for each in walk(pp=4, schedule="gpipe")] == [16 * 2 * 10**9] * 4
+    interleaved = walk(pp=4, schedule="interleaved", vpp=2)[0]
+    assert interleaved.activations == 11 * 10**9  # p + (p - 1)/v stages of two layers
+
+
+def test_dualpipe_holds_parameters_twice() -> None:
+    once, twice = walk(pp=4), walk(pp=4, schedule="dualpipe")
+    assert all(b.states == 2 * a.states for a, b in zip(once, twice, strict=True))
+    assert max(each.activations for each in twice) == (4 + 1) * 2 * 10**9
+
+
+def test_the_optimizer_may_set_the_peak() -> None:
+    (found,) = walk(dp_style="ddp", precision="fp32", recompute="full")
+    assert found.moment == "the optimizer's step"
+    assert found.activations + found.working == 4 * 8 * 10**8
