@@ -220,7 +220,7 @@ class Cnn:
     batch_norm : bool
         VGG only: with batch normalisation.
     width : int
-        ResNet only: channels of the bottleneck, 64 (Wide ResNet: 128).
+        ResNet with bottlenecks only: their channels in the first group, 64 (Wide ResNet: 128).
     """
 
     family: Literal["resnet", "vgg", "densenet"]
@@ -235,6 +235,15 @@ class Cnn:
         if self.depth not in allowed:
             depths = ", ".join(map(str, allowed))
             raise InputError(f"depth is {self.depth}; a {self.family} has {depths}")
+        if self.batch_norm and self.family != "vgg":
+            raise InputError(
+                f"batch_norm is true, which is for family 'vgg'; a {self.family} always has it"
+            )
+        if self.width != 64 and (self.family != "resnet" or self.depth < 50):
+            raise InputError(
+                f"width is {self.width}; only a resnet of depth 50 or more, which has bottlenecks, "
+                "can have another than 64"
+            )
 
     @property
     def samples(self) -> str:

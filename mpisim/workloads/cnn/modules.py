@@ -1,0 +1,199 @@
+"""Operators on images: convolutions, batch normalisation, pooling, and what joins branches.
+
+Sizes count every operand once. Of the forward pass is kept what autograd keeps: a convolution its
+input, batch normalisation its input and statistics, an activation in place its output (which is the
+next convolution's input, counted once), max-pooling the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpisim.kernels.operations import Convolution, Norm
+
+from ...experiment.plan import Plan
+from ..eager import FP32, INDEX, Eager, copy, fill, stream
+from ..grid import Grid
+from ..operators import Compute, Operator, Parameter, Step
+
+__all__ = ["Image", "Modules"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """Channels and side of a square image."""
+
+    channels: int
+    side: int
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.channels * self.side**2
+
+
+class Modules(Eager):
+    """Writes operators on a batch of images.
+
+    Parameters
+    ----------
+    plan : Plan
+    grid : Grid
+
+    Attributes
+    ----------
+    batch : int
+        Images of a micro-batch.
+    """
+
+    def __init__(self, plan: Plan, grid: Grid) -> None:
+        super().__init__(plan, grid)
+        self.batch = plan.micro_batch
+
+    def bytes(self, image: Image) -> int:
+        """Bytes of a batch of images."""
+        return self.element * self.batch * image.size
+
+    def images(self, image: Image) -> Operator:
+        """The batch's way to the GPU, in fp32; as in PyTorch's examples on the compute stream."""
+        return Operator("images", (copy("copy images", FP32 * self.batch * image.size),))
+
+    def convolution(
+        self, name: str, image: Image, outputs: int, kernel: int, *, stride: int = 1,
+        padding: int = 0, bias: bool = False, first: bool = False, kept: bool = False,
+    ) -> tuple[Operator, Image]:  # fmt: skip
+        """A convolution.
+
+        Parameters
+        ----------
+        name : str
+        image : Image
+            Input.
+        outputs, kernel, stride, padding : int
+        bias : bool
+            A kernel of its own forward, a sum backward.
+        first : bool
+            Whether its input is the batch itself: no gradient, and in fp32.
+        kept : bool
+            Whether another operator keeps the input.
+
+        Returns
+        -------
+        Operator
+        Image
+            Output.
+        """
+        share = self.share(name, outputs)
+        out = Image(outputs, (image.side + 2 * padding - kernel) // stride + 1)
+        size = self.batch * out.size
+        local = self.element * self.batch * share * out.side**2
+
+        def run(what: str, direction: str) -> Compute:
+            described = Convolution(
+                self.batch, image.channels, share, out.side, out.side, kernel, stride,
+                direction=direction, dtype=self.dtype,  # type: ignore[arg-type]
+            )  # fmt: skip
+            return Compute(what, described, weight=direction == "weight")
+
+        parameters: tuple[Parameter, ...] = (
+            Parameter(f"{name} weight", share * image.channels * kernel**2),
+        )
+        if bias:
+            parameters += (Parameter(f"{name} bias", share),)
+        forward: list[Step] = []
+        if first and self.mixed:
+            traffic = (FP32 + self.element) * self.batch * image.size
+            forward.append(stream(f"{name} input cast", traffic))
+        forward += self.narrowed(parameters)
+        forward.append(run(name, "forward"))
+        if bias:
+            forward.append(stream(f"{name} bias", 2 * local))
+        forward += self.gather(name, size)
+
+        backward: list[Step] = list(self.scatter(name, size))
+        if not first:
+            backward.append(run(f"{name} input gradient", "input"))
+        backward.append(run(f"{name} weight gradient", "weight"))
+        if bias:
+            traffic = local + self.element * share
+            backward.append(stream(f"{name} bias gradient", traffic, weight=True))
+        backward += self.gradients(parameters)
+        saved = self.kept_input(self.batch * image.size, kept) + self.kept_weights(parameters)
+        return Operator(name, tuple(forward), tuple(backward), parameters, saved), out
+
+    def batch_norm(self, name: str, image: Image) -> Operator:
+        """Batch normalisation, which also counts its batches. Its weights stay in fp32."""
+        parameters = tuple(
+            Parameter(f"{name} {what}", image.channels, replicated=True)
+            for what in ("weight", "bias")
+        )
+        rows = self.batch * image.side**2
+
+        def norm(*, backward: bool = False) -> Norm:
+            return Norm(rows, image.channels, "batch", backward, self.stored)
+
+        return Operator(
+            name,
+            (stream(f"{name} counter", 2 * INDEX), Compute(name, norm())),
+            (
+                Compute(f"{name} backward", norm(backward=True)),
+                *self.gradients(parameters, narrow=False),
+            ),
+            parameters,
+            saved=self.bytes(image) + 2 * FP32 * image.channels,
+            statistics=image.channels,
+        )
+
+    def relu(self, name: str, image: Image) -> Operator:
+        """ReLU, in place."""
+        return self.activation(name, self.batch * image.size)
+
+    def max_pool(
+        self, name: str, image: Image, kernel: int, stride: int, padding: int = 0
+    ) -> tuple[Operator, Image]:
+        """Maxima of windows; their input is a ReLU's output, which that keeps."""
+        out = Image(image.channels, (image.side + 2 * padding - kernel) // stride + 1)
+        indices = INDEX * self.batch * out.size
+        traffic = self.bytes(image) + self.bytes(out) + indices
+        return Operator(
+            name,
+            (stream(name, traffic),),
+            (
+                fill(f"{name} gradient", self.bytes(image)),
+                stream(f"{name} backward", traffic),
+            ),
+            saved=indices,
+        ), out
+
+    def average_pool(
+        self, name: str, image: Image, side: int, *, kept: bool = False, adaptive: bool = False
+    ) -> Operator:
+        """Means of windows, as many as make an image of a side.
+
+        `adaptive`: by the kernel for windows of any size, which adds to zeros backward. `kept`: as
+        in `convolution`.
+        """
+        traffic = self.bytes(image) + self.bytes(Image(image.channels, side))
+        backward = [stream(f"{name} backward", traffic)]
+        if adaptive:
+            backward.insert(0, fill(f"{name} gradient", self.bytes(image)))
+        return Operator(
+            name,
+            (stream(name, traffic),),
+            tuple(backward),
+            saved=0 if kept else self.bytes(image),
+        )
+
+    def add_gradients(self, image: Image) -> Operator:
+        """Where ways part: backward, their gradients meet."""
+        return Operator("branches", (), (stream("add gradients", 3 * self.bytes(image)),))
+
+    def add(self, image: Image) -> Operator:
+        """Where two ways meet: their sum, in place."""
+        return Operator("addition", (stream("addition", 3 * self.bytes(image)),))
+
+    def concatenation(self, images: Sequence[Image], backward: tuple[Compute, ...]) -> Operator:
+        """Channels of several images side by side, and what becomes of their gradients."""
+        traffic = 2 * sum(map(self.bytes, images))
+        return Operator("concatenation", (stream("concatenation", traffic),), backward)

@@ -1,0 +1,236 @@
+"""What PyTorch launches for the modules that CNNs and recommendation models share.
+
+One operator a module, each with the kernels of eager mode forward and backward, in the order in
+which autograd runs them: gradient of the input, of the weight, of the bias.
+
+Mixed precision is ``torch.autocast``'s: weights are kept in fp32 and copied to the narrow format
+once for each forward, gradients are copied back. Where gradients of several micro-batches are added
+up, that addition is counted for each (the first would only be moved).
+
+Tensor parallelism is the generic one of github.com/BlackSamorez/tensor_parallel
+(``autoconfig.py``, ``communications.py``), which splits exactly the modules that TrioSim splits
+(``tracer/dataprocess.py``, ``TARGET_OP_PREFIXES``): each rank computes a share of the outputs of
+every convolution and linear layer, outputs are all-gathered and brought into one tensor; backward
+their gradients are reduce-scattered. Everything else is computed by every rank, and the gradients
+that reach it are each rank's part of a sum, those of replicated parameters too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from mpisim.errors import InputError
+from mpisim.kernels.operations import BYTES, Copy, Elementwise, Gemm, Precision, Softmax
+
+from ..experiment.plan import Plan
+from ..program import Operation
+from .grid import Grid
+from .operators import Communicate, Compute, Operator, Parameter, Step
+
+__all__ = ["FP32", "INDEX", "Eager", "copy", "fill", "stream"]
+
+FP32 = BYTES["fp32"]
+INDEX = 8
+"""Bytes of an int64: labels, indices."""
+MASK = 1
+"""Bytes of an element of a dropout mask."""
+
+
+def stream(name: str, traffic: int, *, weight: bool = False) -> Compute:
+    """A kernel that streams `traffic` bytes through memory."""
+    return Compute(name, Elementwise(traffic), weight=weight)
+
+
+def fill(name: str, size: int) -> Compute:
+    """A kernel that sets `size` bytes."""
+    return Compute(name, Copy(size, path="fill"))
+
+
+def copy(name: str, size: int) -> Compute:
+    """A copy of `size` bytes from the host."""
+    return Compute(name, Copy(size, path="host"))
+
+
+class Eager:
+    """Writes operators in the shapes of one rank.
+
+    Parameters
+    ----------
+    plan : Plan
+    grid : Grid
+
+    Attributes
+    ----------
+    dtype : Precision
+        Of matrix products.
+    element : int
+        Bytes of an activation.
+    mixed : bool
+        Whether weights are wider than that.
+    tp : int
+        Ranks that share the outputs of a layer.
+
+    Raises
+    ------
+    InputError
+        If the plan asks for what these models do not have.
+    """
+
+    def __init__(self, plan: Plan, grid: Grid) -> None:
+        if plan.precision == "fp8":
+            raise InputError(
+                "plan.precision is 'fp8', which only transformers have; allowed here: fp32, tf32, "
+                "fp16, bf16"
+            )
+        if plan.tp_overlap:
+            raise InputError("plan.tp_overlap is true; only transformers overlap in this way")
+        for key in ("cp", "ep"):
+            if getattr(plan, key) > 1:
+                raise InputError(
+                    f"plan.{key} is {getattr(plan, key)}; only transformers have sequences and "
+                    "experts to share"
+                )
+        if plan.recompute == "selective":
+            raise InputError(
+                "plan.recompute is 'selective', which is about attention; allowed here: none, full"
+            )
+        self.dtype: Precision = plan.precision
+        self.element = BYTES[plan.precision]
+        self.stored: Literal["fp32", "fp16", "bf16"] = plan.weight_format
+        self.mixed = self.element < FP32
+        self.tp = grid.tp
+        self._accumulates = plan.global_batch > grid.dp * plan.micro_batch
+
+    # --- modules --------------------------------------------------------------------------------
+
+    def linear(
+        self, name: str, rows: int, inputs: int, outputs: int, *,
+        first: bool = False, kept: bool = False,
+    ) -> Operator:  # fmt: skip
+        """A matrix (inputs, outputs) and its bias.
+
+        Parameters
+        ----------
+        name : str
+        rows, inputs, outputs : int
+        first : bool
+            Whether the input needs no gradient.
+        kept : bool
+            Whether another operator keeps the input.
+        """
+        share, e = self.share(name, outputs), self.element
+
+        def product(what: str, m: int, n: int, k: int, *, weight: bool = False) -> Compute:
+            return Compute(what, Gemm(m, n, k, dtype=self.dtype, output=self.dtype), weight=weight)
+
+        parameters = (
+            Parameter(f"{name} weight", inputs * share),
+            Parameter(f"{name} bias", share),
+        )
+        backward: list[Step] = list(self.scatter(name, rows * outputs))
+        if not first:
+            backward.append(product(f"{name} input gradient", rows, inputs, share))
+        backward.append(product(f"{name} weight gradient", share, inputs, rows, weight=True))
+        backward.append(stream(f"{name} bias gradient", e * (rows + 1) * share, weight=True))
+        return Operator(
+            name,
+            (
+                *self.narrowed(parameters),
+                product(name, rows, share, inputs),
+                *self.gather(name, rows * outputs),
+            ),
+            (*backward, *self.gradients(parameters)),
+            parameters,
+            saved=self.kept_input(rows * inputs, kept) + self.kept_weights(parameters),
+        )
+
+    def activation(self, name: str, size: int) -> Operator:
+        """ReLU in place, or a sigmoid: keeps its output of `size` elements."""
+        e = self.element * size
+        return Operator(name, (stream(name, 2 * e),), (stream(f"{name} backward", 3 * e),), saved=e)
+
+    def dropout(self, name: str, size: int) -> Operator:
+        """Dropout of `size` elements: keeps the mask."""
+        kept = MASK * size
+        traffic = 2 * self.element * size + kept
+        passes = (stream(name, traffic),), (stream(f"{name} backward", traffic),)
+        return Operator(name, *passes, saved=kept)
+
+    def cross_entropy(self, rows: int, classes: int) -> Operator:
+        """Softmax cross-entropy in fp32, with the labels' copy: keeps logarithms and labels."""
+        size, picked = rows * classes, (INDEX + FP32) * rows
+        cast = [stream("loss cast", (self.element + FP32) * size)] if self.mixed else []
+        softmax = Softmax(rows, classes, dtype="fp32")
+        return Operator(
+            "loss",
+            (
+                copy("copy labels", INDEX * rows),
+                *cast,
+                Compute("log-softmax", softmax),
+                stream("negative log-likelihood", picked),
+            ),
+            (
+                fill("loss gradient", FP32),
+                fill("scores gradient", FP32 * size),
+                stream("negative log-likelihood backward", picked),
+                Compute("log-softmax backward", Softmax(rows, classes, True, "fp32")),
+                *(stream("loss cast backward", step.kernel.traffic) for step in cast),
+            ),
+            saved=FP32 * size + INDEX * rows,
+        )
+
+    # --- parts of modules -----------------------------------------------------------------------
+
+    def share(self, name: str, outputs: int) -> int:
+        """Return this rank's share of a layer's outputs.
+
+        Raises
+        ------
+        InputError
+            If tp does not divide them.
+        """
+        if outputs % self.tp:
+            raise InputError(
+                f"plan.tp is {self.tp}, which does not divide the {outputs} outputs of {name!r}"
+            )
+        return outputs // self.tp
+
+    def gather(self, name: str, size: int) -> Iterator[Step]:
+        """Bring the shares of an output of `size` elements together."""
+        if self.tp > 1:
+            size *= self.element
+            yield Communicate(f"{name} all-gather", Operation.ALL_GATHER, "tp", size)
+            yield stream(f"{name} concatenation", 2 * size)
+
+    def scatter(self, name: str, size: int) -> Iterator[Step]:
+        """Add up the gradients of an output of `size` elements, each rank its share."""
+        if self.tp > 1:
+            size *= self.element
+            yield stream(f"{name} concatenation backward", 2 * size)
+            yield Communicate(f"{name} reduce-scatter", Operation.REDUCE_SCATTER, "tp", size)
+
+    def narrowed(self, parameters: tuple[Parameter, ...]) -> Iterator[Compute]:
+        """Copies of weights in the narrow format."""
+        if self.mixed:
+            for each in parameters:
+                yield stream(f"{each.name} cast", (FP32 + self.element) * each.size)
+
+    def gradients(
+        self, parameters: tuple[Parameter, ...], *, narrow: bool = True
+    ) -> Iterator[Compute]:
+        """What becomes of gradients of weights: copied to fp32, added to those before."""
+        for each in parameters:
+            if self.mixed and narrow:
+                traffic = (FP32 + self.element) * each.size
+                yield stream(f"{each.name} cast backward", traffic, weight=True)
+            if self._accumulates:
+                yield stream(f"{each.name} accumulation", 3 * FP32 * each.size, weight=True)
+
+    def kept_input(self, size: int, kept: bool) -> int:
+        """Bytes of an input of `size` elements, unless another operator keeps it."""
+        return 0 if kept else self.element * size
+
+    def kept_weights(self, parameters: tuple[Parameter, ...]) -> int:
+        """Bytes of the copies of weights that autograd keeps: those of matrices, not of biases."""
+        return self.element * parameters[0].size if self.mixed else 0

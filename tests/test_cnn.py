@@ -1,0 +1,483 @@
+"""Convolutional networks: sizes as published, steps as PyTorch issues them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.experiment.models import Cnn
+from mpisim.experiment.plan import Plan
+from mpisim.kernels.operations import Convolution, Copy, Elementwise, Gemm, Norm, Softmax
+from mpisim.program import Operation
+from mpisim.workloads.cnn import cnn_network
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Step, total
+
+
+def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> Network:
+    of_model = ("image", "classes", "batch_norm", "width")
+    model = {key: keys.pop(key) for key in of_model if key in keys}
+    batch = keys.get("micro_batch", 1) * gpus // keys.get("tp", 1)
+    plan = Plan(**{"global_batch": batch, "precision": "fp32"} | keys)
+    return cnn_network(Cnn(family, depth, **model), plan, Grid.of(plan, gpus))  # type: ignore[arg-type]
+
+
+def kernels(steps: Iterable[Step]) -> list[tuple[str, Any]]:
+    return [
+        (step.name, step.kernel if isinstance(step, Compute) else (step.operation, step.bytes))
+        for step in steps
+    ]
+
+
+def forward(layer: Layer) -> list[tuple[str, Any]]:
+    return kernels(step for operator in layer.operators for step in operator.forward)
+
+
+def backward(layer: Layer) -> list[tuple[str, Any]]:
+    return kernels(step for operator in reversed(layer.operators) for step in operator.backward)
+
+
+# Parameters and 10⁹ multiply-adds of one image as torchvision publishes them for its weights
+# (docs.pytorch.org/vision/stable/models.html; num_params and _ops of torchvision/models/*.py).
+PUBLISHED = [
+    ("resnet", 18, {}, 11_689_512, 1.81),
+    ("resnet", 34, {}, 21_797_672, 3.66),
+    ("resnet", 50, {}, 25_557_032, 4.09),
+    ("resnet", 101, {}, 44_549_160, 7.80),
+    ("resnet", 152, {}, 60_192_808, 11.51),
+    ("resnet", 50, {"width": 128}, 68_883_240, 11.40),
+    ("resnet", 101, {"width": 128}, 126_886_696, 22.75),
+    ("vgg", 11, {}, 132_863_336, 7.61),
+    ("vgg", 13, {}, 133_047_848, 11.31),
+    ("vgg", 16, {}, 138_357_544, 15.47),
+    ("vgg", 19, {}, 143_667_240, 19.63),
+    ("vgg", 11, {"batch_norm": True}, 132_868_840, 7.61),
+    ("vgg", 13, {"batch_norm": True}, 133_053_736, 11.31),
+    ("vgg", 16, {"batch_norm": True}, 138_365_992, 15.47),
+    ("vgg", 19, {"batch_norm": True}, 143_678_248, 19.63),
+    ("densenet", 121, {}, 7_978_856, 2.83),
+    ("densenet", 161, {}, 28_681_000, 7.73),
+    ("densenet", 169, {}, 14_149_480, 3.36),
+    ("densenet", 201, {}, 20_013_928, 4.29),
+]
+
+
+@pytest.mark.parametrize(("family", "depth", "keys", "parameters", "giga_macs"), PUBLISHED)
+def test_parameters_and_flops_are_those_published(
+    family: str, depth: int, keys: dict[str, Any], parameters: int, giga_macs: float
+) -> None:
+    found = network(family, depth, micro_batch=2, **keys)
+    assert total(p for layer in found.layers for p in layer.parameters) == parameters
+    ahead = sum(
+        step.kernel.flops
+        for layer in found.layers
+        for operator in layer.operators
+        for step in operator.forward
+        if isinstance(step, Compute)
+    )
+    assert ahead / 2 / 2e9 == pytest.approx(giga_macs, abs=0.005)
+    # Backward the same twice, but for the images, which need no gradient.
+    first = next(
+        step.kernel.flops for step in found.layers[0].kernels() if step.name in ("conv0", "conv1")
+    ) if family != "vgg" else 2 * 2 * 224**2 * 64 * 27  # fmt: skip
+    assert found.flops == 3 * ahead - first
+    assert found.tokens == 2
+
+
+def test_a_stem_by_hand() -> None:
+    stem = network("resnet", 18, image=64, micro_batch=2).layers[0]
+    assert (stem.role, stem.output) == ("embedding", 4 * 2 * 64 * 16**2)
+    whole, pooled = 4 * 2 * 64 * 32**2, 4 * 2 * 64 * 16**2
+    pool = Elementwise(whole + pooled + 8 * 2 * 64 * 16**2)
+    conv = Convolution(2, 3, 64, 32, 32, 7, 2)
+    assert forward(stem) == [
+        ("copy images", Copy(4 * 2 * 3 * 64**2, "host")),
+        ("conv1", conv),
+        ("bn1 counter", Elementwise(16)),
+        ("bn1", Norm(2 * 32**2, 64, "batch", dtype="fp32")),
+        ("relu", Elementwise(2 * whole)),
+        ("maxpool", pool),
+    ]
+    assert backward(stem) == [
+        ("maxpool gradient", Copy(whole, "fill")),
+        ("maxpool backward", pool),
+        ("relu backward", Elementwise(3 * whole)),
+        ("bn1 backward", Norm(2 * 32**2, 64, "batch", True, "fp32")),
+        ("conv1 weight gradient", Convolution(2, 3, 64, 32, 32, 7, 2, 1, "weight")),
+    ]
+    # Kept: the images, bn1's input and statistics, ReLU's output, the indices of the maxima.
+    images, indices = 4 * 2 * 3 * 64**2, 8 * 2 * 64 * 16**2
+    assert stem.saved == images + whole + 2 * 4 * 64 + whole + indices
+
+
+def test_a_residual_block_by_hand() -> None:
+    # Of ResNet-18 the first block with a stride: 64 × 16² in, 128 × 8² out.
+    block = network("resnet", 18, image=64, micro_batch=2).layers[3]
+    assert (block.name, block.role) == ("layer2.0", "block")
+    given, out = 4 * 2 * 64 * 16**2, 4 * 2 * 128 * 8**2
+    assert (block.checkpoint, block.output) == (given, out)
+    norm = Norm(2 * 8**2, 128, "batch", dtype="fp32")
+    counter = Elementwise(16)
+    assert forward(block) == [
+        ("conv1", Convolution(2, 64, 128, 8, 8, 3, 2)),
+        ("bn1 counter", counter),
+        ("bn1", norm),
+        ("relu1", Elementwise(2 * out)),
+        ("conv2", Convolution(2, 128, 128, 8, 8, 3)),
+        ("bn2 counter", counter),
+        ("bn2", norm),
+        ("downsample", Convolution(2, 64, 128, 8, 8, 1, 2)),
+        ("downsample bn counter", counter),
+        ("downsample bn", norm),
+        ("addition", Elementwise(3 * out)),
+        ("relu2", Elementwise(2 * out)),
+    ]
+    norm = Norm(2 * 8**2, 128, "batch", True, "fp32")
+    assert backward(block) == [
+        ("relu2 backward", Elementwise(3 * out)),
+        ("downsample bn backward", norm),
+        ("downsample input gradient", Convolution(2, 64, 128, 8, 8, 1, 2, 1, "input")),
+        ("downsample weight gradient", Convolution(2, 64, 128, 8, 8, 1, 2, 1, "weight")),
+        ("bn2 backward", norm),
+        ("conv2 input gradient", Convolution(2, 128, 128, 8, 8, 3, 1, 1, "input")),
+        ("conv2 weight gradient", Convolution(2, 128, 128, 8, 8, 3, 1, 1, "weight")),
+        ("relu1 backward", Elementwise(3 * out)),
+        ("bn1 backward", norm),
+        ("conv1 input gradient", Convolution(2, 64, 128, 8, 8, 3, 2, 1, "input")),
+        ("conv1 weight gradient", Convolution(2, 64, 128, 8, 8, 3, 2, 1, "weight")),
+        ("add gradients", Elementwise(3 * given)),
+    ]
+    # Kept: three inputs of norms with statistics, two outputs of ReLUs. The input of conv1 and of
+    # the downsampling is the output of the ReLU before, which counts it.
+    assert block.saved == 3 * (out + 2 * 4 * 128) + 2 * out
+    assert sum(operator.statistics for operator in block.operators) == 3 * 128
+
+
+def test_a_head_by_hand() -> None:
+    head = network("resnet", 18, image=64, micro_batch=2, classes=10).layers[-1]
+    pool = Elementwise(4 * 2 * 512 * (4 + 1))
+    assert forward(head) == [
+        ("avgpool", pool),
+        ("fc", Gemm(2, 10, 512, dtype="fp32", output="fp32")),
+        ("copy labels", Copy(16, "host")),
+        ("log-softmax", Softmax(2, 10, dtype="fp32")),
+        ("negative log-likelihood", Elementwise(24)),
+    ]
+    assert backward(head) == [
+        ("loss gradient", Copy(4, "fill")),
+        ("scores gradient", Copy(80, "fill")),
+        ("negative log-likelihood backward", Elementwise(24)),
+        ("log-softmax backward", Softmax(2, 10, True, "fp32")),
+        ("fc input gradient", Gemm(2, 512, 10, dtype="fp32", output="fp32")),
+        ("fc weight gradient", Gemm(10, 512, 2, dtype="fp32", output="fp32")),
+        ("fc bias gradient", Elementwise(4 * 3 * 10)),
+        ("avgpool backward", pool),
+    ]
+    assert head.saved == 4 * 2 * 512 + (4 * 2 * 10 + 8 * 2)
+
+
+def test_the_slots_of_weights() -> None:
+    # What only makes gradients of weights can be put off: everything else cannot.
+    for family, depth in (("resnet", 18), ("vgg", 11), ("densenet", 121)):
+        for layer in network(family, depth, precision="fp16", global_batch=2).layers:
+            for operator in layer.operators:
+                for step in operator.backward:
+                    makes = ("weight gradient", "bias gradient", "cast backward", "accumulation")
+                    assert step.weight == (step.name.endswith(makes) and operator.name != "loss")
+
+
+def test_mixed_precision_copies_weights() -> None:
+    first, second = network("vgg", 11, image=32, precision="fp16", micro_batch=2).layers[1:3]
+    size, out = 2 * 3 * 32**2, 2 * 64 * 32**2
+    assert forward(first) == [
+        ("conv1 input cast", Elementwise(6 * size)),
+        ("conv1 weight cast", Elementwise(6 * 64 * 27)),
+        ("conv1 bias cast", Elementwise(6 * 64)),
+        ("conv1", Convolution(2, 3, 64, 32, 32, 3, dtype="fp16")),
+        ("conv1 bias", Elementwise(2 * 2 * out)),
+        ("relu1", Elementwise(2 * 2 * out)),
+        ("maxpool", Elementwise(2 * out * 5 // 4 + 8 * out // 4)),
+    ]
+    assert backward(first)[-4:] == [
+        ("conv1 weight gradient", Convolution(2, 3, 64, 32, 32, 3, 1, 1, "weight", "fp16")),
+        ("conv1 bias gradient", Elementwise(2 * out + 2 * 64)),
+        ("conv1 weight cast backward", Elementwise(6 * 64 * 27)),
+        ("conv1 bias cast backward", Elementwise(6 * 64)),
+    ]
+    # Kept: images and weights in fp16, ReLU's output, the indices.
+    assert first.saved == 2 * size + 2 * 64 * 27 + 2 * out + 8 * out // 4
+    # The images travel in fp32 even so, and batch normalisation keeps its weights in fp32.
+    assert first.checkpoint == 4 * size
+    assert second.checkpoint == first.output == 2 * out // 4
+    names = [name for name, _ in forward(network("resnet", 18, precision="fp16").layers[1])]
+    assert "conv1 weight cast" in names
+    assert "bn1 weight cast" not in names
+
+
+def test_tf32_and_fp32_differ_in_their_products_alone() -> None:
+    for family, depth in (("resnet", 50), ("vgg", 11), ("densenet", 121)):
+        exact, fast = (network(family, depth, precision=each) for each in ("fp32", "tf32"))
+        assert [layer.saved for layer in exact.layers] == [layer.saved for layer in fast.layers]
+        for a, b in zip(_kernels(exact), _kernels(fast), strict=True):
+            if isinstance(a, Convolution | Gemm):
+                assert (a.dtype, b.dtype) == ("fp32", "tf32")
+                assert (a.flops, a.traffic) == (b.flops, b.traffic)
+            else:
+                assert a == b
+
+
+def _kernels(found: Network) -> list[Any]:
+    return [step.kernel for layer in found.layers for step in layer.kernels()]
+
+
+def test_several_micro_batches_add_their_gradients() -> None:
+    steps = backward(network("resnet", 18, global_batch=4).layers[1])
+    assert ("conv2 weight accumulation", Elementwise(12 * 64 * 64 * 9)) in steps
+    assert ("bn2 bias accumulation", Elementwise(12 * 64)) in steps
+    # With the same batch on two ranks there is one micro-batch.
+    steps = backward(network("resnet", 18, gpus=2, global_batch=2).layers[1])
+    assert not [name for name, _ in steps if name.endswith("accumulation")]
+
+
+def test_tensor_parallelism_shares_outputs() -> None:
+    block = network("resnet", 18, gpus=2, image=64, micro_batch=2, tp=2).layers[3]
+    out = 4 * 2 * 128 * 8**2
+    assert forward(block)[:4] == [
+        ("conv1", Convolution(2, 64, 64, 8, 8, 3, 2)),
+        ("conv1 all-gather", (Operation.ALL_GATHER, out)),
+        ("conv1 concatenation", Elementwise(2 * out)),
+        ("bn1 counter", Elementwise(16)),
+    ]
+    assert backward(block)[-5:-1] == [
+        ("conv1 concatenation backward", Elementwise(2 * out)),
+        ("conv1 reduce-scatter", (Operation.REDUCE_SCATTER, out)),
+        ("conv1 input gradient", Convolution(2, 64, 64, 8, 8, 3, 2, 1, "input")),
+        ("conv1 weight gradient", Convolution(2, 64, 64, 8, 8, 3, 2, 1, "weight")),
+    ]
+    sizes = {p.name: (p.size, p.replicated) for p in block.parameters}
+    assert sizes["conv1 weight"] == (64 * 64 * 9, False)
+    assert sizes["bn1 weight"] == (128, True)
+
+
+@pytest.mark.parametrize(("family", "depth"), [("resnet", 50), ("vgg", 16), ("densenet", 121)])
+def test_tensor_parallel_volumes(family: str, depth: int) -> None:
+    one = network(family, depth, micro_batch=2)
+    four = network(family, depth, gpus=4, tp=4, micro_batch=2)
+    outputs = 0  # of convolutions and linear layers, all of them gathered
+    for layer in one.layers:
+        for operator in layer.operators:
+            for step in operator.forward:
+                kernel = step.kernel if isinstance(step, Compute) else None
+                if isinstance(kernel, Convolution):
+                    outputs += kernel.batch * kernel.outputs * kernel.height * kernel.width
+                elif isinstance(kernel, Gemm):
+                    outputs += kernel.m * kernel.n
+    volumes: Counter[Operation] = Counter()
+    for step in _communications(four):
+        assert step.group == "tp"
+        volumes[step.operation] += step.bytes
+    expected = 4 * outputs
+    assert volumes == {Operation.ALL_GATHER: expected, Operation.REDUCE_SCATTER: expected}
+    assert not list(_communications(one))
+    assert four.flops == one.flops
+    shared = [p for layer in four.layers for p in layer.parameters if not p.replicated]
+    whole = [p for layer in one.layers for p in layer.parameters if not p.replicated]
+    assert 4 * total(shared) == total(whole)
+
+
+def _communications(found: Network) -> Iterator[Communicate]:
+    for layer in found.layers:
+        for operator in layer.operators:
+            for step in (*operator.forward, *operator.backward):
+                if isinstance(step, Communicate):
+                    yield step
+
+
+def test_layers_to_spread_over_a_pipeline() -> None:
+    for family, depth, blocks in (
+        ("resnet", 50, 3 + 4 + 6 + 3),
+        ("vgg", 16, 5),
+        ("densenet", 121, 6 + 12 + 24 + 16 + 3),
+    ):
+        found = network(family, depth)
+        roles = [layer.role for layer in found.layers]
+        assert roles == ["embedding"] + blocks * ["block"] + ["head"]
+        for before, after in zip(found.layers, found.layers[1:], strict=False):
+            assert before.output == after.checkpoint
+
+
+def test_dense_layers_add_their_gradients() -> None:
+    found = network("densenet", 121, image=64, micro_batch=2)
+    # The third dense layer: the pool's 64 channels and two layers of 32, on 16 × 16.
+    layer = found.layers[3]
+    each = 4 * 2 * 16**2
+    assert (layer.name, layer.checkpoint, layer.output) == (
+        "denseblock1.3", 128 * each, 160 * each
+    )  # fmt: skip
+    assert forward(layer)[0] == ("concatenation", Elementwise(2 * 128 * each))
+    assert backward(layer)[-3:] == [
+        ("add gradients", Elementwise(3 * channels * each)) for channels in (64, 32, 32)
+    ]
+    # Kept: norm1's input (the concatenation) and ReLU's output, the same of the bottleneck.
+    assert layer.saved == 2 * 128 * each + 2 * 128 * each + 2 * 4 * (128 + 128)
+    # Every concatenation hands on as many gradients as it has inputs; only the block's last is the
+    # first to come: 1 + … + n for a block of n.
+    sums = Counter(step.name for layer in found.layers for step in layer.kernels())
+    assert sums["add gradients"] == sum(n * (n + 1) // 2 for n in (6, 12, 24, 16))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"precision": "fp8"}, "plan.precision is 'fp8', which only transformers have"),
+        ({"cp": 2}, "plan.cp is 2; only transformers have sequences"),
+        ({"recompute": "selective"}, "plan.recompute is 'selective', which is about attention"),
+        ({"tp": 3}, "plan.tp is 3, which does not divide the 64 outputs of 'conv1'"),
+        ({"tp": 2, "classes": 999}, "plan.tp is 2, which does not divide the 999 outputs of 'fc'"),
+        ({"tp": 2, "tp_overlap": True}, "plan.tp_overlap is true; only transformers overlap"),
+    ],
+)
+def test_what_a_cnn_does_not_have(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        network("resnet", 50, gpus=6, **keys)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("resnet", {"depth": 51}, "depth is 51; a resnet has 18, 34, 50, 101, 152"),
+        ("resnet", {"depth": 18, "width": 128}, "width is 128; only a resnet of depth 50 or more"),
+        ("vgg", {"depth": 16, "width": 128}, "width is 128; only a resnet of depth 50 or more"),
+        ("densenet", {"depth": 121, "batch_norm": True}, "batch_norm is true, which is for"),
+    ],
+)
+def test_models_that_do_not_exist(family: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Cnn(family, **keys)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+def test_buckets_of_a_recorded_job() -> None:
+    # What PyTorch's DDP reduced in each step of torchvision's ResNet-50 on 8 V100 (a Kineto trace
+    # of pytorch/examples' imagenet): 1 MiB, then 25 MiB at most, in the order in which backward
+    # completes gradients (`compute_bucket_assignment_by_size`).
+    found = network("resnet", 50)
+    parameters = [p for layer in found.layers for p in layer.parameters]
+    buckets, limit = [0], 2**20
+    for parameter in reversed(parameters):
+        if 4 * buckets[-1] >= limit:
+            limit = 25 * 2**20
+            buckets.append(0)
+        buckets[-1] += parameter.size
+    assert buckets == [2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040]
+    # Before each step it sent 53,120 running means and variances, and 53 counters.
+    norms = [o.statistics for layer in found.layers for o in layer.operators if o.statistics]
+    assert (2 * sum(norms), len(norms)) == (53_120, 53)
+
+
+def test_the_operators_of_a_recorded_resnet(shared: Path) -> None:
+    path = shared / "traces/resnet50_ddp_v100_rank0of8/kineto_rank0.json.gz"
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    steps = sorted(
+        (event["ts"], event["dur"])
+        for event in events
+        if event.get("cat") == "user_annotation" and "ProfilerStep" in event["name"]
+    )
+    begin, end = steps[1][0], sum(steps[1])
+    calls = sorted(
+        (event["ts"], event["name"], event["args"].get("Input Dims"))
+        for event in events
+        if event.get("cat") == "cpu_op" and begin <= event["ts"] < end
+    )
+    recorded = [
+        (name.removeprefix("aten::"), dims[0], dims[1])
+        for _, name, dims in calls
+        if name in ("aten::conv2d", "aten::batch_norm", "aten::linear")
+    ]
+    found: list[tuple[str, list[int], list[int]]] = []
+    model = network("resnet", 50, micro_batch=32)
+    for layer in model.layers:
+        for operator in layer.operators:
+            for step in operator.forward:
+                kernel = step.kernel if isinstance(step, Compute) else None
+                if isinstance(kernel, Convolution):
+                    side = kernel.height * kernel.stride
+                    filters = [kernel.outputs, kernel.inputs, kernel.kernel, kernel.kernel]
+                    found.append(("conv2d", [32, kernel.inputs, side, side], filters))
+                elif isinstance(kernel, Norm):
+                    side = int((kernel.rows / 32) ** 0.5)
+                    image = [32, kernel.columns, side, side]
+                    found.append(("batch_norm", image, [kernel.columns]))
+                elif isinstance(kernel, Gemm):
+                    found.append(("linear", [32, kernel.k], [kernel.n, kernel.k]))
+    assert found == recorded
+
+    # Backward: as many of each kind, and in the same order.
+    kinds = {
+        "CudnnBatchNormBackward0": Norm,
+        "ConvolutionBackward0": Convolution,
+        "AddmmBackward0": Gemm,
+    }
+    recorded_back = [
+        kinds[name.rpartition(" ")[2]]
+        for _, name, _ in calls
+        if "evaluate_function" in name and name.rpartition(" ")[2] in kinds
+    ]
+    back = [
+        type(step.kernel)
+        for layer in reversed(model.layers)
+        for operator in reversed(layer.operators)
+        for step in operator.backward
+        if isinstance(step, Compute)
+        and isinstance(step.kernel, Norm | Convolution | Gemm)
+        and not step.name.endswith("input gradient")
+    ]
+    assert back == recorded_back
+
+
+def test_the_operators_of_a_recorded_vgg(shared: Path) -> None:
+    # TrioSim's own trace of VGG-13, batch 128: operators with the elements of their outputs.
+    path = shared / "traces/triosim_vgg13_h100_1gpu/trace.csv.gz"
+    with gzip.open(path, "rt") as file:
+        rows = list(csv.DictReader(file))
+    kinds = {
+        "aten::conv2d": "conv", "aten::relu_": "relu", "aten::max_pool2d": "maxpool",
+        "aten::adaptive_avg_pool2d": "avgpool", "aten::linear": "fc", "aten::dropout": "dropout",
+    }  # fmt: skip
+    recorded = [
+        (kinds[row["OperatorName"]], int(row["OutputSize"].strip("[]").split(";")[0]))
+        for row in rows
+        if row["OperatorName"] in kinds
+    ]
+    found = []
+    for layer in network("vgg", 13, micro_batch=128).layers:
+        for operator in layer.operators:
+            kernel = next(s.kernel for s in operator.forward if isinstance(s, Compute))
+            kind = operator.name.rstrip("123")
+            match kernel:
+                case Convolution():
+                    size = kernel.batch * kernel.outputs * kernel.height * kernel.width
+                case Gemm():
+                    size = kernel.m * kernel.n
+                case Elementwise() if kind == "relu":
+                    size = kernel.bytes // 8
+                case Elementwise() if kind == "dropout":
+                    size = kernel.bytes // 9
+                case Elementwise() if kind == "maxpool":
+                    size = kernel.bytes // (4 * 4 + 4 + 8)
+                case Elementwise() if kind == "avgpool":
+                    size = kernel.bytes // 8
+                case _:
+                    continue
+            found.append((kind, size))
+    assert found == recorded
