@@ -1,0 +1,138 @@
+"""What a module of an operator family offers, and which module serves which kernels.
+
+A family module computes the time of many kernels at once from a few constants. The constants are
+dimensionless or seconds, relative to what the datasheet of a GPU says, so that those fitted on some
+GPUs serve others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpisim.errors import InputError
+
+from ..operations import Kernel
+from .machine import Machine
+
+__all__ = ["ANY", "MODULES", "Columns", "Constant", "FamilyModule", "family_module", "stack"]
+
+Columns = Mapping[str, Any]
+"""One array a number of the kernels' descriptions, all of one length; and ``"dtype"``, one text for
+all of them, where the family has formats."""
+
+ANY = "any"
+"""The format of families that know none, and the calibration that serves all GPUs."""
+
+MODULES: dict[str, str] = {
+    "gemm": "gemm",
+    "grouped_gemm": "grouped_gemm",
+    "attention": "attention",
+    "convolution": "convolution",
+    "elementwise": "memory_bound",
+    "copy": "memory_bound",
+    "optimizer": "memory_bound",
+    "softmax": "reduction",
+    "norm": "reduction",
+    "cross_entropy": "reduction",
+    "embedding": "embedding",
+}
+"""The module that serves each `Kernel.family`; also the names of the calibration's tables."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number of a family's formula that is fitted to measurements.
+
+    Attributes
+    ----------
+    name : str
+    start : float
+        Where a fit starts, and the value without a calibration: a textbook figure.
+    least, most : float
+        What is physically possible.
+    meaning : str
+        In one line, with the unit if it has one.
+    """
+
+    name: str
+    start: float
+    least: float
+    most: float
+    meaning: str
+
+    def __post_init__(self) -> None:
+        if not self.least <= self.start <= self.most or self.least == self.most:
+            raise ValueError(f"constant {self.name!r}: {self.least} ≤ {self.start} ≤ {self.most}")
+
+
+class FamilyModule(Protocol):
+    """A module of this package: ``gemm``, ``attention`` and so on."""
+
+    FAMILY: str
+    """Its name, as in `MODULES`."""
+
+    CONSTANTS: tuple[Constant, ...]
+    """At most eight."""
+
+    def columns(self, kernel: Any) -> dict[str, float | int | str]:
+        """Return the numbers of one kernel's description."""
+
+    def seconds(
+        self, columns: Columns, gpu: Machine, constants: Mapping[str, float]
+    ) -> np.ndarray:
+        """Return the duration of each kernel, float64, in seconds. No loop over rows."""
+
+    def shares(
+        self, columns: Columns, gpu: Machine, constants: Mapping[str, float]
+    ) -> dict[str, np.ndarray]:
+        """Return how the durations divide into terms, in seconds: they add up to `seconds`."""
+
+
+def family_module(kernel_family: str) -> FamilyModule:
+    """Return the module that serves a `Kernel.family`.
+
+    Raises
+    ------
+    InputError
+        If none does.
+    """
+    if kernel_family not in MODULES:
+        raise InputError(
+            f"no analytical model of the family {kernel_family!r}; there are {', '.join(MODULES)}"
+        )
+    return load(MODULES[kernel_family])
+
+
+def load(name: str) -> FamilyModule:
+    """Return a family module by its own name; it is imported when it is first used."""
+    module: Any = import_module(f"{__package__}.{name}")
+    found: FamilyModule = module
+    return found
+
+
+def stack(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """Return the columns of kernels of one family and one format.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        At least one.
+
+    Returns
+    -------
+    dict
+        As `Columns`.
+    """
+    module = family_module(kernels[0].family)
+    rows = [module.columns(kernel) for kernel in kernels]
+    found: dict[str, Any] = {
+        name: np.array([row[name] for row in rows]) for name in rows[0] if name != "dtype"
+    }
+    if "dtype" in rows[0]:
+        (found["dtype"],) = {row["dtype"] for row in rows}
+    return found
