@@ -332,6 +332,9 @@ class Embedding(Kernel):
         Lookups added into one output row; 1 for a language model.
     backward : bool
     dtype : Precision
+    outputs : int, optional
+        Output rows, where one kernel serves tables of different pooling; otherwise as many as
+        `pooling` makes of the lookups.
     """
 
     family: ClassVar[str] = "embedding"
@@ -341,12 +344,13 @@ class Embedding(Kernel):
     pooling: int = 1
     backward: bool = False
     dtype: Precision = "bf16"
+    outputs: int | None = None
 
     @property
     def traffic(self) -> int:
         """Rows read and outputs written; backward gradients read, rows read and written."""
         row = BYTES[self.dtype] * self.width
-        outputs = -(-self.lookups // self.pooling)
+        outputs = self.outputs or -(-self.lookups // self.pooling)
         indices = 8 * self.lookups
         return indices + row * (outputs + self.lookups * (2 if self.backward else 1))
 

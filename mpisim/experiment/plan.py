@@ -106,7 +106,8 @@ class Plan:
         Of tokens on their way to experts; they return in bf16.
 
     sharder : str
-        DLRM: how tables are placed on GPUs.
+        DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
+        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "size-lookup-greedy".
     """
 
     global_batch: Large
@@ -154,8 +155,9 @@ class Plan:
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"
 
     sharder: Literal[
-        "naive", "random", "size", "lookup", "size-lookup", "flops"
-    ] = "size-lookup"  # fmt: skip
+        "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
+        "size-lookup-greedy",
+    ] = "size-lookup-greedy"  # fmt: skip
 
     def __post_init__(self) -> None:
         axes = self.order.split("-")
