@@ -1,0 +1,158 @@
+"""Whether a plan fits, said in text and numbers, and what would make it fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.experiment import Plan, Transformer
+from mpisim.kernels import find_gpu
+from mpisim.memory import StageMemory, Verdict, advice, capacity, memory, remedies
+from mpisim.memory.model import PARTS
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.parts import split
+from mpisim.workloads.schedules import pipeline
+from mpisim.workloads.transformer import transformer_network
+
+GIB = 2**30
+
+LLAMA = Transformer(
+    "llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, seq_len=8192,
+    vocab=128256, position="rotary", norm="rms", activation="swiglu", bias=False, dropout=False,
+    tied_embeddings=False,
+)  # fmt: skip
+
+
+def stage(number: int, total: int, error: int = 0) -> StageMemory:
+    """A stage whose activations take all."""
+    parts = dict.fromkeys(PARTS, 0) | {"activations": total}
+    return StageMemory(number, **parts, error=error, moment="forward of micro-batch 0")
+
+
+def evaluate(plan: Plan, times: int) -> Verdict:
+    """Llama-3-8B on 8 H100, or so many times that."""
+    grid = Grid.of(plan, 8 * times)
+    micro_batches, rest = divmod(plan.global_batch, grid.dp * plan.micro_batch)
+    if rest or not micro_batches:
+        raise InputError("global_batch")
+    network = transformer_network(LLAMA, plan, grid)
+    pipe = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
+    stages = memory(pipe, split(network, plan, pipe.parts), plan, grid)
+    return Verdict(tuple(stages), capacity(find_gpu("h100-sxm")), "H100")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    [("h100-sxm", 79.1), ("a100-sxm-40gb", 39.5), ("h200", 139.8), ("a40", 44.4), ("t4", 14.6)],
+)
+def test_capacity_is_what_a_program_can_have(gpu: str, gib: float) -> None:
+    assert capacity(find_gpu(gpu)) / GIB == pytest.approx(gib, rel=0.012)  # as PyTorch prints it
+
+
+def test_the_fullest_stage_decides() -> None:
+    found = Verdict((stage(0, 70 * GIB), stage(1, 90 * GIB)), 80 * GIB, "a GPU")
+    assert found.worst.stage == 1
+    assert (found.peak, found.headroom, found.fits) == (90 * GIB, -10 * GIB, False)
+    assert found.sentence() == (
+        "does not fit into a GPU: stage 1 of 2 needs 90.0 GiB ± 0.0 of 80.0 GiB, 10.0 GiB missing"
+    )
+
+
+def test_too_close_to_call() -> None:
+    found = Verdict((stage(0, 79 * GIB, GIB),), 80 * GIB, "a GPU")
+    assert found.fits
+    assert not found.certain
+    assert found.sentence() == (
+        "fits into a GPU: every GPU needs 79.0 GiB ± 1.0 of 80.0 GiB, 1.0 GiB free; "
+        "too close to call"
+    )
+    assert Verdict((stage(0, 77 * GIB, GIB),), 80 * GIB, "a GPU").certain
+
+
+def test_the_table_adds_up() -> None:
+    found = evaluate(Plan(global_batch=32, tp=2, pp=2), 1)
+    lines = found.text().splitlines()
+    assert lines[0].startswith("Memory of one GPU, in GiB: ")
+    assert max(map(len, lines)) <= 110
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
+    whole = [float(value) for value in rows.pop("total")]
+    rows.pop("±")
+    rows.pop("of")
+    sums = [sum(float(row[i]) for row in rows.values()) for i in range(2)]
+    assert sums == pytest.approx(whole, abs=1e-9)
+    assert whole == pytest.approx([each.total / GIB for each in found.stages], abs=0.005)
+
+
+def test_many_stages_are_cut() -> None:
+    found = Verdict(tuple(stage(i, (20 - i) * GIB) for i in range(16)), 80 * GIB, "a GPU")
+    assert "... 8 more stages that need less" in found.text()
+
+
+def test_as_numbers() -> None:
+    found = evaluate(Plan(global_batch=32, tp=2, pp=2), 1)
+    said = json.loads(json.dumps(found.as_dict()))
+    assert said["fits"] is found.fits
+    for each in said["stages"]:
+        assert sum(each[name] for name in PARTS) == each["total"]
+    assert max(each["total"] for each in said["stages"]) == said["peak"]
+
+
+def test_what_would_make_it_fit() -> None:
+    """8B parameters at 18 bytes and their activations need more than 80 GB."""
+    plan = Plan(global_batch=256, micro_batch=1)
+    verdict = evaluate(plan, 1)
+    assert not verdict.fits
+    found = remedies(plan, evaluate)
+    changes = [remedy.change for remedy in found]
+    assert all(remedy.verdict.fits for remedy in found)
+    assert "tp = 2" in changes or "tp = 4" in changes
+    # Each is the verdict on the changed plan itself.
+    for remedy in found:
+        assert evaluate(remedy.plan, remedy.nodes).peak == remedy.verdict.peak
+    # More nodes alone do not help where nothing is sharded.
+    assert not any("nodes" in change for change in changes)
+    lines = advice(plan, verdict, evaluate)
+    assert lines[0] == "Any of these makes it fit:"
+    assert len(lines) == 1 + len(found)
+
+
+def test_more_nodes_help_where_states_are_sharded() -> None:
+    plan = Plan(global_batch=512, micro_batch=1, zero=1, recompute="full")
+    base, more = evaluate(plan, 1), evaluate(plan, 4)
+    assert more.stages[0].optimizer == pytest.approx(base.stages[0].optimizer / 4, rel=1e-6)
+    limit = (base.peak + more.peak) // 2
+
+    def limited(changed: Plan, times: int) -> Verdict:
+        return Verdict(evaluate(changed, times).stages, limit, "GPU")
+
+    changes = [remedy.change for remedy in remedies(plan, limited)]
+    assert changes[-1] in ("2 times the nodes", "4 times the nodes")
+
+
+def test_advice_where_nothing_helps_and_where_none_is_needed() -> None:
+    plan = Plan(global_batch=32)
+    full = Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
+    (line,) = advice(plan, full, lambda changed, times: full)
+    assert line.startswith("No single change")
+
+    def refuse(changed: Plan, times: int) -> Verdict:
+        raise InputError("no")
+
+    assert remedies(plan, refuse) == []
+    assert advice(plan, Verdict((stage(0, GIB),), 80 * GIB, "a GPU"), refuse) == []
+
+
+def test_given_dp_shrinks_as_the_model_spreads() -> None:
+    seen: list[Plan] = []
+
+    def record(changed: Plan, times: int) -> Verdict:
+        seen.append(changed)
+        return Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
+
+    remedies(Plan(global_batch=64, micro_batch=4, dp=8), record)
+    assert {(p.tp, p.dp) for p in seen if p.tp > 1} == {(2, 4), (4, 2), (8, 1)}
+    assert {p.micro_batch for p in seen} == {4, 2, 1}
+    assert {p.zero for p in seen} == {0, 1, 3}
+    assert any(p.dp == 16 for p in seen)
