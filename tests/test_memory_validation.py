@@ -15,7 +15,9 @@ from mpisim.data import text
 from mpisim.experiment import Plan, Transformer
 from mpisim.memory import StageMemory, memory
 from mpisim.memory.formulas import Gpt
+from mpisim.memory.temporaries import needed_for_weights
 from mpisim.workloads.grid import Grid
+from mpisim.workloads.groups import Groups
 from mpisim.workloads.parts import split
 from mpisim.workloads.schedules import pipeline
 from mpisim.workloads.transformer import transformer_network
@@ -132,6 +134,17 @@ def test_a_layer_keeps_what_korthikanti_says(tp: int, sp: bool, recompute: str) 
     }[recompute]
     formula = Gpt(512, 2, 1024, 16, 2, 51200, t=tp, sequence_parallel=sp, recompute=recompute)  # type: ignore[arg-type]
     assert kept == formula.layer()
+
+
+def test_gradients_of_weights_need_what_zero_bubble_says() -> None:
+    """32sbh of a GPT layer: table 1 of arXiv:2401.10241."""
+    gpt = Transformer("gpt", layers=2, hidden=1024, heads=16, seq_len=512, vocab=51200)
+    chosen = Plan(global_batch=2, micro_batch=2, dp=1, kernels="eager", precision="fp16")
+    grid = Grid.of(chosen, 1)
+    sizes = Groups(grid).sizes
+    (block, _) = transformer_network(gpt, chosen, grid).of_role("block")
+    needed = sum(needed_for_weights(each, sizes) for each in block.operators)
+    assert needed == 32 * 512 * 2 * 1024
 
 
 @pytest.mark.parametrize("key", ["seq_len", "micro_batch", "layers"])

@@ -144,6 +144,7 @@ def needed_for_weights(operator: Operator, sizes: Mapping[str, int]) -> int:
 
     A schedule that puts these gradients off (arXiv:2401.10241) keeps them from the one backward to
     the other: 32sbh of a GPT layer, table 1 there. What is gathered for them is kept as a share.
+    Gradients of biases are sums of what their matrices need too.
     """
     kept = 0
     for step in operator.backward:
@@ -162,6 +163,4 @@ def needed_for_weights(operator: Operator, sizes: Mapping[str, int]) -> int:
                 pixels = filters.batch * filters.height * filters.width
                 channels = filters.outputs + filters.inputs * filters.stride**2
                 kept += BYTES[filters.dtype] * pixels * channels
-            case Elementwise() as sums:
-                kept += sums.bytes // 2  # a bias: the gradient it adds up
     return max(kept, 0)
