@@ -1,0 +1,395 @@
+"""Measured kernel times: tables in CSV as their authors publish them.
+
+A file is recognised by the names of its columns:
+
+========================================  ==========================================================
+columns                                   published by
+========================================  ==========================================================
+op, gpu, split, B, M, N_contract, K_out   NeuSight, matrix products (github:sitar-lab/NeuSight)
+op, gpu, split, B, H                      NeuSight, vector operations
+op, gpu, batch, c_in, c_out, ksize        NeuSight, convolutions
+B, M, N, K, Latency                       NeuSight, fp16 products on an H100
+gpu, model, op, tp, M, N, K               Vidur, matrix products (github:microsoft/vidur)
+gpu, model, op, tp, tokens, width         Vidur, the other operations of a layer
+kind, gpu, dtype, groups, M_per_group     DeepGEMM (github:deepseek-ai/DeepGEMM)
+gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
+========================================  ==========================================================
+
+Times of NeuSight were taken with events around a call of PyTorch: the start event passes at once,
+so they hold what the call takes on the CPU as well (``launched``).
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpisim.errors import InputError, nearest
+from mpisim.presets import match, names, packaged
+
+from .analytical.family import ANY, MODULES, stack
+from .gpu import FILE
+from .operations import (
+    Convolution,
+    Elementwise,
+    Embedding,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Norm,
+    Softmax,
+)
+
+__all__ = ["TEST", "TRAIN", "Rows", "read", "select"]
+
+TRAIN, TEST = "train", "test"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured kernels of one family, one GPU and one format, from one file.
+
+    Attributes
+    ----------
+    file : str
+        Its name, without folders.
+    family : str
+        Of `analytical.family.MODULES`.
+    gpu : str
+        Name of the preset.
+    dtype : str
+        Format, or ``"any"`` for kernels that have none.
+    launched : bool
+        Whether the times hold the launch of the kernel, too.
+    kernels : tuple of Kernel
+    columns : mapping
+        As `analytical.family.Columns`.
+    seconds : ndarray of float64
+        Measured.
+    op : ndarray of str
+        The author's name of the operation.
+    split : ndarray of str
+        ``"train"`` or ``"test"``: the author's, or by shape, see `read`.
+    line : ndarray of int64
+        Line of the file, the header being line 1.
+    """
+
+    file: str
+    family: str
+    gpu: str
+    dtype: str
+    launched: bool
+    kernels: tuple[Kernel, ...]
+    columns: Mapping[str, Any]
+    seconds: np.ndarray
+    op: np.ndarray
+    split: np.ndarray
+    line: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, wanted: np.ndarray) -> Rows:
+        """Return some rows: a mask or indices."""
+        chosen = np.arange(len(self))[wanted]
+        return replace(
+            self,
+            kernels=tuple(self.kernels[i] for i in chosen.tolist()),
+            columns={
+                name: column if isinstance(column, str) else column[chosen]
+                for name, column in self.columns.items()
+            },
+            seconds=self.seconds[chosen],
+            op=self.op[chosen],
+            split=self.split[chosen],
+            line=self.line[chosen],
+        )
+
+
+class _Row(NamedTuple):
+    """What a row of any file says."""
+
+    gpu: str
+    op: str
+    kernel: Kernel
+    seconds: float
+    split: str | None = None
+
+
+GPUS = {
+    "A100-80GB": "a100-sxm",
+    "A100 SXM": "a100-sxm",
+    "A100 PCIe": "a100-pcie-80gb",
+    "GH200 SXM": "gh200-96gb",
+    "H100 SXM": "h100-sxm",
+    "H200 SXM": "h200",
+    "H800-SXM": "h800-sxm",
+    "B200 SXM": "b200",
+    "B300 SXM": "b300",
+    "GB200 SXM": "gb200",
+    "NVIDIA_A100-SXM4-40GB": "a100-sxm-40gb",
+    "MI250": "mi210",
+}
+"""Names in these files beside those of ``data/gpus.toml``. PyTorch sees one die of an MI250, which
+has the units, the clock and the bandwidth of an MI210."""
+
+VOCABULARIES = {
+    "Qwen/Qwen-72B": 152064,
+    "codellama/CodeLlama-34b-Instruct-hf": 32000,
+    "internlm/internlm-20b": 103168,
+    "meta-llama/Llama-2-70b-hf": 32000,
+    "meta-llama/Llama-2-7b-hf": 32000,
+    "meta-llama/Meta-Llama-3-70B": 128256,
+    "meta-llama/Meta-Llama-3-8B": 128256,
+    "microsoft/phi-2": 51200,
+}
+"""Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
+
+BINARY = frozenset(("add", "mul", "div", "pow"))
+"""NeuSight's operations of two tensors; those with a ``u`` at the end, and activations, read one."""
+
+
+def gpu_name(text: str) -> str:
+    """Return the name of a preset for a GPU as these files write it."""
+    return GPUS.get(text) or match(text, packaged(FILE), "GPU", f"see {FILE}")
+
+
+def _neusight_product(row: Mapping[str, str]) -> _Row:
+    b, m = int(row["B"]), int(row["M"])
+    k, n = int(row["N_contract"]), int(row["K_out"])
+    if row["op"] == "linear":
+        b, m = 1, b * m
+    kernel = Gemm(m, n, k, b, dtype="fp32", output="fp32")
+    return _Row(row["gpu"], row["op"], kernel, float(row["latency_ms"]) * 1e-3, row["split"])
+
+
+def _neusight_vector(row: Mapping[str, str]) -> _Row:
+    rows, width, op = int(row["B"]), int(row["H"]), row["op"]
+    kernel: Kernel
+    if op == "softmax":
+        kernel = Softmax(rows, width, dtype="fp32")
+    elif op == "ln":
+        kernel = Norm(rows, width, dtype="fp32")
+    else:
+        kernel = Elementwise((3 if op in BINARY else 2) * 4 * rows * width)
+    return _Row(row["gpu"], op, kernel, float(row["latency_ms"]) * 1e-3, row["split"])
+
+
+def _neusight_convolution(row: Mapping[str, str]) -> _Row:
+    side, stride = int(row["ksize"]), int(row["stride"])
+    out = (int(row["in_size"]) + 2 * int(row["pad"]) - side) // stride + 1
+    sizes = (int(row["batch"]), int(row["c_in"]), int(row["c_out"]), out, out, side, stride)
+    return _Row(row["gpu"], row["op"], Convolution(*sizes), float(row["latency_ms"]) * 1e-3)
+
+
+def _neusight_half(row: Mapping[str, str]) -> _Row:
+    b, m, k, n = (int(row[name]) for name in ("B", "M", "N", "K"))
+    kernel = Gemm(m, n, k, b, dtype="fp16", output="fp16")
+    return _Row("H100-SXM-80GB", "bmm", kernel, float(row["Latency"]) * 1e-3)
+
+
+def _vidur_product(row: Mapping[str, str]) -> _Row:
+    m, n, k = (int(row[name]) for name in ("M", "N", "K"))
+    kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
+    return _Row(row["gpu"], row["op"], kernel, float(row["median_ms"]) * 1e-3)
+
+
+def _vidur_other(row: Mapping[str, str]) -> _Row:
+    rows, width, op = int(row["tokens"]), int(row["width"]), row["op"]
+    kernel: Kernel
+    if op == "emb":
+        entries = VOCABULARIES[row["model"]] // int(row["tp"])
+        kernel = Embedding(rows, width, entries, dtype="fp16")
+    elif op == "input_layernorm":
+        kind: Any = "layer" if row["model"] == "microsoft/phi-2" else "rms"
+        kernel = Norm(rows, width, kind, dtype="fp16")
+    else:
+        # A gate multiplies the activation in all of these models but one; rotary embeddings are
+        # applied in place.
+        gated = op == "mlp_act" and row["model"] != "microsoft/phi-2"
+        kernel = Elementwise((3 if gated or op == "add" else 2) * 2 * rows * width)
+    return _Row(row["gpu"], op, kernel, float(row["median_ms"]) * 1e-3)
+
+
+def _deepgemm(row: Mapping[str, str]) -> _Row:
+    groups, m, n, k = (int(row[name]) for name in ("groups", "M_per_group", "N", "K"))
+    kernel: Kernel
+    if row["kind"] == "dense":
+        kernel = Gemm(m, n, k, dtype="fp8", output="bf16")
+    else:
+        kernel = GroupedGemm(groups * m, groups, n, k, dtype="fp8", output="bf16")
+    return _Row(row["gpu"], row["kind"], kernel, float(row["derived_time_us"]) * 1e-6)
+
+
+def _fastest(row: Mapping[str, str]) -> _Row:
+    m, n, k = (int(each) for each in row["best_MxNxK"].split("x"))
+    dtype: Any = row["dtype"]
+    kernel = Gemm(m, n, k, dtype=dtype, output="bf16")
+    return _Row(row["gpu"], "fastest", kernel, kernel.flops / (float(row["best_TFLOPS"]) * 1e12))
+
+
+class _Form(NamedTuple):
+    """A kind of file: the columns it is known by, how a row is read, whether launches count."""
+
+    columns: tuple[str, ...]
+    row: Callable[[Mapping[str, str]], _Row]
+    launched: bool
+
+
+FORMS = (
+    _Form(
+        ("op", "gpu", "split", "B", "M", "N_contract", "K_out", "latency_ms"),
+        _neusight_product,
+        True,
+    ),
+    _Form(("op", "gpu", "split", "B", "H", "latency_ms"), _neusight_vector, True),
+    _Form(
+        ("op", "gpu", "batch", "c_in", "c_out", "ksize", "in_size", "stride", "pad", "latency_ms"),
+        _neusight_convolution,
+        True,
+    ),
+    _Form(("B", "M", "N", "K", "Latency"), _neusight_half, True),
+    _Form(("gpu", "model", "op", "tp", "M", "N", "K", "median_ms"), _vidur_product, False),
+    _Form(("gpu", "model", "op", "tp", "tokens", "width", "median_ms"), _vidur_other, False),
+    _Form(
+        ("kind", "gpu", "dtype", "groups", "M_per_group", "N", "K", "derived_time_us"),
+        _deepgemm,
+        False,
+    ),
+    _Form(("gpu", "dtype", "best_TFLOPS", "best_MxNxK"), _fastest, False),
+)
+
+
+def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
+    """Read a file of measured kernels.
+
+    Rows without a split of their author's are divided by shape, so that all rows of one kernel
+    description are on one side: a fifth is the test set.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    list of Rows
+        One for each family, GPU and format, in the order in which they are met.
+    dict
+        Rows left out: how many, by reason.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, is none of the known kinds, or a row is not as it must be.
+    """
+    path = Path(path)
+    table = _table(path)
+    header = next(table)[1]
+    form = next((each for each in FORMS if set(each.columns) <= set(header)), None)
+    if form is None:
+        known = "; ".join(", ".join(each.columns) for each in FORMS)
+        raise InputError(
+            f"{path}: no known table of kernel times: its columns are {', '.join(header)[:200]}; "
+            f"known: {known}"
+        )
+    found: dict[tuple[str, str, str], list[tuple[int, _Row]]] = {}
+    skipped: dict[str, int] = {}
+    presets = set(names(FILE))
+    known_gpus: dict[str, str | None] = {}
+    for line, row in table:
+        try:
+            each = form.row(row)
+            if not each.seconds > 0:
+                raise ValueError(f"a time of {each.seconds * 1e3:g} ms")
+        except (KeyError, ValueError, TypeError, InputError) as error:
+            raise InputError(f"{path}, line {line}: {_why(error)}") from error
+        if each.gpu not in known_gpus:
+            known_gpus[each.gpu] = _known(each.gpu, presets)
+        gpu = known_gpus[each.gpu]
+        if gpu is None:
+            reason = f"GPU {each.gpu!r} is unknown{nearest(each.gpu, presets)}"
+            skipped[reason] = skipped.get(reason, 0) + 1
+            continue
+        key = (MODULES[each.kernel.family], gpu, getattr(each.kernel, "dtype", ANY))
+        found.setdefault(key, []).append((line, each))
+    return [_rows(path.name, key, rows, form.launched) for key, rows in found.items()], skipped
+
+
+def _table(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the header, then each row as a mapping, with line numbers."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames is None:
+                raise InputError(f"{path}: the file is empty")
+            yield 1, list(reader.fieldnames)
+            for row in reader:
+                yield reader.line_num, row
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+
+
+def _known(gpu: str, presets: set[str]) -> str | None:
+    try:
+        found = gpu_name(gpu)
+    except InputError:
+        return None
+    return found if found in presets else None
+
+
+def _why(error: Exception) -> str:
+    return f"no {error} here" if isinstance(error, KeyError) else str(error)
+
+
+def _rows(
+    file: str, key: tuple[str, str, str], rows: list[tuple[int, _Row]], launched: bool
+) -> Rows:
+    family, gpu, dtype = key
+    return Rows(
+        file=file,
+        family=family,
+        gpu=gpu,
+        dtype=dtype,
+        launched=launched,
+        kernels=tuple(each.kernel for _, each in rows),
+        columns=stack([each.kernel for _, each in rows]),
+        seconds=np.array([each.seconds for _, each in rows]),
+        op=np.array([each.op for _, each in rows]),
+        split=np.array([each.split or _split(each.kernel) for _, each in rows]),
+        line=np.array([line for line, _ in rows], dtype=np.int64),
+    )
+
+
+def _split(kernel: Kernel) -> str:
+    """Divide by the description, the same way on every machine and in every run."""
+    return TEST if zlib.crc32(repr(kernel).encode()) % 5 == 0 else TRAIN
+
+
+def select(
+    rows: Iterable[Rows], *, gpus: Iterable[str] = (), splits: Iterable[str] = ()
+) -> list[Rows]:
+    """Return the rows of some GPUs and splits; none named means all.
+
+    Raises
+    ------
+    InputError
+        For the name of a GPU that is none.
+    """
+    wanted = {gpu_name(each) for each in gpus}
+    sides = set(splits)
+    found = []
+    for each in rows:
+        if wanted and each.gpu not in wanted:
+            continue
+        kept = each.take(np.isin(each.split, list(sides))) if sides else each
+        if len(kept):
+            found.append(kept)
+    return found
