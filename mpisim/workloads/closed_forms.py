@@ -24,6 +24,7 @@ __all__ = [
     "model_flops",
     "narayanan_flops",
     "parameters",
+    "patch_flops",
     "samples",
     "tensor_parallel_bytes",
 ]

@@ -16,6 +16,8 @@ all-gather (Llama 3, arXiv:2407.21783, section 3.3.2; `AttnFuncWithCPAndKVAllGat
 
 from __future__ import annotations
 
+from mpisim.kernels.operations import Elementwise
+
 from ...program import Operation
 from ..operators import Communicate, Compute, Step
 from .heads import Heads
@@ -67,7 +69,7 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             backward.append(stream(f"{name} queries gradient sum", 3 * queries))
             backward.append(
                 Compute(
-                    f"{name} keys gradient sum", stream("", 3 * pair).kernel,
+                    f"{name} keys gradient sum", Elementwise(3 * pair),
                     after=(f"ring {step + 1}",),
                 )
             )  # fmt: skip

@@ -67,6 +67,7 @@ def cross_attention(s: Shapes, encoder: Shapes) -> tuple[Operator, ...]:
             encoder, "cross key-value", model.hidden, width, bias=bias, keeps_input=False,
             keep=e * encoder.tokens * width,
         ),
+        *_head_norms(s, encoder, heads),
         core_attention(s, "cross attention", heads),
         *_way_back(s, "cross attention", heads),
     )  # fmt: skip
@@ -80,14 +81,20 @@ def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
         s, "qkv", model.hidden, width, bias=model.has_qkv_bias, keep=s.element * s.tokens * width
     )
     operators = [matrix]
-    if model.qk_norm:
-        operators += [
-            norm(s, "query norm", s.tokens * heads.heads, heads.head),
-            norm(s, "key norm", s.tokens * heads.kv_heads, heads.head),
-        ]
+    operators += _head_norms(s, s, heads)
     if model.position == "rotary":
         operators.append(rotary(s, heads))
     return tuple(operators)
+
+
+def _head_norms(s: Shapes, of_keys: Shapes, heads: Heads) -> tuple[Operator, ...]:
+    """Norms of each head of queries and of keys, which may be made from other tokens."""
+    if not s.model.qk_norm:
+        return ()
+    return (
+        norm(s, "query norm", s.tokens * heads.heads, heads.head),
+        norm(s, "key norm", of_keys.tokens * heads.kv_heads, heads.head),
+    )
 
 
 def rotary(s: Shapes, heads: Heads) -> Operator:

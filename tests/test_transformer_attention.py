@@ -1,0 +1,146 @@
+"""Attention of all kinds: steps worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import communications, lines, model, network, operator, plan
+
+SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
+
+SCORES = 2 * 4 * 8 * 8
+"""Two sequences, four heads, 8 tokens on both sides."""
+
+
+def test_scores_in_memory() -> None:
+    attention = operator(network(model("gpt", **SIZES), plan(kernels="eager", micro_batch=2)),
+                         "attention")  # fmt: skip
+    assert lines(attention.forward) == [
+        "attention scores: 8 x 8 x 8 x 4 bf16",
+        f"attention softmax: {SCORES * 4} bytes",
+        f"attention dropout: {SCORES * (2 + 2 + 1)} bytes",
+        "attention context: 8 x 8 x 4 x 8 bf16",
+        f"attention transposition: {2 * 2 * 2 * 8 * 16} bytes",
+    ]
+    assert lines(attention.backward) == [
+        "attention probabilities gradient: 8 x 8 x 8 x 4 bf16",
+        "attention values gradient: 8 x 8 x 4 x 8 bf16",
+        f"attention dropout backward: {SCORES * (2 + 2 + 1)} bytes",
+        f"attention softmax backward: {SCORES * 6} bytes",
+        "attention queries gradient: 8 x 8 x 4 x 8 bf16",
+        "attention keys gradient: 8 x 8 x 4 x 8 bf16",
+    ]
+
+
+def test_scores_step_by_step() -> None:
+    keys = {"kernels": "eager", "micro_batch": 2, "fused": False}
+    attention = operator(network(model("gpt", **SIZES), plan(**keys)), "attention")
+    assert lines(attention.forward)[1] == f"attention mask: {SCORES * 4} bytes"
+    assert lines(attention.backward)[-1] == (
+        f"attention concatenated gradients: {2 * 2 * 2 * 8 * 3 * 16} bytes"
+    )
+
+
+def test_grouped_queries_in_memory_repeat_their_keys() -> None:
+    llama = model("llama", **SIZES, kv_heads=2)
+    attention = operator(network(llama, plan(kernels="eager")), "attention")
+    repeated = 2 * 8 * (2 + 4) * (4 + 4)
+    assert lines(attention.forward)[0] == f"attention repeated heads: {repeated} bytes"
+    fused = operator(network(llama, plan()), "attention")
+    assert lines(fused.forward) == ["attention: 4/2 heads 8 x 8 causal"]
+    assert lines(fused.backward) == ["attention backward: 4/2 heads 8 x 8 causal"]
+
+
+def test_a_window_limits_the_keys_of_a_query() -> None:
+    def kernel(window: int, **keys: Any) -> list[str]:
+        found = model("gpt", **SIZES, window=window, **keys)
+        return lines(operator(network(found, plan()), "attention").forward)
+
+    assert kernel(8) == kernel(100) == ["attention: 4/4 heads 8 x 8 causal"]
+    # 4 keys, but for the first tokens: on average 4 - 4²/16.
+    assert kernel(4) == ["attention: 4/4 heads 8 x 3"]
+    assert kernel(4, causal=False) == ["attention: 4/4 heads 8 x 4"]
+
+
+def test_rotary_positions() -> None:
+    llama = model("llama", **SIZES, kv_heads=2)
+    queries, keys = 8 * 16 * 2, 8 * 8 * 2
+    fused = operator(network(llama, plan()), "rotary")
+    assert lines(fused.forward) == [
+        f"query rotary: {2 * queries} bytes",
+        f"key rotary: {2 * keys} bytes",
+    ]
+    separate = operator(network(llama, plan(fused=False)), "rotary")
+    parts = {"cosine": 2, "negation": 1, "concatenation": 2, "sine": 2, "sum": 3}
+    assert lines(separate.forward) == [
+        f"{name} rotary {what}: {times * size} bytes"
+        for name, size in (("query", queries), ("key", keys))
+        for what, times in parts.items()
+    ]
+    names = [o.name for o in network(model("gpt", **SIZES), plan()).layers[1].operators]
+    assert "rotary" not in names
+
+
+def test_norms_of_queries_and_keys() -> None:
+    qwen = network(model("llama", **SIZES, kv_heads=2, qk_norm=True), plan(tp=2))
+    norm = operator(qwen, "query norm")
+    assert lines(norm.forward) == [f"query norm: {2 * 2 * 8 * 2 * 4} bytes"]
+    assert [(p.size, p.replicated) for p in norm.parameters] == [(4, True)]
+    assert operator(qwen, "key norm").saved == 2 * 8 * 1 * 4
+
+
+LATENT = model(
+    "llama", **SIZES, attention="mla", q_lora_rank=12, kv_lora_rank=6, qk_nope_head_size=4,
+    qk_rope_head_size=2, v_head_size=3,
+)  # fmt: skip
+
+
+def test_latent_attention() -> None:
+    names = [o.name for o in network(LATENT, plan()).layers[1].operators]
+    assert names[:11] == [
+        "attention norm", "latent branch", "query down", "query latent norm", "query up",
+        "key-value down", "key position", "key-value latent norm", "key-value up", "rotary",
+        "attention",
+    ]  # fmt: skip
+    found = network(LATENT, plan())
+    products = {
+        "query down": "8 x 12 x 16", "query up": "8 x 24 x 12", "key-value down": "8 x 8 x 16",
+        "key-value up": "8 x 28 x 6", "attention output": "8 x 16 x 12",
+    }  # fmt: skip
+    for name, product in products.items():
+        assert lines(operator(found, name).forward) == [f"{name}: {product} bf16"]
+    assert lines(operator(found, "attention").forward) == ["attention: 4/4 heads 8 x 8 causal"]
+    kernel = operator(found, "attention").forward[0].kernel  # type: ignore[union-attr]
+    assert (kernel.head_size, kernel.value_size) == (6, 3)  # type: ignore[attr-defined]
+
+
+def test_latent_attention_gathers_short_vectors() -> None:
+    layer = network(LATENT, plan(tp=2)).layers[1]
+    tokens = 2 * 8
+    assert communications(layer)[:4] == [
+        ("AG", "tp", tokens * 12),
+        ("AG", "tp", tokens * 2),
+        ("AG", "tp", tokens * 6),
+        ("RS", "tp", tokens * 16),
+    ]
+    assert lines(operator(layer, "query down").forward) == ["query down: 4 x 12 x 16 bf16"]
+    down = operator(layer, "key-value down")
+    assert [(p.size, p.replicated) for p in down.parameters] == [(16 * 8, True)]
+    assert lines(operator(layer, "key position").backward) == [
+        f"key position gradient reduce-scatter: RS tp {tokens * 2}"
+    ]
+
+
+def test_latent_rotary_puts_the_heads_together() -> None:
+    fused = operator(network(LATENT, plan()), "rotary")
+    up, pairs = 4 * (4 + 3) + 2, 4 * (6 + 3)
+    assert lines(fused.forward) == [
+        f"query rotary: {2 * 2 * 8 * 4 * 2} bytes",
+        f"key-value rotary: {2 * 8 * (up + pairs)} bytes",
+    ]
+    separate = lines(operator(network(LATENT, plan(fused=False)), "rotary").forward)
+    assert separate[-3:] == [
+        f"query concatenation: {2 * 2 * 8 * 4 * 6} bytes",
+        f"key concatenation: {2 * 2 * 8 * 4 * 6} bytes",
+        f"value copy: {2 * 2 * 8 * 4 * 3} bytes",
+    ]

@@ -1,0 +1,193 @@
+"""Mixtures of experts: steps worked out by hand, volumes, overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import communications, lines, model, network, operator, plan
+
+from mpisim.experiment.models import Transformer
+from mpisim.workloads import closed_forms
+from mpisim.workloads.operators import Communicate, Compute, Layer
+
+# 8 tokens of 16 features, 8 experts of 32, two for each token.
+SIZES: dict[str, Any] = {
+    "layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256,
+    "experts": 8, "topk": 2, "moe_ffn_hidden": 32,
+}  # fmt: skip
+TINY = model("moe", **SIZES)
+SHARED = model("moe", **SIZES, shared_experts=1)
+
+
+def block(found: Transformer, **keys: Any) -> Layer:
+    return network(found, plan(**keys)).of_role("block")[0]
+
+
+def test_dispatch_to_the_experts_and_back() -> None:
+    layer = block(TINY, ep=4, dp=4)
+    copies = 8 * 2 * 16 * 2
+    assert lines(operator(layer, "router").forward) == [
+        f"router cast: {8 * 16 * (2 + 4)} bytes",
+        "router: 8 x 8 x 16 fp32",
+        f"router softmax: {8 * 8 * 2 * 4} bytes",
+        f"router top k: {8 * 8 * 9} bytes",
+    ]
+    dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
+    assert lines(dispatch.forward) == [
+        f"token counts all-gather: AG ep {4 * 8 * 8}",
+        f"permutation: {8 * 16 * 2 + copies} bytes",
+        f"dispatch all-to-all: A2A ep {copies}",
+        f"probabilities all-to-all: A2A ep {8 * 2 * 4}",
+        f"sort by expert: {2 * copies} bytes",
+    ]
+    assert lines(operator(layer, "experts in").forward) == [
+        "experts in: 2 experts 16 x 64 x 16 bf16"
+    ]
+    assert lines(operator(layer, "experts out").backward) == [
+        "experts out input gradient: 2 experts 16 x 32 x 16 bf16",
+        "experts out weight gradient: 2 experts 16 x 16 x 32 bf16 (weight)",
+    ]
+    assert lines(combine.forward) == [
+        f"unsort by expert: {2 * copies} bytes",
+        f"combine all-to-all: A2A ep {copies}",
+        f"unpermutation: {8 * 16 * 2 + copies} bytes",
+    ]
+    assert lines(combine.backward) == [
+        f"unpermutation backward: {8 * 16 * 2 + copies} bytes",
+        f"combine gradient all-to-all: A2A ep {copies}",
+        f"unsort by expert backward: {2 * copies} bytes",
+    ]
+    assert lines(dispatch.backward) == [
+        f"sort by expert backward: {2 * copies} bytes",
+        f"probabilities gradient all-to-all: A2A ep {8 * 2 * 4}",
+        f"dispatch gradient all-to-all: A2A ep {copies}",
+        f"permutation backward: {8 * 16 * 2 + copies} bytes",
+    ]
+
+
+def test_experts_that_are_tensor_parallel_gather_their_tokens() -> None:
+    layer = block(TINY, tp=2, etp=2, ep=2, dp=2)
+    tokens = 4  # of 8, with sequence parallelism
+    copies = tokens * 2 * 16 * 2
+    exchanged = [each for each in communications(layer) if each[1] != "tp"]
+    assert exchanged == [
+        ("AG", "etp-ep", 2 * 2 * 8 * 8),
+        ("A2A", "ep", copies),
+        ("A2A", "ep", tokens * 2 * 4),
+        ("AG", "etp", 2 * copies),
+        ("AG", "etp", 2 * tokens * 2 * 4),
+        ("RS", "etp", 2 * copies),
+        ("A2A", "ep", copies),
+    ]
+    exchanged = [each for each in communications(layer, backward=True) if each[1] != "tp"]
+    assert exchanged == [
+        ("A2A", "ep", copies),
+        ("AG", "etp", 2 * copies),
+        ("RS", "etp", 2 * tokens * 2 * 4),
+        ("RS", "etp", 2 * copies),
+        ("A2A", "ep", tokens * 2 * 4),
+        ("A2A", "ep", copies),
+    ]
+    assert lines(operator(layer, "experts in").forward) == [
+        "experts in: 4 experts 16 x 32 x 16 bf16"
+    ]
+
+
+def test_all_experts_on_one_rank_exchange_nothing() -> None:
+    assert communications(block(TINY)) == []
+    layer = block(TINY, tp=2, etp=1, ep=2)
+    assert {group for _, group, _ in communications(layer)} == {"tp", "ep"}
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 2), (1, 8), (2, 4), (4, 2)])
+def test_volume_is_the_published_one(tp: int, ep: int) -> None:
+    layer = block(TINY, tp=tp, ep=ep, etp=1, dp=max(1, ep // tp))
+    volume = closed_forms.expert_parallel_bytes(TINY, 8 // tp)
+    steps = [
+        step
+        for operator in layer.operators
+        for step in (*operator.forward, *operator.backward)
+        if isinstance(step, Communicate) and step.group == "ep"
+    ]
+    tokens = [s.bytes for s in steps if s.name.partition(" ")[0] in ("dispatch", "combine")]
+    assert tokens == [volume] * 4
+
+
+def test_tokens_in_fp8_return_in_bf16() -> None:
+    layer = block(TINY, ep=4, dp=4, dispatch_precision="fp8")
+    copies = 8 * 2 * 16
+    sizes = [size for operation, _, size in communications(layer) if operation == "A2A"]
+    assert sizes == [copies, 8 * 2 * 4, 2 * copies]
+    backward = communications(layer, backward=True)
+    assert [size for _, _, size in backward] == [copies, 8 * 2 * 4, 2 * copies]
+    assert "dispatch cast: 768 bytes" in lines(operator(layer, "dispatch").forward)
+
+
+def test_the_busiest_rank_is_the_measure() -> None:
+    layer = block(TINY, ep=4, dp=4, moe_imbalance=1.3)
+    assert communications(layer)[1] == ("A2A", "ep", 21 * 16 * 2)  # 16 copies × 1.3, rounded up
+    assert "2 experts 21 x 64 x 16" in lines(operator(layer, "experts in").forward)[0]
+    alone = block(TINY, moe_imbalance=1.3)
+    assert "8 experts 16 x 64 x 16" in lines(operator(alone, "experts in").forward)[0]
+
+
+def test_shared_experts_come_first_and_are_added_last() -> None:
+    names = [operator.name for operator in block(SHARED, ep=4, dp=4).operators]
+    assert names[names.index("feed-forward norm") + 1 :] == [
+        "routed branch", "shared expert branch",
+        "shared expert in", "shared expert swiglu", "shared expert out",
+        "router", "dispatch", "experts in", "experts swiglu", "experts out", "combine",
+        "shared expert sum", "feed-forward dropout add",
+    ]  # fmt: skip
+
+
+def test_shared_experts_beside_dispatch_and_combination() -> None:
+    layer = block(SHARED, ep=4, dp=4, moe_overlap=True)
+    mixture = operator(layer, "mixture of experts")
+    forward = [line.partition(":")[0] for line in lines(mixture.forward)]
+    assert forward[4:] == [
+        "token counts all-gather", "permutation",
+        "dispatch all-to-all", "probabilities all-to-all",
+        "shared expert in", "shared expert swiglu",
+        "sort by expert", "experts in", "experts swiglu", "experts out", "unsort by expert",
+        "combine all-to-all", "shared expert out",
+        "unpermutation",
+    ]  # fmt: skip
+    waits = {step.name: step.after for step in mixture.forward if isinstance(step, Compute)}
+    tokens = {s.name: s.token for s in mixture.forward if isinstance(s, Communicate)}
+    assert waits["shared expert in"] == waits["shared expert out"] == ()
+    assert waits["sort by expert"] == (
+        tokens["dispatch all-to-all"],
+        tokens["probabilities all-to-all"],
+    )
+    assert waits["unpermutation"] == (tokens["combine all-to-all"],)
+    backward = [line.partition(":")[0] for line in lines(mixture.backward)]
+    beside = backward.index("combine gradient all-to-all")
+    assert backward[beside + 1] == "shared expert out input gradient"
+    beside = backward.index("dispatch gradient all-to-all")
+    assert backward[beside + 1] == "shared expert swiglu backward"
+
+
+def test_overlap_changes_the_order_and_nothing_else() -> None:
+    plain, overlapped = (block(SHARED, ep=4, dp=4, moe_overlap=each) for each in (False, True))
+
+    def work(layer: Layer) -> list[str]:
+        steps = [s for o in layer.operators for s in (*o.forward, *o.backward)]
+        return sorted(line.partition(" =>")[0].partition(" after")[0] for line in lines(steps))
+
+    assert work(plain) == work(overlapped)
+    assert plain.saved == overlapped.saved
+    assert sorted(p.name for p in plain.parameters) == sorted(
+        p.name for p in overlapped.parameters
+    )
+
+
+def test_inside_an_expert_group_gathers_wait_for_the_all_to_alls() -> None:
+    layer = block(SHARED, tp=2, etp=2, ep=2, dp=2, moe_overlap=True)
+    steps = operator(layer, "mixture of experts").forward
+    found = [s for s in steps if isinstance(s, Communicate)]
+    exchange = {s.token for s in found if s.name.startswith(("dispatch all-to", "probab"))} - {""}
+    gathers = [s for s in found if s.group == "etp" and "all-gather" in s.name]
+    assert len(gathers) == 2
+    assert all(set(gather.after or ()) == exchange for gather in gathers)

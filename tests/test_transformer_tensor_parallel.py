@@ -1,0 +1,208 @@
+"""Tensor and sequence parallelism: steps worked out by hand, and published volumes."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import communications, lines, model, network, operator, plan
+
+from mpisim.workloads import closed_forms
+from mpisim.workloads.operators import Communicate
+
+# 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
+TINY = model("gpt", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
+
+HIDDEN = 8 * 16 * 2
+"""Bytes of all tokens in bf16."""
+
+
+def test_a_matrix_split_by_columns_all_reduces_its_input_gradient() -> None:
+    matrix = operator(network(TINY, plan(tp=2, sp=False)), "qkv")
+    assert lines(matrix.forward) == ["qkv: 8 x 24 x 16 bf16"]
+    assert lines(matrix.backward) == [
+        "qkv input gradient: 8 x 16 x 24 bf16",
+        f"qkv input gradient all-reduce: AR tp {HIDDEN} => reduced",
+        "qkv weight gradient: 24 x 16 x 8 bf16 += (weight)",
+        f"qkv bias gradient accumulation: {24 * (2 + 4 + 4)} bytes (weight)",
+    ]
+
+
+def test_with_sequence_parallelism_it_gathers_its_input_twice() -> None:
+    matrix = operator(network(TINY, plan(tp=2)), "qkv")
+    assert lines(matrix.forward) == [f"qkv all-gather: AG tp {HIDDEN}", "qkv: 8 x 24 x 16 bf16"]
+    assert lines(matrix.backward) == [
+        f"qkv all-gather: AG tp {HIDDEN} => gathered (weight)",
+        "qkv input gradient: 8 x 16 x 24 bf16",
+        f"qkv input gradient reduce-scatter: RS tp {HIDDEN} => reduced",
+        "qkv weight gradient: 24 x 16 x 8 bf16 += after gathered (weight)",
+        f"qkv bias gradient accumulation: {24 * (2 + 4 + 4)} bytes (weight)",
+    ]
+
+
+def test_a_matrix_split_by_rows() -> None:
+    matrix = operator(network(TINY, plan(tp=2, sp=False)), "feed-forward out")
+    assert lines(matrix.forward) == [
+        "feed-forward out: 8 x 16 x 32 bf16",
+        f"feed-forward out all-reduce: AR tp {HIDDEN}",
+    ]
+    assert lines(matrix.backward) == [
+        "feed-forward out input gradient: 8 x 32 x 16 bf16",
+        "feed-forward out weight gradient: 16 x 32 x 8 bf16 += (weight)",
+    ]
+
+
+def test_with_sequence_parallelism_its_result_is_scattered() -> None:
+    matrix = operator(network(TINY, plan(tp=2)), "feed-forward out")
+    assert lines(matrix.forward) == [
+        "feed-forward out: 8 x 16 x 32 bf16",
+        f"feed-forward out reduce-scatter: RS tp {HIDDEN}",
+    ]
+    assert lines(matrix.backward) == [
+        f"feed-forward out gradient all-gather: AG tp {HIDDEN}",
+        "feed-forward out input gradient: 8 x 32 x 16 bf16",
+        "feed-forward out weight gradient: 16 x 32 x 8 bf16 += (weight)",
+    ]
+
+
+def test_one_rank_communicates_nothing() -> None:
+    for layer in network(TINY, plan()).layers:
+        assert communications(layer) == communications(layer, backward=True) == []
+
+
+def test_a_block_without_sequence_parallelism() -> None:
+    embedding, block, head = network(TINY, plan(tp=2, sp=False)).layers
+    assert communications(block) == 2 * [("AR", "tp", HIDDEN)]
+    assert communications(block, backward=True) == 2 * [("AR", "tp", HIDDEN)]
+    assert communications(embedding) == [("AR", "tp", HIDDEN)]
+    assert communications(embedding, backward=True) == []
+    # Cross-entropy: the maximum, then the target's score and the sum together; fp32.
+    assert communications(head) == [("AR", "tp", 8 * 4), ("AR", "tp", 2 * 8 * 4)]
+    assert communications(head, backward=True) == [("AR", "tp", HIDDEN)]
+
+
+def test_a_block_with_sequence_parallelism() -> None:
+    embedding, block, head = network(TINY, plan(tp=2)).layers
+    gather, scatter = ("AG", "tp", HIDDEN), ("RS", "tp", HIDDEN)
+    assert communications(block) == [gather, scatter] * 2
+    # Gradient of the row-split matrix, input of the column-split one, its gradient.
+    assert communications(block, backward=True) == [gather, gather, scatter] * 2
+    # Positions are added to the whole sequence; then each rank keeps its share.
+    assert communications(embedding) == [("AR", "tp", HIDDEN)]
+    assert communications(embedding, backward=True) == [gather]
+    assert communications(head)[0] == gather
+    assert communications(head, backward=True) == [gather, scatter]
+
+
+def test_without_positions_to_add_the_embedding_is_scattered_at_once() -> None:
+    llama = model("llama", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
+    embedding = network(llama, plan(tp=2)).layers[0]
+    assert communications(embedding) == [("RS", "tp", HIDDEN)]
+    assert communications(embedding, backward=True) == [("AG", "tp", HIDDEN)]
+
+
+def test_cross_entropy_step_by_step_has_three_all_reduces() -> None:
+    loss = operator(network(TINY, plan(tp=2, fused=False)), "loss")
+    names = [step.name for step in loss.forward if isinstance(step, Communicate)]
+    assert names == [f"loss {what} all-reduce" for what in ("maximum", "target", "sum")]
+    assert {step.bytes for step in loss.forward if isinstance(step, Communicate)} == {8 * 4}
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_volumes_are_the_published_ones(tp: int) -> None:
+    gpt = model("gpt", layers=3, hidden=128, heads=8, seq_len=64, vocab=1024)
+    volume = closed_forms.tensor_parallel_bytes(gpt, 2 * 64, layers=3)
+
+    def total(sp: bool, *operations: str) -> int:
+        blocks = network(gpt, plan(tp=tp, sp=sp, micro_batch=2)).of_role("block")
+        return sum(
+            size
+            for block in blocks
+            for backward in (False, True)
+            for operation, _, size in communications(block, backward=backward)
+            if operation in operations
+        )
+
+    assert total(False, "AR") == volume
+    assert total(True, "RS") == volume
+    # As many, and the inputs that were kept in shares once more: two of four in each layer.
+    assert total(True, "AG") == volume + volume // 2
+    assert total(True, "AR") == total(False, "AG", "RS") == 0
+
+
+# --- chunks that overlap with their communication -------------------------------------------------
+
+
+def test_gather_and_multiply_in_chunks() -> None:
+    matrix = operator(network(TINY, plan(tp=4, tp_overlap=True)), "feed-forward in")
+    share = HIDDEN // 4
+    assert lines(matrix.forward) == [
+        f"feed-forward in exchange: ring tp {share} => chunk 1",
+        "feed-forward in chunk: 2 x 16 x 16 bf16",
+        f"feed-forward in exchange: ring tp {share} => chunk 2 after chunk 1",
+        "feed-forward in chunk: 2 x 16 x 16 bf16 after chunk 1",
+        f"feed-forward in exchange: ring tp {share} => chunk 3 after chunk 2",
+        "feed-forward in chunk: 2 x 16 x 16 bf16 after chunk 2",
+        "feed-forward in chunk: 2 x 16 x 16 bf16 after chunk 3",
+    ]
+    # Its two exchanges backward are beside a whole product each as it is.
+    whole = operator(network(TINY, plan(tp=4)), "feed-forward in")
+    assert matrix.backward == whole.backward
+
+
+def test_multiply_and_scatter_in_chunks() -> None:
+    matrix = operator(network(TINY, plan(tp=2, tp_overlap=True)), "attention output")
+    share = HIDDEN // 2
+    assert lines(matrix.forward) == [
+        "attention output chunk: 4 x 16 x 8 bf16",
+        f"attention output exchange: ring tp {share} => sum 1",
+        "attention output chunk: 4 x 16 x 8 bf16",
+        f"attention output sum: {3 * share} bytes after sum 1",
+    ]
+    assert lines(matrix.backward) == [
+        f"attention output input gradient exchange: ring tp {share} => chunk 1",
+        "attention output input gradient chunk: 4 x 8 x 16 bf16",
+        "attention output input gradient chunk: 4 x 8 x 16 bf16 after chunk 1",
+        "attention output weight gradient: 16 x 8 x 8 bf16 += (weight)",
+    ]
+
+
+# --- number formats ------------------------------------------------------------------------------
+
+
+def test_fp8_gathers_one_byte_an_element_and_scatters_two() -> None:
+    fp8 = network(TINY, plan(tp=2, precision="fp8"))
+    matrix = operator(fp8, "qkv")
+    assert lines(matrix.forward) == [
+        f"qkv cast: {4 * 16 * (2 + 1 + 1)} bytes",
+        f"qkv all-gather: AG tp {HIDDEN // 2}",
+        "qkv: 8 x 24 x 16 fp8",
+    ]
+    assert lines(matrix.backward)[:4] == [
+        f"qkv gradient cast: {8 * 24 * (2 + 1 + 1)} bytes",
+        f"qkv all-gather: AG tp {HIDDEN // 2} => gathered (weight)",
+        "qkv input gradient: 8 x 16 x 24 fp8",
+        f"qkv input gradient reduce-scatter: RS tp {HIDDEN} => reduced",
+    ]
+    # Scores of the vocabulary and attention stay in bf16.
+    assert lines(operator(fp8, "logits").forward)[1].endswith("bf16")
+
+
+@pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("tf32", 4), ("fp16", 2)])
+def test_activations_have_the_precision_of_the_plan(precision: str, element: int) -> None:
+    matrix = operator(network(TINY, plan(tp=2, precision=precision)), "qkv")
+    assert lines(matrix.forward) == [
+        f"qkv all-gather: AG tp {8 * 16 * element}",
+        f"qkv: 8 x 24 x 16 {precision}",
+    ]
+
+
+def test_gradients_of_weights_are_added_where_the_framework_keeps_them() -> None:
+    def backward(**keys: object) -> list[str]:
+        return lines(operator(network(TINY, plan(**keys)), "feed-forward out").backward)[1:]
+
+    size = 16 * 64
+    assert backward() == ["feed-forward out weight gradient: 16 x 64 x 8 bf16 += (weight)"]
+    separate = "feed-forward out weight gradient: 16 x 64 x 8 bf16 (weight)"
+    added = "feed-forward out weight gradient accumulation"
+    assert backward(fused=False) == [separate, f"{added}: {size * (2 + 4 + 4)} bytes (weight)"]
+    assert backward(dp_style="ddp") == [separate, f"{added}: {size * 3 * 2} bytes (weight)"]
+    assert backward(dp_style="ddp", global_batch=1) == [separate]
