@@ -48,6 +48,7 @@ def test_ring_backward() -> None:
         ]
 
     assert lines(attention.backward) == [
+        f"attention packing backward: {2 * PAIR} bytes",
         f"attention exchange: ring cp {PAIR} => ring 1",
         f"attention backward: {half}",
         f"attention keys gradient copy: {2 * PAIR} bytes",

@@ -59,7 +59,8 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
         if step:
             forward.append(stream(f"{name} correction", 3 * output))
 
-    backward: list[Step] = []
+    # The keys and values kept are those that came last.
+    backward: list[Step] = [stream(f"{name} packing backward", 2 * pair)]
     for step in range(cp):
         # Keys and values for the next step, and the gradients summed so far for those at hand.
         parts = (step < cp - 1) + (step > 0)
