@@ -7,14 +7,19 @@ import json
 import pytest
 
 from mpisim.errors import InputError
-from mpisim.experiment import Plan, Transformer
+from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
 from mpisim.kernels import find_gpu
-from mpisim.memory import StageMemory, Verdict, advice, capacity, memory, remedies
+from mpisim.memory import (
+    StageMemory,
+    Verdict,
+    advice,
+    assess,
+    capacity,
+    evaluator,
+    remedies,
+)
 from mpisim.memory.model import PARTS
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.parts import split
-from mpisim.workloads.schedules import pipeline
-from mpisim.workloads.transformer import transformer_network
+from mpisim.workloads import lay_out
 
 GIB = 2**30
 
@@ -31,16 +36,16 @@ def stage(number: int, total: int, error: int = 0) -> StageMemory:
     return StageMemory(number, **parts, error=error, moment="forward of micro-batch 0")
 
 
-def evaluate(plan: Plan, times: int) -> Verdict:
-    """Llama-3-8B on 8 H100, or so many times that."""
-    grid = Grid.of(plan, 8 * times)
-    micro_batches, rest = divmod(plan.global_batch, grid.dp * plan.micro_batch)
-    if rest or not micro_batches:
-        raise InputError("global_batch")
-    network = transformer_network(LLAMA, plan, grid)
-    pipe = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
-    stages = memory(pipe, split(network, plan, pipe.parts), plan, grid)
-    return Verdict(tuple(stages), capacity(find_gpu("h100-sxm")), "H100")
+def experiment(model: Model = LLAMA, **plan: object) -> Experiment:
+    """A model on nodes of H100."""
+    chosen = Plan(**{"global_batch": 8, **plan})  # type: ignore[arg-type]
+    return Experiment(model=model, plan=chosen, cluster=ClusterChoice("dgx-h100"))
+
+
+H100 = find_gpu("h100-sxm")
+
+evaluate = evaluator(experiment(), 8, H100)
+"""Llama-3-8B on 8 H100, or so many times that."""
 
 
 @pytest.mark.parametrize(
@@ -74,9 +79,10 @@ def test_too_close_to_call() -> None:
 def test_the_table_adds_up() -> None:
     found = evaluate(Plan(global_batch=32, tp=2, pp=2), 1)
     lines = found.text().splitlines()
-    assert lines[0].startswith("Memory of one GPU, in GiB: ")
-    assert max(map(len, lines)) <= 110
-    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
+    assert lines[0].startswith("The plan fits into NVIDIA H100 SXM5 80 GB (700 W): stage 0 of 2")
+    assert max(map(len, lines)) <= 100
+    first = lines.index("Memory of one GPU, in GiB") + 2
+    rows = {line.split()[0]: line.split()[1:] for line in lines[first:-1]}
     whole = [float(value) for value in rows.pop("total")]
     rows.pop("±")
     rows.pop("of")
@@ -156,3 +162,20 @@ def test_given_dp_shrinks_as_the_model_spreads() -> None:
     assert {p.micro_batch for p in seen} == {4, 2, 1}
     assert {p.zero for p in seen} == {0, 1, 3}
     assert any(p.dp == 16 for p in seen)
+
+
+def test_an_experiment_that_is_laid_out() -> None:
+    laid = lay_out(experiment(tp=8, global_batch=4), 8)
+    found = assess(laid, H100)
+    assert found.fits
+    assert found.gpu == H100.title
+    assert found.capacity == capacity(H100)
+
+
+def test_resnet_50_on_one_gpu() -> None:
+    """256 images in fp32 are known to fill most of 24 GB, and DDP copies gradients to buckets."""
+    resnet = experiment(Cnn("resnet", 50), precision="fp32", micro_batch=256, global_batch=2048,
+                        optimizer="momentum")  # fmt: skip
+    (found,) = assess(lay_out(resnet, 8), H100).stages
+    assert found.buckets == found.gradients == 4 * 25_557_032
+    assert 20 * GIB < found.total < 24 * GIB

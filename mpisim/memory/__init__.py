@@ -1,18 +1,22 @@
 """How much of a GPU's memory a plan takes, whether it fits, and what would make it fit.
 
+``assess(layout, gpu)``
+    The `Verdict` on an experiment that is laid out on ranks.
 ``memory(pipeline, parts, plan, grid)``
     Walk a network and its schedule: bytes of every stage by part, as `StageMemory`.
 ``Verdict``
-    Those against what a GPU has, as text and as numbers.
+    That against what a GPU has, as text and as numbers.
 ``capacity(gpu)``
     What a program can have of a GPU's memory.
 ``remedies(plan, evaluate)``, ``advice(plan, verdict, evaluate)``
-    Single changes that make a plan fit, the cheapest first, as `Remedy` and as text.
+    Single changes that make a plan fit, the cheapest first, as `Remedy` and as text;
+    ``evaluator(experiment, gpus, gpu)`` returns the `evaluate` of an experiment.
 ``formulas``
     Published formulas, independent of the walk.
 """
 
 from . import formulas
+from .assess import assess, evaluator
 from .constants import capacity
 from .model import StageMemory, memory
 from .remedies import Remedy, advice, remedies
@@ -23,7 +27,9 @@ __all__ = [
     "StageMemory",
     "Verdict",
     "advice",
+    "assess",
     "capacity",
+    "evaluator",
     "formulas",
     "memory",
     "remedies",

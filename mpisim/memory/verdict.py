@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from ..report.times import apportioned, percent
@@ -12,6 +13,9 @@ from .model import PARTS, StageMemory
 __all__ = ["GIB", "Verdict"]
 
 GIB = 2**30
+
+WIDTH = 100
+"""Characters of a line."""
 
 STEP = GIB // 100
 """The last digit shown."""
@@ -74,7 +78,7 @@ class Verdict:
         return f"{what} into {self.gpu}: {where} needs {needs}, {left}{doubt}"
 
     def text(self) -> str:
-        """Return a table of the stages by part, in GiB, whose rows add up."""
+        """Return the sentence, and a table of the stages by part, in GiB, whose rows add up."""
         shown = list(self.stages)
         if len(shown) > MOST_STAGES:
             shown = sorted(shown, key=lambda each: -each.total)[:MOST_STAGES]
@@ -88,7 +92,8 @@ class Verdict:
         rows.append(("of the GPU, %", *(percent(each.total, self.capacity) for each in shown)))
         rest = len(self.stages) - len(shown)
         lines = [
-            "Memory of one GPU, in GiB: " + self.sentence(),
+            *wrap(f"The plan {self.sentence()}.", WIDTH),
+            "Memory of one GPU, in GiB",
             *(f"  {line}" for line in aligned(rows)),
             *([f"  ... {rest:,} more stages that need less"] if rest else []),
             f"  worst moment: {self.worst.moment}",
