@@ -22,7 +22,9 @@ def network(layers: int, forward: int, inputs: int, weights: int) -> Network:
 
 
 def step(layers: int, times: tuple[int, int, int], gpus: int, **plan: object) -> Workload:
-    return training_step(layout(network(layers, *times), gpus, **plan), Times())
+    # PyTorch's DDP does nothing on one data-parallel rank, and clips no gradients.
+    laid = layout(network(layers, *times), gpus, **{"dp_style": "ddp", **plan})
+    return training_step(laid, Times())
 
 
 def listed(program: Program, rank: int) -> list[str]:

@@ -168,15 +168,28 @@ class BlockBuilder:
         if step.operation is Operation.SEND_RECV:
             row = self._exchange(step, waits)
         else:
-            row = self.rows.collective(
-                step.operation, self.slots.slot(step.group), self.slots.stream(step.group),
-                step.bytes, name=step.name, waits=waits, **self.pricing.launching,
-            )  # fmt: skip
+            row = self._collective(step, waits)
         if step.token:
             (lane.carried if step.carried else lane.tokens)[step.token] = row
         else:
             lane.pending = [row]
         return row
+
+    def launch(self, step: Communicate, *, waits: Iterable[int] | None = None) -> int | None:
+        """Write a collective that no kernel waits for unless told to (`await_next`, `export`).
+
+        It starts after the kernel before it and what the next would wait for; given `waits`, after
+        these alone. Returns its row, or None where the group has one member.
+        """
+        if self.slots.alone(step.group):
+            return None
+        if waits is None:
+            waits = [self._lane.last, *self._lane.pending]
+        return self._collective(step, waits)
+
+    def host_wait(self, rows: Iterable[int], name: str) -> None:
+        """Let the CPU wait until rows have ended, before it launches anything further."""
+        self.rows.host_wait(rows, name=name)
 
     def point_to_point(
         self, kind: Kind, slot: str, size: int, name: str, *,
@@ -261,6 +274,12 @@ class BlockBuilder:
             flops=self.flops,
             duration=self.duration,
         )
+
+    def _collective(self, step: Communicate, waits: Iterable[int]) -> int:
+        return self.rows.collective(
+            step.operation, self.slots.slot(step.group), self.slots.stream(step.group),
+            step.bytes, name=step.name, waits=waits, **self.pricing.launching,
+        )  # fmt: skip
 
     def _exchange(self, step: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""

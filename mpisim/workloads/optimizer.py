@@ -1,23 +1,164 @@
-"""The end of a step: waiting for gradients, and the optimizer."""
+"""The end of a step: last reductions of gradients, their norm, and the optimizer.
+
+Megatron-LM's ``finalize_model_grads`` (megatron/core/distributed) and ``optimizer.step``
+(megatron/core/optimizer): gradients of what tensor-parallel ranks hold in common are added up where
+the ranks saw different tokens, those of tied embeddings over the first and the last stage; the norm
+of all gradients is read by the CPU, gradients are clipped, and one kernel updates everything. fp16
+checks gradients for overflow before. DeepSpeed does the same over its own groups; FSDP leaves the
+norm on the GPU; DDP's users rarely clip.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..kernels.operations import OptimizerStep
+from mpisim.kernels.operations import BYTES, Copy, Elementwise, OptimizerStep
+
+from ..experiment.plan import Plan
+from ..program import Operation
 from .blocks import BlockBuilder
 from .data_parallel import Strategy
-from .operators import Compute
+from .operators import Communicate, Compute
 
 if TYPE_CHECKING:
     from .step import Layout
 
-__all__ = ["write_optimizer"]
+__all__ = ["optimizer_bytes", "write_optimizer"]
+
+FP32 = BYTES["fp32"]
+
+STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
+"""fp32 numbers that an optimizer remembers of a parameter."""
+
+FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
+    "adam": (
+        ("adam average gradient", 3), ("adam scale squares", 2), ("adam add squares", 3),
+        ("adam square root", 2), ("adam correct bias", 2), ("adam add epsilon", 2),
+        ("adam update", 4),
+    ),
+    "momentum": (("momentum scale", 2), ("momentum add gradient", 3), ("momentum update", 3)),
+    "adagrad": (
+        ("adagrad add squares", 3), ("adagrad square root", 2), ("adagrad add epsilon", 2),
+        ("adagrad scale gradient", 2), ("adagrad update", 4),
+    ),
+    "sgd": (("sgd update", 3),),
+}  # fmt: skip
+"""What ``torch.optim`` does without ``fused=True``: kernels over all parameters, and how many fp32
+numbers each reads and writes of one (``_multi_tensor_adam`` and its like)."""
+
+
+def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
+    """Return the bytes one fused optimizer step reads and writes for each parameter.
+
+    The gradient is read; weight in fp32 and states are read and written; a copy of the weight in 16
+    bits for the passes is written where there is one (FSDP makes it when it gathers).
+    """
+    copy = strategy.weight < FP32 and strategy.style != "fsdp"
+    return (
+        strategy.kept
+        + 2 * FP32 * (1 + STATES[plan.optimizer])
+        + (strategy.weight if copy else 0)
+    )
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
-    """Write the end of a stage's step."""
+    """Write the end of a stage's step.
+
+    Parameters
+    ----------
+    block : BlockBuilder
+    layout : Layout
+    stage : int
+    strategy : Strategy
+        Of the stage's data parallelism.
+    """
     strategy.before_optimizer(block)
-    if strategy.updated:
-        block.compute(Compute("adam", OptimizerStep(strategy.updated, 30)))
+    _reduce_further(block, layout, stage, strategy)
+    if strategy.norm_groups:
+        plan = layout.experiment.plan
+        if plan.precision == "fp16":
+            _check_overflow(block, strategy)
+        _clip(block, layout, strategy)
+    _update(block, layout.experiment.plan, strategy)
     strategy.after_optimizer(block)
+
+
+def _reduce_further(
+    block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy
+) -> None:
+    """Add gradients up over ranks that hold a parameter for other reasons than data parallelism."""
+    plan, pipeline = layout.experiment.plan, layout.pipeline
+    parameters = [each for chunk in strategy.held for each in chunk]
+    if pipeline.mirrored and strategy.updated:
+        # Two stages hold the same parts of the model for the two directions.
+        size = strategy.gradient * strategy.updated
+        block.communicate(_all_reduce("mirror", size, "gradient"))
+    shared = [each for each in parameters if each.parameter.replicated]
+    if plan.sequence_parallel and shared:
+        size = strategy.gradient * sum(each.size for each in shared)
+        block.compute(Compute("flatten gradients", Elementwise(2 * size)))
+        block.communicate(_all_reduce("tp", size, "replicated gradient"))
+        strategy.copies(block, "unflatten gradient", shared, strategy.gradient)
+    if pipeline.stages > 1 and stage in (0, pipeline.stages - 1) and not pipeline.mirrored:
+        for each in parameters:
+            if each.parameter.tied:
+                size = strategy.gradient * each.size
+                block.communicate(_all_reduce("embedding", size, "embedding gradient"))
+
+
+def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
+    """Take the loss scale out of fp16 gradients; the CPU learns whether one was not finite."""
+    if strategy.updated:
+        size = strategy.kept * strategy.updated
+        block.compute(Compute("unscale gradients", Elementwise(2 * size)))
+    for group in strategy.norm_groups:
+        block.communicate(_all_reduce(group, FP32, "overflow"))
+    _read(block, "overflow")
+
+
+def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
+    """Scale gradients by their norm over the whole model."""
+    sums: list[tuple[int, Sequence[str]]] = [(strategy.updated, strategy.norm_groups)]
+    if strategy.norm_groups == ("model",) and _has_experts(layout):
+        # Megatron-LM has an optimizer of its own for experts, whose ranks are other ones.
+        sums = [(strategy.count(False), ("model",)), (strategy.count(True), ("emodel",))]
+    for parameters, groups in sums:
+        if parameters:
+            size = strategy.kept * parameters
+            block.compute(Compute("gradient norm", Elementwise(size)))
+        for group in groups:
+            block.communicate(_all_reduce(group, FP32, "gradient norm"))
+        if strategy.style != "fsdp":
+            _read(block, "gradient norm")
+    if strategy.updated:
+        size = strategy.kept * strategy.updated
+        block.compute(Compute("clip gradients", Elementwise(2 * size)))
+
+
+def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
+    if not strategy.updated:
+        return
+    torch = strategy.style in ("ddp", "fsdp")
+    if plan.fused or not torch:
+        each = optimizer_bytes(plan, strategy)
+        block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated, each)))
+        return
+    for name, numbers in FOREACH[plan.optimizer]:
+        block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
+
+
+def _read(block: BlockBuilder, what: str) -> None:
+    """Let the CPU read a number."""
+    block.compute(Compute(f"read {what}", Copy(FP32, path="host")))
+    block.host_wait([block.last], f"wait for {what}")
+
+
+def _has_experts(layout: Layout) -> bool:
+    """Whether any stage holds routed experts."""
+    layers = (layer for network in layout.networks for layer in network.layers)
+    return any(parameter.expert for layer in layers for parameter in layer.parameters)
+
+
+def _all_reduce(group: str, size: int, what: str) -> Communicate:
+    return Communicate(f"{what} all-reduce", Operation.ALL_REDUCE, group, size)

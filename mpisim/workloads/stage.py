@@ -109,7 +109,8 @@ class Stage:
         for i, layer in enumerate(part.layers):
             builder.tags(layer=part.numbers[i])
             self.strategy.before_forward(builder, chunk, i, first)
-            for operator in layer.operators:
+            for j, operator in enumerate(layer.operators):
+                self.strategy.before_operator(builder, chunk, i, j, first)
                 yield from builder.stepwise(operator.forward)
             self.strategy.after_forward(builder, chunk, i, first)
 
@@ -125,12 +126,14 @@ class Stage:
                 self.strategy.before_backward(builder, chunk, i, last)
                 if again[i]:
                     yield from self._recompute(builder, layer.operators)
-            for operator in reversed(layer.operators):
+            for j, operator in reversed(list(enumerate(layer.operators))):
+                if which != "weight":
+                    self.strategy.before_gradients(builder, chunk, i, j, last)
                 if self._selective(operator) and which != "weight" and not again[i]:
                     yield from self._recompute(builder, [operator])
                 yield from builder.stepwise(operator.backward_part(which))
                 if which != "input":
-                    self.strategy.after_operator(builder, chunk, i, operator, last)
+                    self.strategy.after_gradients(builder, chunk, i, j, last)
             if which != "input":
                 self.strategy.after_backward(builder, chunk, i, last)
 

@@ -170,7 +170,10 @@ class _Table:
         parts = layout.parts[network]
         chunks = layout.chunks(stage, network)
         layers = [chunk.layers for chunk in chunks]
-        sharing = strategy(plan, layers, groups)
+        sharing = strategy(
+            plan, layers, groups, stage=stage,
+            transformer=isinstance(layout.experiment.model, Transformer),
+        )  # fmt: skip
         slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **sharing.streams})
         writer = Stage(names, pricing, slots, plan, chunks, sharing)
         messages = Messages(

@@ -6,6 +6,7 @@
     The one of a plan.
 """
 
-from .strategy import Strategy, strategy
+from .catalogue import strategy
+from .strategy import Strategy
 
 __all__ = ["Strategy", "strategy"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
-from ...experiment.plan import Plan
+from mpisim.kernels.operations import BYTES, Elementwise
+
+from ...experiment.plan import Plan, Style
+from ...program import Operation
 from ..blocks import BlockBuilder
 from ..groups import Groups
-from ..operators import Layer, Operator, total
+from ..operators import Communicate, Compute, Layer
+from .held import Held, held
 
-__all__ = ["Strategy", "strategy"]
+__all__ = ["Strategy", "collective"]
 
 
 class Strategy:
@@ -17,7 +23,8 @@ class Strategy:
 
     A stage calls the hooks while it writes its blocks. `first` and `last` say whether a block is
     the chunk's first forward or its last backward of the step; others are written once and used for
-    all micro-batches in between, so what a hook writes may depend on nothing else.
+    all micro-batches in between, so what a hook writes may depend on nothing else. `layer` counts
+    the layers of the chunk, `operator` the operators of the layer.
 
     Parameters
     ----------
@@ -25,21 +32,49 @@ class Strategy:
     chunks : sequence of sequence of Layer
         The model chunks this stage holds.
     groups : Groups
+    stage : int
+        Of the pipeline.
+
+    Attributes
+    ----------
+    style : str
+        Whose rules it follows.
+    held : tuple of tuple of Held
+        The parameters of each chunk, in the order of registration.
+    at : mapping of (int, int, int) to list of Held
+        The parameters of an operator (chunk, layer, operator), in the order in which its backward
+        completes their gradients: the reverse.
     """
 
-    def __init__(self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups) -> None:
-        self.plan, self.chunks, self.groups = plan, chunks, groups
+    style: ClassVar[Style]
+
+    def __init__(
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
+    ) -> None:
+        self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
+        self.held = tuple(held(layers) for layers in chunks)
+        self.at: defaultdict[tuple[int, int, int], list[Held]] = defaultdict(list)
+        for chunk, parameters in enumerate(self.held):
+            for each in reversed(parameters):
+                self.at[chunk, each.layer, each.operator].append(each)
 
     @property
     def streams(self) -> Mapping[str, str]:
         """Slots that share a stream, or have one of another name, for `Slots`."""
         return {}
 
+    # --- hooks ----------------------------------------------------------------------------------
+
     def begin(self, block: BlockBuilder) -> None:
         """Before everything else of the step."""
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Before a layer's forward; `layer` counts those of the chunk."""
+        """Before a layer's forward."""
+
+    def before_operator(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
+    ) -> None:
+        """Before an operator's forward; not where it is computed again."""
 
     def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """After a layer's forward."""
@@ -47,8 +82,13 @@ class Strategy:
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Before a layer is computed again, if it is, and its backward."""
 
-    def after_operator(
-        self, block: BlockBuilder, chunk: int, layer: int, operator: Operator, last: bool
+    def before_gradients(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
+    ) -> None:
+        """Before an operator's backward."""
+
+    def after_gradients(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
         """After the gradients of an operator's weights are there."""
 
@@ -61,14 +101,72 @@ class Strategy:
     def after_optimizer(self, block: BlockBuilder) -> None:
         """After the optimizer's step."""
 
+    # --- what the optimizer works on --------------------------------------------------------------
+
     @property
     def updated(self) -> int:
-        """Parameters this rank's optimizer updates."""
-        return total(
-            p for layers in self.chunks for layer in layers for p in layer.parameters if not p.local
+        """Parameters this rank's optimizer updates: its share, or all it holds."""
+        return sum(
+            -(-self.count(expert) // (self.sharers(expert) if self.plan.zero else 1))
+            for expert in (False, True)
         )
 
+    @property
+    def weight(self) -> int:
+        """Bytes of a weight as the passes read it."""
+        return BYTES[self.plan.weight_format]
 
-def strategy(plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups) -> Strategy:
-    """Return the strategy of a plan."""
-    return Strategy(plan, chunks, groups)
+    @property
+    def gradient(self) -> int:
+        """Bytes of a gradient as it is reduced; fp32 in Megatron, that of the weights otherwise."""
+        default = "fp32" if self.style == "megatron" else self.plan.weight_format
+        return BYTES[self.plan.grad_precision or default]
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a gradient as the optimizer reads it."""
+        return self.gradient
+
+    @property
+    def norm_groups(self) -> tuple[str, ...]:
+        """Groups over which squares of gradients are added up for their norm, one after another."""
+        shared = (self.shard(False),) if self.plan.zero else ()
+        return (*shared, "model")
+
+    # --- helpers of subclasses --------------------------------------------------------------------
+
+    def shard(self, expert: bool) -> str:
+        """Return the group that shares what is sharded, of dense parameters or of experts."""
+        group = "dp" if self.plan.zero_group is None else "shard"
+        return f"e{group}" if expert else group
+
+    def replica(self, expert: bool) -> str:
+        """Return the group of ranks that hold the same shard."""
+        return "ereplica" if expert else "replica"
+
+    def data(self, expert: bool) -> str:
+        """Return the group of ranks that hold the same parameters."""
+        return "edp" if expert else "dp"
+
+    def sharers(self, expert: bool) -> int:
+        """Return the number of ranks that share what is sharded."""
+        return self.groups.sizes[self.shard(expert)]
+
+    def count(self, expert: bool) -> int:
+        """Return the elements of dense or of expert parameters that this stage holds."""
+        return sum(each.size for chunk in self.held for each in chunk if each.expert is expert)
+
+    def alone(self, expert: bool) -> bool:
+        """Whether no other rank holds the same parameters."""
+        return self.groups.sizes[self.data(expert)] == 1
+
+    def copies(self, block: BlockBuilder, name: str, parameters: Iterable[Held], size: int) -> None:
+        """Write a kernel for each parameter that copies `size` bytes of each element."""
+        for each in parameters:
+            block.compute(Compute(name, Elementwise(2 * size * each.size)))
+
+
+def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
+    """Return a collective of `size` bytes, named after what is communicated."""
+    name = f"{what} {operation.name.lower().replace('_', '-')}"
+    return Communicate(name, operation, group, size)

@@ -1,0 +1,51 @@
+"""From a plan to its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...experiment.plan import Plan, Style
+from ..groups import Groups
+from ..operators import Layer
+from .ddp import Ddp
+from .deepspeed import DeepSpeed
+from .fsdp import Fsdp
+from .megatron import Megatron
+from .strategy import Strategy
+from .zero3 import Zero3
+
+__all__ = ["strategy"]
+
+STRATEGIES: Mapping[Style, type[Strategy]] = {
+    "ddp": Ddp,
+    "megatron": Megatron,
+    "deepspeed": DeepSpeed,
+    "fsdp": Fsdp,
+}
+
+
+def strategy(
+    plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+    stage: int = 0, transformer: bool = True,
+) -> Strategy:  # fmt: skip
+    """Return the strategy of a plan for one stage of its pipeline.
+
+    Parameters
+    ----------
+    plan : Plan
+    chunks : sequence of sequence of Layer
+        The model chunks the stage holds.
+    groups : Groups
+    stage : int
+    transformer : bool
+        Of what kind the model is, see `Plan.style`.
+
+    Raises
+    ------
+    InputError
+        If the framework knows no such sharding.
+    """
+    style = plan.style(transformer=transformer)
+    if style == "deepspeed" and plan.zero == 3:
+        return Zero3(plan, chunks, groups, stage=stage)
+    return STRATEGIES[style](plan, chunks, groups, stage=stage)

@@ -1,0 +1,171 @@
+"""DeepSpeed without ZeRO, and with its stages 1 and 2 (deepspeed/runtime/zero/stage_1_and_2.py).
+
+Gradients are copied into a bucket as the backward completes them. A bucket is reduced when the next
+gradient does not fit in, and the last one at the end of the backward, where the CPU waits for all:
+stage 1 does so in the last micro-batch (without overlap after it), stage 2 in every one, since a
+rank keeps its own share alone. A bucket is reduced by an all-reduce from which each rank takes its
+share (``use_multi_rank_bucket_allreduce``, the default), so that a step moves 3 Ψ where the paper's
+reduce-scatter would move 2 Ψ (arXiv:1910.02054). Updated shares are gathered after the optimizer,
+in one collective for dense parameters and one for experts.
+
+Without ZeRO buckets are reduced after the last backward (``buffered_allreduce_fallback`` of
+deepspeed/runtime/engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mpisim.kernels.operations import BYTES
+
+from ...errors import InputError
+from ...experiment.plan import Plan, Style
+from ...program import Operation
+from ..blocks import BlockBuilder
+from ..groups import Groups
+from ..operators import Communicate, Layer
+from .buckets import Bucket, close_after, close_before, padded
+from .frameworks import frameworks
+from .held import Held, of_kind
+from .strategy import Strategy, collective
+
+__all__ = ["DeepSpeed"]
+
+
+class DeepSpeed(Strategy):
+    """Gradients all-reduced in buckets; optimizer states, and with stage 2 gradients, sharded.
+
+    Attributes
+    ----------
+    buckets : tuple of tuple of Bucket
+        Of each chunk, dense ones before those of experts.
+    """
+
+    style: ClassVar[Style] = "deepspeed"
+
+    def __init__(
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
+    ) -> None:
+        super().__init__(plan, chunks, groups, stage=stage)
+        if plan.zero in (1, 2) and plan.zero_group is not None:
+            raise InputError(
+                f"plan.zero_group is {plan.zero_group}, but zero is {plan.zero}: "
+                "dp_style = 'deepspeed' knows groups with zero = 3 only"
+            )
+        self.buckets = tuple(
+            tuple(
+                bucket
+                for expert in (False, True)
+                for bucket in self._cut(of_kind(parameters, expert))
+            )
+            for parameters in self.held
+        )
+        self._full: dict[tuple[int, Held], Bucket] = {}
+        self._left: list[list[Bucket]] = []
+        for chunk, buckets in enumerate(self.buckets):
+            left = []
+            for bucket, after in zip(buckets, (*buckets[1:], None), strict=True):
+                if after is None or after.expert is not bucket.expert:
+                    left.append(bucket)
+                else:
+                    self._full[chunk, after.parameters[0]] = bucket
+            self._left.append(left)
+        self._rows: list[int] = []
+
+    def _cut(self, parameters: Sequence[Held]) -> list[Bucket]:
+        limit = int(frameworks().deepspeed.bucket.si)
+        if self.plan.bucket is not None:
+            limit = self.plan.bucket // self.gradient
+        if not self.plan.zero:
+            return close_after(parameters, [limit + 1])
+        if self.plan.zero == 1 and not self.plan.dp_overlap:
+            return close_before(parameters, limit)
+        return close_before(parameters[::-1], limit)
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether gradients are reduced during the backward, or after it."""
+        return self.plan.zero >= 2 or (self.plan.zero == 1 and self.plan.dp_overlap)
+
+    def _reduces(self, last: bool) -> bool:
+        return self._hooked and (last or self.plan.zero >= 2)
+
+    def after_gradients(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
+    ) -> None:
+        """Copy gradients into the bucket, and reduce it when one does not fit."""
+        if not self._reduces(last):
+            return
+        for each in self.at[chunk, layer, operator]:
+            if self.alone(each.expert):
+                continue
+            if (chunk, each) in self._full:
+                self._reduce(block, self._full[chunk, each], last)
+            self.copies(block, "copy gradient into bucket", [each], self.gradient)
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Reduce what is left, and wait for all reductions."""
+        if layer > 0 or not self._reduces(last):
+            return
+        for bucket in self._left[chunk]:
+            self._reduce(block, bucket, last)
+        if self._rows:
+            block.host_wait(self._rows, "wait for gradients")
+            self._rows = []
+
+    def before_optimizer(self, block: BlockBuilder) -> None:
+        """Where the backward has not, reduce all gradients."""
+        if self._hooked:
+            return
+        for buckets in self.buckets:
+            for bucket in buckets:
+                if self.alone(bucket.expert):
+                    continue
+                self.copies(block, "copy gradient into bucket", bucket.parameters, self.gradient)
+                block.communicate(self.reduction(bucket))
+                if not self.plan.zero:
+                    self.copies(
+                        block, "copy gradient from bucket", bucket.parameters, self.gradient
+                    )
+
+    def after_optimizer(self, block: BlockBuilder) -> None:
+        """Gather the updated parameters."""
+        if not self.plan.zero:
+            return
+        for expert in (False, True):
+            alignment = int(frameworks().deepspeed.alignment.si) * self.sharers(expert)
+            size = self.weight * padded(self.count(expert), alignment)
+            if size:
+                block.communicate(
+                    collective(Operation.ALL_GATHER, self.shard(expert), size, "parameter")
+                )
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a gradient as the optimizer reads it: shards are turned into fp32."""
+        return BYTES["fp32"]
+
+    @property
+    def norm_groups(self) -> tuple[str, ...]:
+        """Ranks that share gradients, then those of a copy of the model."""
+        return ("dp", "model") if self.plan.zero else ("model",)
+
+    def reduction(self, bucket: Bucket) -> Communicate:
+        """Return the collective that reduces a bucket."""
+        size = self.gradient * bucket.size
+        return collective(Operation.ALL_REDUCE, self.data(bucket.expert), size, "gradient")
+
+    def _reduce(self, block: BlockBuilder, bucket: Bucket, last: bool) -> None:
+        self.run(block, self.reduction(bucket))
+
+    def run(
+        self, block: BlockBuilder, step: Communicate, waits: Sequence[int] | None = None
+    ) -> int | None:
+        """Write a collective, beside the backward where reductions overlap; return its row."""
+        if not self.plan.dp_overlap:
+            return block.communicate(step)
+        row = block.launch(step, waits=waits)
+        if row is not None:
+            self._rows.append(row)
+        return row

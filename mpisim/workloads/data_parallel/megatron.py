@@ -1,0 +1,229 @@
+"""Megatron-LM's DistributedDataParallel and distributed optimizer (megatron/core/distributed).
+
+Gradients lie in a buffer in fp32, cut into buckets, dense parameters and experts apart. With
+overlap each bucket is reduced beside the last backward: as its gradients complete where a stage has
+one model chunk, at the end of a chunk's backward with interleaved chunks
+(``--align-grad-reduce``, the default; Megatron starts it a few passes later on later stages, so
+that all stages reduce at a time). Only the first chunk of the first stage has several buckets: the
+other stages reduce while they wait for it.
+
+zero = 1 is the distributed optimizer: gradients are reduced to shards, each rank updates its own,
+and the parameters are gathered, with overlap during the first forward of the next step: each bucket
+when the one before is waited for, or with interleaved chunks one chunk ahead
+(``--align-param-gather``). With `zero_group` it is shared by so many ranks only
+(``--num-distributed-optimizer-instances``): a shard is then reduced over the replicas besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from mpisim.kernels.operations import Copy, Elementwise
+
+from ...experiment.plan import Plan, Style
+from ...program import Operation
+from ..blocks import BlockBuilder
+from ..groups import Groups
+from ..operators import Communicate, Compute, Layer
+from .buckets import Bucket, close_after, sharded
+from .frameworks import frameworks
+from .held import of_kind
+from .strategy import Strategy, collective
+
+__all__ = ["Megatron"]
+
+GRADIENTS = "gradients"
+"""The port of reductions that run beside a backward."""
+
+Key = tuple[int, bool, int]
+"""A bucket: chunk, whether of experts, and the how many-th of these."""
+
+
+class Megatron(Strategy):
+    """Gradients in a contiguous buffer; with zero = 1 the distributed optimizer.
+
+    Attributes
+    ----------
+    buckets : mapping of Key to Bucket
+        Dense ones before those of experts, in the order in which the backward completes them.
+    """
+
+    style: ClassVar[Style] = "megatron"
+
+    def __init__(
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
+    ) -> None:
+        super().__init__(plan, chunks, groups, stage=stage)
+        self.buckets: Mapping[Key, Bucket] = {
+            (chunk, expert, i): bucket
+            for chunk in range(len(chunks))
+            for expert in (False, True)
+            for i, bucket in enumerate(self._cut(chunk, expert))
+        }
+        self._of_place: dict[tuple[int, int, int], list[Key]] = {}
+        for key, bucket in self.buckets.items():
+            for each in bucket.parameters:
+                keys = self._of_place.setdefault((key[0], *each.place), [])
+                if key not in keys:
+                    keys.append(key)
+        self._gathering: dict[Key, tuple[BlockBuilder, int]] = {}
+        self._gathered: set[Key] = set()
+
+    def _cut(self, chunk: int, expert: bool) -> list[Bucket]:
+        plan, defaults = self.plan, frameworks().megatron
+        parameters = of_kind(reversed(self.held[chunk]), expert)
+        limit: int | None = None
+        if plan.dp_overlap and self.stage == 0 and chunk == 0:
+            ranks = self.groups.grid.dp
+            limit = int(max(defaults.bucket.si, ranks * defaults.bucket_per_rank.si))
+            if plan.bucket is not None:
+                limit = -(-plan.bucket // self.gradient)
+        if not plan.zero:
+            return close_after(parameters, [limit or self.count(expert) + 1])
+        alignment = defaults.parameter_alignment.si, defaults.bucket_alignment.si
+        return sharded(
+            parameters, limit, self.sharers(expert),
+            alignment=(int(alignment[0]), int(alignment[1])), own_bucket=plan.pp > 1,
+        )  # fmt: skip
+
+    @property
+    def streams(self) -> Mapping[str, str]:
+        """Both levels of a shared optimizer's reductions run on one stream."""
+        if self.plan.zero_group is None:
+            return {}
+        return {"replica": "shard", "ereplica": "eshard"}
+
+    @property
+    def norm_groups(self) -> tuple[str, ...]:
+        """All ranks that share an optimizer at once, or those of a copy of the model."""
+        return ("instance",) if self.plan.zero else ("model",)
+
+    # --- the first forward ----------------------------------------------------------------------
+
+    def begin(self, block: BlockBuilder) -> None:
+        """Clear the buffers, and gather the parameters of the first two chunks."""
+        for chunk in range(len(self.chunks)):
+            for expert in (False, True):
+                buckets = (self.buckets[key] for key in self._keys(chunk, expert))
+                size = self.gradient * sum(bucket.size for bucket in buckets)
+                if size:
+                    block.compute(Compute("zero gradients", Copy(size, path="fill")))
+        if self._aligned:
+            self._gather_chunk(block, 0)
+            self._gather_chunk(block, 1)
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Gather the parameters of the chunk after the next."""
+        if self._aligned and first and layer == 0 and chunk > 0:
+            self._gather_chunk(block, chunk + 1)
+
+    def before_operator(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
+    ) -> None:
+        """Wait for the operator's parameters, and gather the next bucket."""
+        if not (first and self._gathers):
+            return
+        for key in self._of_place.get((chunk, layer, operator), ()):
+            if key in self._gathered:
+                continue
+            self._gathered.add(key)
+            self._gather(block, key)
+            if key in self._gathering:
+                by, row = self._gathering[key]
+                block.await_next([row if by is block else block.port(_name(key))])
+            chunk, expert, i = key
+            if i > 0 and not self._aligned:  # buckets are gathered in reverse
+                self._gather(block, (chunk, expert, i - 1))
+
+    def _gather_chunk(self, block: BlockBuilder, chunk: int) -> None:
+        for expert in (False, True):
+            for key in self._keys(chunk, expert):
+                self._gather(block, key)
+
+    def _gather(self, block: BlockBuilder, key: Key) -> None:
+        """Start gathering a bucket unless it was started before."""
+        if key not in self._gathering:
+            row = block.launch(self._parameters(key))
+            if row is not None:
+                self._gathering[key] = (block, row)
+                block.export(_name(key), [row])
+
+    def _parameters(self, key: Key) -> Communicate:
+        size = self.weight * self.buckets[key].size
+        return collective(Operation.ALL_GATHER, self.shard(key[1]), size, "parameter")
+
+    # --- the last backward ----------------------------------------------------------------------
+
+    def after_gradients(
+        self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
+    ) -> None:
+        """Reduce buckets whose gradients are complete."""
+        if last and self.plan.dp_overlap and not self._interleaved:
+            for key in self._of_place.get((chunk, layer, operator), ()):
+                if self.buckets[key].complete == (layer, operator):
+                    self._reduce(block, key)
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Reduce the gradients of an interleaved chunk."""
+        if last and self.plan.dp_overlap and self._interleaved and layer == 0:
+            for expert in (False, True):
+                for key in self._keys(chunk, expert):
+                    self._reduce(block, key)
+
+    def before_optimizer(self, block: BlockBuilder) -> None:
+        """Wait for reductions, or without overlap reduce now."""
+        if self.plan.dp_overlap and self.buckets:
+            block.await_next([block.port(GRADIENTS)])
+        else:
+            for key in self.buckets:
+                self._reduce(block, key)
+
+    def after_optimizer(self, block: BlockBuilder) -> None:
+        """Without overlap, gather the updated parameters."""
+        if self.plan.zero and not self.plan.dp_overlap:
+            for key in self.buckets:
+                block.communicate(self._parameters(key))
+
+    def _reduce(self, block: BlockBuilder, key: Key) -> None:
+        expert, size = key[1], self.gradient * self.buckets[key].size
+        if self.groups.sizes["dp"] > 1:
+            block.compute(Compute("scale gradients", Elementwise(2 * size)))
+        if not self.plan.zero:
+            steps = [collective(Operation.ALL_REDUCE, self.data(expert), size, "gradient")]
+        else:
+            steps = [collective(Operation.REDUCE_SCATTER, self.shard(expert), size, "gradient")]
+            if self.plan.zero_group is not None:
+                share, group = size // self.sharers(expert), self.replica(expert)
+                steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
+        for step in steps:
+            if self.plan.dp_overlap:
+                row = block.launch(step)  # the second of two follows the first on their stream
+                block.export(GRADIENTS, [] if row is None else [row])
+            else:
+                block.communicate(step)
+
+    # --- which rules hold -----------------------------------------------------------------------
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether parameters are gathered during the first forward."""
+        return bool(self.plan.zero) and self.plan.dp_overlap
+
+    @property
+    def _interleaved(self) -> bool:
+        return self.plan.vpp > 1
+
+    @property
+    def _aligned(self) -> bool:
+        """Whether parameters are gathered by chunk, at the same time on all stages."""
+        return self._gathers and self._interleaved
+
+    def _keys(self, chunk: int, expert: bool) -> Iterator[Key]:
+        return (key for key in self.buckets if key[:2] == (chunk, expert))
+
+
+def _name(key: Key) -> str:
+    """The port of the gathering of a bucket."""
+    chunk, expert, i = key
+    return f"{'expert ' if expert else ''}parameters {chunk} {i}"
