@@ -7,19 +7,20 @@ afterwards: its error bar and where it comes from, what was assumed, what was le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from .engine.run import PieceKind, Run
 from .errors import InputError
-from .experiment import Experiment, Plan
+from .experiment import Dlrm, Experiment, Plan, Transformer
 from .kernels import Gpu, Roofline, find_gpu
+from .memory import Verdict, advice, capacity, memory, remedies
 from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
 from .topo import AlphaBeta, Cluster, find_cluster
 from .uncertainty import propagate
-from .workloads import Workload, lay_out, training_step
+from .workloads import Layout, Workload, lay_out, training_step
 
 __all__ = ["Case", "PathShares", "prepare", "statements"]
 
@@ -30,6 +31,8 @@ LEFT_OUT = (
     "tiles and waves of matrix products, clocks under the power limit",
     "input pipeline, checkpoints, jitter, stragglers",
 )
+
+GIB = 2**30
 
 WORTH_SAYING = 0.0005
 """Relative effects on the step time below this are not listed one by one."""
@@ -47,6 +50,10 @@ class Case:
     workload : Workload
     cost : AlphaBeta
         Of the communications, which the program leaves unpriced.
+    memory : Verdict
+        Whether it fits.
+    advice : tuple of str
+        What would make it fit, if it does not; lines for people.
     """
 
     experiment: Experiment
@@ -54,6 +61,8 @@ class Case:
     gpu: Gpu
     workload: Workload
     cost: AlphaBeta
+    memory: Verdict
+    advice: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -67,7 +76,8 @@ def prepare(experiment: Experiment) -> Case:
     Raises
     ------
     InputError
-        If hardware is unknown, or model, plan and cluster do not fit together.
+        If hardware is unknown, model, plan and cluster do not go together, or the plan does not fit
+        into memory (and ``run.allow_oom`` is not set).
     """
     try:
         choice = experiment.cluster
@@ -80,11 +90,52 @@ def prepare(experiment: Experiment) -> Case:
                 f"cluster.gpus is {choice.gpus}, but {choice.nodes} nodes of {choice.preset!r} "
                 f"have {available}"
             )
-        layout = lay_out(experiment, choice.gpus or available)
-        cost = cluster.cost(choice.nodes)
-        return Case(experiment, cluster, gpu, training_step(layout, Roofline(gpu)), cost)
+        gpus = choice.gpus or available
+        layout = lay_out(experiment, gpus)
+        verdict = _memory(layout, cluster, gpu)
+        hints: tuple[str, ...] = ()
+        if not verdict.fits:
+            hints = _fitting(experiment, gpus, verdict, cluster, gpu)
+        return Case(
+            experiment, cluster, gpu, training_step(layout, Roofline(gpu)),
+            cluster.cost(choice.nodes), verdict, hints,
+        )  # fmt: skip
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
+
+
+def _memory(layout: Layout, cluster: Cluster, gpu: Gpu) -> Verdict:
+    """Judge the fullest ranks: of several networks, all stages of each."""
+    experiment = layout.experiment
+    stages = [
+        stage
+        for parts in layout.parts
+        for stage in memory(
+            layout.pipeline, parts, experiment.plan, layout.grid,
+            transformer=isinstance(experiment.model, Transformer), node=cluster.gpus_per_node,
+        )
+    ]
+    return Verdict(tuple(stages), capacity(gpu), gpu.title)
+
+
+def _fitting(
+    experiment: Experiment, gpus: int, verdict: Verdict, cluster: Cluster, gpu: Gpu
+) -> tuple[str, ...]:
+    """Return what would make a plan fit; refuse it unless told to go on, or in doubt."""
+
+    def evaluate(plan: Plan, times: int) -> Verdict:
+        return _memory(lay_out(replace(experiment, plan=plan), gpus * times), cluster, gpu)
+
+    transformer = isinstance(experiment.model, Transformer)
+    if experiment.run.allow_oom or not verdict.certain:
+        return tuple(advice(experiment.plan, verdict, evaluate, transformer=transformer))
+    found = remedies(experiment.plan, evaluate, transformer=transformer)
+    fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in found)
+    raise InputError(
+        f"the plan {verdict.sentence()}. "
+        + (f"It fits with any of: {fits}. " if found else "No single change makes it fit. ")
+        + "--allow-oom simulates it all the same"
+    )
 
 
 def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str, Any]:
@@ -103,8 +154,9 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
     dict
         ``throughput`` (for people), ``tokens`` and ``model_flops`` (of the step), ``utilisation``
         (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
-        ``uncertainty_method``, and as lists of texts ``uncertainty_sources``, ``assumptions`` and
-        ``not_modelled``.
+        ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
+        ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
+        bytes.
     """
     numbers = {
         name: number
@@ -149,10 +201,13 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
             *(
                 f"{key} = {_toml(value)} (default)"
                 for key, value in defaults.items()
-                if value not in (None, False, 0, 1, ())
+                if value not in (None, False, 0, 1, ()) and _matters(key, case.experiment)
             ),
         ],
         "not_modelled": list(LEFT_OUT),
+        "memory": [*case.memory.text().splitlines(), *case.advice],
+        "memory_peak": case.memory.peak,
+        "memory_capacity": case.memory.capacity,
     }
 
 
@@ -163,6 +218,24 @@ def _assumed(plan: Plan) -> list[str]:
         f"attention, {'fused' if plan.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
     ]
+
+
+def _matters(key: str, experiment: Experiment) -> bool:
+    """Whether a default can have changed the answer."""
+    plan, model = experiment.plan, experiment.model
+    mixture = isinstance(model, Transformer) and model.experts > 0
+    conditions = {
+        "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
+        "plan.schedule": plan.pp > 1,
+        "plan.cp_style": plan.cp > 1,
+        "plan.kernels": isinstance(model, Transformer),
+        "plan.moe_imbalance": mixture,
+        "plan.dispatch_precision": mixture and plan.ep > 1,
+        "plan.wrap_layers": plan.zero == 3,
+        "plan.prefetch": plan.zero == 3,
+        "plan.sharder": isinstance(model, Dlrm),
+    }
+    return conditions.get(key, True)
 
 
 def _toml(value: object) -> str:

@@ -41,7 +41,7 @@ def render(results: Results, top: int = 10) -> str:
     ...     print(render(results))
     """
     unit = unit_for(results.step_time_ps)
-    sections = [_head(results)]
+    sections = [_head(results), _memory(results)]
     if results.recorded:
         sections += [_ranks(results, unit), _slowest(results, unit, top)]
         sections += [_kernels(results, top), _communications(results, top)]
@@ -60,6 +60,8 @@ def _head(results: Results) -> list[str]:
     """Step time, digest, and what the maker of the program has to say about the result."""
     attributes = dict(results.attributes)
     error = attributes.pop("uncertainty", None)
+    for key in ("memory", "memory_peak", "memory_capacity"):  # a section of its own
+        attributes.pop(key, None)
     step = duration(results.step_time_ps)
     if isinstance(error, float):
         step += f"  ± {100 * error:.2g} %"
@@ -88,6 +90,12 @@ def _head(results: Results) -> list[str]:
     if not results.recorded:
         lists.append("Rows were not recorded: only the end of each rank is known.")
     return lines + lists
+
+
+def _memory(results: Results) -> list[str]:
+    """What the maker of the program has to say about memory, as it stands."""
+    lines = results.attributes.get("memory", [])
+    return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 def _hanging(label: str, text: str) -> list[str]:
