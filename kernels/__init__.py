@@ -13,17 +13,14 @@
 from . import operations
 from .gpu import Gpu, find_gpu, gpu_names
 from .model import Estimate, KernelModel
-from .roofline import Roofline, attention, gemm, memory_bound
+from .roofline import Roofline
 
 __all__ = [
     "Estimate",
     "Gpu",
     "KernelModel",
     "Roofline",
-    "attention",
     "find_gpu",
-    "gemm",
     "gpu_names",
-    "memory_bound",
     "operations",
 ]

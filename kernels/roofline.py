@@ -30,7 +30,7 @@ from .operations import (
     Softmax,
 )
 
-__all__ = ["Roofline", "attention", "gemm", "memory_bound"]
+__all__ = ["Roofline"]
 
 
 class _Terms(NamedTuple):
@@ -141,30 +141,3 @@ class Roofline:
 
 def _time(side: tuple[float, tuple[str, ...]]) -> float:
     return side[0]
-
-
-def gemm(gpu: Gpu, m: int, n: int, k: int, *, output_bytes: int = 2) -> Estimate:
-    """Estimate a bf16 product (m, k) × (k, n); `output_bytes` 8 adds to fp32."""
-    adds = output_bytes == 8
-    kernel = Gemm(m, n, k, output="fp32" if adds else "bf16", accumulate=adds)
-    return Roofline(gpu).estimate(kernel)
-
-
-def attention(
-    gpu: Gpu,
-    batch: int,
-    heads: int,
-    sequence: int,
-    head_size: int,
-    *,
-    causal: bool = True,
-    backward: bool = False,
-) -> Estimate:
-    """Estimate fused attention in bf16."""
-    sizes = (batch, heads, heads, sequence, sequence, head_size, head_size)
-    return Roofline(gpu).estimate(Attention(*sizes, causal=causal, backward=backward))
-
-
-def memory_bound(gpu: Gpu, bytes: int) -> Estimate:
-    """Estimate a kernel that only moves memory."""
-    return Roofline(gpu).estimate(Elementwise(bytes))
