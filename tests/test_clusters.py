@@ -38,6 +38,7 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", cluster_names())
 def test_presets_are_whole(name: str) -> None:
     cluster = find_cluster(name)
+    assert len(cluster.title) <= 96  # a line of a report
     gpu = find_gpu(cluster.gpu)
     for field in dataclasses.fields(Cluster):
         number = getattr(cluster, field.name)
