@@ -45,17 +45,18 @@ class Held:
 
 
 def held(layers: Sequence[Layer]) -> tuple[Held, ...]:
-    """Return the parameters of a chunk in the order of registration.
+    """Return the parameters of a chunk in the order of registration, but for local ones.
 
     A matrix that two layers of the chunk share (tied embeddings without a pipeline) is registered
-    once, with the first: its gradient is complete when the backward has come there.
+    once, with the first: its gradient is complete when the backward has come there. What this rank
+    alone holds (`Parameter.local`) is left out.
     """
     found: list[Held] = []
     tied: set[int] = set()
     for i, layer in enumerate(layers):
         for j, operator in enumerate(layer.operators):
             for parameter in operator.parameters:
-                if parameter.tied and parameter.size in tied:
+                if parameter.local or (parameter.tied and parameter.size in tied):
                     continue
                 if parameter.tied:
                     tied.add(parameter.size)
