@@ -201,7 +201,7 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
             *(
                 f"{key} = {_toml(value)} (default)"
                 for key, value in defaults.items()
-                if value not in (None, False, 0, 1, ()) and _matters(key, case.experiment)
+                if _matters(key, value, case.experiment)
             ),
         ],
         "not_modelled": list(LEFT_OUT),
@@ -220,8 +220,10 @@ def _assumed(plan: Plan) -> list[str]:
     ]
 
 
-def _matters(key: str, experiment: Experiment) -> bool:
-    """Whether a default can have changed the answer."""
+def _matters(key: str, value: object, experiment: Experiment) -> bool:
+    """Whether a default is worth saying: it does something, and can have changed the answer."""
+    if value is not True and value in (None, False, 0, 1, ()):
+        return False
     plan, model = experiment.plan, experiment.model
     mixture = isinstance(model, Transformer) and model.experts > 0
     conditions = {
@@ -231,6 +233,7 @@ def _matters(key: str, experiment: Experiment) -> bool:
         "plan.kernels": isinstance(model, Transformer),
         "plan.moe_imbalance": mixture,
         "plan.dispatch_precision": mixture and plan.ep > 1,
+        "plan.reshard_after_forward": plan.zero == 3,
         "plan.wrap_layers": plan.zero == 3,
         "plan.prefetch": plan.zero == 3,
         "plan.sharder": isinstance(model, Dlrm),

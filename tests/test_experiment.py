@@ -59,6 +59,7 @@ micro_batch = 32
 dp = 2
 dp_style = "ddp"
 precision = "fp32"
+optimizer = "sgd"
 [cluster]
 preset = "dgx-h100"
 """
@@ -185,9 +186,9 @@ BAD = [
     (SMALL, "tp = 2", 'tp = "2"', "key 'plan.tp' is '2'; it must be an integer"),
     (SMALL, "tp = 2", "tp = 0", "key 'plan.tp' is 0; it must be an integer from 1 to"),
     (SMALL, "global_batch = 12", "", "key 'plan.global_batch' is missing"),
-    (SMALL, "tp = 2", 'schedule = "1b1f"', "'1b1f' (did you mean '1f1b'?); allowed: gpipe, 1f1b"),
+    (SMALL, "tp = 2", 'schedule = "gpip"', "'gpip' (did you mean 'gpipe'?); allowed: gpipe, 1f1b"),
     (SMALL, "tp = 2", 'order = "tp-dp"', "order is 'tp-dp'; it must name each of"),
-    (SMALL, "tp = 2", 'order = "tp-cp-ep-dq-pp"', "unknown axis 'dq' (did you mean 'dp'?)"),
+    (SMALL, "tp = 2", 'order = "tp-cp-ep-dq-pp"', "unknown axis 'dq'; allowed: tp, cp, ep, dp, pp"),
     (SMALL, "tp = 2", "vpp = 2", "vpp is 2, but schedule = '1f1b' has one chunk"),
     (SMALL, "tp = 2", "sp = true", "sp is true, but tp is 1"),
     (SMALL, "tp = 2", "tp_overlap = true", "tp_overlap is true; it needs tp > 1"),

@@ -8,26 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from toys import instant
 
 import mpisim
 from mpisim import engine
 from mpisim.errors import InputError, MpisimError, OutputError
-from mpisim.experiment import ClusterChoice, Experiment, Model, Plan, defaulted, load
-from mpisim.kernels import find_gpu
+from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer, defaulted, load, read
+from mpisim.kernels import Roofline
 from mpisim.prediction import Case, PathShares, prepare, statements
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.quantity import Quantity
 from mpisim.simulate import simulate
 from mpisim.topo import AlphaBeta, find_cluster
 from mpisim.uncertainty import propagate
-from mpisim.workloads import gpt_step
+from mpisim.workloads import training_step
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+GPT = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 32_000, "seq_len": 512}
+
 SMALL = Experiment(
-    model=Model(layers=2, hidden=1024, heads=8, feed_forward=4096, vocabulary=32_000, sequence=512),
-    plan=Plan(tensor=2, data=4, micro_batch=2, global_batch=16),
+    model=Transformer("gpt", **GPT),
+    plan=Plan(tp=2, dp=4, micro_batch=2, global_batch=16),
     cluster=ClusterChoice("dgx-h100"),
 )
 
@@ -41,8 +44,8 @@ def small(**plan: object) -> Experiment:
 
 
 def test_too_few_gpus() -> None:
-    with pytest.raises(InputError, match=r"4 × 4 = 16 GPUs, but 1 nodes of 'dgx-h100' have 8"):
-        prepare(small(tensor=4))
+    with pytest.raises(InputError, match=r"the plan needs 16 GPUs .* but the cluster has 8"):
+        prepare(small(tp=4))
 
 
 def test_a_step_takes_at_least_its_kernels_and_its_work() -> None:
@@ -52,24 +55,17 @@ def test_a_step_takes_at_least_its_kernels_and_its_work() -> None:
     assert table is not None
     assert run.step_time > table.duration[table.stream == 0].sum()
     assert run.step_time > case.workload.flops / (8 * case.gpu.peak("bf16").si) * 1e12
+    assert case.workload.executed_flops == pytest.approx(case.workload.flops, rel=0.05)
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_step_without_overlap_takes_the_sum(sequence_parallel: bool) -> None:
+@pytest.mark.parametrize("sp", [False, True])
+def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     # Forward, nothing overlaps: kernels and exchanges of the first micro-batch, one after the
     # other. A CPU that takes no time never holds them up.
-    free = dataclasses.replace(
-        find_gpu("h100-sxm"),
-        **{
-            key: Quantity(0, "us", 0, "none")
-            for key in ("launch_call", "launch_latency", "host_gap")
-        },
-    )
-    experiment = small(sequence_parallel=sequence_parallel)
-    case = prepare(experiment)
-    workload = gpt_step(experiment, free)
-    run = engine.simulate(workload.program, cost=case.cost, record=True)
-    table = workload.program.tables[0]
+    case = prepare(small(sp=sp))
+    program = training_step(case.workload.layout, Roofline(instant())).program
+    run = engine.simulate(program, cost=case.cost, record=True)
+    table = program.tables[0]
     assert table is not None
     first = (table.micro_batch == 0) & (table.phase == 1)
     wire = [
@@ -77,8 +73,8 @@ def test_a_step_without_overlap_takes_the_sum(sequence_parallel: bool) -> None:
         for row in np.flatnonzero(first & table.is_communication)
     ]
     kernels = table.duration[first & ~table.is_communication].sum()
-    zeroing = table.duration[0]
-    assert run.end[0][first].max() == zeroing + kernels + sum(wire)
+    before = int(table.duration[(table.phase == 0) & (table.stream == 0)].sum())
+    assert run.end[0][first].max() == before + kernels + sum(wire)
 
 
 def numbers_scaled(case: Case, name: str, factor: float) -> int:
@@ -89,12 +85,12 @@ def numbers_scaled(case: Case, name: str, factor: float) -> int:
             old = getattr(part, name)
             new = dataclasses.replace(old, value=old.value * factor)
             hardware[key] = dataclasses.replace(part, **{name: new})
-    workload = gpt_step(case.experiment, hardware["gpu"])
-    return engine.simulate(workload.program, cost=hardware["cluster"].cost()).step_time
+    workload = training_step(case.workload.layout, Roofline(hardware["gpu"]))
+    return engine.simulate(workload.program, cost=hardware["cluster"].cost(1)).step_time
 
 
 LARGE = load()[1]
-HOST_BOUND = small(tensor=1, data=1, micro_batch=1, global_batch=4)
+HOST_BOUND = small(tp=1, dp=1, micro_batch=1, global_batch=4)
 
 
 @pytest.mark.parametrize("experiment", [LARGE, SMALL, HOST_BOUND], ids=["large", "small", "host"])
@@ -121,31 +117,59 @@ def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
 def test_statements() -> None:
     case = prepare(LARGE)
     run = run_of(case)
-    said = statements(case, run, {"plan.sequence_parallel": True})
+    said = statements(case, run, {"plan.dp_overlap": True, "plan.cp_style": "ring", "plan.pp": 1})
     assert 0.02 < said["uncertainty"] < 0.2
     assert said["utilisation"] == pytest.approx(
         case.workload.flops / (run.step_time * 1e-12 * 8 * 989.4e12)
     )
     assert 0.3 < said["utilisation"] < 0.6  # what Megatron-LM reaches on H100
     assert case.cluster.title in said["assumptions"]
-    assert "plan.sequence_parallel = true (default)" in said["assumptions"]
+    assert "plan.dp_overlap = true (default)" in said["assumptions"]
+    assert not any("cp_style" in line or "plan.pp" in line for line in said["assumptions"])
+    assert said["memory_peak"] == case.memory.peak < said["memory_capacity"]
+    assert any("worst moment" in line for line in said["memory"])
     assert any("contention" in line or "shared" in line for line in said["not_modelled"])
     assert all(
-        len(line) <= 96 for lines in said.values() if isinstance(lines, list) for line in lines
+        len(line) <= 100 for lines in said.values() if isinstance(lines, list) for line in lines
     )
 
 
 def test_defaults_are_told_apart_from_what_was_given() -> None:
     text, _ = load()
-    assert defaulted(text) == {}
-    shorter = (
-        text.replace("bucket", "# bucket").replace("nodes = 1", "").replace("title", "# title")
-    )
-    assert defaulted(shorter) == {
-        "plan.bucket": 160_000_000,
-        "cluster.nodes": 1,
-        "title": "experiment",
-    }
+    given = defaulted(text)
+    shorter = text.replace("global_batch", "# global_batch").replace("[cluster]", "[cluster]\n#")
+    assert "plan.micro_batch" not in given
+    assert given["plan.pp"] == 1
+    assert set(given) <= set(defaulted(shorter))
+
+
+BIG = """
+[model]
+preset = "llama-3-8b"
+[plan]
+global_batch = 8
+[cluster]
+preset = "dgx-h100"
+"""
+
+
+def test_a_plan_that_does_not_fit_is_said_before_the_simulation() -> None:
+    with pytest.raises(InputError) as error:
+        prepare(read(BIG, "big.toml"))
+    said = str(error.value)
+    assert said.startswith("big.toml: the plan does not fit into NVIDIA H100 SXM5 80 GB")
+    assert "GiB missing" in said
+    assert "It fits with any of: " in said
+    assert 'dp_style = "fsdp", zero = 3 (' in said
+    assert said.endswith("--allow-oom simulates it all the same")
+    assert "\n" not in said
+
+
+def test_it_can_be_simulated_all_the_same() -> None:
+    case = prepare(read(BIG, "big.toml", ["run.allow_oom=true"]))
+    assert not case.memory.fits
+    said = statements(case, run_of(case), {})
+    assert "Any of these makes it fit:" in said["memory"]
 
 
 def test_communication_shares() -> None:
@@ -215,7 +239,7 @@ def test_the_result_is_on_the_first_process(comm: Intracomm) -> None:
 @pytest.mark.mpi
 def test_errors_reach_all_processes(comm: Intracomm, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="raise 'nodes'"):
-        simulate(small(tensor=4), comm)
+        simulate(small(tp=4), comm)
     # Only the first process looks at the output.
     with pytest.raises(MpisimError, match="there is no folder"):
         simulate(SMALL, comm, output=tmp_path / "missing" / "run.h5")
