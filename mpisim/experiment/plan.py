@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ..errors import InputError, nearest
@@ -208,6 +208,16 @@ class Plan:
         if self.p2p_overlap is None:
             return self.schedule not in ("gpipe", "1f1b")
         return self.p2p_overlap
+
+    def settled(self, *, transformer: bool) -> Plan:
+        """Return the plan with what depends on the kind of model settled, for data parallelism.
+
+        Transformers are trained with weights in the format of their products. Other models are
+        trained with ``torch.autocast``: their weights and gradients stay in fp32.
+        """
+        style = self.style(transformer=transformer)
+        precision = self.precision if transformer else "fp32"
+        return replace(self, dp_style=style, precision=precision)
 
     def style(self, *, transformer: bool) -> Style:
         """Return whose rules data parallelism follows, for a transformer or another model."""

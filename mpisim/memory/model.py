@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from ..experiment.plan import Plan
 from ..program import Phase
@@ -124,7 +124,7 @@ def memory(
     list of StageMemory
         Of each stage.
     """
-    plan = replace(plan, dp_style=plan.style(transformer=transformer))
+    plan = plan.settled(transformer=transformer)
     sizes = dict(Groups(grid, plan.zero_group).sizes)
     return [
         _stage(pipeline, stage, parts, plan, grid, sizes, node) for stage in range(pipeline.stages)

@@ -38,14 +38,15 @@ def strategy(
     groups : Groups
     stage : int
     transformer : bool
-        Of what kind the model is, see `Plan.style`.
+        Of what kind the model is, see `Plan.settled`.
 
     Raises
     ------
     InputError
         If the framework knows no such sharding.
     """
-    style = plan.style(transformer=transformer)
-    if style == "deepspeed" and plan.zero == 3:
+    plan = plan.settled(transformer=transformer)
+    assert plan.dp_style is not None
+    if plan.dp_style == "deepspeed" and plan.zero == 3:
         return Zero3(plan, chunks, groups, stage=stage)
-    return STRATEGIES[style](plan, chunks, groups, stage=stage)
+    return STRATEGIES[plan.dp_style](plan, chunks, groups, stage=stage)
