@@ -1,0 +1,119 @@
+"""A recommendation model on ranks that share its tables, as facebookresearch/dlrm runs it.
+
+``dlrm_s_pytorch.py``, `distributed_forward`: every rank looks up its own tables for the samples of
+all ranks, sends the rows to the ranks whose samples they are, passes its own samples through the
+bottom layers meanwhile, and waits for the rows where features meet. The backward goes the same way
+back: gradients of rows travel beside the bottom layers' backward. Matrices are on all ranks, and
+their gradients are all-reduced; tables are updated where they are, in the rows that were looked up.
+On one rank nothing travels, and the bottom layers come first (`sequential_forward`).
+
+With ``plan.fused`` a rank's tables are one kernel each way, the update included, as FBGEMM's
+table-batched embeddings are; otherwise each table is an ``EmbeddingBag(sparse=True)``.
+
+How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of the rank
+that sends or receives most, so its bytes stand for all: what the rank with the most tables sends
+forward, which is what it receives backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+
+from ...experiment.models import Dlrm
+from ...experiment.plan import Plan
+from ..eager import FP32
+from ..grid import Grid
+from ..operators import Layer, Network
+from .modules import Modules
+from .sharding import Table, place
+
+__all__ = ["dlrm_networks"]
+
+
+def dlrm_networks(
+    model: Dlrm, plan: Plan, grid: Grid
+) -> tuple[list[Network], NDArray[np.int64]]:
+    """Return the different networks of a DLRM, and which of them each data-parallel rank has.
+
+    Parameters
+    ----------
+    model : Dlrm
+    plan : Plan
+    grid : Grid
+
+    Returns
+    -------
+    networks : list of Network
+        Ranks whose tables have the same sizes share one.
+    network : int64, shape (dp,)
+
+    Raises
+    ------
+    InputError
+        If the plan asks for what this model does not have.
+    """
+    _check(plan, grid)
+    tables = [
+        Table(entries, model.embedding, model.lookups(i))
+        for i, entries in enumerate(model.table_entries)
+    ]
+    placed = [
+        tuple(tables[number] for number in numbers)
+        for numbers in place(plan.sharder, tables, grid.dp)
+    ]
+    kinds = list(dict.fromkeys(placed))
+    counts = [len(each) for each in placed]
+    networks = [_network(model, plan, grid, own, counts) for own in kinds]
+    return networks, np.array([kinds.index(each) for each in placed], np.int64)
+
+
+def _network(
+    model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Table], counts: Sequence[int]
+) -> Network:
+    """Return the network of a rank with tables of its own, where the ranks have so many."""
+    m = Modules(model, plan, grid, own, counts)
+    row = FP32 * m.batch
+    out = row * model.embedding
+    bottom = Layer("bottom", tuple(m.bottom()), "block", out, row * model.dense_features)
+    rows = Layer("tables", tuple(m.tables()), "block", FP32 * m.all_rows, 0)
+    top = Layer("top", tuple(m.top()), "block", row, row * m.interactions)
+    layers = (
+        Layer("inputs", (m.inputs(),), "embedding", m.input_bytes, 0),
+        *((bottom, rows) if grid.dp == 1 else (rows, bottom)),
+        Layer("interaction", (m.interaction(),), "block", row * m.interactions, out),
+        top,
+        Layer("loss", (m.loss(),), "head", 0, row),
+    )
+    flops = sum(step.kernel.flops for layer in layers for step in layer.kernels())
+    return Network(layers, flops, plan.micro_batch)
+
+
+def _check(plan: Plan, grid: Grid) -> None:
+    for key in ("tp", "pp"):
+        if getattr(plan, key) > 1:
+            raise InputError(
+                f"plan.{key} is {getattr(plan, key)}; a DLRM shares its tables and samples over dp"
+            )
+    if plan.precision not in ("fp32", "tf32"):
+        raise InputError(f"plan.precision is {plan.precision!r}; a DLRM has fp32, tf32")
+    if plan.optimizer not in ("sgd", "adagrad"):
+        raise InputError(
+            f"plan.optimizer is {plan.optimizer!r}; rows of tables are updated by sgd, adagrad"
+        )
+    if plan.recompute != "none":
+        raise InputError(f"plan.recompute is {plan.recompute!r}; a DLRM keeps everything: none")
+    if plan.zero or plan.dp_style not in (None, "ddp"):
+        raise InputError(
+            f"plan.zero is {plan.zero} and plan.dp_style {plan.dp_style!r}; the matrices of a DLRM "
+            "are on all ranks: zero = 0, dp_style = 'ddp'"
+        )
+    if plan.global_batch != grid.dp * plan.micro_batch:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}; a DLRM does it in one micro-batch: dp × "
+            f"micro_batch = {grid.dp} × {plan.micro_batch} = {grid.dp * plan.micro_batch}"
+        )

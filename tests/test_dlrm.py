@@ -1,0 +1,407 @@
+"""Recommendation models: placement of tables, steps as facebookresearch/dlrm issues them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from toys import Times
+
+from mpisim.errors import InputError
+from mpisim.experiment import ClusterChoice, Experiment
+from mpisim.experiment.models import Dlrm
+from mpisim.experiment.plan import Plan
+from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, OptimizerStep
+from mpisim.program import Names, Operation, check_matching
+from mpisim.workloads import lay_out, training_step
+from mpisim.workloads.blocks import BlockBuilder, Slots, TableAssembler
+from mpisim.workloads.dlrm import SHARDERS, Table, dlrm_networks, place
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.operators import Communicate, Compute, Network, Step, total
+from mpisim.workloads.pricing import Pricing
+
+TINY = Dlrm(
+    "dlrm", table_entries=(100, 10, 1000), embedding=4, bottom_mlp=(5, 4), top_mlp=(6, 1),
+    pooling=(2, 1, 3), dense_features=3,
+)  # fmt: skip
+KEYS = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 2}
+
+
+def networks(
+    model: Dlrm = TINY, gpus: int = 2, **keys: Any
+) -> tuple[list[Network], NDArray[np.int64]]:
+    keys = KEYS | keys
+    plan = Plan(**{"global_batch": gpus * keys["micro_batch"]} | keys)
+    return dlrm_networks(model, plan, Grid.of(plan, gpus))
+
+
+def described(step: Step) -> tuple[str, Any]:
+    if isinstance(step, Communicate):
+        return step.name, (step.operation, step.group, step.bytes)
+    return step.name, step.kernel
+
+
+def forward(network: Network) -> list[Step]:
+    return [s for layer in network.layers for o in layer.operators for s in o.forward]
+
+
+def backward(network: Network) -> list[Step]:
+    return [
+        step
+        for layer in reversed(network.layers)
+        for operator in reversed(layer.operators)
+        for step in operator.backward
+    ]
+
+
+def gemm(m: int, n: int, k: int, batch: int = 1) -> Gemm:
+    return Gemm(m, n, k, batch, "fp32", "fp32")
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+SIZES = [(100, 1), (1000, 10), (10, 90), (10**6, 2), (9, 1)]
+TABLES = [Table(entries, 8, pooling) for entries, pooling in SIZES]
+# Sizes over 8: 100, 1000, 10, 10⁶, 9.  Lookups over 8: 1, 10, 90, 2, 1.
+# Lookups × log₁₀ of the entries, over 8: 2, 30, 90, 12, 0.95.
+
+
+@pytest.mark.parametrize(
+    ("sharder", "placed"),
+    [
+        ("naive", ((0, 2, 4), (1, 3))),
+        ("naive-chunk", ((0, 1, 2), (3, 4))),
+        # Equal widths: the largest first (3, 1, 0, 2, 4), alternately to who has less: ranks
+        # 0, 1; then equal in width, rank 1 has less of size: 0; then 2 to rank 0; equal, 4 to 1.
+        ("dim-greedy", ((2, 3), (0, 1, 4))),
+        ("size-greedy", ((3,), (0, 1, 2, 4))),
+        # 2 (90) to 0; 1 (10) to 1; 3 (2) to 1; of the two with 1 the larger, 0, then 4: to 1.
+        ("lookup-greedy", ((2,), (0, 1, 3, 4))),
+        ("size-lookup-greedy", ((2,), (0, 1, 3, 4))),
+    ],
+)
+def test_placement_by_hand(sharder: str, placed: tuple[tuple[int, ...], ...]) -> None:
+    assert place(sharder, TABLES, 2) == placed
+
+
+def test_greedy_sharders_differ_in_their_cost() -> None:
+    # Size: 3 to 0; 1 to 1; 0 to 2; 2 to 2 (100 < 1000); 4 to 2.
+    assert place("size-greedy", TABLES, 3) == ((3,), (1,), (0, 2, 4))
+    # Lookups: 90 to 0; 10 to 1; 2 to 2; 1 (0) to 2; 1 (4) to 2.
+    assert place("lookup-greedy", TABLES, 3) == ((2,), (1,), (0, 3, 4))
+    # With 50 lookups in table 1 and 20 in table 3, by lookups 90, 50, 20, 1, 1; times the logarithm
+    # of the entries 90, 150, 120, 2, 0.95: of three ranks the first takes table 2 or table 1.
+    tables = [*TABLES]
+    tables[1], tables[3] = Table(1000, 8, 50), Table(10**6, 8, 20)
+    assert place("lookup-greedy", tables, 3) == ((2,), (1,), (0, 3, 4))
+    assert place("size-lookup-greedy", tables, 3) == ((1,), (3,), (0, 2, 4))
+
+
+@given(
+    sharder=st.sampled_from(sorted(SHARDERS)),
+    ranks=st.integers(1, 9),
+    sizes=st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 99)), min_size=1, max_size=40),
+)
+def test_every_table_is_placed_once(
+    sharder: str, ranks: int, sizes: list[tuple[int, int]]
+) -> None:
+    tables = [Table(entries, 16, pooling) for entries, pooling in sizes]
+    placed = place(sharder, tables, ranks)
+    assert sorted(number for numbers in placed for number in numbers) == list(range(len(tables)))
+    assert place(sharder, tables, ranks) == placed
+    if sharder.endswith("greedy"):
+        # No rank has more than another by more than its dearest table.
+        cost = {
+            "dim-greedy": lambda t: t.width,
+            "size-greedy": lambda t: t.size,
+            "lookup-greedy": lambda t: t.width * t.pooling,
+            "size-lookup-greedy": lambda t: t.width * t.pooling * np.log10(t.entries),
+        }[sharder]
+        sums = [sum(cost(tables[i]) for i in numbers) for numbers in placed]
+        for numbers, own in zip(placed, sums, strict=True):
+            least = min((cost(tables[i]) for i in numbers), default=0)
+            assert own - least <= min(sums) + 1e-6
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def test_a_step_on_two_ranks_by_hand() -> None:
+    # 4 samples in all. By size: table 2 (4,000 elements) on rank 0, tables 0 and 1 on rank 1.
+    found, of = networks(sharder="size-greedy")
+    assert of.tolist() == [0, 1]
+    first, second = found
+    exchange = (Operation.ALL_TO_ALL, "dp", 4 * 4 * 2 * 4)  # fp32, samples, tables of rank 1, width
+    dense = [
+        ("bottom 1", gemm(2, 5, 3)), ("bottom 1 relu", Elementwise(2 * 4 * 10)),
+        ("bottom 2", gemm(2, 4, 5)), ("bottom 2 relu", Elementwise(2 * 4 * 8)),
+        # Four vectors of 4 for each of 2 samples; 6 pairs of them.
+        ("features concatenation", Elementwise(2 * 4 * 2 * 4 * 4)),
+        ("interaction", gemm(4, 4, 4, 2)),
+        ("pairs", Elementwise(2 * 4 * 2 * 6 + 2 * 8 * 6)),
+        ("interaction concatenation", Elementwise(2 * 4 * 2 * 10)),
+        ("top 1", gemm(2, 6, 10)), ("top 1 relu", Elementwise(2 * 4 * 12)),
+        ("top 2", gemm(2, 1, 6)), ("top 2 sigmoid", Elementwise(2 * 4 * 2)),
+        ("copy labels", Copy(8, "host")),
+        ("binary cross-entropy", Elementwise(3 * 8)), ("mean", Elementwise(8 + 4)),
+    ]  # fmt: skip
+    inputs = [
+        ("copy dense features", Copy(4 * 4 * 3, "host")),
+        ("copy offsets", Copy(8 * 4 * 3, "host")),
+        ("copy indices", Copy(8 * 4 * (2 + 1 + 3), "host")),
+    ]
+    lookups = [
+        Embedding(4 * 3, 4, 1000, dtype="fp32", outputs=4),
+        Embedding(4 * (2 + 1), 4, 110, dtype="fp32", outputs=8),
+    ]
+    updates = [
+        Embedding(4 * 3, 4, 1000, backward=True, dtype="fp32", outputs=4),
+        Embedding(4 * (2 + 1), 4, 110, backward=True, dtype="fp32", outputs=8),
+    ]
+    for network, lookup, update in zip(found, lookups, updates, strict=True):
+        assert [described(step) for step in forward(network)] == [
+            *inputs, ("tables", lookup), ("rows all-to-all", exchange), *dense
+        ]  # fmt: skip
+        assert [described(step) for step in backward(network)] == [
+            ("loss gradient", Copy(4, "fill")),
+            ("binary cross-entropy backward", Elementwise(3 * 8)),
+            ("mean backward", Elementwise(2 * 8)),
+            ("top 2 sigmoid backward", Elementwise(3 * 4 * 2)),
+            ("top 2 input gradient", gemm(2, 6, 1)),
+            ("top 2 weight gradient", gemm(1, 6, 2)),
+            ("top 2 bias gradient", Elementwise(4 * 3)),
+            ("top 1 relu backward", Elementwise(3 * 4 * 12)),
+            ("top 1 input gradient", gemm(2, 10, 6)),
+            ("top 1 weight gradient", gemm(6, 10, 2)),
+            ("top 1 bias gradient", Elementwise(4 * 3 * 6)),
+            ("products gradient", Copy(4 * 2 * 4 * 4, "fill")),
+            ("pairs backward", Elementwise(3 * 4 * 2 * 6 + 2 * 8 * 6)),
+            ("features gradient", gemm(4, 4, 4, 2)),
+            ("transposed features gradient", gemm(4, 4, 4, 2)),
+            ("features gradient sum", Elementwise(3 * 4 * 2 * 4 * 4)),
+            ("dense gradient sum", Elementwise(3 * 4 * 2 * 4)),
+            # To rank 0 the gradients of one table's rows, to rank 1 those of two.
+            ("rows gradient copy", Elementwise(2 * 4 * 2 * 1 * 4)),
+            ("rows gradient copy", Elementwise(2 * 4 * 2 * 2 * 4)),
+            ("rows gradient concatenation", Elementwise(2 * 4 * 2 * 3 * 4)),
+            ("rows gradient all-to-all", exchange),
+            ("bottom 2 relu backward", Elementwise(3 * 4 * 8)),
+            ("bottom 2 input gradient", gemm(2, 5, 4)),
+            ("bottom 2 weight gradient", gemm(4, 5, 2)),
+            ("bottom 2 bias gradient", Elementwise(4 * 3 * 4)),
+            ("bottom 1 relu backward", Elementwise(3 * 4 * 10)),
+            ("bottom 1 weight gradient", gemm(5, 3, 2)),
+            ("bottom 1 bias gradient", Elementwise(4 * 3 * 5)),
+            ("tables update", update),
+        ]  # fmt: skip
+    assert [p.size for layer in first.layers for p in layer.parameters if p.local] == [4000]
+    assert [p.size for layer in second.layers for p in layer.parameters if p.local] == [400, 40]
+    matrices = [p.size for layer in second.layers for p in layer.parameters if not p.local]
+    assert matrices == [15, 5, 20, 4, 60, 6, 6, 1]
+    # Products forward and twice backward, but for the gradient of the dense features.
+    products = 2 * (3 * 5 + 5 * 4 + 4 * 4 * 4 + 10 * 6 + 6 * 1)
+    assert first.flops == second.flops == 2 * (3 * products - 2 * 3 * 5)
+    assert first.tokens == 2
+
+
+def test_the_bottom_layers_run_beside_both_exchanges() -> None:
+    network = networks(sharder="size-greedy")[0][0]
+    operators = [operator for layer in network.layers for operator in layer.operators]
+    for passes, exchange, waiting in (
+        ([each.forward for each in operators], "rows all-to-all", "features concatenation"),
+        (
+            [each.backward for each in reversed(operators)],
+            "rows gradient all-to-all", "tables update",
+        ),
+    ):  # fmt: skip
+        names = Names()
+        block = BlockBuilder(names, Pricing(Times()), Slots({"dp": 2}))
+        for steps in passes:
+            block.steps(steps)
+        assembler = TableAssembler("test")
+        assembler.add(block.done(), 0)
+        table = assembler.table()
+        listed = [tuple(names)[name] for name in table.name]
+        row = listed.index(exchange)
+        waits = [table.wait_row[a:b].tolist() for a, b in pairwise(table.wait_index.tolist())]
+        assert [i for i, each in enumerate(waits) if row in each] == [listed.index(waiting)]
+        assert all(name.startswith("bottom") for name in listed[row + 1 : listed.index(waiting)])
+        assert waits[row] == [row - 1]
+
+
+def test_tables_one_by_one() -> None:
+    # Rank 1 of the same two with nn.EmbeddingBag, which leaves the update to the optimizer.
+    network = networks(sharder="size-greedy", fused=False, optimizer="adagrad")[0][1]
+    lookups = [
+        Embedding(4 * 2, 4, 100, 2, dtype="fp32"),
+        Embedding(4 * 1, 4, 10, 1, dtype="fp32"),
+    ]
+    assert [described(step) for step in forward(network)][3:7] == [
+        ("table 0", lookups[0]),
+        ("table 1", lookups[1]),
+        ("rows concatenation", Elementwise(2 * 4 * 4 * 2 * 4)),
+        ("rows all-to-all", (Operation.ALL_TO_ALL, "dp", 4 * 4 * 2 * 4)),
+    ]
+    # Indices and output gradients read, one gradient row a lookup written; 20 bytes an element.
+    assert [described(step) for step in backward(network)][-6:] == [
+        ("table 0 gradient copy", Elementwise(2 * 4 * 4 * 4)),
+        ("table 1 gradient copy", Elementwise(2 * 4 * 4 * 4)),
+        ("table 1 gradient", Elementwise(8 * 4 + 4 * 4 * (4 + 4))),
+        ("table 0 gradient", Elementwise(8 * 8 + 4 * 4 * (4 + 8))),
+        ("table 0 update", OptimizerStep(8 * 4, 20)),
+        ("table 1 update", OptimizerStep(4 * 4, 20)),
+    ]
+    awaiting = [s.name for s in backward(network) if isinstance(s, Compute) and s.after]
+    assert awaiting == ["table 0 gradient copy"]
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    (network,), of = networks(gpus=1)
+    assert of.tolist() == [0]
+    assert all(isinstance(step, Compute) for step in (*forward(network), *backward(network)))
+    names = [step.name for step in forward(network)]
+    assert names.index("bottom 2 relu") < names.index("tables")
+    assert not [step for step in (*forward(network), *backward(network)) if step.after]
+
+
+def test_features_side_by_side() -> None:
+    model = Dlrm(
+        "dlrm", table_entries=(8, 8), embedding=4, bottom_mlp=(4,), top_mlp=(1,), interaction="cat"
+    )  # fmt: skip
+    network = networks(model)[0][0]
+    steps = dict(described(step) for step in forward(network))
+    assert steps["features concatenation"] == Elementwise(2 * 4 * 2 * 3 * 4)
+    assert steps["top 1"] == gemm(2, 1, 12)
+    assert "interaction" not in steps
+
+
+def test_ranks_with_the_same_tables_share_a_network() -> None:
+    model = Dlrm(
+        "dlrm", table_entries=(8, 9) * 4, embedding=4, bottom_mlp=(4,), top_mlp=(1,)
+    )  # fmt: skip
+    found, of = networks(model, gpus=4, sharder="naive")
+    assert of.tolist() == [0, 1, 0, 1]
+    assert len(found) == 2
+    # More ranks than tables: the last have none, but take part.
+    found, of = networks(TINY, gpus=5, sharder="naive")
+    assert of.tolist() == [0, 1, 2, 3, 3]
+    assert not [p for layer in found[3].layers for p in layer.parameters if p.local]
+    sizes = {s.bytes for n in found for s in forward(n) if isinstance(s, Communicate)}
+    assert sizes == {4 * 10 * 1 * 4}
+
+
+@given(
+    entries=st.lists(st.integers(1, 10**6), min_size=1, max_size=12),
+    gpus=st.integers(1, 6),
+    sharder=st.sampled_from(sorted(SHARDERS)),
+    fused=st.booleans(),
+)
+def test_what_holds_for_every_placement(
+    entries: list[int], gpus: int, sharder: str, fused: bool
+) -> None:
+    model = Dlrm(
+        "dlrm", table_entries=tuple(entries), embedding=4, bottom_mlp=(4,), top_mlp=(1,),
+        pooling=(3,),
+    )  # fmt: skip
+    found, of = networks(model, gpus, sharder=sharder, fused=fused)
+    ranks = [found[i] for i in of]
+    parameters = [p for n in ranks for layer in n.layers for p in layer.parameters]
+    assert total(p for p in parameters if p.local) == 4 * sum(entries)
+    # Ranks agree on every communication, and do all lookups together.
+    sequences = {
+        tuple(described(s) for s in (*forward(n), *backward(n)) if isinstance(s, Communicate))
+        for n in ranks
+    }
+    assert len(sequences) == 1
+    kernels = [s.kernel for n in ranks for s in forward(n) if isinstance(s, Compute)]
+    lookups = sum(k.lookups for k in kernels if isinstance(k, Embedding))
+    assert lookups == 2 * gpus * 3 * len(entries)
+    assert {n.flops for n in ranks} == {ranks[0].flops}
+
+
+def test_a_whole_step_matches() -> None:
+    plan = Plan(global_batch=4, sharder="size-greedy", **KEYS)  # type: ignore[arg-type]
+    experiment = Experiment(model=TINY, plan=plan, cluster=ClusterChoice("dgx-h100"))
+    done = training_step(lay_out(experiment, 2), Times())
+    check_matching(done.program)
+    assert done.tokens == 4
+    communications = []
+    for rank in range(2):
+        table = done.program.table_of(rank)
+        communications.append(
+            [
+                (done.program.names[table.name[row]], int(table.bytes[row]))
+                for row in range(len(table))
+                if table.bytes[row] >= 0
+            ]
+        )
+    exchange = 4 * 4 * 2 * 4
+    assert communications[0] == communications[1]
+    assert [size for name, size in communications[0] if "all-to-all" in name] == 2 * [exchange]
+    # The matrices' gradients are reduced, the tables' are not.
+    reduced = [size for name, size in communications[0] if "all-to-all" not in name]
+    assert sum(reduced) == 4 * (15 + 5 + 20 + 4 + 60 + 6 + 6 + 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tp": 2}, "plan.tp is 2; a DLRM shares its tables and samples over dp"),
+        ({"pp": 2}, "plan.pp is 2; a DLRM shares its tables and samples over dp"),
+        ({"precision": "bf16"}, "plan.precision is 'bf16'; a DLRM has fp32, tf32"),
+        ({"optimizer": "adam"}, "plan.optimizer is 'adam'; rows of tables are updated by sgd"),
+        ({"recompute": "full"}, "plan.recompute is 'full'; a DLRM keeps everything"),
+        ({"zero": 1}, "plan.zero is 1 and plan.dp_style None; the matrices of a DLRM"),
+        ({"global_batch": 8}, "plan.global_batch is 8; a DLRM does it in one micro-batch"),
+    ],
+)
+def test_what_a_dlrm_does_not_have(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        networks(**keys)
+    assert message in str(error.value)
+
+
+def test_volumes_of_a_recorded_job(shared: Path) -> None:
+    # TorchRec's DLRM on 8 V100, 16 samples a rank: 24 tables of width 16 placed table by table (two
+    # small ones are on all ranks and not part of this), matrices 13-256-128-16 and
+    # 367-512-512-256-1, as recorded in its execution trace.
+    with gzip.open(shared / "traces/dlrm_v100_8rank/et_rank0.json.gz") as file:
+        nodes = json.load(file)["nodes"]
+    nodes.sort(key=lambda node: node["id"])
+    recorded = [
+        int(np.prod(node["input_shapes"][0]))
+        for node in nodes
+        if node["name"] == "record_param_comms" and node["input_shapes"][0] not in ([], [[112]])
+    ]
+    model = Dlrm(
+        "dlrm", table_entries=(1000,) * 26, embedding=16, bottom_mlp=(256, 128, 16),
+        top_mlp=(512, 512, 256, 1), dense_features=13,
+    )  # fmt: skip
+    (network, *_), _ = networks(model, gpus=8, micro_batch=16, sharder="naive-chunk")
+    matrices = [p for layer in network.layers for p in layer.parameters if not p.local]
+    buckets, limit = [0], 2**20
+    for parameter in reversed(matrices):
+        if 4 * buckets[-1] >= limit:
+            buckets.append(0)
+            limit = 25 * 2**20
+        buckets[-1] += parameter.size
+    assert [size for size in recorded if size in buckets] == buckets == [394_241, 226_960]
+
+    model = Dlrm(
+        "dlrm", table_entries=(1000,) * 24, embedding=16, bottom_mlp=(16,), top_mlp=(1,)
+    )  # fmt: skip
+    (network, *_), _ = networks(model, gpus=8, micro_batch=16, sharder="naive-chunk")
+    exchanged = [
+        s.bytes // 4
+        for s in (*forward(network), *backward(network))
+        if isinstance(s, Communicate)
+    ]
+    assert [size for size in recorded if size in exchanged] == exchanged == [6144, 6144]
