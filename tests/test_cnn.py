@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toys import Times
 
 from mpisim.errors import InputError
+from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Cnn
 from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Convolution, Copy, Elementwise, Gemm, Norm, Softmax
-from mpisim.program import Operation
+from mpisim.program import Kind, Operation, check_matching
+from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.cnn import cnn_network
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Step, total
@@ -481,3 +484,34 @@ def test_the_operators_of_a_recorded_vgg(shared: Path) -> None:
                     continue
             found.append((kind, size))
     assert found == recorded
+
+
+def test_a_step_on_two_ranks_and_a_pipeline() -> None:
+    plan = Plan(global_batch=8, micro_batch=2, pp=2, precision="fp16", optimizer="momentum")
+    model = Cnn("resnet", 18, image=64)
+    experiment = Experiment(model=model, plan=plan, cluster=ClusterChoice("dgx-h100"))
+    done = training_step(lay_out(experiment, 4), Times())
+    check_matching(done.program)
+    assert done.tokens == 8
+    assert done.flops == 4 * network("resnet", 18, image=64, micro_batch=2).flops
+    for rank, channels, norms, parameters in (
+        # The stem and two groups of blocks on the first stage: 64, and 4 × 64, and 5 × 128.
+        (0, 64 + 4 * 64 + 5 * 128, 10, 683_072),
+        (3, 5 * 256 + 5 * 512, 10, 11_689_512 - 683_072),
+    ):
+        table = done.program.table_of(rank)
+        found = [
+            (Operation(int(table.operation[row])), int(table.bytes[row]))
+            for row in range(len(table))
+            if table.kind[row] == Kind.COLLECTIVE
+        ]
+        # Statistics once a step, then gradients; those of autocast are in fp32.
+        assert found[:2] == [
+            (Operation.BROADCAST, 2 * 4 * channels), (Operation.BROADCAST, 8 * norms)
+        ]  # fmt: skip
+        assert {operation for operation, _ in found[2:]} == {Operation.ALL_REDUCE}
+        assert sum(size for _, size in found[2:]) == 4 * parameters
+        names = [done.program.names[name] for name in table.name]
+        assert names.count("copy statistics") == 2 * norms
+        sent = {int(s) for k, s in zip(table.kind, table.bytes, strict=True) if k == Kind.SEND}
+        assert sent == {2 * 2 * 128 * 8**2}  # activations in fp16 between layer2.1 and layer3.0

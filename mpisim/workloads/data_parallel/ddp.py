@@ -5,6 +5,10 @@ beside the rest of the backward. At the backward's end the buckets are waited fo
 copied back. All but the last micro-batch run under ``no_sync``. Buckets are those of the second
 iteration and later, when the reducer has put parameters in the order of their gradients.
 
+Before the first forward of a step running statistics of batch normalisation go from the first rank
+to the others (``broadcast_buffers``): all means and variances flattened into one message, all
+counters into another, then each is copied back (`broadcast_coalesced` in comm.cpp beside it).
+
 With zero = 1 the optimizer is a ZeroRedundancyOptimizer
 (torch/distributed/optim/zero_redundancy_optimizer.py): each parameter belongs to one rank, which
 updates it and broadcasts it. Here all ranks update as much as the busiest.
@@ -15,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mpisim.kernels.operations import Elementwise
+
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..groups import Groups
-from ..operators import Communicate, Layer
+from ..operators import Communicate, Compute, Layer
 from .buckets import Bucket, close_after
 from .frameworks import frameworks
 from .held import of_kind
@@ -63,6 +69,31 @@ class Ddp(Strategy):
             for bucket in buckets
         }
         self._launched: dict[tuple[int, Bucket], int] = {}
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Send running statistics to all ranks."""
+        channels = [
+            operator.statistics
+            for each in self.chunks[chunk]
+            for operator in each.operators
+            if operator.statistics
+        ]
+        if not first or layer > 0 or not channels or self.alone(False):
+            return
+        # A mean and a variance in fp32 a channel; an int64 a normalisation.
+        tensors = {"statistics": [4 * each for each in channels for _ in range(2)],
+                   "counters": [8] * len(channels)}  # fmt: skip
+        rows = []
+        for what, sizes in tensors.items():
+            block.compute(Compute(f"flatten {what}", Elementwise(2 * sum(sizes))))
+            rows.append(
+                block.launch(collective(Operation.BROADCAST, self.data(False), sum(sizes), what))
+            )
+        for row, (what, sizes) in zip(rows, tensors.items(), strict=True):
+            assert row is not None  # the group has several members
+            block.await_next([row])
+            for size in sizes:
+                block.compute(Compute(f"copy {what}", Elementwise(2 * size)))
 
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
