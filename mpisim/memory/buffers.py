@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..experiment.plan import Plan
+from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
 from .constants import constants
-from .states import gradient_bytes, held, size, style, weight_bytes
+from .states import gradient_bytes, size, style, weight_bytes
 
 __all__ = ["buckets", "gathered", "messages"]
-
-
-def _size(layers: Sequence[Layer]) -> int:
-    return size(held(layers))
 
 
 def _units(layers: Sequence[Layer], wrap: int) -> tuple[int, list[int]]:
     """Return the parameters of FSDP's root unit, and of each unit of `wrap` blocks."""
     blocks = [layer for layer in layers if layer.role == "block"]
     ends = [layer for layer in layers if layer.role != "block"]
-    return _size(ends), [_size(blocks[i : i + wrap]) for i in range(0, len(blocks), wrap)]
+    return size(ends), [size(blocks[i : i + wrap]) for i in range(0, len(blocks), wrap)]
 
 
 def gathered(layers: Sequence[Layer], plan: Plan) -> int:
@@ -35,7 +32,7 @@ def gathered(layers: Sequence[Layer], plan: Plan) -> int:
     """
     weight = weight_bytes(plan)
     if style(plan) == "deepspeed" and plan.zero == 3:
-        return min(weight * _size(layers), round(constants().deepspeed_live.si))
+        return min(weight * size(layers), weight * round(frameworks().deepspeed.live.si))
     if style(plan) != "fsdp":
         return 0
     root, units = _units(layers, plan.wrap_layers)
@@ -60,7 +57,7 @@ def buckets(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
     if sizes["dp"] == 1 or which == "megatron":
         return 0
     weight, gradient = weight_bytes(plan), gradient_bytes(plan)
-    everything = _size(layers)
+    everything = size(layers)
     if which == "ddp":
         return gradient * everything
     if which == "fsdp":
@@ -70,9 +67,8 @@ def buckets(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
         return (weight + gradient) * max(units, default=0) + weight * root
     if plan.zero == 0:
         return 0
-    known = constants()
-    bucket = plan.bucket or round(known.deepspeed_bucket.si)
-    times = known.deepspeed_overlap.value if plan.dp_overlap else 1.0
+    bucket = plan.bucket or gradient * round(frameworks().deepspeed.bucket.si)
+    times = constants().deepspeed_overlap.value if plan.dp_overlap else 1.0
     pairs = 1 if plan.zero == 3 else 2  # reduce and all-gather; stage 3 gathers by itself
     return round(pairs * times * min(bucket, gradient * everything))
 

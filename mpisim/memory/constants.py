@@ -51,8 +51,8 @@ class Constants:
         What PyTorch's allocator reserves on top, as a share of what it hands out.
     temporaries : Quantity
         1; its error bar is that of what is alive inside operators.
-    deepspeed_bucket, deepspeed_overlap, deepspeed_live : Quantity
-        DeepSpeed's buckets, how many of them overlapping takes, and what stage 3 keeps gathered.
+    deepspeed_overlap : Quantity
+        How many of its buckets DeepSpeed takes where it overlaps.
     """
 
     usable: Quantity
@@ -64,9 +64,7 @@ class Constants:
     network: Quantity
     fragmentation: Quantity
     temporaries: Quantity
-    deepspeed_bucket: Quantity
     deepspeed_overlap: Quantity
-    deepspeed_live: Quantity
 
 
 @cache

@@ -16,7 +16,7 @@ from .activations import chunk, peak
 from .buffers import buckets, gathered, messages
 from .communicators import connections
 from .constants import constants
-from .states import FP32, held, rates, sharding, shared, size, states, style
+from .states import FP32, rates, sharding, shared, size, states, style
 
 __all__ = ["PARTS", "StageMemory", "memory"]
 
@@ -187,6 +187,5 @@ def _update(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
             return 0
     elif style(plan) == "deepspeed" or plan.optimizer == "sgd":
         return 0
-    parameters = held(layers)
     *_, sharded = sharding(plan)
-    return FP32 * (shared(parameters, sizes) if sharded else size(parameters))
+    return FP32 * (shared(layers, sizes) if sharded else size(layers))

@@ -19,19 +19,19 @@ momentum and Adagrad one number a parameter, SGD none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES
-from ..workloads.operators import Layer, Parameter
+from ..workloads.data_parallel.held import held, of_kind
+from ..workloads.operators import Layer
 
 __all__ = [
     "FP32",
     "Rates",
     "States",
     "gradient_bytes",
-    "held",
     "rates",
     "sharding",
     "shared",
@@ -127,38 +127,24 @@ def sharding(plan: Plan) -> tuple[bool, bool, bool]:
     return plan.zero >= 3, plan.zero >= 2, plan.zero >= 1
 
 
-def held(layers: Iterable[Layer]) -> list[Parameter]:
-    """Return the parameters of layers; a matrix that two of them share is there once."""
-    found: list[Parameter] = []
-    tied: set[int] = set()
-    for layer in layers:
-        for parameter in layer.parameters:
-            if parameter.tied and parameter.size in tied:
-                continue
-            if parameter.tied:
-                tied.add(parameter.size)
-            found.append(parameter)
-    return found
+def size(layers: Sequence[Layer]) -> int:
+    """Return the parameters of layers, but for those that one rank alone has."""
+    return sum(each.size for each in held(layers))
 
 
-def size(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of parameters that data-parallel ranks have in common."""
-    return sum(parameter.size for parameter in parameters if not parameter.local)
-
-
-def shared(parameters: Sequence[Parameter], sizes: Mapping[str, int]) -> int:
-    """Return the elements that are left of these on one rank where ranks share them."""
-    dense = size(p for p in parameters if not p.expert)
-    experts = size(p for p in parameters if p.expert)
+def shared(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
+    """Return how many of these one rank has where ranks share them."""
+    found = held(layers)
+    dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
     return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
 
 
-def states(layers: Iterable[Layer], plan: Plan, sizes: Mapping[str, int]) -> States:
+def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> States:
     """Return the bytes of model states that a rank keeps through a step.
 
     Parameters
     ----------
-    layers : iterable of Layer
+    layers : sequence of Layer
         All that the rank holds, in one rank's shapes.
     plan : Plan
     sizes : mapping of str to int
@@ -167,12 +153,11 @@ def states(layers: Iterable[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
         rows that were looked up, which are temporaries.
     """
     each = rates(plan)
-    parameters = held(layers)
-    own = sum(parameter.size for parameter in parameters if parameter.local)
-    whole, share = size(parameters), shared(parameters, sizes)
+    whole, share = size(layers), shared(layers, sizes)
     of_parameters, of_gradients, of_optimizer = (
         share if sharded else whole for sharded in sharding(plan)
     )
+    own = sum(p.size for layer in layers for p in layer.parameters if p.local)
     return States(
         each.weight * of_parameters + weight_bytes(plan) * own,
         each.gradient * of_gradients,
