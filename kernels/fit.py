@@ -21,16 +21,16 @@ from .measured import Rows
 
 __all__ = ["LAUNCH", "Fit", "cross_validate", "fit", "log_ratios", "machine"]
 
-LAUNCH = Constant("launch", 8e-6, 0.0, 60e-6, "CPU time that the measurement holds, s")
+LAUNCH = Constant("launch", 20e-6, 0.0, 200e-6, "CPU time that the measurement holds, s")
 """Where times hold the launch: fitted for every GPU beside the constants, and no part of a kernel's
 time in a simulation, whose engine launches kernels itself."""
 
 SCALE = 0.1
 """Relative errors from which on the loss grows linearly."""
 
-PULL = 0.02
-"""Weight of a constant's distance to the wider fit, from one end of its range to the other, beside
-the mean loss of the rows."""
+PRIOR = 5
+"""Rows that the wider fit counts as: a constant moves from one end of its range to the other as
+easily as so many rows bear an error of `SCALE`."""
 
 FOLDS = 5
 
@@ -64,9 +64,7 @@ def predicted(
     return module.seconds(rows.columns, machine(rows.gpu), constants) + launch * rows.launched
 
 
-def log_ratios(
-    module: FamilyModule, batches: Sequence[Rows], found: Fit
-) -> list[np.ndarray]:
+def log_ratios(module: FamilyModule, batches: Sequence[Rows], found: Fit) -> list[np.ndarray]:
     """Return log(predicted / measured) of every row.
 
     A GPU without a launch time of its own has the median of the others'.
@@ -92,7 +90,7 @@ def fit(
     ----------
     module : FamilyModule
     batches : sequence of Rows
-        Of this family; at least one row.
+        Of this family. Of none, the values to stay near come back.
     towards : mapping of str to float, optional
         Values to start from and to stay near where the rows do not say; without them, the
         textbook values.
@@ -104,6 +102,10 @@ def fit(
     from scipy.optimize import least_squares
 
     constants = module.CONSTANTS
+    if not batches:
+        return Fit(
+            {each.name: (towards or {}).get(each.name, each.start) for each in constants}, {}, 0
+        )
     gpus = sorted({rows.gpu for rows in batches if rows.launched})
     limits = list(constants) + [LAUNCH] * len(gpus)
     least = np.array([each.least for each in limits])
@@ -113,6 +115,7 @@ def fit(
 
     totals = {name: sum(len(r) for r in batches if r.gpu == name) for name in _gpus(batches)}
     weights = [np.sqrt(1.0 / (totals[rows.gpu] * len(totals))) for rows in batches]
+    pull = SCALE * np.sqrt(PRIOR / sum(totals.values()))
     machines = {name: machine(name) for name in totals}
     logs = [np.log(rows.seconds) for rows in batches]
 
@@ -133,7 +136,7 @@ def fit(
             )
             for rows, weight, log in zip(batches, weights, logs)
         ]
-        return np.concatenate([*parts, PULL * SCALE * (point - anchor)])
+        return np.concatenate([*parts, pull * (point - anchor)])
 
     inside = np.clip(anchor, 1e-3, 1 - 1e-3)
     found = least_squares(residuals, inside, bounds=(0.0, 1.0), diff_step=1e-4, max_nfev=200)
@@ -171,10 +174,7 @@ def cross_validate(
     found = [np.empty(len(rows)) for rows in batches]
     for fold in range(FOLDS):
         kept = [rows.take(of != fold) for rows, of in zip(batches, folds)]
-        kept = [rows for rows in kept if len(rows)]
-        if not kept:
-            continue
-        fitted = fit(module, kept, towards)
+        fitted = fit(module, [rows for rows in kept if len(rows)], towards)
         for rows, of, out in zip(batches, folds, found):
             held = rows.take(of == fold)
             if len(held):

@@ -15,6 +15,8 @@ kind, gpu, dtype, groups, M_per_group     DeepGEMM (github:deepseek-ai/DeepGEMM)
 gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
 ========================================  ==========================================================
 
+The last are the best of very many shapes; no fit should take them for typical: they are for tests.
+
 Times of NeuSight were taken with events around a call of PyTorch: the start event passes at once,
 so they hold what the call takes on the CPU as well (``launched``).
 """
@@ -59,6 +61,7 @@ class Rows:
     ----------
     file : str
         Its name, without folders.
+    publisher : str
     family : str
         Of `analytical.family.MODULES`.
     gpu : str
@@ -81,6 +84,7 @@ class Rows:
     """
 
     file: str
+    publisher: str
     family: str
     gpu: str
     dtype: str
@@ -152,7 +156,7 @@ VOCABULARIES = {
 """Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
 
 BINARY = frozenset(("add", "mul", "div", "pow"))
-"""NeuSight's operations of two tensors; those with a ``u`` at the end, and activations, read one."""
+"""NeuSight's operations of two tensors; those that end in ``u``, and activations, read one."""
 
 
 def gpu_name(text: str) -> str:
@@ -231,38 +235,52 @@ def _fastest(row: Mapping[str, str]) -> _Row:
     m, n, k = (int(each) for each in row["best_MxNxK"].split("x"))
     dtype: Any = row["dtype"]
     kernel = Gemm(m, n, k, dtype=dtype, output="bf16")
-    return _Row(row["gpu"], "fastest", kernel, kernel.flops / (float(row["best_TFLOPS"]) * 1e12))
+    seconds = kernel.flops / (float(row["best_TFLOPS"]) * 1e12)
+    return _Row(row["gpu"], "fastest", kernel, seconds, TEST)
 
 
 class _Form(NamedTuple):
-    """A kind of file: the columns it is known by, how a row is read, whether launches count."""
+    """A kind of file: who publishes it, the columns it is known by, how a row is read, whether
+    launches count."""
 
+    publisher: str
     columns: tuple[str, ...]
     row: Callable[[Mapping[str, str]], _Row]
     launched: bool
 
 
+NEUSIGHT = "NeuSight (github:sitar-lab/NeuSight)"
+VIDUR = "Vidur (github:microsoft/vidur)"
+
 FORMS = (
     _Form(
+        NEUSIGHT,
         ("op", "gpu", "split", "B", "M", "N_contract", "K_out", "latency_ms"),
         _neusight_product,
         True,
     ),
-    _Form(("op", "gpu", "split", "B", "H", "latency_ms"), _neusight_vector, True),
+    _Form(NEUSIGHT, ("op", "gpu", "split", "B", "H", "latency_ms"), _neusight_vector, True),
     _Form(
+        NEUSIGHT,
         ("op", "gpu", "batch", "c_in", "c_out", "ksize", "in_size", "stride", "pad", "latency_ms"),
         _neusight_convolution,
         True,
     ),
-    _Form(("B", "M", "N", "K", "Latency"), _neusight_half, True),
-    _Form(("gpu", "model", "op", "tp", "M", "N", "K", "median_ms"), _vidur_product, False),
-    _Form(("gpu", "model", "op", "tp", "tokens", "width", "median_ms"), _vidur_other, False),
+    _Form(NEUSIGHT, ("B", "M", "N", "K", "Latency"), _neusight_half, True),
+    _Form(VIDUR, ("gpu", "model", "op", "tp", "M", "N", "K", "median_ms"), _vidur_product, False),
+    _Form(VIDUR, ("gpu", "model", "op", "tp", "tokens", "width", "median_ms"), _vidur_other, False),
     _Form(
+        "DeepGEMM (github:deepseek-ai/DeepGEMM)",
         ("kind", "gpu", "dtype", "groups", "M_per_group", "N", "K", "derived_time_us"),
         _deepgemm,
         False,
     ),
-    _Form(("gpu", "dtype", "best_TFLOPS", "best_MxNxK"), _fastest, False),
+    _Form(
+        "ml-engineering (github:stas00/ml-engineering)",
+        ("gpu", "dtype", "best_TFLOPS", "best_MxNxK"),
+        _fastest,
+        False,
+    ),
 )
 
 
@@ -318,7 +336,7 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
             continue
         key = (MODULES[each.kernel.family], gpu, getattr(each.kernel, "dtype", ANY))
         found.setdefault(key, []).append((line, each))
-    return [_rows(path.name, key, rows, form.launched) for key, rows in found.items()], skipped
+    return [_rows(path.name, key, rows, form) for key, rows in found.items()], skipped
 
 
 def _table(path: Path) -> Iterator[tuple[int, Any]]:
@@ -349,16 +367,15 @@ def _why(error: Exception) -> str:
     return f"no {error} here" if isinstance(error, KeyError) else str(error)
 
 
-def _rows(
-    file: str, key: tuple[str, str, str], rows: list[tuple[int, _Row]], launched: bool
-) -> Rows:
+def _rows(file: str, key: tuple[str, str, str], rows: list[tuple[int, _Row]], form: _Form) -> Rows:
     family, gpu, dtype = key
     return Rows(
         file=file,
+        publisher=form.publisher,
         family=family,
         gpu=gpu,
         dtype=dtype,
-        launched=launched,
+        launched=form.launched,
         kernels=tuple(each.kernel for _, each in rows),
         columns=stack([each.kernel for _, each in rows]),
         seconds=np.array([each.seconds for _, each in rows]),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from mpisim.quantity import Quantity
+
 from .gpu import Gpu
 from .operations import Kernel
 
@@ -21,14 +23,17 @@ class Estimate:
     duration : int
         ps.
     shares : mapping of str to float
-        For each number of the GPU (an attribute of `Gpu`) the share of the duration that is
-        inversely or directly proportional to it: a relative error e of the number changes the
-        duration by share × e. Error bars are carried to the end of a simulation with them
-        (:mod:`mpisim.uncertainty`).
+        For each number that the model rests on (a name of `KernelModel.numbers`) the share of the
+        duration that is inversely or directly proportional to it: a relative error e of the number
+        changes the duration by share × e. Error bars are carried to the end of a simulation with
+        them (:mod:`mpisim.uncertainty`).
+    error : float
+        Relative error bar of this one duration: one standard deviation.
     """
 
     duration: int
     shares: Mapping[str, float]
+    error: float = 0.0
 
 
 class KernelModel(Protocol):
@@ -37,6 +42,10 @@ class KernelModel(Protocol):
     @property
     def gpu(self) -> Gpu:
         """The GPU."""
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """The numbers that the estimates given so far rest on, each with its error bar."""
 
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel.

@@ -8,10 +8,12 @@ both rates that kernels of a kind are known to reach, and a constant for startin
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpisim.errors import InputError
-from mpisim.quantity import picoseconds
+from mpisim.quantity import Quantity, picoseconds
 
 from .gpu import PEAK, Gpu
 from .model import Estimate
@@ -107,6 +109,13 @@ class Roofline:
         """The GPU."""
         return self._gpu
 
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """All numbers of the GPU."""
+        return {
+            name: number for name, number in vars(self._gpu).items() if isinstance(number, Quantity)
+        }
+
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel.
 
@@ -129,8 +138,9 @@ class Roofline:
         work, limit = max((arithmetic, terms.arithmetic), (memory, terms.memory), key=_time)
         fixed = self._product((terms.floor,))
         total = work + fixed
-        shares = dict.fromkeys(limit, work / total)
-        return Estimate(picoseconds(total), shares | {terms.floor: fixed / total})
+        shares = dict.fromkeys(limit, work / total) | {terms.floor: fixed / total}
+        effects = [share * getattr(self.gpu, name).error for name, share in shares.items()]
+        return Estimate(picoseconds(total), shares, math.hypot(*effects))
 
     def _product(self, names: tuple[str, ...]) -> float:
         product = 1.0

@@ -82,9 +82,7 @@ class FamilyModule(Protocol):
     def columns(self, kernel: Any) -> dict[str, float | int | str]:
         """Return the numbers of one kernel's description."""
 
-    def seconds(
-        self, columns: Columns, gpu: Machine, constants: Mapping[str, float]
-    ) -> np.ndarray:
+    def seconds(self, columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
         """Return the duration of each kernel, float64, in seconds. No loop over rows."""
 
     def shares(

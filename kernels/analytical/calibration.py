@@ -1,0 +1,263 @@
+"""Fitted constants: which serve a GPU and a format, and how far off they were found to be.
+
+The file holds a table for each family, GPU and format, ``[gemm.a100-sxm.fp16]``, for each family,
+architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[gemm.any.fp16]``.
+``mpisim calibrate kernels`` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from mpisim.data import text
+from mpisim.errors import InputError, nearest
+from mpisim.schema import Limits, build, parse
+
+from .family import ANY, MODULES, Constant, load
+from .machine import Machine
+
+__all__ = ["Bin", "Calibration", "Served", "Table", "decade", "packaged_calibration"]
+
+FILE = "calibration/kernels.toml"
+
+NORMAL = 1.645
+"""Standard deviations within which nine tenths of a normal distribution lie."""
+
+INSTEAD: dict[str, tuple[str, ...]] = {
+    "fp16": ("fp16", "bf16", "fp8", "tf32", "fp32"),
+    "bf16": ("bf16", "fp16", "fp8", "tf32", "fp32"),
+    "tf32": ("tf32", "bf16", "fp16", "fp8", "fp32"),
+    "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+    "fp32": ("fp32", "tf32", "fp16", "bf16", "fp8"),
+    ANY: (ANY,),
+}
+"""Formats whose constants may serve a format, best first."""
+
+SAME_UNITS = frozenset(("fp16", "bf16"))
+
+OTHER_FORMAT = 0.15
+"""Relative error added where another format's constants serve: between the formats that both
+occur, efficiencies differ by 5 to 25 % (``data/gpu_families.toml``)."""
+
+TEXTBOOK = 0.4
+"""Relative error where nothing was fitted at all."""
+
+FEWEST = 20
+"""Rows that a bin of errors needs to be believed by itself."""
+
+Positive = Annotated[float, Limits(least=0)]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Errors of rows that were not fitted to, log(predicted / measured).
+
+    Attributes
+    ----------
+    decade : int
+        Rows predicted to take 10^decade s to ten times that.
+    rows : int
+    bias : float
+        Median.
+    sd : float
+        Standard deviation.
+    median, p90 : float
+        Of the absolute values.
+    """
+
+    decade: int
+    rows: Annotated[int, Limits(least=1)]
+    bias: float
+    sd: Positive
+    median: Positive
+    p90: Positive
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the file.
+
+    Attributes
+    ----------
+    source : str
+        Who measured.
+    files, gpus, splits : tuple of str
+        The rows that were fitted to.
+    rows : int
+        How many there were.
+    held_out : str
+        What was left out at a time to find the errors: ``"shapes"``, or ``"GPUs"``, which says how
+        far off a GPU may be that was not measured.
+    launch : float
+        Seconds of CPU time in the measured times, for comparing with them.
+    constants : dict of str to float
+    errors : tuple of Bin
+        By size.
+    """
+
+    source: str
+    files: tuple[str, ...]
+    gpus: tuple[str, ...]
+    splits: tuple[str, ...]
+    rows: int
+    held_out: str
+    constants: dict[str, float]
+    errors: tuple[Bin, ...]
+    launch: Positive = 0.0
+
+    def error(self, seconds: float) -> float:
+        """Return the relative standard error of a prediction.
+
+        A normal distribution of this width has nine tenths of its values where nine tenths of the
+        held-out rows were; outliers beyond do not widen it.
+        """
+        believed = [each for each in self.errors if each.rows >= FEWEST] or self.errors
+        at = decade(seconds)
+        near = min(believed, key=lambda each: (abs(each.decade - at), -each.rows))
+        return near.p90 / NORMAL
+
+
+def decade(seconds: float) -> int:
+    """Return the power of ten at or below a duration."""
+    return math.floor(math.log10(seconds))
+
+
+@dataclass(frozen=True)
+class Served:
+    """What serves a family on a GPU in a format.
+
+    Attributes
+    ----------
+    constants : mapping of str to float
+    table : Table, optional
+        None: textbook values.
+    name : str
+        Of the table, ``"gemm.ampere.fp16"``, or ``"textbook"``.
+    borrowed : bool
+        Whether the GPU itself, or the format, was not measured.
+    added : float
+        Relative error to add, in squares, to the table's.
+    """
+
+    constants: Mapping[str, float]
+    table: Table | None
+    name: str
+    borrowed: bool
+    added: float = 0.0
+
+    @property
+    def launch(self) -> float:
+        """CPU time in the measured times, in seconds."""
+        return self.table.launch if self.table else 0.0
+
+    def error(self, seconds: float) -> float:
+        """Return the relative standard error of a prediction."""
+        return math.hypot(self.table.error(seconds) if self.table else 0.0, self.added)
+
+    @property
+    def source(self) -> str:
+        """Where the constants come from, in a line."""
+        if self.table is None:
+            return "textbook values: no kernel of the family was measured"
+        borrowed = ", borrowed" if self.borrowed else ""
+        return f"[{self.name}]{borrowed}: fit to {self.table.rows:,} kernels, {self.table.source}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All tables of a file, by (family, GPU or architecture or ``"any"``, format)."""
+
+    tables: Mapping[tuple[str, str, str], Table] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Calibration:
+        """Read a file.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read or is not a calibration, naming the key.
+        """
+        try:
+            contents = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        return cls.parse(contents, str(path))
+
+    @classmethod
+    def parse(cls, contents: str, source: str) -> Calibration:
+        """Read the text of a file; `source` is its name, for messages."""
+        families = sorted(set(MODULES.values()))
+        tables = {}
+        for family, by_gpu in parse(contents, source).items():
+            if family not in families:
+                raise InputError(
+                    f"{source}: unknown family {family!r}{nearest(family, families)}; "
+                    f"allowed: {', '.join(families)}"
+                )
+            for gpu, by_dtype in _tables(by_gpu, source, family).items():
+                for dtype, values in _tables(by_dtype, source, f"{family}.{gpu}").items():
+                    where = f"{family}.{gpu}.{dtype}"
+                    table = build(Table, values, source, where)
+                    _check(table, load(family).CONSTANTS, f"{source}: [{where}]")
+                    tables[family, gpu, dtype] = table
+        return cls(tables)
+
+    def serve(self, family: str, gpu: Machine, dtype: str) -> Served:
+        """Return the constants for a family on a GPU.
+
+        The GPU's own come first, then its architecture's, then those of all GPUs; and the same
+        again for the formats that may stand in.
+        """
+        for other in INSTEAD[dtype]:
+            for owner in (gpu.name, gpu.family, ANY):
+                table = self.tables.get((family, owner, other))
+                if table is not None:
+                    alike = other == dtype or {other, dtype} <= SAME_UNITS
+                    return Served(
+                        table.constants,
+                        table,
+                        f"{family}.{owner}.{other}",
+                        borrowed=owner != gpu.name or not alike,
+                        added=0.0 if alike else OTHER_FORMAT,
+                    )
+        constants = {each.name: each.start for each in load(family).CONSTANTS}
+        return Served(constants, None, "textbook", borrowed=True, added=TEXTBOOK)
+
+
+def _tables(found: Any, source: str, key: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+    return found
+
+
+def _check(table: Table, constants: tuple[Constant, ...], where: str) -> None:
+    """Refuse constants that the family's formula does not have, lacks, or cannot take."""
+    known = {each.name: each for each in constants}
+    for name, value in table.constants.items():
+        if name not in known:
+            raise InputError(
+                f"{where} unknown constant {name!r}{nearest(name, known)}; "
+                f"allowed: {', '.join(known)}"
+            )
+        least, most = known[name].least, known[name].most
+        if not least <= value <= most:
+            raise InputError(f"{where} {name} is {value}; it must be from {least} to {most}")
+    for name in known:
+        if name not in table.constants:
+            raise InputError(f"{where} constant {name!r} is missing")
+    if not table.errors:
+        raise InputError(f"{where} 'errors' is empty; at least one bin is needed")
+
+
+@cache
+def packaged_calibration() -> Calibration:
+    """Return our own calibration."""
+    return Calibration.parse(text(FILE), FILE)

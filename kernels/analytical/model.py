@@ -1,0 +1,150 @@
+"""The analytical kernel model: formulas of the operator families with fitted constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpisim.quantity import Quantity, picoseconds
+
+from ..gpu import Gpu
+from ..model import Estimate
+from ..operations import Kernel
+from .calibration import Calibration, Served, decade, packaged_calibration
+from .family import ANY, FamilyModule, family_module, load, stack
+from .machine import Machine
+
+__all__ = ["Analytical"]
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """A family's module with the constants that serve it here."""
+
+    module: FamilyModule
+    served: Served
+
+
+class Analytical:
+    """The analytical model of one GPU.
+
+    Each distinct kernel is priced once.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    calibration : Calibration, optional
+        Ours (``data/calibration/kernels.toml``) if not given.
+
+    Examples
+    --------
+    >>> from mpisim.kernels import find_gpu, operations
+    >>> model = Analytical(find_gpu("h100-sxm"))
+    >>> estimate = model.estimate(operations.Gemm(m=4096, n=4096, k=4096))
+    >>> 150e6 < estimate.duration < 300e6
+    True
+    """
+
+    def __init__(self, gpu: Gpu, calibration: Calibration | None = None) -> None:
+        self._gpu = gpu
+        self._machine = Machine.of(gpu)
+        self._calibration = packaged_calibration() if calibration is None else calibration
+        self._formulas: dict[tuple[str, str], _Formula] = {}
+        self._known: dict[Kernel, Estimate] = {}
+        self._numbers: dict[str, Quantity] = {}
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self._gpu
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """What the estimates so far rest on, by the names in their `shares`.
+
+        One number a family, format and decade of duration: 1, with the error bar of the family's
+        formula there. Kernels that share one are taken to be off together.
+        """
+        return self._numbers
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel.
+
+        Raises
+        ------
+        InputError
+            If the GPU lacks the kernel's number format, or no module serves its family.
+        """
+        found = self._known.get(kernel)
+        if found is None:
+            found = self._known[kernel] = self._price(kernel)
+        return found
+
+    def estimate_many(self, family: str, columns: Mapping[str, Any]) -> np.ndarray:
+        """Return the durations of many kernels of one family, in seconds.
+
+        Parameters
+        ----------
+        family : str
+            A name of `family.MODULES`' modules.
+        columns : mapping
+            As `family.Columns`.
+
+        Returns
+        -------
+        ndarray of float64, shape (kernels,)
+
+        Raises
+        ------
+        InputError
+            If the GPU lacks the format.
+        """
+        formula = self._formula(family, columns.get("dtype", ANY))
+        return formula.module.seconds(columns, self._machine, formula.served.constants)
+
+    def served(self, family: str, dtype: str = ANY) -> Served:
+        """Return the constants that serve a family in a format here, and where they come from.
+
+        Raises
+        ------
+        InputError
+            If the GPU lacks the format.
+        """
+        return self._formula(family, dtype).served
+
+    def terms(self, kernel: Kernel) -> dict[str, float]:
+        """Return how a kernel's duration divides into terms, in seconds, for explanations."""
+        columns = stack([kernel])
+        formula = self._formula(family_module(kernel.family).FAMILY, columns.get("dtype", ANY))
+        shares = formula.module.shares(columns, self._machine, formula.served.constants)
+        return {name: float(value[0]) for name, value in shares.items()}
+
+    def _formula(self, family: str, dtype: str) -> _Formula:
+        key = family, dtype
+        if key not in self._formulas:
+            if dtype != ANY:
+                self._gpu.peak(dtype)  # or an error that says so
+            served = self._calibration.serve(family, self._machine, dtype)
+            self._formulas[key] = _Formula(load(family), served)
+        return self._formulas[key]
+
+    def _price(self, kernel: Kernel) -> Estimate:
+        columns = stack([kernel])
+        module, dtype = family_module(kernel.family), columns.get("dtype", ANY)
+        formula = self._formula(module.FAMILY, dtype)
+        seconds = float(module.seconds(columns, self._machine, formula.served.constants)[0])
+        error = formula.served.error(seconds)
+        name = f"{module.FAMILY} model{'' if dtype == ANY else f' ({dtype})'}, {_size(seconds)}"
+        self._numbers.setdefault(name, Quantity(1.0, "1", error, formula.served.source))
+        return Estimate(picoseconds(seconds), {name: 1.0}, error)
+
+
+def _size(seconds: float) -> str:
+    """Name a decade of durations: "10 to 100 us"."""
+    power = decade(seconds)
+    unit, exponent = {0: ("s", 0), -1: ("ms", -3), -2: ("us", -6)}.get(power // 3, ("ns", -9))
+    least = 10 ** (power - exponent)
+    return f"{least:g} to {10 * least:g} {unit}"

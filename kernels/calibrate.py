@@ -1,0 +1,169 @@
+"""From measured kernels to a calibration file: fits for every GPU, architecture and for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .analytical.calibration import Bin, Table
+from .analytical.family import ANY, FamilyModule, load
+from .fit import Fit, cross_validate, fit, log_ratios, machine
+from .measured import Rows
+
+__all__ = ["calibrate", "write"]
+
+SHAPES, GPUS = "shapes", "GPUs"
+
+Key = tuple[str, str, str]
+"""Family, GPU or architecture or ``"any"``, format."""
+
+
+def calibrate(batches: Sequence[Rows]) -> Iterator[tuple[Key, Table]]:
+    """Fit all that the rows allow.
+
+    The constants of all GPUs together start from the textbook's, those of an architecture from
+    these, those of a GPU from its architecture's. Errors are found on rows that a fit did not see:
+    for a GPU by leaving out shapes; for an architecture and for all by leaving out GPUs, since
+    they serve GPUs that were not measured.
+
+    Parameters
+    ----------
+    batches : sequence of Rows
+
+    Yields
+    ------
+    tuple of str
+        Family, owner and format.
+    Table
+        As each is done: a large family takes a minute.
+    """
+    groups: dict[tuple[str, str], list[Rows]] = {}
+    for rows in batches:
+        groups.setdefault((rows.family, rows.dtype), []).append(rows)
+    for family, dtype in sorted(groups):
+        module = load(family)
+        for owner, table in _tables(module, groups[family, dtype]):
+            yield (family, owner, dtype), table
+
+
+def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Table]]:
+    everything = fit(module, batches)
+    widest = _table(everything, batches, *_unseen(module, batches, None))
+    yield ANY, widest
+    for architecture in sorted({machine(rows.gpu).family for rows in batches}):
+        members = [rows for rows in batches if machine(rows.gpu).family == architecture]
+        together = fit(module, members, everything.constants)
+        held_out, errors = _unseen(module, members, everything)
+        if held_out == SHAPES and widest.held_out == GPUS:
+            # How far GPUs of this architecture differ is not known: no more than all GPUs do.
+            held_out, errors = GPUS, widest.errors
+        yield architecture, _table(together, members, held_out, errors)
+        for gpu in sorted({rows.gpu for rows in members}):
+            own = [rows for rows in members if rows.gpu == gpu]
+            alone = fit(module, own, together.constants)
+            errors = _bins(own, cross_validate(module, own, together.constants))
+            yield gpu, _table(alone, own, SHAPES, errors)
+
+
+def _unseen(
+    module: FamilyModule, batches: list[Rows], wider: Fit | None
+) -> tuple[str, tuple[Bin, ...]]:
+    """Return what was left out at a time, and the errors there."""
+    towards = wider.constants if wider else None
+    gpus = sorted({rows.gpu for rows in batches})
+    if len(gpus) == 1:
+        return SHAPES, _bins(batches, cross_validate(module, batches, towards))
+    held, errors = [], []
+    for gpu in gpus:
+        others = [rows for rows in batches if rows.gpu != gpu]
+        mine = [rows for rows in batches if rows.gpu == gpu]
+        held += mine
+        errors += log_ratios(module, mine, fit(module, others, towards))
+    return GPUS, _bins(held, errors)
+
+
+def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, ...]:
+    """Return errors by size."""
+    found = []
+    error = np.concatenate(list(errors))
+    predicted = np.concatenate([rows.seconds for rows in batches]) * np.exp(error)
+    size = np.floor(np.log10(predicted)).astype(int)
+    for power in np.unique(size).tolist():
+        here = error[size == power]
+        absolute = np.abs(here)
+        found.append(
+            Bin(
+                decade=power,
+                rows=len(here),
+                bias=_digits(np.median(here)),
+                sd=_digits(here.std()),
+                median=_digits(np.median(absolute)),
+                p90=_digits(np.percentile(absolute, 90)),
+            )
+        )
+    return tuple(found)
+
+
+def _digits(value: float) -> float:
+    """Return a number as the file shows it."""
+    return float(f"{value:.4g}")
+
+
+def _table(found: Fit, batches: Sequence[Rows], held_out: str, errors: tuple[Bin, ...]) -> Table:
+    launch = float(np.median(list(found.launch.values()))) if found.launch else 0.0
+    return Table(
+        source=", ".join(sorted({rows.publisher for rows in batches})),
+        files=tuple(sorted({rows.file for rows in batches})),
+        gpus=tuple(sorted({rows.gpu for rows in batches})),
+        splits=tuple(sorted({str(each) for rows in batches for each in np.unique(rows.split)})),
+        rows=found.rows,
+        held_out=held_out,
+        launch=_digits(launch),
+        constants={name: float(f"{value:.6g}") for name, value in found.constants.items()},
+        errors=errors,
+    )
+
+
+HEADER = """\
+# Constants of the kernel models, fitted to published measurements. Written by
+#     mpisim calibrate kernels
+# and read by kernels/analytical/calibration.py, which says what each key means. Errors are those of
+# rows that a fit did not see, log(predicted / measured), by decade of duration in seconds.
+"""
+
+
+def write(tables: Sequence[tuple[Key, Table]]) -> str:
+    """Return the text of a calibration file."""
+    parts = [HEADER]
+    for (family, owner, dtype), table in tables:
+        constants = ", ".join(f"{name} = {value!r}" for name, value in table.constants.items())
+        parts += [
+            f"[{family}.{owner}.{dtype}]",
+            f"source = {_text(table.source)}",
+            f"files = {_texts(table.files)}",
+            f"gpus = {_texts(table.gpus)}",
+            f"splits = {_texts(table.splits)}",
+            f"rows = {table.rows}",
+            f"held_out = {_text(table.held_out)}",
+            f"launch = {table.launch!r}",
+            f"constants = {{ {constants} }}",
+            "errors = [",
+            *(
+                f"    {{ decade = {each.decade}, rows = {each.rows}, bias = {each.bias!r}, "
+                f"sd = {each.sd!r}, median = {each.median!r}, p90 = {each.p90!r} }},"
+                for each in table.errors
+            ),
+            "]",
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _texts(values: Sequence[str]) -> str:
+    return f"[{', '.join(_text(each) for each in values)}]"
