@@ -1,0 +1,121 @@
+"""The experiments that come with mpisim: all are read and laid out, small ones simulated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpisim.data import names, path
+from mpisim.experiment import Experiment, load
+from mpisim.prediction import prepare
+from mpisim.topo import find_cluster
+from mpisim.workloads import lay_out
+from mpisim.workloads.grid import Grid
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+NAMES = names("experiments")
+EXPERIMENTS = {name: load(path(f"experiments/{name}.toml"))[1] for name in NAMES}
+
+OURS = ("default", "llama3-8b-8-h100", "qwen3-30b-a3b-16-h100")
+"""No published runs."""
+
+PAPERS = {
+    "echo": "arXiv:2412.12487",
+    "distsim": "arXiv:2306.08423",
+    "triosim": "doi:10.1145/3695053.3731082",
+    "lin": "arXiv:2404.12674",
+    "simai": "NSDI 2025",
+    "megatron": "arXiv:2104.04473|Megatron-LM README",
+    "korthikanti": "arXiv:2205.05198",
+    "llama3": "arXiv:2407.21783",
+    "deepseek": "arXiv:2412.19437",
+}
+
+
+def gpus(experiment: Experiment) -> int:
+    """GPUs of the cluster that an experiment has."""
+    choice = experiment.cluster
+    return choice.gpus or choice.nodes * find_cluster(choice.preset).gpus_per_node
+
+
+def world(experiment: Experiment) -> int:
+    return Grid.of(experiment.plan, gpus(experiment)).world
+
+
+def work(experiment: Experiment) -> int:
+    """Micro-batches over all stages, of which a program's size is made."""
+    plan = experiment.plan
+    dp = plan.dp or world(experiment) // (plan.tp * plan.pp * plan.cp)
+    return plan.pp * plan.vpp * plan.global_batch // (plan.micro_batch * dp)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_uses_the_gpus_of_its_name(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    count = world(experiment)
+    assert count == gpus(experiment)
+    found = re.search(r"-(\d+)-(?:a10|a40|a100|gv100|h100|h800)$", name)
+    if found:
+        assert count == int(found[1])
+    laid = lay_out(experiment, gpus(experiment))
+    assert laid.grid.world == count
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OURS])
+def test_every_published_run_says_where_it_comes_from(name: str) -> None:
+    text = Path(path(f"experiments/{name}.toml")).read_text(encoding="utf-8")
+    head = " ".join(line.lstrip("# ") for line in text.partition("\ntitle")[0].splitlines())
+    assert re.search(PAPERS[name.partition("-")[0]], head)
+    assert "Assumptions: " in head
+    assert EXPERIMENTS[name].run.allow_oom == ("hence allow_oom" in head)
+    assert len(EXPERIMENTS[name].title) <= 80
+
+
+def test_titles_are_of_one_experiment_each() -> None:
+    titles = [experiment.title for experiment in EXPERIMENTS.values()]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if work(EXPERIMENTS[name]) <= 512])
+def test_programs_are_generated_and_fit(name: str) -> None:
+    case = prepare(EXPERIMENTS[name])
+    assert case.program.n_ranks == world(EXPERIMENTS[name])
+    assert case.workload.flops > 0
+
+
+SMALL = [n for n in NAMES if world(EXPERIMENTS[n]) <= 16 and work(EXPERIMENTS[n]) <= 256]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_experiments_are_simulated(name: str, comm: Intracomm) -> None:
+    from mpisim.simulate import simulate
+
+    results = simulate(prepare(EXPERIMENTS[name]), comm)
+    assert results is not None
+    assert 0.001 < results.step_time < 20
+
+
+def test_the_sets_of_the_papers_are_there() -> None:
+    def found(*words: str) -> int:
+        return sum(all(word in name for word in words) for name in NAMES)
+
+    assert found("echo", "h800") == 9
+    assert found("echo", "128-a100") == 4
+    assert found("distsim", "a10") >= 6
+    for box in ("p1", "p2", "p3"):
+        assert found("triosim", box, "ddp") >= 3
+    for way in ("ddp", "tp", "pp"):
+        for family in ("resnet", "vgg", "gpt2|bert|llama"):
+            of_way = [name for name in NAMES if name.endswith(way)]
+            assert any(re.search(family, name) for name in of_way), (way, family)
+    assert found("lin", "dlrm") == 8
+    assert found("lin-bert") == found("lin-gpt2") == 2
+    for model in ("gpt3-13b", "gpt3-175b", "llama-65b"):
+        for count in (128, 512, 1024):
+            for gpu in ("a100", "h100"):
+                assert f"simai-{model}-{count}-{gpu}" in NAMES
