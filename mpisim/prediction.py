@@ -7,7 +7,7 @@ afterwards: its error bar and where it comes from, what was assumed, what was le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,12 +15,12 @@ from .engine.run import PieceKind, Run
 from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
 from .kernels import Gpu, Roofline, find_gpu
-from .memory import Verdict, advice, capacity, memory, remedies
+from .memory import Verdict, advice, assess, evaluator, remedies
 from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
 from .topo import AlphaBeta, Cluster, find_cluster
 from .uncertainty import propagate
-from .workloads import Layout, Workload, lay_out, training_step
+from .workloads import Workload, lay_out, training_step
 
 __all__ = ["Case", "PathShares", "prepare", "statements"]
 
@@ -92,7 +92,7 @@ def prepare(experiment: Experiment) -> Case:
             )
         gpus = choice.gpus or available
         layout = lay_out(experiment, gpus)
-        verdict = _memory(layout, cluster, gpu)
+        verdict = assess(layout, gpu, node=cluster.gpus_per_node)
         hints: tuple[str, ...] = ()
         if not verdict.fits:
             hints = _fitting(experiment, gpus, verdict, cluster, gpu)
@@ -104,28 +104,12 @@ def prepare(experiment: Experiment) -> Case:
         raise InputError(f"{experiment.source}: {error}") from error
 
 
-def _memory(layout: Layout, cluster: Cluster, gpu: Gpu) -> Verdict:
-    """Judge the fullest ranks: of several networks, all stages of each."""
-    experiment = layout.experiment
-    stages = [
-        stage
-        for parts in layout.parts
-        for stage in memory(
-            layout.pipeline, parts, experiment.plan, layout.grid,
-            transformer=isinstance(experiment.model, Transformer), node=cluster.gpus_per_node,
-        )
-    ]
-    return Verdict(tuple(stages), capacity(gpu), gpu.title)
-
-
 def _fitting(
     experiment: Experiment, gpus: int, verdict: Verdict, cluster: Cluster, gpu: Gpu
 ) -> tuple[str, ...]:
     """Return what would make a plan fit; refuse it unless told to go on, or in doubt."""
 
-    def evaluate(plan: Plan, times: int) -> Verdict:
-        return _memory(lay_out(replace(experiment, plan=plan), gpus * times), cluster, gpu)
-
+    evaluate = evaluator(experiment, gpus, gpu, node=cluster.gpus_per_node)
     transformer = isinstance(experiment.model, Transformer)
     if experiment.run.allow_oom or not verdict.certain:
         return tuple(advice(experiment.plan, verdict, evaluate, transformer=transformer))
