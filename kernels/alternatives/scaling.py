@@ -1,0 +1,73 @@
+"""SimAI's rules for GPUs that were not measured: scale the times of one that was.
+
+Wang et al. (NSDI 2025, "SimAI"): kernels that arithmetic limits scale by the ratio of peak rates,
+kernels that memory limits by the ratio of bandwidths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpisim.quantity import Quantity
+
+from ..gpu import Gpu
+from ..model import Estimate, KernelModel
+from ..operations import Kernel
+
+__all__ = ["Scaling"]
+
+
+class Scaling:
+    """The model of one GPU, by the times of another.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    base : KernelModel
+        Of the GPU whose times are known: measured (`OperationDatabase`) or modelled.
+    """
+
+    def __init__(self, gpu: Gpu, base: KernelModel) -> None:
+        self._gpu = gpu
+        self._base = base
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self._gpu
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the base; the error of scaling is not known."""
+        return self._base.numbers
+
+    def ratio(self, kernel: Kernel) -> float:
+        """Return by how much longer a kernel takes here than on the base's GPU.
+
+        Arithmetic limits it if it takes longer at the base's peak rate than its traffic at the
+        base's bandwidth.
+
+        Raises
+        ------
+        InputError
+            If either GPU lacks the format.
+        """
+        known = self._base.gpu
+        if kernel.flops:
+            dtype = kernel.dtype  # type: ignore[attr-defined]
+            here, there = self._gpu.peak(dtype).si, known.peak(dtype).si
+            if kernel.flops / there > kernel.traffic / known.bandwidth.si:
+                return there / here
+        return known.bandwidth.si / self._gpu.bandwidth.si
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel.
+
+        Raises
+        ------
+        InputError
+            If either GPU lacks the format, or the base cannot tell.
+        """
+        ratio = self.ratio(kernel)
+        found = self._base.estimate(kernel)
+        return Estimate(round(found.duration * ratio), found.shares, found.error)
