@@ -263,6 +263,18 @@ def test_tables_one_by_one() -> None:
     assert awaiting == ["table 0 gradient copy"]
 
 
+def test_one_kernel_touches_what_single_ones_do() -> None:
+    together = networks(sharder="size-greedy")[0][1]
+    single = networks(sharder="size-greedy", fused=False)[0][1]
+
+    def touched(network: Network) -> int:
+        kernels = [s.kernel for s in forward(network) if isinstance(s, Compute)]
+        return sum(kernel.traffic for kernel in kernels if isinstance(kernel, Embedding))
+
+    assert touched(together) == touched(single)
+    assert together.flops == single.flops
+
+
 def test_one_rank_exchanges_nothing() -> None:
     (network,), of = networks(gpus=1)
     assert of.tolist() == [0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mpisim.kernels.operations import Convolution, Norm
 
@@ -89,10 +90,10 @@ class Modules(Eager):
         size = self.batch * out.size
         local = self.element * self.batch * share * out.side**2
 
-        def run(what: str, direction: str) -> Compute:
+        def run(what: str, direction: Literal["forward", "input", "weight"]) -> Compute:
             described = Convolution(
                 self.batch, image.channels, share, out.side, out.side, kernel, stride,
-                direction=direction, dtype=self.dtype,  # type: ignore[arg-type]
+                direction=direction, dtype=self.dtype,
             )  # fmt: skip
             return Compute(what, described, weight=direction == "weight")
 

@@ -10,6 +10,12 @@ On one rank nothing travels, and the bottom layers come first (`sequential_forwa
 With ``plan.fused`` a rank's tables are one kernel each way, the update included, as FBGEMM's
 table-batched embeddings are; otherwise each table is an ``EmbeddingBag(sparse=True)``.
 
+Three things differ from the script. One DDP reduces the gradients of all matrices, as TorchRec's
+does; the script wraps bottom and top layers by themselves, which gives each a first bucket of its
+own. Updates of single tables end the backward, where the script's optimizer first waits for the
+reduced gradients. The CPU does not read the loss between forward and backward, as the script does
+for its log.
+
 How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of the rank
 that sends or receives most, so its bytes stand for all: what the rank with the most tables sends
 forward, which is what it receives backward.
