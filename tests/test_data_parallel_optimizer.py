@@ -1,0 +1,188 @@
+"""The end of a step: further reductions, the norm, clipping, the optimizer's kernels."""
+
+from __future__ import annotations
+
+import pytest
+from sharing import layer, stepped, told
+from toys import Free
+
+from mpisim import engine
+from mpisim.experiment import Plan
+from mpisim.program import Phase
+from mpisim.workloads.data_parallel import strategy
+from mpisim.workloads.grid import Grid
+from mpisim.workloads.groups import Groups
+from mpisim.workloads.operators import Parameter
+from mpisim.workloads.optimizer import FOREACH, optimizer_bytes
+
+NORM = Parameter("norm", 16, replicated=True)
+WORDS = Parameter("words", 64, tied=True)
+
+
+def end(rows: list[str]) -> list[str]:
+    """The rows after the last backward or message."""
+    passes = [i for i, row in enumerate(rows) if " backward" in row or row.startswith("send")]
+    return rows[max(passes) + 1 :]
+
+
+def test_sequence_parallel_ranks_add_up_what_they_hold_in_common() -> None:
+    net = (layer("a", 40, NORM, NORM),)
+    rows = end(told(stepped(net, 2, tp=2, global_batch=1).program))
+    assert rows == [
+        "flatten gradients",
+        "replicated gradient all-reduce [tp 128] < flatten gradients",
+        "unflatten gradient < replicated gradient all-reduce", "unflatten gradient",
+        "gradient norm",
+        "gradient norm all-reduce [model 4] < gradient norm",
+        "read gradient norm < gradient norm all-reduce",
+        "wait for gradient norm < read gradient norm",
+        "clip gradients",
+        "adam",
+    ]  # fmt: skip
+    without = told(stepped(net, 2, tp=2, sp=False, global_batch=1).program)
+    assert not any("replicated" in row for row in without)
+
+
+def test_tied_embeddings_are_added_up_over_first_and_last_stage() -> None:
+    net = (layer("embedding", WORDS), layer("a", 40), layer("b", 40), layer("c", 40),
+           layer("head", WORDS))  # fmt: skip
+    program = stepped(net, 3, pp=3, global_batch=3).program
+    tied = "embedding gradient all-reduce [embedding 256]"
+    for rank, times in ((0, 1), (1, 0), (2, 1)):
+        found = [row for row in told(program, rank) if row.startswith(tied)]
+        assert len(found) == times
+    alone = told(stepped(net, 1, global_batch=1).program)
+    assert not any(row.startswith("embedding gradient") for row in alone)
+
+
+def test_a_matrix_held_twice_is_reduced_and_updated_once() -> None:
+    net = (layer("embedding", WORDS), layer("a", 40), layer("head", WORDS))
+    rows = told(stepped(net, 2, dp_style="megatron").program)
+    assert "gradient all-reduce [dp 416] < scale gradients" in rows
+    assert rows.index("gradient all-reduce [dp 416] < scale gradients") > rows.index(
+        "embedding backward"
+    )
+
+
+def test_both_directions_of_dualpipe_are_added_up() -> None:
+    net = tuple(layer(name, 40) for name in "ab")
+    plan = {"pp": 2, "schedule": "dualpipe", "global_batch": 8, "dp": 2}
+    rows = end(told(stepped(net, 4, **plan).program))
+    assert "gradient all-reduce [mirror 320]" in [row.split(" <")[0] for row in rows]
+    sharded = end(told(stepped(net, 4, zero=1, **plan).program))
+    assert "gradient all-reduce [mirror 160]" in [row.split(" <")[0] for row in sharded]
+
+
+def test_fp16_checks_for_overflow_before_it_clips() -> None:
+    net = (layer("a", 40),)
+    rows = end(told(stepped(net, 2, tp=2, precision="fp16", global_batch=1).program))
+    assert rows[:5] == [
+        "unscale gradients",
+        "overflow all-reduce [model 4] < unscale gradients",
+        "read overflow < overflow all-reduce",
+        "wait for overflow < read overflow",
+        "gradient norm",
+    ]
+
+
+def test_norms_are_added_up_over_those_who_share_gradients() -> None:
+    net = (layer("a", 40),)
+    for plan, groups in (
+        ({"dp_style": "ddp"}, []),
+        ({"dp_style": "megatron"}, ["model"]),
+        ({"dp_style": "megatron", "zero": 1}, ["instance"]),
+        ({"dp_style": "deepspeed", "zero": 1}, ["dp", "model"]),
+        ({"dp_style": "fsdp", "zero": 3}, ["dp", "model"]),
+        ({"dp_style": "fsdp", "zero": 3, "zero_group": 2}, ["shard", "model"]),
+    ):
+        rows = told(stepped(net, 8, tp=2, global_batch=4, **plan).program)
+        found = [row for row in rows if row.startswith("gradient norm all-reduce")]
+        assert [row.split("[")[1].split()[0] for row in found] == groups
+
+
+@pytest.mark.parametrize(
+    ("plan", "each"),
+    [
+        # Gradient read, master and two moments read and written in fp32, bf16 weight written.
+        ({"dp_style": "megatron"}, 4 + 8 + 16 + 2),
+        ({"dp_style": "megatron", "grad_precision": "bf16"}, 2 + 8 + 16 + 2),
+        ({"dp_style": "megatron", "precision": "fp32"}, 4 + 8 + 16),
+        ({"dp_style": "megatron", "optimizer": "sgd"}, 4 + 8 + 2),
+        ({"dp_style": "ddp", "optimizer": "momentum", "precision": "fp32"}, 4 + 8 + 8),
+        ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
+        ({"dp_style": "deepspeed", "zero": 2}, 4 + 8 + 16 + 2),
+        ({"dp_style": "fsdp", "zero": 3}, 4 + 8 + 16),
+    ],
+)
+def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
+    made = Plan(**{"global_batch": 4, **plan})  # type: ignore[arg-type]
+    found = strategy(made, [(layer("a", 40),)], Groups(Grid.of(made, 4)))
+    assert optimizer_bytes(made, found) == each
+
+
+def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> None:
+    net = (layer("a", 40),)
+    rows = told(stepped(net, 1, dp_style="ddp", fused=False).program)
+    assert rows[-7:] == [name for name, _ in FOREACH["adam"]]
+    # _multi_tensor_adam of torch/optim/adam.py: lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_.
+    assert sum(numbers for _, numbers in FOREACH["adam"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("plan", "updated"),
+    [
+        ({"dp_style": "megatron"}, 140),
+        ({"dp_style": "megatron", "zero": 1}, 10 + 50),  # 40 by 4 ranks, experts by 2
+        ({"dp_style": "deepspeed", "zero": 2}, 60),
+        ({"dp_style": "fsdp", "zero": 3}, 60),
+        ({"dp_style": "fsdp", "zero": 3, "zero_group": 2}, 20 + 50),
+        ({"dp_style": "ddp", "zero": 1}, 40 + 100),  # whole parameters
+    ],
+)
+def test_a_rank_updates_its_share(plan: dict[str, object], updated: int) -> None:
+    made = Plan(**{"global_batch": 4, "dp": 4, "ep": 2, **plan})  # type: ignore[arg-type]
+    layers = (layer("a", 40, Parameter("expert", 100, expert=True)),)
+    found = strategy(made, [layers], Groups(Grid.of(made, 4), made.zero_group))
+    assert found.updated == updated
+
+
+def test_rows_belong_to_the_optimizer() -> None:
+    table = stepped((layer("a", 40),), 2, dp_style="megatron").program.table_of(0)
+    assert (table.phase[-4:] == Phase.OPTIMIZER).all()
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_stages_without_experts_join_in_their_norm(zero: int) -> None:
+    expert = Parameter("expert", 100, expert=True)
+    net = (layer("a", 40), layer("b", 40, expert))
+    program = stepped(net, 4, pp=2, ep=2, zero=zero, global_batch=4).program
+    for rank in (0, 3):
+        rows = [row.split(" <")[0] for row in told(program, rank)]
+        found = [row for row in rows if row.startswith("gradient norm all-reduce")]
+        groups = ["model", "emodel"] if zero == 0 else ["instance"]
+        assert found == [f"gradient norm all-reduce [{group} 4]" for group in groups]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp_style": style, "zero": zero, "dp_overlap": overlap, **more}
+        for style, stages in (
+            ("ddp", (0, 1)), ("megatron", (0, 1)), ("deepspeed", (0, 1, 2, 3)), ("fsdp", (2, 3))
+        )
+        for zero in stages
+        for overlap in (True, False)
+        for more in (
+            {}, {"recompute": "full"}, {"pp": 2}, {"pp": 2, "schedule": "zb-h1"},
+            {"pp": 2, "schedule": "dualpipe"}, {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+        )
+        if zero < 3 or "pp" not in more
+    ],
+)  # fmt: skip
+def test_every_step_comes_to_its_end(plan: dict[str, object]) -> None:
+    expert = Parameter("expert", 100, expert=True)
+    net = (layer("embedding", WORDS), *(layer(name, 40, expert, NORM) for name in "abcd"),
+           layer("head", WORDS))  # fmt: skip
+    done = stepped(net, 8, tp=2, ep=2, etp=1, global_batch=32, **plan)
+    run = engine.simulate(done.program, cost=Free())
+    assert run.step_time > 0
