@@ -18,6 +18,7 @@ from mpisim.experiment.experiment import ClusterChoice, KernelChoice, NetworkCho
 from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.presets import find_model, model_presets
 from mpisim.kernels import find_gpu
+from mpisim.prediction import prepare
 from mpisim.schema import build
 from mpisim.topo import find_cluster
 from mpisim.workloads.closed_forms import parameters
@@ -89,6 +90,17 @@ def test_weights_and_states_leave_room_for_activations(
     memory = find_gpu(find_cluster(cluster).gpu).memory.si
     assert states < 0.6 * memory
     assert plan.tp <= find_cluster(cluster).gpus_per_node
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "gpus"),
+    [("llama-3-8b", "dgx-h100", 8), ("llama-3-70b", "dgx-h100", 64), ("gpt2", "gv100-4gpu", 4),
+     ("qwen3-30b-a3b", "dgx-h100", 16), ("bert-large", "dgx-v100", 8), ("t5-base", "dgx-a100", 8),
+     ("vit-b-16", "a40-4gpu", 4), ("resnet-50", "dgx-v100", 8), ("dlrm-default", "dgx-a100", 8)],
+)  # fmt: skip
+def test_examples_are_generated_and_fit(name: str, cluster: str, gpus: int) -> None:
+    case = prepare(read(example(name, cluster, gpus), name))
+    assert case.program.n_ranks == gpus
 
 
 def test_part_of_a_node() -> None:

@@ -81,10 +81,9 @@ def _models() -> Listing:
 
     rows = []
     for name, preset in model_presets().items():
-        count, shape, samples = _model(preset.table)
-        rows.append(((name, count, shape, samples, preset.title), preset.aliases))
+        rows.append(((name, *_model(preset.table), preset.title), preset.aliases))
     return Listing(
-        ("name", "parameters", "layers × width", "sequence", "title"),
+        ("name", "parameters", "layers × width", "sample", "title"),
         rows,
         (0, 4),
         '[model] preset = "NAME", in an experiment; sources: data/models',
@@ -92,18 +91,33 @@ def _models() -> Listing:
 
 
 def _model(table: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return parameters, shape and length of sequences, as far as a family has them."""
-    from ..experiment import FAMILIES, Transformer
+    """Return parameters, shape and size of a sample."""
+    from ..experiment import FAMILIES, Cnn, Plan, Transformer
     from ..schema import build
+    from ..workloads.closed_forms import parameters
+    from ..workloads.grid import Grid
+    from ..workloads.operators import total
 
     cls, common = FAMILIES[table["family"]]
     model = build(cls, {**common, **table}, "preset", "model")
-    if not isinstance(model, Transformer):
-        return "", "", ""
-    from ..workloads.closed_forms import parameters
+    if isinstance(model, Transformer):
+        shape = f"{model.layers} × {model.hidden:,}"
+        return _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
+    plan = Plan(global_batch=1, precision="fp32", optimizer="sgd")  # of one GPU, for any model
+    grid = Grid.of(plan, 1)
+    if isinstance(model, Cnn):
+        from ..workloads.cnn import cnn_network
 
-    shape = f"{model.layers} × {model.hidden:,}"
-    return _billions(parameters(model)), shape, f"{model.seq_len:,}"
+        network = cnn_network(model, plan, grid)
+        shape, sample = f"depth {model.depth}", f"{model.image} × {model.image}"
+    else:
+        from ..workloads.dlrm import dlrm_networks
+
+        (network,), _ = dlrm_networks(model, plan, grid)
+        shape = f"{len(model.table_entries)} tables × {model.embedding}"
+        sample = f"{sum(map(model.lookups, range(len(model.table_entries)))):,} lookups"
+    size = total(each for layer in network.layers for each in layer.parameters)
+    return _billions(size), shape, sample
 
 
 def _billions(number: int) -> str:

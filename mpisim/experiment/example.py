@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from ..errors import InputError
 from .experiment import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
-from .models import FAMILIES, Model, Transformer
+from .models import FAMILIES, Cnn, Model, Transformer
 from .plan import Plan
 from .presets import find_model, model_presets
 
@@ -122,11 +122,13 @@ def starting_plan(model: Model, cluster: Cluster, gpus: int) -> dict[str, Any]:
     from ..kernels import find_gpu
     from ..workloads.closed_forms import parameters
 
+    plan: dict[str, Any]
     gpu = find_gpu(cluster.gpu)
     precision = next(each for each in ("bf16", "fp16", "fp32") if each in gpu.formats)
     if not isinstance(model, Transformer):
-        batch = 64 if model.samples == "images" else 2048
-        return {"global_batch": batch * gpus, "micro_batch": batch, "dp": gpus, "precision": "fp32"}
+        batch, optimizer = (64, "momentum") if isinstance(model, Cnn) else (2048, "sgd")
+        plan = {"global_batch": batch * gpus, "micro_batch": batch, "dp": gpus}
+        return plan | {"precision": "fp32", "optimizer": optimizer}
     total = parameters(model)
     splits = [
         (tp, pp)
@@ -146,7 +148,7 @@ def starting_plan(model: Model, cluster: Cluster, gpus: int) -> dict[str, Any]:
         parts = pp * (ep if model.experts else tp)
         if total * (own / parts + shared / gpus) <= FILL * gpu.memory.si:
             break
-    plan: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
+    plan = {"tp": tp, "pp": pp, "dp": dp}
     if model.experts:
         plan |= {"ep": ep} | ({"etp": 1} if tp > 1 else {})
     if model.layers % pp:
