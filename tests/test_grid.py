@@ -57,14 +57,19 @@ def test_another_order() -> None:
         (8, {"tp": 3}, "tp × cp × pp = 3 × 1 × 1 = 3 does not divide the 8 GPUs"),
         (8, {"tp": 4, "dp": 4}, "the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4 × 1 × 1 = 4)"),
         (8, {"ep": 3}, "etp × ep is 1 × 3 = 3, which does not divide"),
-        (8, {"ep": 2, "pp": 2, "order": "tp-pp-ep-dp-cp", "tp": 2, "etp": 1},
-         "experts and the rest of the model would have different pipelines"),
     ],
-)  # fmt: skip
+)
 def test_plans_that_do_not_fit(gpus: int, plan: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as error:
         grid(gpus, **plan)
     assert message in str(error.value)
+
+
+def test_experts_in_the_middle_of_a_pipeline() -> None:
+    found = grid(8, ep=2, pp=2, tp=2, etp=1, order="tp-pp-ep-dp-cp")
+    with pytest.raises(InputError, match="different pipelines; put pp first or last"):
+        found.check_experts()
+    grid(8, ep=2, pp=2, tp=2, etp=1).check_experts()
 
 
 sizes = st.sampled_from([1, 2, 3, 4])

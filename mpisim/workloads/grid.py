@@ -57,10 +57,18 @@ class Grid:
                 f"etp × ep is {self.etp} × {self.ep} = {shared}, which does not divide the "
                 f"tp × cp × dp = {self.tp * self.cp * self.dp} ranks of a pipeline stage"
             )
-        if shared > 1 and not np.array_equal(self._groups(("pp",), True), self.groups("pp")):
+
+    def check_experts(self) -> None:
+        """Refuse an order by which experts and the rest of a model have different pipelines.
+
+        Raises
+        ------
+        InputError
+        """
+        if not np.array_equal(self._groups(("pp",), True), self.groups("pp")):
             raise InputError(
-                f"order {'-'.join(self.order)!r}: experts and the rest of the model would have "
-                "different pipelines; put pp first or last"
+                f"plan.order is {'-'.join(self.order)!r}: experts and the rest of the model would "
+                "have different pipelines; put pp first or last"
             )
 
     @classmethod

@@ -1,11 +1,16 @@
 """What the stages of a pipeline send each other, and when each waits for it.
 
 Two ways. With overlap, every kind of message has a stream of its own: a receive is posted as soon
-as the CPU reaches it, only the block that needs the data waits, and nobody waits for a send.
-Without, as Megatron-LM does where ``overlap_p2p_communication`` is off: each exchange is one batch
-on one stream, starts after the kernel before it, and the next kernel waits for all of it. A send
-and a receive between a forward and a backward are then one batch
-(``send_forward_recv_backward``), others are two.
+as the CPU reaches it, only what needs the data waits, and nobody waits for a send. Without, as
+Megatron-LM does where ``overlap_p2p_communication`` is off (megatron/core/pipeline_parallel,
+schedules.py): each exchange is one batch on one stream, starts after the kernel before it, and the
+next kernel waits for all of it.
+
+- A stage that holds one chunk sends and receives in one batch between a forward and a backward
+  (``send_forward_recv_backward``), in two between two forwards or two backwards.
+- A stage that holds several chunks sends and receives in one batch always, and takes a forward and
+  the backward behind it together (``send_forward_backward_recv_forward_backward``): what either
+  needs is received before both, what either made is sent after both.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ __all__ = ["Messages", "streams"]
 
 STREAM = "pipeline"
 """The one stream of messages that nothing overlaps."""
+
+
+Turn = Sequence[Action]
+"""What a stage does at a time: an action, or two that run as one."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +63,40 @@ class Messages:
         self.overlap, self._builder = overlap, builder
         self._known: dict[tuple[_Message, ...], Block] = {}
 
+    def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
+        """Group what a stage does one after another into what it exchanges messages between."""
+        units = [[turn] for turn in turns]
+        if self.overlap or self.pipeline.chunks == 1:
+            return units
+        found: list[list[Turn]] = []
+        for i, (turn,) in enumerate(units):
+            phases = [each[0].phase for each in turns[i - 1 : i + 1]] if i else []
+            steady = phases == [Phase.FORWARD, Phase.BACKWARD] and len(found[-1]) == 1
+            # The only backward among forwards and backwards in a row is no steady state.
+            before = len(found) > 1 and len(found[-2]) == 2
+            after = i + 1 < len(turns) and turns[i + 1][0].phase is Phase.FORWARD
+            if steady and (before or after):
+                found[-1].append(turn)
+            else:
+                found.append([turn])
+        return found
+
     def between(
         self, before: Sequence[Action], after: Sequence[Action]
     ) -> list[tuple[Block, tuple[int, ...]]]:
-        """Return what is sent and received between actions, with the micro-batches of its lanes.
+        """Return what is sent and received between two units, with the micro-batches of its lanes.
 
-        `before` and `after` are one action each, two that run as one, or none.
+        Parameters
+        ----------
+        before, after : sequence of Action
+            All actions of each unit; none before the first and after the last.
         """
         sent = [(self._sent(action), action) for action in before]
         received = [(self._received(action), action) for action in after]
         found = [(message, action) for message, action in (*sent, *received) if message]
-        phases = {action.phase for _, action in found}
-        together = len(found) == len(phases) == 2 and not self.overlap
-        batches = [found] if together else [[each] for each in found]
+        one_way = len({action.phase for _, action in found}) < 2
+        apart = self.overlap or (one_way and self.pipeline.chunks == 1)
+        batches = [[each] for each in found] if apart else [found] if found else []
         return [
             (
                 self._block(tuple(message for message, _ in batch)),

@@ -186,15 +186,17 @@ class _Table:
         begin = writer.builder()
         sharing.begin(begin)
         rows.add(begin.done())
-        before: tuple[Action, ...] = ()
-        for actions in (*_together(laid.actions[stage]), ()):
-            found = [action for action, _ in actions]
-            for block, micro_batches in messages.between(before, found):
+        before: list[Action] = []
+        turns = _turns(laid.actions[stage])
+        edges = _edges(laid.actions[stage])
+        for unit in (*messages.units(turns), []):
+            actions = [action for turn in unit for action in turn]
+            for block, micro_batches in messages.between(before, actions):
                 rows.add(block, *micro_batches)
-            if actions:
-                passes = [_pass(action, edge) for action, edge in actions]
-                rows.add(writer.block(*passes), *(action.micro_batch for action in found))
-            before = tuple(found)
+            for turn in unit:
+                passes = [_pass(action, action in edges) for action in turn]
+                rows.add(writer.block(*passes), *(action.micro_batch for action in turn))
+            before = actions
         end = writer.builder()
         end.tags(phase=Phase.OPTIMIZER, layer=-1)
         write_optimizer(end, layout, stage, sharing)
@@ -214,6 +216,8 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     if isinstance(model, Transformer):
         from .transformer import transformer_network
 
+        if model.experts:
+            grid.check_experts()
         return [transformer_network(model, plan, grid)], one
     if isinstance(model, Cnn):
         from .cnn import cnn_network
@@ -225,22 +229,26 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
     return networks, by_data[grid.index("dp")]
 
 
-def _together(actions: Sequence[Action]) -> list[list[tuple[Action, bool]]]:
-    """Group paired actions; mark each chunk's first forward, and its last gradients of weights."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for i, action in enumerate(actions):
-        if action.phase is Phase.FORWARD:
-            first.setdefault(action.chunk, i)
-        elif not action.split:
-            last[action.chunk] = i
-    edges = {*first.values(), *last.values()}
-    found: list[list[tuple[Action, bool]]] = []
-    for i, action in enumerate(actions):
+def _turns(actions: Sequence[Action]) -> list[list[Action]]:
+    """Group paired actions."""
+    found: list[list[Action]] = []
+    for action in actions:
         if not action.paired:
             found.append([])
-        found[-1].append((action, i in edges))
+        found[-1].append(action)
     return found
+
+
+def _edges(actions: Sequence[Action]) -> set[Action]:
+    """Return each chunk's first forward, and its last gradients of weights."""
+    first: dict[int, Action] = {}
+    last: dict[int, Action] = {}
+    for action in actions:
+        if action.phase is Phase.FORWARD:
+            first.setdefault(action.chunk, action)
+        elif not action.split:
+            last[action.chunk] = action
+    return {*first.values(), *last.values()}
 
 
 def _pass(action: Action, edge: bool) -> Pass:
