@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+
+import numpy as np
 
 from mpisim.quantity import Quantity, picoseconds
 
@@ -39,8 +41,8 @@ class OperationDatabase:
         Those of other GPUs are passed over. The median counts where a kernel was measured often.
     otherwise : KernelModel
         Of the same GPU: what to ask for kernels that the database does not know.
-    launch : float
-        CPU time that is in the times of rows that hold the launch, in seconds; it is taken off.
+    launch : callable, optional
+        From rows whose times hold the launch to its CPU time in seconds, which is taken off.
 
     Attributes
     ----------
@@ -48,14 +50,20 @@ class OperationDatabase:
         How many distinct kernels were ``"exact"``, ``"interpolated"`` and ``"missing"``.
     """
 
-    def __init__(self, rows: Iterable[Rows], otherwise: KernelModel, launch: float = 0.0) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Rows],
+        otherwise: KernelModel,
+        launch: Callable[[Rows], float] | None = None,
+    ) -> None:
         name = Machine.of(otherwise.gpu).name
         times: dict[Kernel, list[float]] = {}
         for each in rows:
             if each.gpu == name:
-                net = each.seconds - launch * each.launched
-                # A launch that is estimated too long must not make times negative.
-                net = net.clip(min=0.1 * each.seconds)
+                net = each.seconds
+                if each.launched and launch is not None:
+                    # A launch that is estimated too long must not make times negative.
+                    net = np.maximum(net - launch(each), 0.1 * net)
                 for kernel, seconds in zip(each.kernels, net.tolist()):
                     times.setdefault(kernel, []).append(seconds)
         self._otherwise = otherwise

@@ -34,6 +34,7 @@ COMMANDS = (
     "mpisim.cli.program",
     "mpisim.cli.trace",
     "mpisim.cli.validate",
+    "mpisim.cli.calibrate",
 )
 """Modules of the subcommands, in the order of the help. The first runs when none is named."""
 

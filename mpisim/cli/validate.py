@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TraceError
 from .output import check_outputs
+from .validate_kernels import add_kind as add_kernels
 
 if TYPE_CHECKING:
     from ..validate import CrossStep, Perturbation, TraceResult, Validation
@@ -21,6 +22,7 @@ examples:
   mpisim validate traces TRACES/ --perturb         does the replay move as it must?
   mpisim validate traces TRACES/ --cross-step      does a step predict the next?
   mpirun -n 4 python -m mpisim validate traces TRACES/
+  mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
 """
 
 
@@ -49,6 +51,7 @@ def add_parser(subparsers: Any) -> None:
         "--cross-step", action="store_true", help="also predict every step from the one before"
     )
     traces.set_defaults(run=run)
+    add_kernels(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

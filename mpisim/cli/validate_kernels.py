@@ -1,0 +1,185 @@
+"""``mpisim validate kernels``: kernel models beside measured kernels and whole models."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from ..kernels.analytical.calibration import Calibration
+    from ..kernels.measured import Rows
+
+__all__ = ["add_kind", "run"]
+
+MODELS = ("analytical", "roofline", "li", "simai", "database")
+
+EXAMPLES = """\
+examples:
+  mpisim validate kernels gemm.csv vector.csv --split test
+  mpisim validate kernels gemm.csv --test-gpus H100 --model li --train-gpus P100 V100
+  mpisim validate kernels neusight_e2e_labels.csv    whole models on one GPU
+"""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate kernels``."""
+    parser = kinds.add_parser(
+        "kernels",
+        help="kernel models beside measured kernels",
+        description="Predict measured kernels, or steps of whole models on one GPU, and print the "
+        "errors by operator, GPU, number format and size.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measurements")
+    parser.add_argument(
+        "--model", metavar="MODEL", choices=MODELS, default=MODELS[0], help=", ".join(MODELS)
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of mpisim calibrate kernels (default: ours)"
+    )
+    parser.add_argument(
+        "--test-gpus", metavar="GPU", nargs="+", default=[], help="only these (default: all)"
+    )
+    parser.add_argument(
+        "--split", metavar="SPLIT", nargs="+", default=[], help="only these rows (default: all)"
+    )
+    parser.add_argument(
+        "--train-gpus",
+        metavar="GPU",
+        nargs="+",
+        default=[],
+        help="whose rows of the split 'train' li, simai and database learn from (default: all)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print tables of errors; under a launcher only the first process does."""
+    from .launch import launched_rank
+    from .output import check_json, check_outputs
+
+    check_outputs(args)
+    if launched_rank() != 0:
+        return 0
+    check_json(args)
+    from ..kernels.analytical.calibration import Calibration
+    from ..validate.whole_models import is_whole_models
+
+    calibration = Calibration.read(args.calibration) if args.calibration else None
+    whole = [is_whole_models(path) for path in args.paths]
+    if any(whole) and not all(whole):
+        raise UsageError("tables of kernels and of whole models must be validated one at a time")
+    figures = _whole_models(args, calibration) if all(whole) else _kernels(args, calibration)
+    if args.json is not None:
+        from ..files import write_json
+
+        write_json(args.json, figures)
+    return 0
+
+
+def _kernels(args: argparse.Namespace, calibration: Calibration | None) -> dict[str, Any]:
+    from ..kernels.measured import TRAIN, read, select
+    from ..validate.kernels import compare, model_maker, tabulate
+
+    rows: list[Rows] = []
+    skipped: dict[str, int] = {}
+    for path in args.paths:
+        found, left = read(path)
+        rows += found
+        skipped |= left
+    wanted = select(rows, gpus=args.test_gpus, splits=args.split)
+    if not wanted:
+        raise InputError(
+            f"no row of {', '.join(args.paths)} is of the GPUs and splits asked for; there are "
+            f"{', '.join(sorted({each.gpu for each in rows}))}"
+        )
+    training = select(rows, gpus=args.train_gpus, splits=[TRAIN])
+    errors = compare(wanted, model_maker(args.model, calibration, training), calibration)
+    skipped |= errors.skipped
+    tables = tabulate(errors)
+    for grouping, groups in tables.items():
+        print(
+            f"\n{grouping:28s} {'rows':>7s} {'mean':>7s} {'median':>7s} {'p90':>7s} "
+            f"{'bias':>7s} {'in 90 %':>8s}"
+        )
+        for name, group in groups.items():
+            print(_line(name, group))
+    for reason, count in sorted(skipped.items()):
+        print(f"skipped: {count} × {reason}")
+    print(
+        "\nmean, median, p90: of |predicted / measured - 1|; bias: its median with sign; in 90 %:\n"
+        "share of rows within the model's stated 90 % interval"
+    )
+    if not tables:
+        raise InputError(f"{args.model} can predict none of the rows: {next(iter(skipped))}")
+    return {
+        "kind": "kernels",
+        "model": args.model,
+        "rows": sum(len(each) for each in wanted),
+        "predicted": tables["all"]["all"]["n"],
+        "skipped": dict(sorted(skipped.items())),
+        **{key: tables["all"]["all"][key] for key in ("mape", "median", "p90", "covered")},
+        "groups": {
+            f"{grouping}={name}": group
+            for grouping, groups in tables.items()
+            for name, group in groups.items()
+        },
+        "cases": [
+            {
+                "id": f"{each.rows.file}:{line}",
+                "measured": measured,
+                "predicted": predicted,
+                "error": predicted / measured - 1,
+                "stated_error": stated,
+            }
+            for each in errors.compared
+            for line, measured, predicted, stated in zip(
+                each.rows.line.tolist(),
+                each.rows.seconds.tolist(),
+                each.predicted.tolist(),
+                each.error.tolist(),
+            )
+        ],
+    }
+
+
+def _line(name: str, group: dict[str, Any]) -> str:
+    return (
+        f"{name:28s} {group['n']:7,d} {group['mape']:7.1%} {group['median']:7.1%} "
+        f"{group['p90']:7.1%} {group['bias']:+7.1%} {group['covered']:8.1%}"
+    )
+
+
+def _whole_models(args: argparse.Namespace, calibration: Calibration | None) -> dict[str, Any]:
+    from ..validate.kernels import model_maker
+    from ..validate.whole_models import validate_whole_models
+
+    if args.model not in ("analytical", "roofline"):
+        raise UsageError(
+            f"--model {args.model} learns from measured kernels, and these are whole models; "
+            "allowed: analytical, roofline"
+        )
+    make = model_maker(args.model, calibration, [])
+    validation = validate_whole_models(args.paths, make, args.test_gpus)
+    if not validation.cases:
+        raise InputError(f"{args.paths[0]}: no row here could be predicted")
+    print(f"{'case':56s} {'measured':>11s} {'predicted':>11s} {'error':>8s} {'error bar':>9s}")
+    for case in validation.cases:
+        print(
+            f"{case.id:56.56s} {case.measured * 1e3:8.1f} ms {case.predicted * 1e3:8.1f} ms "
+            f"{case.error:+8.1%} {case.extra['stated_error']:9.1%}"
+        )
+    figures = validation.as_json()
+    print()
+    for name, group in {"all": figures, **figures["groups"]}.items():
+        rows = group["n"] if "n" in group else group["predicted"]
+        print(
+            f"{name:36s} {rows:4d} rows: mean {group['mape']:.1%}, median {group['median']:.1%}, "
+            f"p90 {group['p90']:.1%}"
+        )
+    for reason, count in figures["skipped"].items():
+        print(f"skipped: {count} × {reason}")
+    return figures
