@@ -147,7 +147,7 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         for part in (case.gpu, case.cluster)
         for name, number in vars(part).items()
         if isinstance(number, Quantity)
-    }
+    } | dict(case.workload.pricing.model.numbers)
     assert run.critical_path is not None
     found = propagate(run.critical_path, PathShares(case, run), numbers)
     seconds = run.step_time / PICOSECONDS
