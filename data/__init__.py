@@ -7,7 +7,7 @@
 ``names(folder)``
     What there is.
 
-Names are relative to this folder, with forward slashes: ``"experiments/default.toml"``.
+Names are relative to this folder, with forward slashes: ``"experiments/llama3-8b-8-h100.toml"``.
 """
 
 from __future__ import annotations

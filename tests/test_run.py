@@ -48,7 +48,7 @@ def digest(report: str) -> str:
 def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
     done = run_mpisim([])
     assert done.rc == 0, done.stderr
-    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %$", done.stdout, re.MULTILINE)
+    assert re.search(r"^step time +[0-9.]+ s +± [0-9.]+ %$", done.stdout, re.MULTILINE)
     assert re.search(r"^ranks +8 on 1 process", done.stdout, re.MULTILINE)
     for heading in ("uncertainty sources:", "assumptions:", "not modelled:", "Critical path"):
         assert heading in done.stdout
@@ -104,11 +104,30 @@ def test_keys_can_be_set_on_the_command_line(run_mpisim: Run, small: Path) -> No
     assert re.search(r"^ranks +4 on 1 process", changed.stdout, re.MULTILINE)
 
 
+def test_experiments_of_ours_have_names(run_mpisim: Run) -> None:
+    named = run_mpisim(["run", "llama3-8b-8-h100"])
+    assert digest(named.stdout) == digest(run_mpisim([]).stdout)
+
+
+def test_memory_is_judged_before_the_simulation(run_mpisim: Run) -> None:
+    options = ["run", "llama3-8b-8-h100", "--set", "plan.zero=0"]
+    refused = run_mpisim(options, nprocs=2)
+    assert refused.rc == 2
+    assert len(refused.errors) == 1
+    assert "does not fit into NVIDIA H100 SXM5 80 GB" in refused.errors[0]
+    assert "zero = 1 (" in refused.errors[0]
+    assert refused.stdout == ""
+    allowed = run_mpisim([*options, "--allow-oom"])
+    assert allowed.rc == 0
+    assert "does not fit" in allowed.stdout
+    assert "Any of these makes it fit:" in allowed.stdout
+
+
 def test_a_program_can_be_kept(run_mpisim: Run, small: Path) -> None:
     done = run_mpisim(["run", str(small), "--save-program", "step.h5"])
     assert done.rc == 0, done.stderr
     shown = run_mpisim(["program", "show", "step.h5"])
-    assert "8 ranks" in shown.stdout
+    assert shown.stdout.startswith("ranks          8\n")
 
 
 @pytest.mark.parametrize("nprocs", [1, 2])
@@ -118,10 +137,11 @@ def test_a_program_can_be_kept(run_mpisim: Run, small: Path) -> None:
         (["--timeline"], 2, "--timeline needs a file to write: -o FILE"),
         (["--top", "0"], 2, "--top is 0; it must be 1 or more"),
         (["run", "missing.toml"], 2, "missing.toml: cannot be read: No such file"),
+        (["run", "echo-gpt"], 2, "nor an experiment of that name (did you mean 'echo-gpt"),
         (["run", "bad.toml"], 2, "bad.toml: unknown key 'layesr' in [model] (did you mean"),
         (["run", "many.toml"], 2, "many.toml: the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4"),
         (["run", "good.toml", "--set", "plan.tp"], 2, "--set plan.tp: not of the form TABLE.KEY"),
-        (["run", "good.toml", "--set", "plan.tq=2"], 2, "unknown key 'tq' in [plan] (did you"),
+        (["run", "good.toml", "--set", "plan.ordr=2"], 2, "unknown key 'ordr' in [plan] (did you"),
         (["-o", "no/run.h5"], 1, "no/run.h5: there is no folder"),
         (["--json", "no/run.json"], 1, "no/run.json: there is no folder"),
         (["--timline"], 2, "unknown option '--timline' (did you mean '--timeline'?)"),

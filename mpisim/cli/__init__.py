@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
     int
         0 if all is well, 1 for a failure at run time, 2 for bad input or usage.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    # Not list(...): importing the subcommand of that name has put its module in this namespace.
+    words = [*(sys.argv[1:] if argv is None else argv)]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, commands[0].rpartition(".")[2])
     try:

@@ -14,6 +14,7 @@ examples:
   mpirun -n 8 python -m mpisim                  the default: Llama-3-8B, one simulated GPU a process
   mpisim new > mine.toml                        an experiment to start from, every key explained ...
   mpisim run mine.toml                          ... and to run
+  mpisim run echo-gpt3-175b-96-h800             one of those in mpisim list experiments
   mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full
   mpisim run mine.toml -o run.h5 --timeline     save the result, with every operation of every GPU
   mpisim run mine.toml --save-program step.h5   what every rank does, for mpisim program
@@ -30,7 +31,10 @@ def add_parser(subparsers: Any) -> None:
         "on the 8 GPUs of a DGX H100.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="an experiment (TOML)")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?",
+        help="an experiment (TOML), or the name of one of mpisim list experiments",
+    )  # fmt: skip
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[],
         help="set a key of the experiment, as plan.tp=8; may be repeated",

@@ -16,9 +16,12 @@ from .plan import Plan
 
 __all__ = ["DEFAULT", "defaulted", "load", "read"]
 
-DEFAULT = "experiments/default.toml"
+DEFAULT = "llama3-8b-8-h100"
+"""The experiment that runs when none is named."""
 
-TABLES: dict[str, type] = {
+EXPERIMENTS = "experiments"
+
+TABLES: dict[str, Any] = {
     "plan": Plan,
     "cluster": ClusterChoice,
     "kernels": KernelChoice,
@@ -33,11 +36,12 @@ REQUIRED = ("model", "plan", "cluster")
 def load(
     path: str | Path | None = None, changes: Sequence[str] = ()
 ) -> tuple[str, Experiment]:
-    """Load an experiment from a file, by default the one that comes with mpisim.
+    """Load an experiment from a file, or one of those that come with mpisim.
 
     Parameters
     ----------
     path : str or Path, optional
+        Of a file, or a name from ``mpisim list experiments``; by default `DEFAULT`.
     changes : sequence of str
         Keys to set besides, as ``"plan.tp=8"``; the value is TOML, or a text without quotes.
 
@@ -54,21 +58,31 @@ def load(
     UsageError
         If a change is no assignment.
     """
-    if path is None:
-        from mpisim.data import text as packaged
-
-        contents, source = packaged(DEFAULT), Path(DEFAULT).name
-    else:
-        source = str(path)
-        try:
-            contents = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    contents, source = _contents(DEFAULT if path is None else str(path))
     experiment = read(contents, source, changes)
     noted = "".join(f"# --set {change}\n" for change in changes)
     return noted + contents, experiment
+
+
+def _contents(path: str) -> tuple[str, str]:
+    """Return the text of an experiment, and what to call it in messages."""
+    from mpisim.data import names, text
+
+    # A name has no folder and no ending; a file in the working folder may be called as one.
+    if Path(path).name == path and not path.endswith(".toml") and not Path(path).exists():
+        known = names(EXPERIMENTS)
+        if path in known:
+            return text(f"{EXPERIMENTS}/{path}.toml"), f"{path}.toml"
+        raise InputError(
+            f"{path}: there is no such file, nor an experiment of that name"
+            f"{nearest(path, known)}; see mpisim list experiments"
+        )
+    try:
+        return Path(path).read_text(encoding="utf-8"), path
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
@@ -105,10 +119,7 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
         model=_model(_table(table, "model", source), source),
         title=title,
         source=source,
-        **{
-            key: build(cls, _table(table, key, source), source, key)
-            for key, cls in TABLES.items()
-        },  # type: ignore[arg-type]
+        **{key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()},
     )
 
 
