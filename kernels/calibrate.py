@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .analytical.calibration import Bin, Table
+from .analytical.calibration import GPUS, SHAPES, Bin, HeldOut, Table
 from .analytical.family import ANY, FamilyModule, load
 from .fit import Fit, cross_validate, fit, log_ratios, machine
 from .measured import Rows
 
 __all__ = ["calibrate", "write"]
-
-SHAPES, GPUS = "shapes", "GPUs"
 
 Key = tuple[str, str, str]
 """Family, GPU or architecture or ``"any"``, format."""
@@ -68,7 +66,7 @@ def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Ta
 
 def _unseen(
     module: FamilyModule, batches: list[Rows], wider: Fit | None
-) -> tuple[str, tuple[Bin, ...]]:
+) -> tuple[HeldOut, tuple[Bin, ...]]:
     """Return what was left out at a time, and the errors there."""
     towards = wider.constants if wider else None
     gpus = sorted({rows.gpu for rows in batches})
@@ -110,7 +108,9 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _table(found: Fit, batches: Sequence[Rows], held_out: str, errors: tuple[Bin, ...]) -> Table:
+def _table(
+    found: Fit, batches: Sequence[Rows], held_out: HeldOut, errors: tuple[Bin, ...]
+) -> Table:
     launch = float(np.median(list(found.launch.values()))) if found.launch else 0.0
     return Table(
         source=", ".join(sorted({rows.publisher for rows in batches})),

@@ -9,8 +9,9 @@ settles what the rows leave open. Nothing here is random.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,12 @@ SCALE = 0.1
 PRIOR = 5
 """Rows that the wider fit counts as: a constant moves from one end of its range to the other as
 easily as so many rows bear an error of `SCALE`."""
+
+THIN = 400
+"""Rows of a GPU that are enough to choose among starting points."""
+
+STARTS = 4
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 FOLDS = 5
 
@@ -114,38 +121,93 @@ def fit(
     anchor = (np.array(start + [LAUNCH.start] * len(gpus)) - least) / span
 
     totals = {name: sum(len(r) for r in batches if r.gpu == name) for name in _gpus(batches)}
-    weights = [np.sqrt(1.0 / (totals[rows.gpu] * len(totals))) for rows in batches]
-    pull = SCALE * np.sqrt(PRIOR / sum(totals.values()))
     machines = {name: machine(name) for name in totals}
-    logs = [np.log(rows.seconds) for rows in batches]
+    pull = np.full(len(limits), SCALE * np.sqrt(PRIOR / sum(totals.values())))
+    # A launch is known from nothing but its rows; where they also hold a floor, which only shows in
+    # the same sum, the pull is to act on the floor.
+    pull[len(constants) :] *= 1e-3
 
-    def residuals(point: np.ndarray) -> np.ndarray:
-        values = least + span * point
+    def residuals(point: np.ndarray, rows_of: Sequence[_Thinned]) -> np.ndarray:
+        values = least + span * (point - 1)
         named = {each.name: float(value) for each, value in zip(constants, values, strict=False)}
         launch = dict(zip(gpus, values[len(constants) :].tolist()))
         parts = [
             # The soft-L1 loss is applied here and not by the solver, which would weigh the pull
             # by it as well, and whose scale would depend on the number of rows.
-            weight
+            each.weight
             * _soft(
                 np.log(
-                    module.seconds(rows.columns, machines[rows.gpu], named)
-                    + (launch[rows.gpu] if rows.launched else 0.0)
+                    module.seconds(each.columns, machines[each.gpu], named)
+                    + (launch[each.gpu] if each.launched else 0.0)
                 )
-                - log
+                - each.log
             )
-            for rows, weight, log in zip(batches, weights, logs)
+            for each in rows_of
         ]
-        return np.concatenate([*parts, pull * (point - anchor)])
+        return np.concatenate([*parts, pull * (point - 1 - anchor)])
 
-    inside = np.clip(anchor, 1e-3, 1 - 1e-3)
-    found = least_squares(residuals, inside, bounds=(0.0, 1.0), diff_step=1e-4, max_nfev=200)
-    values = (least + span * found.x).tolist()
+    def solve(start: np.ndarray, rows_of: Sequence[_Thinned]) -> Any:
+        # Points run from 1 to 2, so that the solver's steps, which are relative, suit both ends.
+        inside = 1 + np.clip(start, 1e-3, 1 - 1e-3)
+        return least_squares(
+            residuals, inside, args=(rows_of,), bounds=(1.0, 2.0), diff_step=1e-4, max_nfev=100
+        )
+
+    few = [_Thinned.of(rows, totals, THIN) for rows in batches]
+    starts = [anchor, *_starts(anchor, len(constants))]
+    best = min((solve(start, few) for start in starts), key=lambda each: each.cost)
+    every = [_Thinned.of(rows, totals, None) for rows in batches]
+    found = solve(best.x - 1, every)
+    values = (least + span * (found.x - 1)).tolist()
     return Fit(
         constants={each.name: value for each, value in zip(constants, values, strict=False)},
         launch=dict(zip(gpus, values[len(constants) :])),
         rows=sum(totals.values()),
     )
+
+
+@dataclass(frozen=True)
+class _Thinned:
+    """What a fit needs of measured rows, all of them or some evenly spread."""
+
+    gpu: str
+    launched: bool
+    columns: Mapping[str, Any]
+    log: np.ndarray
+    weight: float
+
+    @classmethod
+    def of(cls, rows: Rows, totals: Mapping[str, int], most: int | None) -> _Thinned:
+        step = 1 if most is None else -(-len(rows) // most)
+        columns = {
+            name: column if isinstance(column, str) else column[::step]
+            for name, column in rows.columns.items()
+        }
+        # Each row left stands for `step` of them.
+        weight = np.sqrt(step / (totals[rows.gpu] * len(totals)))
+        return cls(rows.gpu, rows.launched, columns, np.log(rows.seconds[::step]), float(weight))
+
+
+def _starts(anchor: np.ndarray, constants: int) -> Iterator[np.ndarray]:
+    """Yield points elsewhere in the box, from which another valley may be found.
+
+    Those of Halton's sequence, whose k-th coordinate mirrors the digits of the point's number in
+    the k-th prime; the launches stay.
+    """
+    for number in range(1, STARTS + 1):
+        point = anchor.copy()
+        for k in range(constants):
+            point[k] = _mirrored(number, PRIMES[k])
+        yield point
+
+
+def _mirrored(number: int, base: int) -> float:
+    value, scale = 0.0, 1.0
+    while number:
+        scale /= base
+        number, digit = divmod(number, base)
+        value += digit * scale
+    return value
 
 
 def _soft(error: np.ndarray) -> np.ndarray:

@@ -331,7 +331,7 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
             known_gpus[each.gpu] = _known(each.gpu, presets)
         gpu = known_gpus[each.gpu]
         if gpu is None:
-            reason = f"GPU {each.gpu!r} is unknown{nearest(each.gpu, presets)}"
+            reason = f"GPU {each.gpu!r} is unknown{nearest(each.gpu.casefold(), presets)}"
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
         key = (MODULES[each.kernel.family], gpu, getattr(each.kernel, "dtype", ANY))

@@ -1,5 +1,7 @@
 """Kernel times by formula: tiles and waves, memory traffic, caches, a floor; few fitted constants.
 
+``Analytical``
+    The model of a GPU; ``Calibration``, the constants it takes.
 ``Machine``
     A GPU as plain numbers.
 ``Constant``, ``FamilyModule``
@@ -8,7 +10,17 @@
     The module that serves a kernel, and the columns it computes with.
 """
 
+from .calibration import Calibration
 from .family import Constant, FamilyModule, family_module, stack
 from .machine import Machine
+from .model import Analytical
 
-__all__ = ["Constant", "FamilyModule", "Machine", "family_module", "stack"]
+__all__ = [
+    "Analytical",
+    "Calibration",
+    "Constant",
+    "FamilyModule",
+    "Machine",
+    "family_module",
+    "stack",
+]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from mpisim.data import text
 from mpisim.errors import InputError, nearest
@@ -44,8 +44,17 @@ OTHER_FORMAT = 0.15
 """Relative error added where another format's constants serve: between the formats that both
 occur, efficiencies differ by 5 to 25 % (``data/gpu_families.toml``)."""
 
+OTHER_GPU = 0.1
+"""Relative error added where one GPU's constants serve another and nothing says how far GPUs
+differ."""
+
 TEXTBOOK = 0.4
 """Relative error where nothing was fitted at all."""
+
+HeldOut = Literal["shapes", "GPUs"]
+SHAPES: HeldOut = "shapes"
+GPUS: HeldOut = "GPUs"
+"""What was held out to find errors."""
 
 FEWEST = 20
 """Rows that a bin of errors needs to be believed by itself."""
@@ -105,7 +114,7 @@ class Table:
     gpus: tuple[str, ...]
     splits: tuple[str, ...]
     rows: int
-    held_out: str
+    held_out: HeldOut
     constants: dict[str, float]
     errors: tuple[Bin, ...]
     launch: Positive = 0.0
@@ -221,12 +230,13 @@ class Calibration:
                 table = self.tables.get((family, owner, other))
                 if table is not None:
                     alike = other == dtype or {other, dtype} <= SAME_UNITS
+                    alone = owner != gpu.name and table.held_out != GPUS
                     return Served(
                         table.constants,
                         table,
                         f"{family}.{owner}.{other}",
                         borrowed=owner != gpu.name or not alike,
-                        added=0.0 if alike else OTHER_FORMAT,
+                        added=math.hypot(OTHER_FORMAT * (not alike), OTHER_GPU * alone),
                     )
         constants = {each.name: each.start for each in load(family).CONSTANTS}
         return Served(constants, None, "textbook", borrowed=True, added=TEXTBOOK)

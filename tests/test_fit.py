@@ -1,0 +1,99 @@
+"""Fits: what is put in comes out again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import toy_family
+from toy_family import TRUE, batch
+
+from mpisim.kernels import fit
+from mpisim.kernels.analytical.calibration import Calibration
+from mpisim.kernels.calibrate import calibrate, write
+from mpisim.kernels.fit import Fit, cross_validate, log_ratios
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    """Let the toy serve matrix products."""
+    toy_family.serve(monkeypatch)
+
+
+def test_recovers_constants():
+    found = fit.fit(toy_family, [batch("v100-pcie-32gb"), batch("a100-pcie-40gb")])
+    assert found.constants == pytest.approx(TRUE, rel=0.02)
+    assert found.launch == {}
+
+
+def test_recovers_launch_beside_a_floor():
+    # Only the sum of floor and launch shows in times; the pull towards the start divides it.
+    rows = batch("v100-pcie-32gb", launch=30e-6)
+    found = fit.fit(toy_family, [rows])
+    fixed = found.launch["v100-pcie-32gb"] + found.constants["floor"]
+    assert fixed == pytest.approx(34e-6, rel=0.02)
+    assert found.constants["efficiency"] == pytest.approx(0.7, rel=0.02)
+    (errors,) = log_ratios(toy_family, [rows], found)
+    assert np.abs(errors).max() < 0.02
+
+
+def test_outliers_pull_little():
+    rows = batch("v100-pcie-32gb")
+    seconds = rows.seconds.copy()
+    seconds[::10] *= 5
+    found = fit.fit(toy_family, [replace(rows, seconds=seconds)])
+    assert found.constants["efficiency"] == pytest.approx(0.7, rel=0.05)
+
+
+def test_every_gpu_counts_the_same():
+    many = batch("v100-pcie-32gb")
+    few = batch("a100-pcie-40gb", constants=TRUE | {"efficiency": 0.9}).take(np.arange(0, 135, 9))
+    one = fit.fit(toy_family, [many, few]).constants["efficiency"]
+    same = fit.fit(toy_family, [many, few, few, few]).constants["efficiency"]
+    assert one == pytest.approx(same, rel=0.02)
+
+
+def test_few_rows_stay_near_the_wider_fit():
+    towards = {"efficiency": 0.5, "memory": 0.5, "floor": 5e-6}
+    assert fit.fit(toy_family, [], towards) == Fit(towards, {}, 0)
+    largest = batch("v100-pcie-32gb").take(np.array([-1]))
+    found = fit.fit(toy_family, [largest], towards).constants
+    # One large product says nothing of the floor.
+    assert found["floor"] == pytest.approx(5e-6, rel=0.01)
+
+
+def test_cross_validation_sees_the_noise():
+    rows = batch("v100-pcie-32gb", noise=0.05)
+    (errors,) = cross_validate(toy_family, [rows])
+    assert len(errors) == len(rows)
+    assert errors.std() == pytest.approx(0.05, rel=0.2)
+
+
+def test_is_deterministic():
+    rows = [batch("v100-pcie-32gb", noise=0.1)]
+    assert fit.fit(toy_family, rows) == fit.fit(toy_family, rows)
+
+
+def test_calibration_of_several_gpus():
+    slow = TRUE | {"efficiency": 0.5}
+    tables = list(
+        calibrate([
+            batch("v100-pcie-32gb"), batch("a100-pcie-40gb"), batch("p100-pcie", constants=slow)
+        ])
+    )  # fmt: skip
+    names = [owner for (_, owner, _), _ in tables]
+    assert names == [
+        "any", "ampere", "a100-pcie-40gb", "pascal", "p100-pcie", "volta", "v100-pcie-32gb",
+    ]  # fmt: skip
+    found = dict(zip(names, (table for _, table in tables)))
+    assert found["p100-pcie"].constants["efficiency"] == pytest.approx(0.5, rel=0.03)
+    assert found["v100-pcie-32gb"].constants["efficiency"] == pytest.approx(0.7, rel=0.03)
+    # A GPU's own rows foretell its other shapes; other GPUs' rows do not foretell the slow one.
+    assert found["p100-pcie"].held_out == "shapes"
+    assert found["any"].held_out == found["volta"].held_out == "GPUs"
+    assert max(each.p90 for each in found["p100-pcie"].errors) < 0.05
+    assert max(each.p90 for each in found["any"].errors) > 0.25
+    # What is written is read again.
+    read = Calibration.parse(write(tables), "written")
+    assert read.tables == dict(tables)

@@ -1,0 +1,88 @@
+"""A family module that can be worked by hand: the roofline of products with two efficiencies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisim.kernels import analytical
+from mpisim.kernels.analytical.family import Columns, Constant, stack
+from mpisim.kernels.analytical.machine import Machine
+from mpisim.kernels.fit import machine
+from mpisim.kernels.measured import Rows
+from mpisim.kernels.operations import Gemm
+
+FAMILY = "gemm"
+
+CONSTANTS = (
+    Constant("efficiency", 0.8, 0.1, 1.0, "share of the peak"),
+    Constant("memory", 0.8, 0.1, 1.0, "share of the bandwidth"),
+    Constant("floor", 3e-6, 0.0, 1e-5, "s"),
+)
+
+
+def columns(kernel: Any) -> dict[str, float | int | str]:
+    """Arithmetic and traffic."""
+    return {"flops": kernel.flops, "traffic": kernel.traffic, "dtype": kernel.dtype}
+
+
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Two terms and the floor; they simply add up."""
+    arithmetic = columns["flops"] / gpu.peaks[columns["dtype"]] / constants["efficiency"]
+    memory = columns["traffic"] / gpu.bandwidth / constants["memory"]
+    floor = np.full(len(arithmetic), constants["floor"])
+    return {"arithmetic": arithmetic, "memory": memory, "floor": floor}
+
+
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+    """The sum of the terms."""
+    return np.sum(list(shares(columns, gpu, constants).values()), axis=0)
+
+
+TRUE = {"efficiency": 0.7, "memory": 0.6, "floor": 4e-6}
+"""Constants of the times of `batch`."""
+
+
+def serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this module serve matrix products."""
+    here = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, f"{analytical.__name__}.gemm", here)
+    monkeypatch.setattr(analytical, "gemm", here, raising=False)
+
+
+def batch(
+    gpu: str,
+    *,
+    launch: float = 0.0,
+    noise: float = 0.0,
+    constants: Mapping[str, float] | None = None,
+) -> Rows:
+    """Products of 135 sizes, timed by the formula above."""
+    sizes = [2**i for i in range(4, 13)]
+    kernels = tuple(
+        Gemm(m, n, k, dtype="fp32", output="fp32")
+        for m in sizes
+        for n in sizes[::3]
+        for k in sizes[::2]
+    )
+    found = stack(kernels)
+    times = seconds(found, machine(gpu), constants or TRUE) + launch
+    times *= np.exp(noise * np.random.default_rng(1).standard_normal(len(kernels)))
+    return Rows(
+        file="toy.csv",
+        publisher="nobody",
+        family="gemm",
+        gpu=gpu,
+        dtype="fp32",
+        launched=launch > 0,
+        kernels=kernels,
+        columns=found,
+        seconds=times,
+        op=np.array(["toy"] * len(kernels)),
+        split=np.array(["train"] * len(kernels)),
+        line=np.arange(2, 2 + len(kernels)),
+    )
