@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .output import add_result_options, check_json, check_options, deliver
+
+if TYPE_CHECKING:
+    from ..experiment import Experiment
 
 __all__ = ["add_parser", "run"]
 
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     comm = world()
     changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
-    found = None
+    found: tuple[str, Experiment] | None = None
     with agreed(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             check_json(args)
             if args.save_program is not None:
                 check_output(args.save_program, overwrite=args.overwrite)
-    text, experiment = comm.bcast(found, root=0) if comm.size > 1 else found
+    text, experiment = comm.bcast(found, root=0)
 
     from ..prediction import prepare
     from ..program import save

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, Table, TableBuilder, table_of
 from .operators import Communicate, Compute, Step
-from .pricing import Pricing
+from .pricing import Launching, Pricing
 
 __all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots", "TableAssembler"]
 
@@ -27,6 +27,8 @@ LAST, PENDING = -1, -2
 
 COMPUTE = 0
 """The stream of kernels."""
+
+AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
 
 MICRO_BATCH = list(COLUMNS).index("micro_batch")
 
@@ -201,7 +203,7 @@ class BlockBuilder:
         the slot.
         """
         # What is joined was launched with the row before: no CPU time of its own.
-        launching = {} if joined else self.pricing.launching
+        launching = AT_ONCE if joined else self.pricing.launching
         return self.rows.point_to_point(
             kind, self.slots.slot(slot), self.slots.stream(stream or slot), size, name=name,
             waits=() if joined else waits, flags=Flag.JOINED if joined else Flag.NONE, **launching,

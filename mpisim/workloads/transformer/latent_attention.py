@@ -23,16 +23,16 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
     m = s.model
     e = s.element
     up = heads.heads * (m.qk_nope_head_size + m.v_head_size)
-    queries = {"keep": e * s.tokens * heads.query_width}
+    kept = e * s.tokens * heads.query_width
     operators = [branch(s, "latent", s.shared * m.hidden)]
     if m.q_lora_rank:
         operators += [
             linear(s, "query down", m.hidden, m.q_lora_rank, tokens=s.shared),
             norm(s, "query latent norm", s.shared, m.q_lora_rank),
-            column_linear(s, "query up", m.q_lora_rank, heads.query_width, **queries),
+            column_linear(s, "query up", m.q_lora_rank, heads.query_width, keep=kept),
         ]
     else:
-        operators.append(column_linear(s, "query", m.hidden, heads.query_width, **queries))
+        operators.append(column_linear(s, "query", m.hidden, heads.query_width, keep=kept))
     operators += [
         linear(
             s, "key-value down", m.hidden, m.kv_lora_rank + m.qk_rope_head_size,

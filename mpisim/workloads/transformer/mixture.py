@@ -41,6 +41,7 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
     model = s.model
     routing = Routing.of(s)
     size = s.shared * model.hidden
+    routed: tuple[Operator, ...]
     routed = (router(s, routing), _dispatch(s, routing), *experts(s, routing), _combine(s, routing))
     shared: tuple[Operator, ...] = ()
     ways = [branch(s, "routed", size)]
