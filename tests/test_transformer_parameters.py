@@ -22,9 +22,8 @@ WHOLE = ("position", "token type", "patch embedding", "class token")
 def held(found: Network) -> list[Parameter]:
     """Parameters of all layers, a matrix with two uses once."""
     parameters = [p for layer in found.layers for p in layer.parameters]
-    tied = [p for p in parameters if p.tied]
-    assert len({p.size for p in tied}) <= 1
-    return [p for p in parameters if not p.tied] + tied[:1]
+    tied = {p.size: p for p in reversed(parameters) if p.tied}
+    return [p for p in parameters if not p.tied] + list(tied.values())
 
 
 def split(parameters: Iterable[Parameter], tp: int, ep: int = 1, etp: int = 1) -> int:

@@ -128,7 +128,8 @@ def _words(s: Shapes, name: str, *, whole: bool, parameters: bool) -> Operator:
 def _table(s: Shapes, name: str, entries: int) -> Operator:
     """Look up a small table that every rank holds whole, and add.
 
-    The ranks of a tp group see the same tokens, so that its gradients agree by themselves.
+    The ranks of a tp group see the same tokens, so that its gradients agree by themselves. Where
+    the model predicts several tokens, its last stage looks up in a copy.
     """
     h, e = s.model.hidden, s.element
     lookup = Embedding(s.tokens, h, entries, dtype=s.stored)
@@ -139,7 +140,9 @@ def _table(s: Shapes, name: str, entries: int) -> Operator:
         Compute(f"{name} backward", adjoint, weight=True),
         *accumulate(s, f"{name} weight", entries * h),
     )
-    return Operator(name, forward, backward, (Parameter(f"{name} weight", entries * h),))
+    copied = s.model.mtp_layers > 0
+    table = Parameter(f"{name} weight", entries * h, tied=copied)
+    return Operator(name, forward, backward, (table,))
 
 
 def _scatter(s: Shapes, name: str) -> Operator:
