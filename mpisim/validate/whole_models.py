@@ -24,11 +24,12 @@ from ..experiment import ClusterChoice, Experiment, Plan, Transformer
 from ..experiment.presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
-from ..kernels.operations import BYTES, Elementwise, Kernel
+from ..kernels.operations import BYTES, Elementwise, Gemm, Kernel
 from ..quantity import PICOSECONDS
 from ..schema import build
 from ..workloads import lay_out
 from ..workloads.operators import Compute, Operator
+from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
 from .cases import Case, Validation
 
 __all__ = ["is_whole_models", "steps", "validate_whole_models"]
@@ -199,7 +200,18 @@ def steps(
                 forward += _as_launched(operator, model, plan)
             if training:
                 backward += [each.kernel for each in operator.backward if isinstance(each, Compute)]
-    return forward, backward
+    return [_unpadded(each, model.vocab) for each in forward], [
+        _unpadded(each, model.vocab) for each in backward
+    ]
+
+
+def _unpadded(kernel: Kernel, vocab: int) -> Kernel:
+    """Return a product with the vocabulary as it is: Megatron-LM rounds it up, others do not."""
+    padded = -(-vocab // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    if not isinstance(kernel, Gemm):
+        return kernel
+    sizes = {name: vocab for name in ("m", "n", "k") if getattr(kernel, name) == padded}
+    return replace(kernel, **sizes) if sizes else kernel  # type: ignore[arg-type]
 
 
 def _left_out(name: str, model: Transformer) -> bool:
