@@ -96,7 +96,7 @@ def test_unknown_family():
 
 
 @pytest.mark.usefixtures("toy")
-def test_own_constants_first_then_the_architectures_then_all():
+def test_own_constants_first_then_the_architectures_then_its_kins_then_all():
     gpu = Machine.of(find_gpu("v100-pcie-32gb"))
     tables = {}
     for owner, efficiency in (("any", 0.5), ("volta", 0.6), (gpu.name, 0.7)):
@@ -106,9 +106,10 @@ def test_own_constants_first_then_the_architectures_then_all():
         assert served.name == f"gemm.{owner}.fp16"
         assert served.borrowed == (owner != gpu.name)
         assert served.error(2e-3) == pytest.approx(0.1)
-    other = Calibration(tables).serve("gemm", Machine.of(find_gpu("h100-sxm")), "fp16")
-    assert other.name == "gemm.any.fp16"
-    assert "borrowed" in other.source
+    for other, name in (("h100-sxm", "gemm.volta.fp16"), ("t4", "gemm.any.fp16")):
+        served = Calibration(tables).serve("gemm", Machine.of(find_gpu(other)), "fp16")
+        assert served.name == name
+        assert "borrowed" in served.source
 
 
 @pytest.mark.usefixtures("toy")

@@ -36,9 +36,9 @@ MODULES: dict[str, str] = {
     "elementwise": "memory_bound",
     "copy": "memory_bound",
     "optimizer": "memory_bound",
-    "softmax": "reduction",
-    "norm": "reduction",
-    "cross_entropy": "reduction",
+    "softmax": "softmax",
+    "norm": "norm",
+    "cross_entropy": "softmax",
     "embedding": "embedding",
 }
 """The module that serves each `Kernel.family`; also the names of the calibration's tables."""

@@ -1,0 +1,115 @@
+"""Lookups of rows in a table, and the gradients of the rows looked up.
+
+    time  = floor + sqrt(memory² + issue²)
+    memory = (rows that miss + outputs + indices) / (bandwidth × share)
+    issue  = elements / (multiprocessors × clock × rate)
+
+Which rows miss is found as Lin et al. find it (arXiv:2201.07821), for indices that are drawn
+evenly: of n lookups in a table of E rows, E (1 - (1 - 1/E)ⁿ) meet a row for the first time, which
+comes from memory; a later lookup of a row hits as far as the rows in use fit in the L2 cache.
+Skewed indices hit more often: the estimate is on the safe side.
+
+PyTorch looks up single rows (no pooling) with a kernel whose threads each copy one element after
+divisions of its index (github:pytorch/pytorch, aten/src/ATen/native/cuda/Indexing.cu), so that the
+multiprocessors' instructions set its pace on GPUs with much bandwidth: lookups in fp16 run at 148
+GB/s read on an A100 and 293 on an H100. Kernels that pool rows load vectors and have no such limit.
+
+Backward, the indices are sorted first, so that each row's gradients are summed by one group of
+threads: a radix sort passes eight times over keys and values of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..operations import BYTES, Embedding
+from .family import Columns, Constant
+from .machine import Machine
+
+__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+
+FAMILY = "embedding"
+
+CONSTANTS = (
+    Constant("share", 0.8, 0.5, 1.0, "share of the memory's bandwidth that whole rows reach"),
+    Constant("rate", 0.55, 0.1, 8.0, "elements copied a clock and multiprocessor"),
+    Constant("capacity", 0.6, 0.1, 2.0, "of the L2 size, what holds rows for the next lookup"),
+    Constant("floor", 3e-6, 0.5e-6, 2e-5, "starting and draining a kernel, s"),
+)
+
+INDEX = 8
+"""Bytes of an index."""
+
+SORT = 8 * 2 * 2 * INDEX
+"""Bytes that sorting moves for a lookup: eight passes, keys and values, read and written."""
+
+
+def columns(kernel: Embedding) -> dict[str, float | int | str]:
+    """Return the sizes of a lookup.
+
+    Returns
+    -------
+    dict
+        ``lookups``, ``entries``, ``outputs``, ``row`` (bytes), ``width`` where each element is
+        copied by itself and 0 where rows are loaded whole, ``backward``.
+    """
+    alone = kernel.pooling == 1 and kernel.outputs is None
+    return {
+        "lookups": kernel.lookups,
+        "entries": kernel.entries,
+        "outputs": kernel.outputs or -(-kernel.lookups // kernel.pooling),
+        "row": BYTES[kernel.dtype] * kernel.width,
+        "width": kernel.width if alone else 0,
+        "backward": int(kernel.backward),
+        "dtype": kernel.dtype,
+    }
+
+
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+    """Return the duration of each kernel, in seconds."""
+    memory, issue = _parts(columns, gpu, constants)
+    return np.hypot(memory, issue) + constants["floor"]
+
+
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Return the time due to memory, to issuing instructions, and fixed, in seconds."""
+    memory, issue = _parts(columns, gpu, constants)
+    both = np.hypot(memory, issue)
+    return {
+        "memory": memory * memory / both,
+        "issue": issue * issue / both,
+        "floor": np.full_like(both, constants["floor"]),
+    }
+
+
+def _parts(
+    columns: Columns, gpu: Machine, constants: Mapping[str, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times that memory and that instructions alone would take."""
+    lookups = np.asarray(columns["lookups"], dtype=float)
+    row = np.asarray(columns["row"], dtype=float)
+    backward = np.asarray(columns["backward"]) != 0
+
+    first = _distinct(lookups, np.asarray(columns["entries"], dtype=float))
+    hit = np.minimum(1.0, constants["capacity"] * gpu.l2 / (first * row))
+    outputs = columns["outputs"] * row
+    forward = row * (first + (lookups - first) * (1 - hit)) + outputs + INDEX * lookups
+    # Gradients of the outputs in, sums of the rows out on top of what they hold.
+    reverse = outputs + 2 * row * first + (INDEX + SORT) * lookups
+    memory = np.where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
+
+    elements = np.where(backward, 0.0, lookups * columns["width"])
+    issue = elements / (gpu.sms * gpu.clock * constants["rate"])
+    return memory, issue
+
+
+def _distinct(lookups: np.ndarray, entries: np.ndarray) -> np.ndarray:
+    """Return how many rows evenly drawn lookups meet, on average.
+
+    `log1p` and `expm1` keep the digits where the table is much larger than the lookups; a table of
+    one row is met once.
+    """
+    chance = 1 / np.maximum(entries, 1 + 1e-12)
+    return np.minimum(-entries * np.expm1(lookups * np.log1p(-chance)), lookups)

@@ -1,0 +1,66 @@
+"""Kernels that stream through memory once: elementwise operations, optimizer steps, copies, fills.
+
+    time = floor + bytes × ((1 - hit) / (bandwidth × share) + hit / (L2 bandwidth × l2_share))
+    hit  = 1 / (1 + (bytes / (capacity × L2 size))³)
+
+The bytes are those read and written. What a kernel touches, the kernel before has often just
+written: as far as it still lies in the L2 cache, it comes from there. Data far larger than the
+cache evicts itself before it is used, hence no hits at all, as with least-recently-used replacement
+and cyclic access; the cube, a gradual change over about a factor of three in size, is what the
+measured rates show around the sizes of the caches of A40, A100 and H100 (github:microsoft/vidur,
+data/profiling). Copies to or from the host run at a share of the link's rate instead.
+
+The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
+controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..operations import Copy, Elementwise, OptimizerStep
+from .family import Columns, Constant
+from .machine import Machine
+
+__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+
+FAMILY = "memory_bound"
+
+CONSTANTS = (
+    Constant("share", 0.87, 0.4, 1.0, "share of the memory's bandwidth that long kernels reach"),
+    Constant("l2_share", 0.4, 0.2, 1.0, "the same of the L2 cache's bandwidth"),
+    Constant("capacity", 1.0, 0.3, 2.0, "bytes of a kernel that hit half the time, of the L2 size"),
+    Constant("floor", 1.7e-6, 0.5e-6, 5e-6, "starting and draining a kernel, s"),
+    Constant("host_share", 0.75, 0.2, 1.0, "share of the host link's rate that copies reach"),
+)
+
+SHARPNESS = 3
+"""Exponent of the change from hits to misses."""
+
+
+def columns(kernel: Elementwise | OptimizerStep | Copy) -> dict[str, float | int | str]:
+    """Return the bytes read and written, and whether they pass the link to the host."""
+    host = isinstance(kernel, Copy) and kernel.path == "host"
+    return {"bytes": kernel.traffic, "host": int(host)}
+
+
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+    """Return the duration of each kernel, in seconds."""
+    terms = shares(columns, gpu, constants)
+    return terms["memory"] + terms["l2"] + terms["host link"] + terms["floor"]
+
+
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Return the time in memory, in the L2 cache, on the link to the host and fixed, in seconds."""
+    size = np.asarray(columns["bytes"], dtype=float)
+    host = np.asarray(columns["host"]) != 0
+    hit = 1 / (1 + (size / (constants["capacity"] * gpu.l2)) ** SHARPNESS)
+    inside = np.where(host, 0.0, size)
+    return {
+        "memory": inside * (1 - hit) / (gpu.bandwidth * constants["share"]),
+        "l2": inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
+        "host link": (size - inside) / (gpu.pcie * constants["host_share"]),
+        "floor": np.full_like(size, constants["floor"]),
+    }
