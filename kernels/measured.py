@@ -12,6 +12,7 @@ B, M, N, K, Latency                       NeuSight, fp16 products on an H100
 gpu, model, op, tp, M, N, K               Vidur, matrix products (github:microsoft/vidur)
 gpu, model, op, tp, tokens, width         Vidur, the other operations of a layer
 kind, gpu, dtype, groups, M_per_group     DeepGEMM (github:deepseek-ai/DeepGEMM)
+gpu, operation, dtype, batch, heads, …    FlashAttention (``data/calibration/attention.csv``)
 gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
 ========================================  ==========================================================
 
@@ -38,6 +39,7 @@ from mpisim.presets import match, names, packaged
 from .analytical.family import ANY, MODULES, stack
 from .gpu import FILE
 from .operations import (
+    Attention,
     Convolution,
     Elementwise,
     Embedding,
@@ -234,6 +236,21 @@ def _deepgemm(row: Mapping[str, str]) -> _Row:
     return _Row(row["gpu"], row["kind"], kernel, float(row["derived_time_us"]) * 1e-6)
 
 
+def _attention(row: Mapping[str, str]) -> _Row:
+    batch, heads, kv_heads, tokens, size = (
+        int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
+    )
+    dtype: Any = row["dtype"]
+    kernel = Attention(
+        *(batch, heads, kv_heads, tokens, tokens, size, size),
+        causal=row["causal"] == "1",
+        backward=row["operation"] == "backward",
+        dtype=dtype,
+    )
+    seconds = kernel.flops / (float(row["tflops"]) * 1e12)
+    return _Row(row["gpu"], row["operation"], kernel, seconds)
+
+
 def _fastest(row: Mapping[str, str]) -> _Row:
     m, n, k = (int(each) for each in row["best_MxNxK"].split("x"))
     dtype: Any = row["dtype"]
@@ -276,6 +293,12 @@ FORMS = (
         "DeepGEMM (github:deepseek-ai/DeepGEMM)",
         ("kind", "gpu", "dtype", "groups", "M_per_group", "N", "K", "derived_time_us"),
         _deepgemm,
+        False,
+    ),
+    _Form(
+        "FlashAttention (arXiv:2307.08691, arXiv:2407.08608, github:Dao-AILab/flash-attention)",
+        ("gpu", "operation", "dtype", "batch", "heads", "tokens", "head_size", "tflops"),
+        _attention,
         False,
     ),
     _Form(

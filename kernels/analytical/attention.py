@@ -1,0 +1,110 @@
+"""Fused attention: FlashAttention-2 and its successors (arXiv:2307.08691, arXiv:2407.08608).
+
+Each block of queries is a tile that runs over the keys. A score costs its share of the products on
+the matrix units, and an exponential with its scaling, maxima and sums on the cores; the two overlap
+only in part:
+
+    score = products / (efficiency × peak) + softmax / (rate of exponentials)
+    time  = floor + (arithmetic⁴ + memory⁴)^(1/4)
+    arithmetic = waves × block × (keys + prologue) × score
+
+The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on all
+NVIDIA GPUs (CUDA programming guide, arithmetic instructions), while products grow with the head.
+The way back runs the same loop with five products for two, at a rate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..operations import BYTES, Attention
+from .family import Columns, Constant
+from .machine import Machine
+from .tiles import overlapped
+
+__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+
+FAMILY = "attention"
+
+CONSTANTS = (
+    Constant("efficiency", 0.9, 0.2, 1.0, "share of the peak of the products alone"),
+    Constant("backward", 0.7, 0.3, 1.2, "rate of the products on the way back, relative"),
+    Constant("softmax", 0.9, 0.0, 4.0, "exponentials' time a score that products do not hide"),
+    Constant("memory", 0.8, 0.3, 1.0, "share of the memory's bandwidth"),
+    Constant("quantisation", 0.4, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
+    Constant("prologue", 150.0, 0.0, 600.0, "starting and ending a block of queries, in keys"),
+    Constant("floor", 5e-6, 0.0, 3e-5, "starting and draining the machine, s"),
+)
+
+QUERIES = 128
+"""Queries of a tile; so many keys are masked, or not, together."""
+
+EXPONENTIALS = 16
+"""A clock and multiprocessor."""
+
+
+def columns(kernel: Attention) -> dict[str, float | int | str]:
+    """Return the numbers of one description.
+
+    Returns
+    -------
+    dict
+        dtype, and the attributes of `Attention`; causal and backward as 0 or 1.
+    """
+    return {
+        "dtype": kernel.dtype,
+        "batch": kernel.batch,
+        "heads": kernel.heads,
+        "kv_heads": kernel.kv_heads,
+        "queries": kernel.queries,
+        "keys": kernel.keys,
+        "head_size": kernel.head_size,
+        "value_size": kernel.value_size,
+        "causal": int(kernel.causal),
+        "backward": int(kernel.backward),
+    }
+
+
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+    """Return durations, float64, shape (kernels,)."""
+    return sum(shares(columns, gpu, constants).values(), np.zeros(()))
+
+
+def shares(
+    columns: Columns, gpu: Machine, constants: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
+    dtype: str = columns["dtype"]
+    batch, heads, kv_heads, queries, keys, head, value = (
+        np.asarray(columns[name], dtype=float)
+        for name in (
+            *("batch", "heads", "kv_heads", "queries", "keys"),
+            *("head_size", "value_size"),
+        )
+    )
+    backward = np.asarray(columns["backward"]) > 0
+    masked = np.asarray(columns["causal"]) > 0
+
+    rate = gpu.peaks[dtype] / gpu.sms * constants["efficiency"] * gpu.sustained
+    back = (6 * head + 4 * value) / constants["backward"]
+    products = np.where(backward, back, 2 * head + 2 * value)
+    score = products / rate + constants["softmax"] / (EXPONENTIALS * gpu.clock)
+
+    # With a causal mask the blocks of keys before a tile of queries, and half of the one on the
+    # diagonal, are wanted; the latter is computed in full.
+    width = np.minimum(QUERIES, keys)
+    seen = np.where(masked, (keys + width) / 2, keys)
+    tiles = batch * heads * np.ceil(queries / QUERIES) / gpu.sms
+    q = constants["quantisation"]
+    waves = q * np.ceil(tiles) + (1 - q) * np.maximum(tiles, 1)
+    arithmetic = waves * QUERIES * (seen + constants["prologue"]) * score
+
+    elements = heads * queries * (head + value) + kv_heads * keys * (head + value)
+    traffic = batch * BYTES[dtype] * elements * np.where(backward, 2, 1)
+    memory = traffic / (gpu.bandwidth * constants["memory"])
+    return {
+        **overlapped(arithmetic, memory),
+        "floor": np.full(batch.shape, constants["floor"]),
+    }

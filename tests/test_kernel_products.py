@@ -1,0 +1,356 @@
+"""Analytical models of matrix products, attention and convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisim.data import path as packaged_path
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Machine, family_module, stack
+from mpisim.kernels.analytical.tiles import Cut, overlapped, preferred, throttled, times
+from mpisim.kernels.fit import fit, log_ratios
+from mpisim.kernels.measured import read
+from mpisim.kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+
+H100 = Machine.of(find_gpu("h100-sxm"))
+A100 = Machine.of(find_gpu("a100-sxm"))
+P100 = Machine.of(find_gpu("p100-pcie"))
+
+IDEAL = {
+    "efficiency": 1.0,
+    "loading": 0.0,
+    "quantisation": 1.0,
+    "prologue": 0.0,
+}
+
+
+def start(module: Any, **changed: float) -> dict[str, float]:
+    return {each.name: each.start for each in module.CONSTANTS} | changed
+
+
+def seconds(kernel: Kernel, gpu: Machine = H100, **changed: float) -> float:
+    module = family_module(kernel.family)
+    return float(module.seconds(stack([kernel]), gpu, start(module, **changed))[0])
+
+
+def one(value: float) -> np.ndarray:
+    return np.array([value], dtype=float)
+
+
+class TestTiles:
+    def test_full_waves_run_at_the_peak(self) -> None:
+        # 12 × 18 tiles are two waves of 108 multiprocessors.
+        m, n, k = 12 * 128, 18 * 256, 4096
+        (found,) = times(
+            [Cut(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+        )
+        assert found[0] == pytest.approx(2 * m * n * k / A100.peaks["bf16"])
+
+    def test_one_tile_more_is_one_wave_more(self) -> None:
+        cut = [Cut(128, 128)]
+        full = times(cut, "bf16", one(108 * 128), one(128), one(512), one(1), A100, **IDEAL)
+        more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **IDEAL)
+        assert more[0, 0] == pytest.approx(2 * full[0, 0])
+        smooth = IDEAL | {"quantisation": 0.0}
+        more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **smooth)
+        assert more[0, 0] == pytest.approx(109 / 108 * full[0, 0])
+
+    def test_a_lone_tile_keeps_one_multiprocessor_busy(self) -> None:
+        found = times([Cut(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL)
+        assert found[0, 0] == pytest.approx(2 * 64 * 64 * 1000 * A100.sms / A100.peaks["bf16"])
+
+    def test_parts_along_k_share_the_work_and_add_up_their_sums(self) -> None:
+        m, n, k = 128, 128, 8192
+        whole, split = times(
+            [Cut(128, 128), Cut(128, 128, 4)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+        )
+        sums = 8 * 4 * m * n / A100.l2_bandwidth
+        assert split[0] == pytest.approx(whole[0] / 4 + sums)
+
+    def test_loads_weigh_more_on_small_tiles(self) -> None:
+        loads = IDEAL | {"loading": 1.0}
+        ratio = [
+            times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0, 0]
+            / times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0, 0]
+            for cut in (Cut(64, 64), Cut(128, 128), Cut(128, 256))
+        ]
+        assert ratio[0] - 1 == pytest.approx(2 * (ratio[1] - 1))
+        assert ratio[1] > ratio[2]
+
+    def test_one_scheduler_for_32_lanes_costs_in_fp32_alone(self) -> None:
+        def share(gpu: Machine, dtype: str) -> float:
+            found = times([Cut(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL)
+            return float(found[0, 0]) / (2 * 128 * 128 * gpu.sms / gpu.peaks[dtype])
+
+        assert share(H100, "fp32") == pytest.approx(1.12)
+        assert share(A100, "fp32") == pytest.approx(1.0)  # 64 lanes
+        assert share(H100, "bf16") == pytest.approx(1.0)
+
+    def test_preference(self) -> None:
+        ways = np.array([[1.0, 1.0], [1.0, 3.0], [2.0, 3.0]])
+        assert preferred(ways, 0.01).tolist() == pytest.approx([1.0, 1.0])
+        # Weights 1, 1 and e⁻² at a choice of one half.
+        expected = (2 + 2 * np.exp(-2)) / (2 + np.exp(-2))
+        assert preferred(ways, 0.5)[0] == pytest.approx(expected)
+
+    def test_overlap(self) -> None:
+        both = overlapped(one(3.0), one(3.0))
+        assert both["arithmetic"][0] == pytest.approx(3 * 2**0.25 / 2)
+        assert both["memory"][0] == both["arithmetic"][0]
+        assert sum(overlapped(one(3.0), one(0.01)).values())[0] == pytest.approx(3.0)
+
+    def test_the_power_limit_holds_for_long_kernels(self) -> None:
+        capped = replace(A100, sustained=0.5)
+        assert throttled(one(1e-6), 1e-3, capped)[0] == pytest.approx(1e-6, rel=2e-3)
+        assert throttled(one(1e-3), 1e-3, capped)[0] == pytest.approx(1.5e-3)
+        assert throttled(one(10.0), 1e-3, capped)[0] == pytest.approx(20.0, rel=1e-3)
+        assert throttled(one(10.0), 1e-3, replace(A100, sustained=1.0))[0] == 10.0
+
+
+SIZES = st.integers(1, 20_000)
+KERNELS = st.one_of(
+    st.builds(
+        Gemm,
+        m=SIZES,
+        n=SIZES,
+        k=SIZES,
+        batch=st.sampled_from((1, 3, 64)),
+        dtype=st.sampled_from(("fp32", "bf16", "fp8")),
+    ),
+    st.builds(
+        GroupedGemm,
+        rows=SIZES,
+        groups=st.integers(1, 256),
+        n=SIZES,
+        k=SIZES,
+        dtype=st.sampled_from(("bf16", "fp8")),
+        weight=st.booleans(),
+    ),
+    st.builds(
+        Attention,
+        batch=st.integers(1, 64),
+        heads=st.just(16),
+        kv_heads=st.sampled_from((1, 16)),
+        queries=SIZES,
+        keys=SIZES,
+        head_size=st.sampled_from((64, 128, 192)),
+        value_size=st.sampled_from((64, 128)),
+        causal=st.booleans(),
+        backward=st.booleans(),
+    ),
+    st.builds(
+        Convolution,
+        batch=st.integers(1, 256),
+        inputs=st.sampled_from((16, 64, 512)),
+        outputs=st.sampled_from((16, 64, 512)),
+        height=st.integers(1, 224),
+        width=st.integers(1, 224),
+        kernel=st.sampled_from((1, 3, 7)),
+        stride=st.sampled_from((1, 2)),
+        groups=st.sampled_from((1, 16)),
+        direction=st.sampled_from(("forward", "input", "weight")),
+        dtype=st.sampled_from(("fp32", "bf16")),
+    ),
+)
+
+
+class TestAllFamilies:
+    @settings(max_examples=150, deadline=None)
+    @given(KERNELS)
+    def test_terms_add_up_and_no_peak_is_beaten(self, kernel: Any) -> None:
+        module = family_module(kernel.family)
+        columns = stack([kernel])
+        terms = module.shares(columns, H100, start(module))
+        total = float(sum(terms.values())[0])
+        assert set(terms) == {"arithmetic", "memory", "floor"}
+        assert min(float(each[0]) for each in terms.values()) >= 0
+        assert total == pytest.approx(float(module.seconds(columns, H100, start(module))[0]))
+        assert np.isfinite(total)
+        # Winograd's algorithm multiplies a quarter as often.
+        fewer = 4 if isinstance(kernel, Convolution) else 1
+        assert total > kernel.flops / fewer / H100.peaks[kernel.dtype] / 1.01
+        assert total > terms["floor"][0]
+
+    @pytest.mark.parametrize("family", ["gemm", "grouped_gemm", "attention", "convolution"])
+    def test_constants(self, family: str) -> None:
+        module = family_module(family)
+        assert family == module.FAMILY
+        assert len(module.CONSTANTS) <= 8
+        assert len({each.name for each in module.CONSTANTS}) == len(module.CONSTANTS)
+
+    def test_many_at_once_as_one_by_one(self) -> None:
+        kernels = [Gemm(128 * i, 700, 64 * i, dtype="fp32", output="fp32") for i in range(1, 30)]
+        module = family_module("gemm")
+        together = module.seconds(stack(kernels), A100, start(module))
+        alone = [seconds(each, A100) for each in kernels]
+        assert together.tolist() == pytest.approx(alone)
+
+
+class TestGemm:
+    def test_large_products_reach_the_efficiency(self) -> None:
+        kernel = Gemm(132 * 128, 256 * 16, 16384)
+        found = seconds(kernel, efficiency=0.8, loading=0.0, prologue=0.0, choice=0.01, floor=0.0)
+        assert found == pytest.approx(kernel.flops / H100.peaks["bf16"] / 0.8, rel=0.01)
+
+    def test_a_single_row_streams_the_matrix(self) -> None:
+        kernel = Gemm(1, 28672, 8192)
+        found = seconds(kernel, memory=0.8, floor=0.0)
+        assert found == pytest.approx(kernel.traffic / (0.8 * H100.bandwidth), rel=0.05)
+
+    def test_adding_to_the_result_moves_more(self) -> None:
+        plain = Gemm(8192, 8192, 8, output="fp32")
+        assert seconds(replace(plain, accumulate=True)) > 1.8 * seconds(plain)
+
+    def test_batched_fp32_on_ampere_fills_tiles_of_128(self) -> None:
+        # A result of 64 columns wastes half of each tile.
+        narrow = Gemm(4096, 64, 4096, batch=64, dtype="fp32", output="fp32")
+        wide = replace(narrow, n=128)
+        assert seconds(narrow, A100) == pytest.approx(seconds(wide, A100), rel=0.02)
+        assert seconds(replace(narrow, batch=1, m=64 * 4096), A100) < 0.8 * seconds(wide, A100)
+
+    def test_long_rows_are_slow_on_pascal(self) -> None:
+        def rate(k: int, gpu: Machine) -> float:
+            kernel = Gemm(4096, 4096, k, dtype="fp32", output="fp32")
+            return kernel.flops / seconds(kernel, gpu)
+
+        assert rate(50_000, P100) < 0.6 * rate(2_000, P100)
+        assert rate(50_000, A100) > 0.95 * rate(2_000, A100)
+
+    def test_measured(self, shared: Any) -> None:
+        """Constants of the older GPUs' rows for training serve an H100 that no fit has seen."""
+        folder = shared / "groundtruth" / "kernels"
+        training = [
+            rows.take(np.arange(len(rows)) % 20 == 0)
+            for rows in read(folder / "neusight_matmul_train_subset.csv")[0]
+        ]
+        module = family_module("gemm")
+        found = fit(module, training)
+        (held,) = (
+            rows
+            for rows in read(folder / "neusight_matmul_test.csv")[0]
+            if rows.gpu == "h100-sxm"
+        )
+        held = held.take(np.arange(len(held)) % 5 == 0)
+        (ratio,) = log_ratios(module, [held], found)
+        error = np.abs(np.expm1(ratio))
+        assert error[held.op == "linear"].mean() < 0.13
+        assert error[held.op == "bmm"].mean() < 0.16
+
+
+class TestGroupedGemm:
+    def test_of_one_group_is_a_product(self) -> None:
+        same = {"efficiency": 0.8, "loading": 0.3, "memory": 0.8, "prologue": 40.0, "floor": 0.0}
+        grouped = seconds(GroupedGemm(4096, 1, 7168, 2048), quantisation=0.5, **same)
+        single = seconds(Gemm(4096, 7168, 2048), quantisation=0.5, choice=0.1, **same)
+        assert grouped == pytest.approx(single, rel=1e-9)
+
+    def test_few_tokens_an_expert_waste_tiles(self) -> None:
+        many = seconds(GroupedGemm(8192, 8, 4096, 7168))
+        few = seconds(GroupedGemm(8192, 256, 4096, 7168))
+        assert few > 1.5 * many
+
+    def test_measured(self, shared: Any) -> None:
+        """DeepGEMM's ten grouped products in fp8, which are too few to leave some out."""
+        batches = read(shared / "groundtruth" / "kernels" / "deepgemm_fp8_h800.csv")[0]
+        rows = [each for each in batches if each.family == "grouped_gemm"]
+        module = family_module("grouped_gemm")
+        (ratio,) = log_ratios(module, rows, fit(module, rows))
+        assert np.abs(np.expm1(ratio)).mean() < 0.08
+
+
+class TestAttention:
+    def test_masks_halve_long_sequences(self) -> None:
+        full = Attention(1, 16, 16, 32768, 32768, 128, 128, causal=False)
+        half = replace(full, causal=True)
+        assert seconds(half) / seconds(full) == pytest.approx(0.5, abs=0.01)
+        short = replace(full, batch=256, queries=128, keys=128)
+        assert seconds(replace(short, causal=True)) == pytest.approx(seconds(short))
+
+    def test_small_heads_are_slower(self) -> None:
+        def rate(size: int, heads: int) -> float:
+            kernel = Attention(1, heads, heads, 16384, 16384, size, size)
+            return kernel.flops / seconds(kernel)
+
+        assert rate(64, 32) < 0.85 * rate(128, 16)
+
+    def test_arithmetic_by_hand(self) -> None:
+        # 132 tiles on 132 multiprocessors, without anything on top of products and exponentials.
+        kernel = Attention(1, 4, 4, 33 * 128, 4096, 128, 128, causal=False)
+        found = seconds(
+            kernel, efficiency=1.0, softmax=1.0, prologue=0.0, quantisation=1.0, floor=0.0
+        )
+        products = 512 / (H100.peaks["bf16"] / 132)
+        exponential = 1 / (16 * H100.clock)
+        assert found == pytest.approx(128 * 4096 * (products + exponential), rel=0.02)
+
+    def test_measured(self) -> None:
+        """Published rates of FlashAttention 2 to 4 on four GPUs, then on one."""
+        batches = read(packaged_path("calibration/attention.csv"))[0]
+        module = family_module("attention")
+        together = fit(module, batches)
+        errors = [np.abs(np.expm1(each)) for each in log_ratios(module, batches, together)]
+        assert np.concatenate(errors).mean() < 0.1
+        (hopper,) = (rows for rows in batches if rows.gpu == "h100-sxm")
+        (ratio,) = log_ratios(module, [hopper], fit(module, [hopper], together.constants))
+        assert np.abs(np.expm1(ratio)).mean() < 0.04
+
+
+class TestConvolution:
+    def test_one_by_one_is_a_product(self) -> None:
+        kernel = Convolution(64, 512, 512, 28, 28, 1, dtype="bf16")
+        product = Gemm(64 * 28 * 28, 512, 512)
+        assert seconds(kernel, floor=0.0) == pytest.approx(seconds(product, floor=0.0), rel=0.35)
+
+    def test_winograd_beats_the_peak(self) -> None:
+        kernel = Convolution(64, 512, 512, 32, 32, 3)
+        assert kernel.flops / seconds(kernel, A100) > 1.2 * A100.peaks["fp32"]
+        assert kernel.flops / seconds(replace(kernel, stride=2), A100) < A100.peaks["fp32"]
+        assert kernel.flops / seconds(replace(kernel, direction="weight"), A100) < (
+            A100.peaks["fp32"]
+        )
+
+    def test_winograd_likes_multiples_of_four(self) -> None:
+        def rate(side: int) -> float:
+            kernel = Convolution(64, 512, 512, side, side, 3)
+            return kernel.flops / seconds(kernel, A100)
+
+        assert rate(8) > rate(9)
+        assert rate(16) > rate(17)
+
+    def test_depthwise_is_traffic(self) -> None:
+        kernel = Convolution(64, 256, 256, 56, 56, 3, groups=256, dtype="bf16")
+        found = seconds(kernel, memory=0.7, floor=0.0)
+        assert found < 3 * kernel.traffic / (0.7 * H100.bandwidth)
+
+    def test_gradients_of_weights_are_summed_in_parts(self) -> None:
+        forward = Convolution(128, 64, 64, 56, 56, 3, dtype="bf16")
+        backward = replace(forward, direction="weight")
+        assert seconds(backward, A100) < 6 * seconds(forward, A100)
+
+    def test_directions_in_one_table(self) -> None:
+        kernels = [
+            Convolution(8, 64, 128, 28, 28, 3, direction=direction, groups=groups)
+            for direction in ("forward", "input", "weight")
+            for groups in (1, 64)
+        ]
+        module = family_module("convolution")
+        together = module.seconds(stack(kernels), A100, start(module))
+        assert together.tolist() == pytest.approx([seconds(each, A100) for each in kernels])
+
+    def test_measured(self, shared: Any) -> None:
+        """3 × 3 convolutions on a V100: a fifth of the shapes is left out of the fit."""
+        path = shared / "groundtruth" / "kernels" / "neusight_conv2d.csv"
+        (rows,) = (each for each in read(path)[0] if each.gpu == "v100-pcie-32gb")
+        module = family_module("convolution")
+        training = rows.take(rows.split == "train")
+        found = fit(module, [training.take(np.arange(len(training)) % 5 == 0)])
+        (ratio,) = log_ratios(module, [rows.take(rows.split == "test")], found)
+        error = np.abs(np.expm1(ratio))
+        assert error.mean() < 0.19
+        assert np.median(error) < 0.15
