@@ -176,7 +176,7 @@ def test_a_generated_step_comes_back_as_it_was(tmp_path: Path) -> None:
     from mpisim.experiment import load
     from mpisim.prediction import prepare
 
-    program = prepare(load()[1]).program
+    program = prepare(load(changes=["model.layers=8", "plan.global_batch=8"])[1]).program
     write_chakra(program, tmp_path / "et", "gpt")
     assert_equal(import_program([tmp_path / "et"]), program)
 

@@ -312,9 +312,9 @@ def test_a_recorded_job_survives(comm: Intracomm, shared: Path) -> None:
     np.testing.assert_allclose([step.error for step in again.steps], 0, atol=1e-4)
 
 
-def test_the_default_experiment(comm: Intracomm) -> None:
+def test_a_generated_step(comm: Intracomm) -> None:
     """A generated program: CPU times are short, and no clock shows too much."""
-    case = prepare(load()[1])
+    case = prepare(load(changes=["model.layers=8", "plan.global_batch=8"])[1])
     run = simulate(case.program, comm, cost=case.cost, record=True)
     with exported(run, comm) as folder:
         job = read_job([folder], comm)
