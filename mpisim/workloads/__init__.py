@@ -4,6 +4,7 @@
 - `training_step`: one step of a layout as a program, with what its durations rest on (`Workload`).
 """
 
-from .step import Layout, Workload, lay_out, training_step
+from .layout import Layout, lay_out
+from .step import Workload, training_step
 
 __all__ = ["Layout", "Workload", "lay_out", "training_step"]

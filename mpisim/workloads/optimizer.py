@@ -11,7 +11,6 @@ norm on the GPU; DDP's users rarely clip.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise, OptimizerStep
 
@@ -19,10 +18,8 @@ from ..experiment.plan import Plan
 from ..program import Operation
 from .blocks import BlockBuilder
 from .data_parallel import Strategy
+from .layout import Layout
 from .operators import Communicate, Compute
-
-if TYPE_CHECKING:
-    from .step import Layout
 
 __all__ = ["optimizer_bytes", "write_optimizer"]
 

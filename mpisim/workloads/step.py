@@ -14,56 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment import Cnn, Experiment, Transformer
+from ..experiment import Transformer
 from ..kernels import KernelModel
 from ..program import Names, Phase, Program, Table
 from .blocks import Slots, TableAssembler
 from .data_parallel import strategy
-from .grid import Grid
 from .groups import Groups, program_of
+from .layout import Layout
 from .messages import Messages, streams
-from .operators import Network
 from .optimizer import write_optimizer
-from .parts import Part, split
 from .pricing import LONGEST, Pricing
-from .schedules import Action, Pipeline, pipeline
+from .schedules import Action
 from .stage import Pass, Stage
 
-__all__ = ["Layout", "Workload", "lay_out", "training_step"]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """An experiment laid out on ranks, before anything is written row by row.
-
-    Attributes
-    ----------
-    experiment : Experiment
-    grid : Grid
-    pipeline : Pipeline
-    networks : tuple of Network
-    network : int64, shape (world,)
-        Which network each rank has its share of; most models have one.
-    parts : tuple of tuple of Part
-        Of each network, its parts in sequence.
-    """
-
-    experiment: Experiment
-    grid: Grid
-    pipeline: Pipeline
-    networks: tuple[Network, ...]
-    network: NDArray[np.int64]
-    parts: tuple[tuple[Part, ...], ...]
-
-    def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
-        """Return the model chunks a stage holds."""
-        parts = self.parts[network]
-        return tuple(
-            parts[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)
-        )
+__all__ = ["Workload", "training_step"]
 
 
 @dataclass(frozen=True)
@@ -90,29 +56,6 @@ class Workload:
     flops: int
     executed_flops: int
     tokens: int
-
-
-def lay_out(experiment: Experiment, gpus: int) -> Layout:
-    """Lay an experiment out on a number of GPUs.
-
-    Raises
-    ------
-    InputError
-        If model, plan and GPUs do not fit together; the message names the keys.
-    """
-    plan = experiment.plan
-    grid = Grid.of(plan, gpus)
-    each = grid.dp * plan.micro_batch
-    micro_batches, rest = divmod(plan.global_batch, each)
-    if rest:
-        raise InputError(
-            f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
-            f"micro_batch = {grid.dp} × {plan.micro_batch} = {each}"
-        )
-    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
-    networks, network = _networks(experiment, grid)
-    parts = tuple(tuple(split(each, plan, laid.parts)) for each in networks)
-    return Layout(experiment, grid, laid, tuple(networks), network, parts)
 
 
 def training_step(layout: Layout, kernels: KernelModel) -> Workload:
@@ -207,26 +150,6 @@ class _Table:
                 "simulation's clocks cannot hold: is the model too large?"
             )
         self.table, self.slots, self.flops = rows.table(), slots.names, rows.flops
-
-
-def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:
-    """Return the networks of a model, and which of them each rank has."""
-    model, plan = experiment.model, experiment.plan
-    one = np.zeros(grid.world, np.int64)
-    if isinstance(model, Transformer):
-        from .transformer import transformer_network
-
-        if model.experts:
-            grid.check_experts()
-        return [transformer_network(model, plan, grid)], one
-    if isinstance(model, Cnn):
-        from .cnn import cnn_network
-
-        return [cnn_network(model, plan, grid)], one
-    from .dlrm import dlrm_networks
-
-    networks, by_data = dlrm_networks(model, plan, grid)
-    return networks, by_data[grid.index("dp")]
 
 
 def _turns(actions: Sequence[Action]) -> list[list[Action]]:

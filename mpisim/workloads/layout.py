@@ -1,0 +1,92 @@
+"""Experiments laid out on ranks: grid, pipeline and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..experiment import Cnn, Experiment, Transformer
+from .grid import Grid
+from .operators import Network
+from .parts import Part, split
+from .schedules import Pipeline, pipeline
+
+__all__ = ["Layout", "lay_out"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An experiment laid out on ranks, before anything is written row by row.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    grid : Grid
+    pipeline : Pipeline
+    networks : tuple of Network
+    network : int64, shape (world,)
+        Which network each rank has its share of; most models have one.
+    parts : tuple of tuple of Part
+        Of each network, its parts in sequence.
+    """
+
+    experiment: Experiment
+    grid: Grid
+    pipeline: Pipeline
+    networks: tuple[Network, ...]
+    network: NDArray[np.int64]
+    parts: tuple[tuple[Part, ...], ...]
+
+    def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
+        """Return the model chunks a stage holds."""
+        parts = self.parts[network]
+        return tuple(
+            parts[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)
+        )
+
+
+def lay_out(experiment: Experiment, gpus: int) -> Layout:
+    """Lay an experiment out on a number of GPUs.
+
+    Raises
+    ------
+    InputError
+        If model, plan and GPUs do not fit together; the message names the keys.
+    """
+    plan = experiment.plan
+    grid = Grid.of(plan, gpus)
+    each = grid.dp * plan.micro_batch
+    micro_batches, rest = divmod(plan.global_batch, each)
+    if rest:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
+            f"micro_batch = {grid.dp} × {plan.micro_batch} = {each}"
+        )
+    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
+    networks, network = _networks(experiment, grid)
+    parts = tuple(tuple(split(each, plan, laid.parts)) for each in networks)
+    return Layout(experiment, grid, laid, tuple(networks), network, parts)
+
+
+def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:
+    """Return the networks of a model, and which of them each rank has."""
+    model, plan = experiment.model, experiment.plan
+    one = np.zeros(grid.world, np.int64)
+    if isinstance(model, Transformer):
+        from .transformer import transformer_network
+
+        if model.experts:
+            grid.check_experts()
+        return [transformer_network(model, plan, grid)], one
+    if isinstance(model, Cnn):
+        from .cnn import cnn_network
+
+        return [cnn_network(model, plan, grid)], one
+    from .dlrm import dlrm_networks
+
+    networks, by_data = dlrm_networks(model, plan, grid)
+    return networks, by_data[grid.index("dp")]
