@@ -141,7 +141,7 @@ def fit(
             * _soft(
                 np.log(
                     module.seconds(each.columns, machines[each.gpu], named)
-                    + (launch[each.gpu] if each.launched else 0.0)
+                    + (launch[each.gpu] * each.launched if each.launched else 0.0)
                 )
                 - each.log
             )
@@ -174,7 +174,7 @@ class _Thinned:
     """What a fit needs of measured rows, all of them or some evenly spread."""
 
     gpu: str
-    launched: bool
+    launched: float
     columns: Mapping[str, Any]
     log: np.ndarray
     weight: float

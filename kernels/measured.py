@@ -70,8 +70,9 @@ class Rows:
         Name of the preset.
     dtype : str
         Format, or ``"any"`` for kernels that have none.
-    launched : bool
-        Whether the times hold the launch of the kernel, too.
+    launched : float
+        How many launches of a plain kernel the times hold on top of the kernel: 0 where it was
+        timed by itself.
     kernels : tuple of Kernel
     columns : mapping
         As `analytical.family.Columns`.
@@ -90,7 +91,7 @@ class Rows:
     family: str
     gpu: str
     dtype: str
-    launched: bool
+    launched: float
     kernels: tuple[Kernel, ...]
     columns: Mapping[str, Any]
     seconds: np.ndarray
@@ -126,6 +127,8 @@ class _Row(NamedTuple):
     kernel: Kernel
     seconds: float
     split: str | None = None
+    calls: float = 1.0
+    """CPU time of the operation's call, beside that of a plain one of its family."""
 
 
 GPUS = {
@@ -161,6 +164,11 @@ BINARY = frozenset(("add", "mul", "div", "pow"))
 """NeuSight's operations of two tensors; those that end in ``u``, and activations, read one."""
 
 
+LINEAR = 1.8
+"""Launches of a batched product that a linear layer takes on the CPU: PyTorch asks cuBLASLt for an
+algorithm in every call. The shortest rows for training say so: 1.5 to 2.1 on five GPUs."""
+
+
 def gpu_name(text: str) -> str:
     """Return the name of a preset for a GPU as these files write it."""
     return GPUS.get(text) or match(text, packaged(FILE), "GPU", f"see {FILE}")
@@ -172,7 +180,8 @@ def _neusight_product(row: Mapping[str, str]) -> _Row:
     if row["op"] == "linear":
         b, m = 1, b * m
     kernel = Gemm(m, n, k, b, dtype="fp32", output="fp32")
-    return _Row(row["gpu"], row["op"], kernel, float(row["latency_ms"]) * 1e-3, row["split"])
+    calls = LINEAR if row["op"] == "linear" else 1.0
+    return _Row(row["gpu"], row["op"], kernel, float(row["latency_ms"]) * 1e-3, row["split"], calls)
 
 
 def _neusight_vector(row: Mapping[str, str]) -> _Row:
@@ -323,7 +332,7 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
     Returns
     -------
     list of Rows
-        One for each family, GPU and format, in the order in which they are met.
+        One for each family, GPU, format and cost of the call, in the order in which they are met.
     dict
         Rows left out: how many, by reason.
 
@@ -342,7 +351,7 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
             f"{path}: no known table of kernel times: its columns are {', '.join(header)[:200]}; "
             f"known: {known}"
         )
-    found: dict[tuple[str, str, str], list[tuple[int, _Row]]] = {}
+    found: dict[tuple[str, str, str, float], list[tuple[int, _Row]]] = {}
     skipped: dict[str, int] = {}
     presets = set(names(FILE))
     known_gpus: dict[str, str | None] = {}
@@ -360,7 +369,8 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
             reason = f"GPU {each.gpu!r} is unknown{nearest(each.gpu.casefold(), presets)}"
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
-        key = (MODULES[each.kernel.family], gpu, getattr(each.kernel, "dtype", ANY))
+        dtype = getattr(each.kernel, "dtype", ANY)
+        key = (MODULES[each.kernel.family], gpu, dtype, each.calls * form.launched)
         found.setdefault(key, []).append((line, each))
     return [_rows(path.name, key, rows, form) for key, rows in found.items()], skipped
 
@@ -393,15 +403,17 @@ def _why(error: Exception) -> str:
     return f"no {error} here" if isinstance(error, KeyError) else str(error)
 
 
-def _rows(file: str, key: tuple[str, str, str], rows: list[tuple[int, _Row]], form: _Form) -> Rows:
-    family, gpu, dtype = key
+def _rows(
+    file: str, key: tuple[str, str, str, float], rows: list[tuple[int, _Row]], form: _Form
+) -> Rows:
+    family, gpu, dtype, launched = key
     return Rows(
         file=file,
         publisher=form.publisher,
         family=family,
         gpu=gpu,
         dtype=dtype,
-        launched=form.launched,
+        launched=launched,
         kernels=tuple(each.kernel for _, each in rows),
         columns=stack([each.kernel for _, each in rows]),
         seconds=np.array([each.seconds for _, each in rows]),
