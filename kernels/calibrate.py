@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .analytical.calibration import GPUS, SHAPES, Bin, HeldOut, Table
+from .analytical.calibration import FEWEST, GPUS, KIN, SHAPES, Bin, HeldOut, Table
 from .analytical.family import ANY, FamilyModule, load
 from .fit import Fit, cross_validate, fit, log_ratios, machine
 from .measured import Rows
@@ -53,15 +53,22 @@ def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Ta
         members = [rows for rows in batches if machine(rows.gpu).family == architecture]
         together = fit(module, members, everything.constants)
         held_out, errors = _unseen(module, members, everything)
-        if held_out == SHAPES and widest.held_out == GPUS:
-            # How far GPUs of this architecture differ is not known: no more than all GPUs do.
+        kin = [rows for rows in batches if architecture in KIN.get(machine(rows.gpu).family, ())]
+        if held_out == SHAPES and kin:
+            # One GPU says nothing of others of its architecture; those it may serve besides do.
+            held_out, errors = GPUS, _bins(kin, log_ratios(module, kin, together))
+        elif held_out == SHAPES and widest.held_out == GPUS:
             held_out, errors = GPUS, widest.errors
         yield architecture, _table(together, members, held_out, errors)
         for gpu in sorted({rows.gpu for rows in members}):
             own = [rows for rows in members if rows.gpu == gpu]
             alone = fit(module, own, together.constants)
-            errors = _bins(own, cross_validate(module, own, together.constants))
-            yield gpu, _table(alone, own, SHAPES, errors)
+            if alone.rows < FEWEST:
+                # Too few to say how far off they are.
+                yield gpu, _table(alone, own, held_out, errors)
+            else:
+                found = _bins(own, cross_validate(module, own, together.constants))
+                yield gpu, _table(alone, own, SHAPES, found)
 
 
 def _unseen(

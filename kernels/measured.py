@@ -102,6 +102,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    def net(self, launch: Callable[[Rows], float] | None) -> np.ndarray:
+        """Return the times without the launch, in seconds.
+
+        Parameters
+        ----------
+        launch : callable, optional
+            From rows whose times hold the launch to its CPU time in seconds. One that is estimated
+            too long leaves a tenth of the time.
+        """
+        if launch is None or not self.launched:
+            return self.seconds
+        return np.maximum(self.seconds - launch(self), 0.1 * self.seconds)
+
     def take(self, wanted: np.ndarray) -> Rows:
         """Return some rows: a mask or indices."""
         chosen = np.arange(len(self))[wanted]

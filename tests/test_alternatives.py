@@ -34,7 +34,7 @@ def test_a_line_is_found():
     line = regress([batch(V100)])["gemm", V100, "fp32"]
     assert line.arithmetic == pytest.approx(1 / TRUE["efficiency"])
     assert line.memory == pytest.approx(1 / TRUE["memory"])
-    assert line.launch == pytest.approx(TRUE["floor"])
+    assert line.floor == pytest.approx(TRUE["floor"])
     assert line.error < 1e-6
 
 
@@ -46,6 +46,11 @@ def test_lines_are_carried_to_other_gpus():
     assert found == pytest.approx(rows.seconds, rel=1e-3)
     with pytest.raises(InputError, match="no measured kernels of memory_bound"):
         model.estimate(Elementwise(100))
+
+
+def test_launches_are_no_part_of_a_line():
+    line = regress([batch(V100, launch=20e-6)], lambda _: 20e-6)["gemm", V100, "fp32"]
+    assert line.floor == pytest.approx(TRUE["floor"])
 
 
 def test_extrapolation_of_a_trace():

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
-import numpy as np
-
 from mpisim.quantity import Quantity, picoseconds
 
 from ..analytical.machine import Machine
@@ -42,7 +40,7 @@ class OperationDatabase:
     otherwise : KernelModel
         Of the same GPU: what to ask for kernels that the database does not know.
     launch : callable, optional
-        From rows whose times hold the launch to its CPU time in seconds, which is taken off.
+        As for `Rows.net`.
 
     Attributes
     ----------
@@ -60,11 +58,7 @@ class OperationDatabase:
         times: dict[Kernel, list[float]] = {}
         for each in rows:
             if each.gpu == name:
-                net = each.seconds
-                if each.launched and launch is not None:
-                    # A launch that is estimated too long must not make times negative.
-                    net = np.maximum(net - launch(each), 0.1 * net)
-                for kernel, seconds in zip(each.kernels, net.tolist()):
+                for kernel, seconds in zip(each.kernels, each.net(launch).tolist()):
                     times.setdefault(kernel, []).append(seconds)
         self._otherwise = otherwise
         self._times = {kernel: _median(found) for kernel, found in times.items()}

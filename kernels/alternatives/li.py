@@ -5,15 +5,15 @@ line a kind of kernel and GPU and find that its slopes go with the datasheet's n
 TrioSim (ISCA 2025, github:sarchlab/triosim) takes a trace of one GPU with it to other GPUs and
 batch sizes.
 
-    time = launch + flops / (a × peak) + bytes / (b × bandwidth)
+    time = floor + flops / (a × peak) + bytes / (b × bandwidth)
 
-with a, b and launch from the rows of a GPU; for a GPU without rows, the mean of 1/a, 1/b and launch
+with a, b and floor from the rows of a GPU; for a GPU without rows, the mean of 1/a, 1/b and floor
 over those that have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ class Line:
 
     Attributes
     ----------
-    launch : float
+    floor : float
         Seconds.
     arithmetic, memory : float
         Times that a kernel takes the time of its arithmetic at the peak rate, and of its traffic at
@@ -48,7 +48,7 @@ class Line:
     rows : int
     """
 
-    launch: float
+    floor: float
     arithmetic: float
     memory: float
     error: float
@@ -68,12 +68,14 @@ def work(kernels: Sequence[Kernel], gpu: Machine, dtype: str) -> np.ndarray:
     return np.stack([np.ones(len(kernels)), flops / peak, traffic / gpu.bandwidth], axis=1)
 
 
-def regress(batches: Sequence[Rows]) -> Regression:
+def regress(batches: Sequence[Rows], launch: Callable[[Rows], float] | None = None) -> Regression:
     """Fit lines to measured rows, minimising relative errors.
 
     Parameters
     ----------
     batches : sequence of Rows
+    launch : callable, optional
+        As for `Rows.net`.
 
     Returns
     -------
@@ -87,16 +89,16 @@ def regress(batches: Sequence[Rows]) -> Regression:
     lines: dict[tuple[str, str, str], Line] = {}
     for (family, gpu, dtype), members in sorted(groups.items()):
         kernels = [kernel for rows in members for kernel in rows.kernels]
-        seconds = np.concatenate([rows.seconds for rows in members])
+        seconds = np.concatenate([rows.net(launch) for rows in members])
         features = work(kernels, machine(gpu), dtype)
         slopes, _ = nnls(features / seconds[:, None], np.ones(len(seconds)))
         error = np.log(np.maximum(features @ slopes, 1e-12) / seconds).std()
-        launch, arithmetic, memory = slopes.tolist()
-        lines[family, gpu, dtype] = Line(launch, arithmetic, memory, float(error), len(seconds))
+        floor, arithmetic, memory = slopes.tolist()
+        lines[family, gpu, dtype] = Line(floor, arithmetic, memory, float(error), len(seconds))
     for family, dtype in sorted({(family, dtype) for family, _, dtype in lines}):
         known = [line for key, line in lines.items() if (key[0], key[2]) == (family, dtype)]
         lines[family, ANY, dtype] = Line(
-            launch=_mean(line.launch for line in known),
+            floor=_mean(line.floor for line in known),
             arithmetic=_mean(line.arithmetic for line in known),
             memory=_mean(line.memory for line in known),
             error=_mean(line.error for line in known),
@@ -156,7 +158,7 @@ class Li:
         source = f"regression over {line.rows:,} kernels of {owner}"
         self._numbers.setdefault(name, Quantity(1.0, "1", min(line.error, 10.0), source))
         one, arithmetic, memory = work([kernel], self._machine, dtype)[0].tolist()
-        seconds = one * line.launch + arithmetic * line.arithmetic + memory * line.memory
+        seconds = one * line.floor + arithmetic * line.arithmetic + memory * line.memory
         return Estimate(picoseconds(seconds), {name: 1.0}, line.error)
 
     def carry(self, seconds: float, kernel: Kernel, source: Li, wanted: Kernel) -> float:

@@ -88,11 +88,10 @@ def model_maker(name: str, calibration: Calibration | None, training: Sequence[R
         return Analytical(find_gpu(gpu), calibration)
 
     def database(gpu: str) -> OperationDatabase:
-        return OperationDatabase(training, analytical(gpu), launches(gpu))
+        return OperationDatabase(training, analytical(gpu), launch)
 
-    def launches(gpu: str) -> Callable[[Rows], float]:
-        model = analytical(gpu)
-        return lambda rows: model.served(rows.family, rows.dtype).launch
+    def launch(rows: Rows) -> float:
+        return analytical(rows.gpu).served(rows.family, rows.dtype).launch
 
     if name in ("li", "simai", "database") and not training:
         raise InputError(f"the model {name!r} learns from measured rows, and none are for training")
@@ -103,7 +102,7 @@ def model_maker(name: str, calibration: Calibration | None, training: Sequence[R
     if name == "database":
         return database
     if name == "li":
-        lines = regress(training)
+        lines = regress(training, launch)
         return lambda gpu: Li(find_gpu(gpu), lines)
     by_rate = sorted({rows.gpu for rows in training}, key=_rate, reverse=True)
 
