@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import parallel
+from ..errors import UsageError
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ._core import core as core_class
@@ -23,8 +24,9 @@ from .cost import CollectiveCost, price
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
+from .fold import quotient, whole
 from .path import Records, walk_back
-from .plan import Plan, check_held, check_placement, make_plan
+from .plan import Plan, block_placement, check_held, check_placement, make_plan
 from .run import CriticalPath, Run
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def simulate(
     *,
     cost: CollectiveCost | None = None,
     placement: ArrayLike | None = None,
+    fold: bool | None = None,
     record: bool = False,
     critical_path: bool = False,
     progress: bool = False,
@@ -73,6 +76,10 @@ def simulate(
         Prices communications that have no duration of their own.
     placement : int32, shape (n_ranks,), optional
         The process of every rank, the same on every process; contiguous blocks by default.
+    fold : bool, optional
+        Whether to simulate one rank for all that are alike. The result is the same, to the last
+        bit. By default a whole program is folded where there are fewer processes than ranks, no
+        placement is given, and it has at most half as many classes as ranks.
     record : bool
         Keep begin, end, wire and binding of every row (25 bytes each).
     critical_path : bool
@@ -90,6 +97,8 @@ def simulate(
     ------
     MatchError
         If communications do not match over the members of a communicator.
+    UsageError
+        If a program is to be folded that is partial, or placed.
     DeadlockError
         If no rank can move and not all have ended.
     InputError
@@ -103,47 +112,66 @@ def simulate(
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
+        partial = _is_partial(program, several)
         with parallel.agreed(comm):
+            if fold and (partial or placement is not None):
+                raise UsageError("a program that is partial or placed cannot be folded")
             placed = check_placement(program, placement, comm.size)
             hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
             check_held(program, hosted)
-        _match(program, hosted, comm, several)
+        _match(program, hosted, partial, comm, several)
         with parallel.agreed(comm):
-            durations, duration = price(program, hosted, cost)
-            plan = make_plan(program, placed, comm.rank, durations, duration)
+            few = comm.size < program.n_ranks and placement is None and not partial
+            cast = whole(program)
+            if fold or (fold is None and few):
+                cast = quotient(program, cost, None if fold else program.n_ranks // 2) or cast
+            if cast.folded:
+                placed = block_placement(cast.n, comm.size)
+            ranks = cast.classes.representative[placed == comm.rank]
+            durations, duration = price(program, ranks, cost)
+            plan = make_plan(cast, placed, comm.rank, durations, duration)
         record = record or critical_path
         engine = core_class(core)(plan.layout, record)
 
     with _timed(wall, "simulate"):
         rounds = _execute(plan, engine, comm, several, progress)
+        if rounds is None:
+            if cast.folded:  # say which ranks wait, not which classes
+                simulate(program, comm, cost=cost, fold=False, core=core)
+            raise deadlock(plan, engine, several)
 
     with _timed(wall, "finish"):
         ends, part = engine.finish()
-        rank_end = np.full(program.n_ranks, np.iinfo(np.int64).min)
-        rank_end[plan.hosted] = ends
+        end = np.full(cast.n, np.iinfo(np.int64).min)
+        end[plan.hosted] = ends
         if several:
             from mpi4py import MPI
 
-            several.Allreduce(MPI.IN_PLACE, rank_end, op=MPI.MAX)
+            several.Allreduce(MPI.IN_PLACE, end, op=MPI.MAX)
         digest = summed_over_processes(part, several)
         records = _records(engine, record)
 
+    of_rank = cast.classes.of_rank
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
-            path = walk_back(plan, records, rank_end, several)
+            path = walk_back(plan, records, end[of_rank], several)
+    placed = plan.placement[of_rank]
+    hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
+    local = np.searchsorted(plan.hosted, of_rank[hosted]).tolist()
     return Run(
         program=program,
-        hosted=plan.hosted,
+        hosted=hosted,
         placement=placed,
-        rank_end=rank_end,
-        step_time=int(rank_end.max()),
+        classes=cast.classes,
+        rank_end=end[of_rank],
+        step_time=int(end.max()),
         digest=digest,
         rounds=rounds,
-        begin=records.begin,
-        end=records.end,
-        wire=records.wire,
-        binding=records.binding,
+        begin=[records.begin[i] for i in local] if record else [],
+        end=[records.end[i] for i in local] if record else [],
+        wire=[records.wire[i] for i in local] if record else [],
+        binding=[records.binding[i] for i in local] if record else [],
         critical_path=path,
         wall=wall,
     )
@@ -156,17 +184,24 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
     wall[phase] = time.perf_counter() - begun
 
 
-def _match(
-    program: Program, hosted: NDArray[np.int32], comm: Intracomm, several: Intracomm | None
-) -> None:
-    """Check that communications match. **Collective**."""
-    partial = program.is_partial
-    if several:
+def _is_partial(program: Program, comm: Intracomm | None) -> bool:
+    """Whether some process does not hold all tables. **Collective**."""
+    partial = np.array([program.is_partial], np.int64)
+    if comm:
         from mpi4py import MPI
 
-        flag = np.array([partial], np.int64)
-        several.Allreduce(MPI.IN_PLACE, flag, op=MPI.MAX)
-        partial = bool(flag[0])
+        comm.Allreduce(MPI.IN_PLACE, partial, op=MPI.MAX)
+    return bool(partial[0])
+
+
+def _match(
+    program: Program,
+    hosted: NDArray[np.int32],
+    partial: bool,
+    comm: Intracomm,
+    several: Intracomm | None,
+) -> None:
+    """Check that communications match. **Collective**."""
     if not (several and partial):
         with parallel.agreed(comm):
             check_matching(program)
@@ -194,8 +229,13 @@ def _gathered(own: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64]:
     return found.reshape(-1, own.shape[1])
 
 
-def _execute(plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool) -> int:
-    """Run all ranks to their ends; return the number of exchanges. **Collective**."""
+def _execute(
+    plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool
+) -> int | None:
+    """Run all ranks to their ends. **Collective**.
+
+    Returns the number of exchanges, or None if no rank can move and not all have ended.
+    """
     rounds = 0
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
     with parallel.progress(comm, "simulating", int(core.row_index[-1]) if show else 0) as update:
@@ -212,7 +252,7 @@ def _execute(plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, 
             if state.unfinished == 0:
                 return rounds
             if not state.moving:
-                raise deadlock(plan, core, several)
+                return None
 
 
 def _records(core: Any, record: bool) -> Records:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Table
+from .arrivals import Arrivals
 from .plan import Plan
 from .run import Binding, CriticalPath, PieceKind
 
@@ -31,8 +32,8 @@ _OF_KIND = {Kind.KERNEL: PieceKind.COMPUTE, Kind.COPY: PieceKind.COPY}
 
 
 class Records(NamedTuple):
-    """What the core recorded of each hosted rank: see `Run`. `last` holds, of each group here,
-    the member that was ready last."""
+    """What the core recorded of each rank of the cast hosted here: see `Run`. `last` holds, of
+    each group here, the member that was ready last."""
 
     begin: list[NDArray[np.int64]]
     end: list[NDArray[np.int64]]
@@ -58,6 +59,9 @@ def walk_back(
 ) -> CriticalPath:
     """Return the critical path of a run. **Collective** on `comm` (None: one process).
 
+    The path of a folded run is that of the whole one: it goes over the ranks of the program, each
+    with the records of the one that was simulated for it.
+
     Parameters
     ----------
     plan : Plan
@@ -70,14 +74,15 @@ def walk_back(
     time = int(rank_end.max())
     rank = int(np.argmax(rank_end))  # the lowest of those that end last
     at = _Meeting(rank, -1, -1)  # no meeting yet: the rank's end
+    arrivals = Arrivals.of(plan, records.begin, comm) if plan.cast.folded else None
     parts: list[NDArray[np.int64]] = []
     names: dict[str, int] = {}
     while time > 0:
-        owner = int(plan.placement[at.rank])
+        owner = int(plan.placement[plan.cast.classes.of_rank[at.rank]])
         found: list[_Piece] = []
         used: list[str] = []
         if owner == plan.process:
-            walk = _Walk(plan, records, time)
+            walk = _Walk(plan, records, arrivals, time)
             at = walk.go(at)
             time, found = walk.time, walk.pieces
         if comm is not None:
@@ -114,14 +119,15 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
 class _Walk:
     """The walk on the ranks of one process. `time` is how far back it has come."""
 
-    def __init__(self, plan: Plan, records: Records, time: int) -> None:
-        self.plan, self.records, self.time = plan, records, time
+    def __init__(self, plan: Plan, records: Records, arrivals: Arrivals | None, time: int) -> None:
+        self.plan, self.records, self.arrivals, self.time = plan, records, arrivals, time
         self.pieces: list[_Piece] = []
 
     def go(self, at: _Meeting) -> _Meeting:
         """Walk until the path leaves this process or comes to time 0; return where it goes on."""
         while self.time > 0:
-            if self.plan.placement[at.rank] != self.plan.process:
+            simulated = self.plan.cast.classes.of_rank[at.rank]
+            if self.plan.placement[simulated] != self.plan.process:
                 break
             at = _RankWalk(self, at.rank).go(at)
         return at
@@ -147,7 +153,8 @@ class _RankWalk:
 
     def __init__(self, walk: _Walk, rank: int) -> None:
         plan, records = walk.plan, walk.records
-        local = int(np.searchsorted(plan.hosted, rank))
+        self.simulated = int(plan.cast.classes.of_rank[rank])
+        local = int(np.searchsorted(plan.hosted, self.simulated))
         self.walk, self.rank = walk, rank
         self.code = plan.layout.codes[plan.layout.code[local]]
         self.table: Table = self.code.table
@@ -190,11 +197,14 @@ class _RankWalk:
         piece = _OF_KIND.get(kind, PieceKind.COMMUNICATION)
         self._add(piece, row, int(self.wire[row]), int(self.end[row]))
         if kind.is_communication and not self.table.flags[row] & Flag.EAGER:
-            group = self.walk.plan.group_of(self.rank, row)
-            last = int(self.walk.records.last[group])
+            plan, k = self.walk.plan, int(self.table.ordinal[row])
+            communicator = int(plan.program.slots_of(self.rank)[self.table.slot[row]])
+            if self.walk.arrivals is None:
+                last = int(self.walk.records.last[plan.group_of(self.simulated, row)])
+            else:
+                last = self.walk.arrivals.last(communicator, k, int(self.wire[row]))
             if last != self.rank:
-                index, k = self.walk.plan.locate(np.array([group]))
-                return _Meeting(last, int(self.walk.plan.communicators[index[0]]), int(k[0]))
+                return _Meeting(last, communicator, k)
         return lambda: self._at_ready(kernel)
 
     def _at_ready(self, kernel: int) -> _Step:

@@ -17,7 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import ProgramError, UsageError
 from ..program import Program
 from .digest import hash_sizes
+from .fold import Cast
 from .lowering import Code, lower
+from .refine import ranges
 
 __all__ = [
     "GROUP",
@@ -78,7 +80,9 @@ class Layout:
     duration : int32, shape (h,)
         Each rank's entry in `durations`.
     numbers : int32, shape (h,)
-        Global rank numbers, ascending.
+        Numbers of the ranks among all that are simulated, ascending.
+    count : int64, shape (h,)
+        How many ranks each stands for: the digest counts it as often.
     start : int64, shape (h,)
         ps.
     slot_index : int64, shape (h + 1,)
@@ -100,6 +104,7 @@ class Layout:
     durations: list[NDArray[np.int64]]
     duration: NDArray[np.int32]
     numbers: NDArray[np.int32]
+    count: NDArray[np.int64]
     start: NDArray[np.int64]
     slot_index: NDArray[np.int64]
     slot_group: NDArray[np.int64]
@@ -113,12 +118,15 @@ class Layout:
 class Plan:
     """Who meets whom, seen from one process.
 
-    `l` is the number of communicators that have a hosted member which communicates on them.
+    Ranks and communicators are those of the cast: where it is folded, classes of them. `n` ranks
+    are simulated; `l` is the number of communicators that have a hosted member which communicates
+    on them.
 
     Attributes
     ----------
     program : Program
-    placement : int32, shape (n_ranks,)
+    cast : Cast
+    placement : int32, shape (n,)
     process : int
         This process.
     hosted : int32, shape (h,)
@@ -137,6 +145,7 @@ class Plan:
     """
 
     program: Program
+    cast: Cast
     placement: NDArray[np.int32]
     process: int
     hosted: NDArray[np.int32]
@@ -154,7 +163,7 @@ class Plan:
         return index, groups - self.first_group[index]
 
     def group_of(self, rank: int, row: int) -> int:
-        """Return the group that a communication row of a hosted rank posts to."""
+        """Return the group that a communication row of a hosted rank of the cast posts to."""
         layout = self.layout
         local = int(np.searchsorted(self.hosted, rank))
         instruction = layout.codes[layout.code[local]].instructions[row]
@@ -224,7 +233,7 @@ def check_held(program: Program, hosted: NDArray[np.int32]) -> None:
 
 
 def make_plan(
-    program: Program,
+    cast: Cast,
     placement: NDArray[np.int32],
     process: int,
     durations: list[NDArray[np.int64]],
@@ -234,22 +243,22 @@ def make_plan(
 
     Parameters
     ----------
-    program : Program
-        With the tables of all ranks that `placement` puts here.
-    placement : int32, shape (n_ranks,)
+    cast : Cast
+        Of a program with the tables of all ranks that `placement` puts here.
+    placement : int32, shape (n,)
     process : int
         This process.
     durations, duration
         See `Layout`.
     """
+    program = cast.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
-    counts = (program.slot_index[hosted + 1] - program.slot_index[hosted]).astype(np.int64)
-    slot_index = np.concatenate([[0], np.cumsum(counts)])
-    # All slots of hosted ranks: each rank's range of program.slots, one after the other.
-    shift = np.repeat(program.slot_index[hosted] - slot_index[:-1], counts)
-    bound = program.slots[np.arange(slot_index[-1]) + shift].astype(np.int64)
+    ranks = cast.classes.representative[hosted]
+    at, rank_of_slot = ranges(cast.slot_index, hosted.astype(np.int64))
+    slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
+    bound = cast.slots[at]
 
-    numbers, code = np.unique(program.table[hosted], return_inverse=True)
+    numbers, code = np.unique(program.table[ranks], return_inverse=True)
     codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
     operations = _operations(codes, code, slot_index)
     communicators, members = np.unique(bound[operations > 0], return_counts=True)
@@ -259,7 +268,7 @@ def make_plan(
     n_operations[where[active]] = operations[active]
     first_group = np.concatenate([[0], np.cumsum(n_operations)])
 
-    others, others_index, owner = _meeting_points(program, placement, process, communicators)
+    others, others_index, owner = _meeting_points(cast, placement, process, communicators)
     n_others = np.diff(others_index)
     role = np.select(
         [n_others == 0, n_others < _MOST_PEERS, owner == process],
@@ -283,16 +292,18 @@ def make_plan(
         durations=durations,
         duration=duration,
         numbers=hosted,
-        start=program.start[hosted],
+        count=cast.classes.count[hosted],
+        start=program.start[ranks],
         slot_index=slot_index,
         slot_group=slot_group,
         slot_role=slot_role,
-        slot_hash=hash_sizes(program.communicators.sizes[bound]),
+        slot_hash=hash_sizes(cast.sizes[bound]),
         groups=groups,
         n_messages=int(n_operations[n_others > 0].sum()),
     )
     return Plan(
         program=program,
+        cast=cast,
         placement=placement,
         process=process,
         hosted=hosted,
@@ -319,20 +330,16 @@ def _operations(
 
 
 def _meeting_points(
-    program: Program,
+    cast: Cast,
     placement: NDArray[np.int32],
     process: int,
     communicators: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
     """Return the other processes of each communicator (values and index) and its owner."""
-    groups = program.communicators
-    sizes = groups.sizes[communicators]
-    shift = groups.index[communicators] - (np.cumsum(sizes) - sizes)
-    members = groups.members[np.arange(sizes.sum()) + np.repeat(shift, sizes)]
+    at, member_of = ranges(cast.member_index, communicators)
+    members = cast.members[at]
     n_processes = int(placement.max()) + 1
-    pairs = np.unique(
-        np.repeat(np.arange(len(communicators)), sizes) * n_processes + placement[members]
-    )
+    pairs = np.unique(member_of * n_processes + placement[members])
     which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
     count = np.bincount(which, minlength=len(communicators))
     first = np.cumsum(count) - count

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..program import Program
 
-__all__ = ["Binding", "CriticalPath", "PieceKind", "Run"]
+__all__ = ["Apart", "Binding", "Classes", "CriticalPath", "PieceKind", "Run"]
 
 
 class Binding(IntEnum):
@@ -46,6 +46,52 @@ class PieceKind(IntEnum):
     """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
+class Apart(IntEnum):
+    """What tells a class of ranks from the largest class of the same table."""
+
+    NOT = 0
+    """It is the largest."""
+    SPEED = 1
+    START = 2
+    GROUPS = 3
+    """The size or the cost of a communicator: placement, for the most part."""
+    NEIGHBOURS = 4
+    """Nothing of its own: it meets ranks that are told apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Ranks that do the same at the same times, and of which one was simulated for all.
+
+    In a run that was not folded every rank is a class of its own.
+
+    Attributes
+    ----------
+    of_rank : int32, shape (n_ranks,)
+        The class of each rank.
+    representative : int32, shape (n,)
+        The rank that was simulated, the lowest of each class; ascending.
+    count : int64, shape (n,)
+        Number of ranks.
+    apart : uint8, shape (n,)
+        An `Apart`.
+    """
+
+    of_rank: NDArray[np.int32]
+    representative: NDArray[np.int32]
+    count: NDArray[np.int64]
+    apart: NDArray[np.uint8]
+
+    @classmethod
+    def of_one(cls, n_ranks: int) -> Classes:
+        """Every rank a class of its own."""
+        ranks = np.arange(n_ranks, dtype=np.int32)
+        return cls(ranks, ranks, np.ones(n_ranks, np.int64), np.zeros(n_ranks, np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.representative)
+
+
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
     """The chain of pieces that ends last; complete and equal on every process.
@@ -79,21 +125,26 @@ class Run:
     """The outcome of one run, as one process holds it.
 
     Per-row arrays are lists with one array per hosted rank, in the order of `hosted`; they are
-    empty lists unless the run was asked to record. Times are int64 ps.
+    empty lists unless the run was asked to record. Ranks of one class share theirs. Times are
+    int64 ps.
 
     Attributes
     ----------
     program : Program
     hosted : int32, shape (h,)
-        Global ranks simulated by this process, ascending.
+        Global ranks simulated by this process, themselves or by the one that stands for their
+        class; ascending.
     placement : int32, shape (n_ranks,)
         The process of every rank.
+    classes : Classes
+        Which ranks were simulated for which.
     rank_end : int64, shape (n_ranks,)
         When each rank's last row (host or device) ended; complete on every process.
     step_time : int
         The latest `rank_end`.
     digest : str
-        32 hexadecimal digits; the same for any number of processes and any placement.
+        32 hexadecimal digits; the same for any number of processes and any placement, folded or
+        not.
     rounds : int
         Exchanges between processes.
     begin : list of int64 arrays
@@ -115,6 +166,7 @@ class Run:
     program: Program
     hosted: NDArray[np.int32]
     placement: NDArray[np.int32]
+    classes: Classes
     rank_end: NDArray[np.int64]
     step_time: int
     digest: str

@@ -414,16 +414,19 @@ cdef class Core:
         cdef const int32_t[::1] code = self.layout.code
         cdef Rank* rank
         cdef int64_t i, j, at, start, end, eager
-        cdef uint64_t low = 0, high = 0, word
+        cdef const int64_t[::1] count = padded(self.layout.count)
+        cdef uint64_t low, high, word
         cdef uint64_t low_seed = END_LANES[0], high_seed = END_LANES[1]
         ends_array = np.zeros(self.n_ranks, np.int64)
         ends = ends_array
+        total = 0
         tables = [padded(c.communications) for c in self.layout.codes]
         if self.record:
             self.wire[:] = self.begin
         for i in range(self.n_ranks):
             rank = &self.ranks[i]
             found = tables[code[i]]
+            low = high = 0
             with nogil:
                 eager = 0
                 for j in range(found.shape[0] - 1):
@@ -447,7 +450,8 @@ cdef class Core:
                 low += word
                 high += low < word
                 high += mix(<uint64_t>ends[i] ^ high_seed)
-        return ends_array, int(low) + (int(high) << 64)
+            total += count[i] * (int(low) + (int(high) << 64))
+        return ends_array, total % (1 << 128)
 
 
 cdef void* allocated(size_t n, size_t size) except NULL:

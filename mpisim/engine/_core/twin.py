@@ -308,8 +308,10 @@ class Core:
             start[found["eager"] != 0] = rank.eager_ready
             end = start + np.array(rank.duration, np.int64)[rows]
             sizes = layout.slot_hash[layout.slot_index[local] + slot]
-            total += summed(hash_communications(hashes, sizes, start, end))
+            hashes = hash_communications(hashes, sizes, start, end)
+            hashes = np.concatenate([hashes, hash_ends(ends[local : local + 1])])
+            total += int(layout.count[local]) * summed(hashes)
             if self._record:
                 at = self.row_index[local] + rows
                 self.wire[at], self.end[at] = start, end
-        return ends, (total + summed(hash_ends(ends))) % (1 << 128)
+        return ends, total % (1 << 128)

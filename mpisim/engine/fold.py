@@ -1,0 +1,225 @@
+"""Folding: ranks that provably do the same at the same times are simulated once.
+
+Two ranks are alike when they have the same table, speed and start, and meet, slot by slot, groups
+that are alike; two groups when they have the same size and cost and their members are alike and
+bind them by the same slots. A group starts when the last of its members is ready. By induction over
+the events of a run, ranks that are alike are then ready, and end, at the same times: one of each
+class is enough, and so is one member of a group for each (class, slot). Nothing else needs to be
+symmetric: neither rank numbers nor the order in a ring matters.
+
+Operations of a communicator are counted for each rank and slot, not for the group: in a ring the
+sending and the receiving slot of one class may meet in one class of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import UNPRICED, Program
+from .cost import CollectiveCost
+from .refine import Incidences, dense, partition, ranges, refine
+from .run import Apart, Classes
+
+__all__ = ["Cast", "quotient", "whole"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """The ranks that are simulated, and the groups they meet in: a program, or its quotient.
+
+    `n` simulated ranks stand for all. In a quotient a group may have one simulated rank twice, by
+    two slots.
+
+    Attributes
+    ----------
+    program : Program
+    classes : Classes
+        Class i is simulated by its representative, as simulated rank i.
+    folded : bool
+    slot_index : int64, shape (n + 1,)
+    slots : int64
+        Simulated rank i binds slot s to group ``slots[slot_index[i] + s]``.
+    member_index, members : int64, int32
+        Group g has the simulated ranks ``members[member_index[g]:member_index[g + 1]]``.
+    sizes : int64, shape (n_groups,)
+        How many ranks of the program are in each group.
+    """
+
+    program: Program
+    classes: Classes
+    folded: bool
+    slot_index: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    member_index: NDArray[np.int64]
+    members: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """Number of simulated ranks."""
+        return len(self.slot_index) - 1
+
+
+def whole(program: Program) -> Cast:
+    """Simulate every rank."""
+    groups = program.communicators
+    return Cast(
+        program=program,
+        classes=Classes.of_one(program.n_ranks),
+        folded=False,
+        slot_index=program.slot_index,
+        slots=program.slots.astype(np.int64),
+        member_index=groups.index,
+        members=groups.members,
+        sizes=groups.sizes,
+    )
+
+
+def quotient(program: Program, cost: CollectiveCost | None, most: int | None = None) -> Cast | None:
+    """Find the classes of ranks that are alike, and simulate one of each. Local.
+
+    Parameters
+    ----------
+    program : Program
+        Whole, and its communications match.
+    cost : CollectiveCost, optional
+        Says which groups cost the same.
+    most : int, optional
+        Do not fold into more classes than this.
+
+    Returns
+    -------
+    Cast or None
+        None where there would be more classes.
+    """
+    alike = program.table.astype(np.int64)
+    for column in (program.speed, program.start):
+        number = np.unique(column, return_inverse=True)[1].reshape(-1)
+        alike, n_alike = dense(alike * (number.max() + 1) + number)
+    if most is not None and n_alike > most:
+        return None
+    used, unpriced = _slots_in_use(program)
+    group = _groups_alike(program, cost, unpriced)
+    owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
+    at = np.flatnonzero(used)
+    met = Incidences(
+        index=np.concatenate([[0], np.cumsum(used)])[program.slot_index],
+        slot=at - program.slot_index[owner[at]],
+        group=program.slots[at].astype(np.int64),
+        n_groups=len(program.communicators),
+    )
+    found = refine(alike, group, met, most)
+    if found is None:
+        return None
+    ranks, groups = found
+    _, first, count = np.unique(ranks, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    representative: NDArray[np.int32] = first[order].astype(np.int32)
+    count = count[order]
+    classes = Classes(
+        of_rank=number[ranks].astype(np.int32),
+        representative=representative,
+        count=count,
+        apart=_apart(program, representative, count, group, met),
+    )
+    return _cast_of(program, classes, groups, met)
+
+
+def _cast_of(
+    program: Program, classes: Classes, groups: NDArray[np.int64], met: Incidences
+) -> Cast:
+    """Make the cast of one rank a class, given the labels of all groups."""
+    at, owner = ranges(program.slot_index, classes.representative.astype(np.int64))
+    slot_index = np.searchsorted(owner, np.arange(len(classes.representative) + 1))
+    n_labels = int(groups.max(initial=-1)) + 1
+    # Every group of a label has the same members, by class and slot: those of all
+    # representatives that bind some group of it.
+    active, member = ranges(met.index, classes.representative.astype(np.int64))
+    label = groups[met.group[active]]
+    sizes = np.zeros(n_labels, np.int64)
+    sizes[groups] = program.communicators.sizes
+    return Cast(
+        program=program,
+        classes=classes,
+        folded=True,
+        slot_index=slot_index.astype(np.int64),
+        slots=groups[program.slots[at]],
+        member_index=np.concatenate([[0], np.cumsum(np.bincount(label, minlength=n_labels))]),
+        members=member[np.argsort(label, kind="stable")].astype(np.int32),
+        sizes=sizes,
+    )
+
+
+def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Say of each entry of `Program.slots` whether its rank communicates by it, and unpriced."""
+    longest = int(np.diff(program.slot_index).max(initial=0))
+    used, unpriced = np.zeros((2, len(program.tables), longest), bool)
+    for number in np.unique(program.table).tolist():
+        table = program.tables[number]
+        assert table is not None  # a program that is folded is whole
+        rows = np.flatnonzero(table.slot >= 0)
+        used[number, table.slot[rows]] = True
+        unpriced[number, table.slot[rows[table.duration[rows] == UNPRICED]]] = True
+    owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
+    slot = np.arange(len(owner)) - program.slot_index[owner]
+    number = program.table[owner]
+    return used[number, slot], unpriced[number, slot]
+
+
+def _groups_alike(
+    program: Program, cost: CollectiveCost | None, unpriced: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Number the groups by size and, where the model prices something on them, its class."""
+    groups = program.communicators
+    label = groups.sizes
+    if cost is not None:
+        known: dict[Hashable, int] = {}
+        asked = np.unique(program.slots[unpriced]).tolist()
+        kind = np.zeros(len(groups), np.int64)
+        members, index = groups.members.tolist(), groups.index.tolist()
+        kind[asked] = [
+            known.setdefault(
+                cost.group_class(tuple(members[index[c] : index[c + 1]])), len(known) + 1
+            )
+            for c in asked
+        ]
+        label = label * (len(known) + 1) + kind
+    return dense(label)[0]
+
+
+def _apart(
+    program: Program,
+    representative: NDArray[np.int32],
+    count: NDArray[np.int64],
+    group: NDArray[np.int64],
+    met: Incidences,
+) -> NDArray[np.uint8]:
+    """Say what tells each class from the largest class of the same table; an `Apart` each."""
+    table = program.table[representative]
+    order = np.lexsort((representative, -count, table))
+    tables, first = np.unique(table[order], return_index=True)
+    usual = order[first[np.searchsorted(tables, table)]]
+    at, owner = ranges(met.index, representative.astype(np.int64))
+    index = np.searchsorted(owner, np.arange(len(table) + 1))
+    kinds, _ = partition(np.zeros(len(table), np.int64), group[met.group[at]], index)
+
+    def differs(values: NDArray[Any]) -> NDArray[np.bool_]:
+        return values != values[usual]
+
+    return np.select(
+        [
+            usual == np.arange(len(usual)),
+            differs(program.speed[representative]),
+            differs(program.start[representative]),
+            differs(kinds),
+        ],
+        [Apart.NOT, Apart.SPEED, Apart.START, Apart.GROUPS],
+        Apart.NEIGHBOURS,
+    ).astype(np.uint8)

@@ -1,0 +1,206 @@
+"""Colour refinement: which ranks can never be told apart, by what they do and whom they meet.
+
+Ranks and groups are the two sides of a graph whose edges, the *incidences*, say: this rank meets
+this group by its slot s. A rank's signature is its label and the labels of its groups, slot by
+slot; a group's the set of (label, slot) of its members. Sides take turns to split labels whose
+bearers differ in signature, until none does: the coarsest equitable partition that refines the
+labels given. (Cardon, Crochemore 1982; Paige, Tarjan 1987.)
+
+Only neighbours of what has changed are looked at again, and the largest part of a split label
+keeps it, so that one odd rank among many costs little more than none. Nothing is hashed: equal
+labels mean equal signatures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Incidences", "dense", "partition", "ranges", "refine"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Incidences:
+    """Who meets where; `m` incidences of n ranks with `n_groups` groups, sorted by rank and slot.
+
+    Attributes
+    ----------
+    index : int64, shape (n + 1,)
+        Rank ``r`` has the incidences ``index[r]`` to ``index[r + 1]``.
+    slot, group : int64, shape (m,)
+    n_groups : int
+    """
+
+    index: Ints
+    slot: Ints
+    group: Ints
+    n_groups: int
+
+
+def refine(
+    rank: Ints, group: Ints, met: Incidences, most: int | None = None
+) -> tuple[Ints, Ints] | None:
+    """Refine labels until they are stable.
+
+    Parameters
+    ----------
+    rank, group : int64, shape (n,) and (n_groups,)
+        Labels to begin with, dense: 0 to the number of labels - 1. Ranks of one label have
+        incidences by the same slots.
+    met : Incidences
+    most : int, optional
+        Give up when there are more labels of ranks than this.
+
+    Returns
+    -------
+    rank, group : int64
+        The final labels, dense, in no particular order; or None if given up.
+
+    Examples
+    --------
+    Four ranks in two pairs, one of them slow: its partner is told apart as well.
+
+    >>> met = Incidences(np.arange(5), np.zeros(4, int), np.array([0, 0, 1, 1]), 2)
+    >>> refine(np.array([0, 0, 0, 1]), np.zeros(2, int), met)[0].tolist()
+    [0, 0, 2, 1]
+    """
+    ranks, groups = _Side(rank), _Side(group)
+    of_rank = np.repeat(np.arange(len(rank)), np.diff(met.index))
+    by_group = np.argsort(met.group, kind="stable")
+    member, slot = of_rank[by_group], met.slot[by_group]
+    counts = np.bincount(met.group, minlength=met.n_groups)
+    group_index = np.concatenate([[0], np.cumsum(counts)])
+    n_slots = int(met.slot.max(initial=-1)) + 1
+
+    asked_groups, asked_ranks = np.arange(met.n_groups), np.arange(len(rank))
+    first = True
+    while len(asked_groups):
+        at, owner = ranges(group_index, asked_groups)
+        entries = ranks.label[member[at]] * n_slots + slot[at]
+        changed = groups.split(asked_groups, *_sets(owner, entries, len(asked_groups)))
+        if not first:
+            asked_ranks = np.unique(member[ranges(group_index, changed)[0]])
+        first = False
+        at, owner = ranges(met.index, asked_ranks)
+        index = np.searchsorted(owner, np.arange(len(asked_ranks) + 1))
+        changed = ranks.split(asked_ranks, groups.label[met.group[at]], index)
+        if most is not None and ranks.n_labels > most:
+            return None
+        asked_groups = np.unique(met.group[ranges(met.index, changed)[0]])
+    return ranks.label, groups.label
+
+
+class _Side:
+    """The labels of one side, and how many bear each."""
+
+    def __init__(self, label: Ints) -> None:
+        self.label = label.astype(np.int64)
+        self.count = np.bincount(label)
+        self.n_labels = len(self.count)
+
+    def split(self, items: Ints, values: Ints, index: Ints) -> Ints:
+        """Split labels by the signatures of some items; return the items with a new label.
+
+        ``values[index[i]:index[i + 1]]`` is the signature of ``items[i]``. Items not asked about
+        that share a label with some that are have kept the signature of that label, and keep it.
+        """
+        old = self.label[items]
+        part, n_parts = partition(old, values, index)
+        size = np.bincount(part, minlength=n_parts)
+        of_part = np.zeros(n_parts, np.int64)
+        of_part[part] = old
+        # The largest part of each label comes first, and keeps it if all items of it were asked.
+        order = np.lexsort((-size, of_part))
+        labels, first = np.unique(of_part[order], return_index=True)
+        asked = np.add.reduceat(size[order], first) if len(labels) else size
+        # Where some items were not asked, no part keeps the label: a neighbour of each asked item
+        # has a new label, which is in none of the signatures of the others.
+        keeps = np.zeros(n_parts, bool)
+        keeps[order[first[asked == self.count[labels]]]] = True
+        new = np.flatnonzero(~keeps)
+        label = of_part.copy()
+        label[new] = self.n_labels + np.arange(len(new))
+        np.subtract.at(self.count, of_part[new], size[new])
+        self.count = np.concatenate([self.count, size[new]])
+        self.n_labels += len(new)
+        self.label[items] = label[part]
+        return items[~keeps[part]]
+
+
+def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
+    """Number items by label and sequence of values: equal numbers mean both are equal.
+
+    Parameters
+    ----------
+    label : int64, shape (n,)
+    values : int64
+        At least 0.
+    index : int64, shape (n + 1,)
+        Item i has the values ``index[i]`` to ``index[i + 1]``.
+
+    Returns
+    -------
+    part : int64, shape (n,)
+        0 to n_parts - 1.
+    n_parts : int
+    """
+    length = np.diff(index)
+    order = np.argsort(-length, kind="stable")
+    longest = int(length.max(initial=0))
+    values, n_values = dense(values)
+    # How many items have more than j values: those are the first in `order`.
+    more = len(length) - np.searchsorted(length[order[::-1]], np.arange(longest + 1), side="right")
+    part, n = dense(label[order] * (longest + 1) + length[order])
+    done = np.empty(len(label), np.int64)
+    n_done = 0
+    active = len(label)
+    for j, k in enumerate(more.tolist()):
+        done[order[k:active]] = n_done + part[k:active]
+        n_done += n
+        active = k
+        if k:
+            part, n = dense(part[:k] * n_values + values[index[order[:k]] + j])
+    return dense(done)
+
+
+def dense(keys: Ints) -> tuple[Ints, int]:
+    """Replace numbers, at least 0, by 0 to n - 1 in their order; return them and n.
+
+    Examples
+    --------
+    >>> dense(np.array([7, 3, 7]))
+    (array([1, 0, 1]), 2)
+    """
+    end = int(keys.max(initial=-1)) + 1
+    if end > 8 * len(keys) + 4096:
+        found, number = np.unique(keys, return_inverse=True)
+        return number.reshape(-1).astype(np.int64), len(found)
+    present = np.zeros(end, bool)
+    present[keys] = True
+    number = np.cumsum(present) - 1
+    return number[keys], int(present.sum())
+
+
+def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
+    """Return all of ``index[i]`` to ``index[i + 1]`` for some i, and whose (0, 1, ...) each is.
+
+    Examples
+    --------
+    >>> ranges(np.array([0, 2, 3, 5]), np.array([0, 2]))
+    (array([0, 1, 3, 4]), array([0, 0, 1, 1]))
+    """
+    counts = index[items + 1] - index[items]
+    owner = np.repeat(np.arange(len(items)), counts)
+    return np.arange(len(owner)) + (index[items] - (np.cumsum(counts) - counts))[owner], owner
+
+
+def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
+    """Return the distinct entries of each owner, ascending, and where each owner's begin."""
+    entries, n_entries = dense(entries)
+    pairs = np.unique(owner * n_entries + entries)
+    owners = pairs // max(n_entries, 1)
+    return pairs - owners * n_entries, np.searchsorted(owners, np.arange(n + 1))
