@@ -13,6 +13,7 @@ gpu, model, op, tp, M, N, K               Vidur, matrix products (github:microso
 gpu, model, op, tp, tokens, width         Vidur, the other operations of a layer
 kind, gpu, dtype, groups, M_per_group     DeepGEMM (github:deepseek-ai/DeepGEMM)
 gpu, operation, dtype, batch, heads, …    FlashAttention (``data/calibration/attention.csv``)
+gpu, family, operation, median_us         ``run_scripts/collect_gpu.py`` (docs/collecting.md)
 gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
 ========================================  ==========================================================
 
@@ -36,6 +37,7 @@ import numpy as np
 from mpisim.errors import InputError, nearest
 from mpisim.presets import match, names, packaged
 
+from . import collected
 from .analytical.family import ANY, MODULES, stack
 from .gpu import FILE
 from .operations import (
@@ -281,6 +283,11 @@ def _fastest(row: Mapping[str, str]) -> _Row:
     return _Row(row["gpu"], "fastest", kernel, seconds, TEST)
 
 
+def _collected(row: Mapping[str, str]) -> _Row:
+    kernel = collected.description(row)
+    return _Row(row["gpu"], row["operation"], kernel, float(row["median_us"]) * 1e-6)
+
+
 class _Form(NamedTuple):
     """A kind of file: who publishes it, the columns it is known by, how a row is read, whether
     launches count."""
@@ -323,6 +330,7 @@ FORMS = (
         _attention,
         False,
     ),
+    _Form("collect_gpu.py", collected.COLUMNS, _collected, False),
     _Form(
         "ml-engineering (github:stas00/ml-engineering)",
         ("gpu", "dtype", "best_TFLOPS", "best_MxNxK"),
