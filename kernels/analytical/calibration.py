@@ -49,7 +49,8 @@ KIN: dict[str, tuple[str, ...]] = {
 }
 """Architectures whose constants may serve one that was not measured, best first. Those fitted to a
 V100 alone predict an A100's elementwise kernels and layer norms to 3 and 7 %, and the reverse holds
-as well; those fitted to all of Pascal, Turing and Volta are 15 to 20 % off (NeuSight's rows)."""
+as well; those fitted to all of Pascal, Turing and Volta are 15 to 20 % off. Softmax carries over
+less well: 14 % from V100 to A100, 28 % back, 16 and 36 % from all others (NeuSight's rows)."""
 
 OTHER_FORMAT = 0.15
 """Relative error added where another format's constants serve: between the formats that both
