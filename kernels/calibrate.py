@@ -54,11 +54,12 @@ def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Ta
         together = fit(module, members, everything.constants)
         held_out, errors = _unseen(module, members, everything)
         kin = [rows for rows in batches if architecture in KIN.get(machine(rows.gpu).family, ())]
-        if held_out == SHAPES and kin:
-            # One GPU says nothing of others of its architecture; those it may serve besides do.
-            held_out, errors = GPUS, _bins(kin, log_ratios(module, kin, together))
-        elif held_out == SHAPES and widest.held_out == GPUS:
+        if held_out == SHAPES and widest.held_out == GPUS:
+            # One GPU says nothing of others of its architecture. They are nearer to it than those
+            # of kindred architectures and those left out of the fit to all: the narrower serves.
             held_out, errors = GPUS, widest.errors
+            if kin:
+                errors = min(errors, _bins(kin, log_ratios(module, kin, together)), key=_overall)
         yield architecture, _table(together, members, held_out, errors)
         for gpu in sorted({rows.gpu for rows in members}):
             own = [rows for rows in members if rows.gpu == gpu]
@@ -108,6 +109,11 @@ def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, .
             )
         )
     return tuple(found)
+
+
+def _overall(bins: Sequence[Bin]) -> float:
+    """Return the 90th percentile over all sizes, each by its number of rows."""
+    return sum(each.rows * each.p90 for each in bins) / sum(each.rows for each in bins)
 
 
 def _digits(value: float) -> float:

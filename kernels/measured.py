@@ -17,7 +17,7 @@ gpu, family, operation, median_us         ``run_scripts/collect_gpu.py`` (docs/c
 gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
 ========================================  ==========================================================
 
-The last are the best of very many shapes; no fit should take them for typical: they are for tests.
+The last are the best of very many shapes; no fit should take them for typical: they are set aside.
 
 Times of NeuSight were taken with events around a call of PyTorch: the start event passes at once,
 so they hold what the call takes on the CPU as well (``launched``).
@@ -52,9 +52,10 @@ from .operations import (
     Softmax,
 )
 
-__all__ = ["TEST", "TRAIN", "Rows", "read", "select"]
+__all__ = ["ASIDE", "TEST", "TRAIN", "Rows", "read", "select"]
 
-TRAIN, TEST = "train", "test"
+TRAIN, TEST, ASIDE = "train", "test", "aside"
+"""Splits; rows set aside are not typical of their kind: no fit should see them."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Rows:
     op : ndarray of str
         The author's name of the operation.
     split : ndarray of str
-        ``"train"`` or ``"test"``: the author's, or by shape, see `read`.
+        ``"train"`` or ``"test"``, the author's or by shape, see `read`; or ``"aside"``.
     line : ndarray of int64
         Line of the file, the header being line 1.
     """
@@ -115,7 +116,7 @@ class Rows:
         """
         if launch is None or not self.launched:
             return self.seconds
-        return np.maximum(self.seconds - launch(self), 0.1 * self.seconds)
+        return np.maximum(self.seconds - self.launched * launch(self), 0.1 * self.seconds)
 
     def take(self, wanted: np.ndarray) -> Rows:
         """Return some rows: a mask or indices."""
@@ -246,7 +247,7 @@ def _vidur_other(row: Mapping[str, str]) -> _Row:
         kernel = Elementwise((3 if gated or op == "add" else 2) * 2 * rows * width)
     # vLLM's own kernels load single elements of two bytes, half the rate of PyTorch's on large
     # GPUs: no fit should take them for typical.
-    split = TEST if op in ("mlp_act", "attn_rope") else None
+    split = ASIDE if op in ("mlp_act", "attn_rope") else None
     return _Row(row["gpu"], op, kernel, float(row["median_ms"]) * 1e-3, split)
 
 
@@ -280,7 +281,7 @@ def _fastest(row: Mapping[str, str]) -> _Row:
     dtype: Any = row["dtype"]
     kernel = Gemm(m, n, k, dtype=dtype, output="bf16")
     seconds = kernel.flops / (float(row["best_TFLOPS"]) * 1e12)
-    return _Row(row["gpu"], "fastest", kernel, seconds, TEST)
+    return _Row(row["gpu"], "fastest", kernel, seconds, ASIDE)
 
 
 def _collected(row: Mapping[str, str]) -> _Row:

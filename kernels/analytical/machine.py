@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from mpisim.errors import InputError
 from mpisim.presets import names, packaged
@@ -97,7 +98,7 @@ class Machine:
             l2=l2.si,
             l2_bandwidth=architecture["l2_bytes_per_clock"] * sms * clock.si,
             shared_memory=architecture["shared_memory"],
-            sustained=_sustained(gpu, find_gpu(architecture["reference"])),
+            sustained=_sustained(gpu, architecture),
         )
 
 
@@ -124,17 +125,17 @@ def _sibling(gpu: Gpu) -> Gpu:
     return min(whole, key=lambda each: abs(_top(each)[1] / rate - 1))
 
 
-def _sustained(gpu: Gpu, reference: Gpu) -> float:
+def _sustained(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
     """Return the share of the boost clock that the power allows, beside the reference GPU's.
 
     A board throttles until the power above idle fits: f ∝ power^(1 / 2.5) for the same silicon. At
     one clock, power (idle power, too) is in proportion to the size of the chip, hence to its peak.
     """
+    reference = find_gpu(architecture["reference"])
     if gpu.power is None or reference.power is None:
         return 1.0
-    shared = [each for each in gpu.formats if each in reference.formats and each != "fp32"]
-    dtype = shared[0] if shared else "fp32"
-    if gpu.peak_fp32 is None and not shared:
+    dtype = architecture["power_format"]
+    if dtype not in gpu.formats:
         return 1.0
     watts = gpu.power.si / gpu.peak(dtype).si
     enough = reference.power.si / reference.peak(dtype).si
