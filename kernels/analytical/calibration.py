@@ -8,7 +8,7 @@ architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -137,10 +137,18 @@ class Table:
         A normal distribution of this width has nine tenths of its values where nine tenths of the
         held-out rows were; outliers beyond do not widen it.
         """
-        believed = [each for each in self.errors if each.rows >= FEWEST] or self.errors
         at = decade(seconds)
-        near = min(believed, key=lambda each: (abs(each.decade - at), -each.rows))
+        near = min(self._believed, key=lambda each: (abs(each.decade - at), -each.rows))
         return near.p90 / NORMAL
+
+    @property
+    def largest_error(self) -> float:
+        """The relative standard error of the decade that is foretold worst."""
+        return max(each.p90 for each in self._believed) / NORMAL
+
+    @property
+    def _believed(self) -> Sequence[Bin]:
+        return [each for each in self.errors if each.rows >= FEWEST] or self.errors
 
 
 def decade(seconds: float) -> int:
@@ -179,6 +187,11 @@ class Served:
     def error(self, seconds: float) -> float:
         """Return the relative standard error of a prediction."""
         return math.hypot(self.table.error(seconds) if self.table else 0.0, self.added)
+
+    @property
+    def largest_error(self) -> float:
+        """The relative standard error of the decade that is foretold worst."""
+        return math.hypot(self.table.largest_error if self.table else 0.0, self.added)
 
     @property
     def source(self) -> str:

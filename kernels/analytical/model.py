@@ -13,7 +13,7 @@ from mpisim.quantity import Quantity, picoseconds
 from ..gpu import Gpu
 from ..model import Estimate
 from ..operations import Kernel
-from .calibration import Calibration, Served, decade, packaged_calibration
+from .calibration import Calibration, Served, packaged_calibration
 from .family import ANY, FamilyModule, family_module, load, stack
 from .machine import Machine
 
@@ -65,8 +65,9 @@ class Analytical:
     def numbers(self) -> Mapping[str, Quantity]:
         """What the estimates so far rest on, by the names in their `shares`.
 
-        One number a family, format and decade of duration: 1, with the error bar of the family's
-        formula there. Kernels that share one are taken to be off together.
+        One number a family and format: 1, with the error bar of the family's formula for kernels
+        of the duration that is foretold worst. All kernels of the family are taken to be off
+        together, those foretold better by a share of it.
         """
         return self._numbers
 
@@ -136,15 +137,7 @@ class Analytical:
         module, dtype = family_module(kernel.family), columns.get("dtype", ANY)
         formula = self._formula(module.FAMILY, dtype)
         seconds = float(module.seconds(columns, self._machine, formula.served.constants)[0])
-        error = formula.served.error(seconds)
-        name = f"{module.FAMILY} model{'' if dtype == ANY else f' ({dtype})'}, {_size(seconds)}"
-        self._numbers.setdefault(name, Quantity(1.0, "1", error, formula.served.source))
-        return Estimate(picoseconds(seconds), {name: 1.0}, error)
-
-
-def _size(seconds: float) -> str:
-    """Name a decade of durations: "10 to 100 us"."""
-    power = decade(seconds)
-    unit, exponent = {0: ("s", 0), -1: ("ms", -3), -2: ("us", -6)}.get(power // 3, ("ns", -9))
-    least = 10 ** (power - exponent)
-    return f"{least:g} to {10 * least:g} {unit}"
+        error, largest = formula.served.error(seconds), formula.served.largest_error
+        name = f"{module.FAMILY} model" + ("" if dtype == ANY else f" ({dtype})")
+        self._numbers.setdefault(name, Quantity(1.0, "1", largest, formula.served.source))
+        return Estimate(picoseconds(seconds), {name: error / largest if largest else 1.0}, error)
