@@ -36,6 +36,7 @@ def simulate(
     overwrite: bool = False,
     text: str = "",
     attributes: Mapping[str, Any] | None = None,
+    fold: bool | None = None,
     progress: bool = False,
 ) -> Results | None:
     """Simulate an experiment or a program, and return its result. **Collective.**
@@ -58,6 +59,8 @@ def simulate(
         The text of the experiment, to be kept with the result.
     attributes : mapping, optional
         What else is to be kept with the result.
+    fold : bool, optional
+        Whether to simulate one rank for all that are alike; see `mpisim.engine.simulate`.
     progress : bool
         Show the progress of a long run, if a person is watching.
 
@@ -90,7 +93,9 @@ def simulate(
 
     program = case.program if isinstance(case, Case) else case
     prices = case.cost if isinstance(case, Case) and cost is None else cost
-    run = engine.simulate(program, comm, cost=prices, critical_path=True, progress=progress)
+    run = engine.simulate(
+        program, comm, cost=prices, fold=fold, critical_path=True, progress=progress
+    )
 
     said = dict(attributes or {})
     if isinstance(case, Case) and comm.rank == 0:

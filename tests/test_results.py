@@ -285,8 +285,8 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
         assert set(results.versions) >= {"mpisim", "numpy", "h5py", "HDF5", "MPI"}
         assert (results.timeline is not None) == timeline
         if results.timeline is not None:
-            assert len(results.timeline) == 10 * n_ranks
-            assert len(results.timeline["begin"]) == 10 * n_ranks
+            assert len(results.timeline) == 10 * results.n_classes
+            assert len(results.timeline["begin"]) == 10 * results.n_classes
             for i, rank in enumerate(run.hosted.tolist()):
                 rows = results.timeline.rank(rank)
                 for column in ("begin", "end", "wire", "binding"):
@@ -317,7 +317,7 @@ def test_any_placement_gives_the_same_tables(comm: Any, folder: Path) -> None:
     (one, rows), (other, others) = found
     for table in ("kernels", "communications", "steps", "ranks"):
         for column, values in getattr(one, table).items():
-            if column != "process":
+            if column not in ("process", "class"):
                 np.testing.assert_array_equal(values, getattr(other, table)[column])
     for a, b in zip(rows, others, strict=True):
         for column, values in a.items():
@@ -341,7 +341,8 @@ def test_any_number_of_processes_finds_the_same(
         return
     from mpi4py import MPI
 
-    alone = collect(simulate(program, record=True, critical_path=True), comm=MPI.COMM_SELF)
+    run = simulate(program, fold=False, record=True, critical_path=True)
+    alone = collect(run, comm=MPI.COMM_SELF)
     assert alone is not None
     np.testing.assert_array_equal(results.ranks["process"], placement)
     here = {"n_processes": comm.size, "rounds": results.rounds}
@@ -383,7 +384,7 @@ def test_without_a_record_there_are_ends(comm: Any, folder: Path) -> None:
     with mpisim.open_results(folder / "run.h5") as results:
         assert not results.recorded
         assert results.ranks["end"].tolist() == [STEP] * 3
-        assert set(results.ranks) == {"end", "process", "rows"}
+        assert set(results.ranks) == {"end", "process", "class", "rows"}
         assert len(results.kernels["name"]) == len(results.communications["count"]) == 0
         assert results.rank_steps == {rank: {0: pytest.approx(241e-6)} for rank in range(3)}
         assert results.critical_path is None
@@ -457,7 +458,7 @@ def test_a_full_disk_on_one_process_fails_all(
     comm: Any, folder: Path, size: int, timeline: bool, before: bool
 ) -> None:
     path = folder / "run.h5"
-    run = simulate(straggler(2 * comm.size, steps=9), comm, record=True)
+    run = simulate(straggler(2 * comm.size, steps=9), comm, record=True, fold=False)
     if before:
         write_results(run, path, comm=comm, timeline=True, seed=1)
     full = comm.size - 1 if timeline else 0  # without a timeline only process 0 writes
@@ -583,7 +584,15 @@ DAMAGES = [
     (lambda p: p.write_text("x"), "run.h5: is not an HDF5 file"),
     (lambda p: p.write_bytes(p.read_bytes()[:-9000]), "run.h5: is truncated"),
     (lambda p: changed(p, lambda f: f.attrs.update(format="x")), "its format is 'x'"),
-    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 1"),
+    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 2"),
+    (
+        lambda p: changed(p, lambda f: f.attrs.update(format_version=1)),
+        r"older mpisim \(format version 1; .*\); simulate again",
+    ),
+    (
+        lambda p: changed(p, lambda f: f["ranks/class"].write_direct(np.full(4, 3, np.int32))),
+        "ranks/class is 3 in entry 0; it must be from 0 to",
+    ),
     (
         lambda p: changed(p, lambda f: f.attrs.__delitem__("digest")),
         "the file is damaged: .*digest",
@@ -598,7 +607,7 @@ DAMAGES = [
     (lambda p: shutil.rmtree(shard(p).parent), "its folder run.h5.shards together"),
     (lambda p: shard(p).write_bytes(shard(p).read_bytes()[:-900]), "0000.h5: is truncated"),
     (lambda p: shard(p).write_text("x"), "0000.h5: is not an HDF5 file"),
-    (lambda p: changed(shard(p), shortened), r"begin has shape \(19,\); .* expects \(20,\)"),
+    (lambda p: changed(shard(p), shortened), r"begin has shape \(9,\); .* expects \(10,\)"),
     (lambda p: changed(shard(p), lambda f: f.__delitem__("end")), "0000.h5: the file is damaged"),
     (
         lambda p: changed(shard(p), lambda f: f.attrs.update(digest="0" * 32)),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..results import Results
 
 __all__ = [
+    "add_fold_option",
     "add_report_options",
     "add_result_options",
     "check_json",
@@ -39,6 +40,15 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="lines of each list (default: 10)"
     )
+
+
+def add_fold_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--no-fold``: its value is the argument ``fold`` of `simulate`."""
+    parser.add_argument(
+        "--no-fold", dest="fold", action="store_const", const=False, default=None,
+        help="simulate every rank, even those that do the same as another at the same times "
+        "(slower; the result is the same)",
+    )  # fmt: skip
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:

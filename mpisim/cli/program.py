@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .output import add_result_options, check_json, check_options, check_outputs, deliver
+from .output import (
+    add_fold_option,
+    add_result_options,
+    check_json,
+    check_options,
+    check_outputs,
+    deliver,
+)
 
 __all__ = ["add_parser", "export_", "import_", "run", "show"]
 
@@ -77,6 +84,7 @@ def add_parser(subparsers: Any) -> None:
     go.add_argument(
         "--cluster", metavar="NAME", help="price communications without a duration on this cluster"
     )
+    add_fold_option(go)
     add_result_options(go)
     go.set_defaults(run=run)
     _add_exchange(actions)
@@ -169,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
             cost = find_cluster(args.cluster).cost()
     results = simulate(
         program, comm, cost=cost, output=args.output, timeline=args.timeline,
-        overwrite=args.overwrite, progress=True,
+        overwrite=args.overwrite, fold=args.fold, progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)
     if comm.rank == 0:

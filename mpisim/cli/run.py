@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .output import add_result_options, check_json, check_options, deliver
+from .output import add_fold_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..experiment import Experiment
@@ -48,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--save-program", metavar="FILE", help="write what every rank does (HDF5)"
     )
+    add_fold_option(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             save(case.program, args.save_program, overwrite=args.overwrite)
     results = simulate(
         case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-        text=text, progress=True,
+        text=text, fold=args.fold, progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)
     if comm.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,3 +178,15 @@ class Run:
     binding: list[NDArray[np.uint8]]
     critical_path: CriticalPath | None
     wall: dict[str, float]
+
+    @cached_property
+    def simulated(self) -> NDArray[np.int64]:
+        """Which entries of `hosted` are representatives of their class, in ascending order."""
+        of_rank = self.classes.of_rank[self.hosted]
+        return np.flatnonzero(self.classes.representative[of_rank] == self.hosted)
+
+    @cached_property
+    def stand_in(self) -> NDArray[np.int64]:
+        """Of each entry of `hosted`, the entry of `simulated` that stands for it; shape (h,)."""
+        of_rank = self.classes.of_rank[self.hosted]
+        return np.searchsorted(of_rank[self.simulated], of_rank)

@@ -19,6 +19,7 @@ from ..results import Results
 __all__ = ["figures", "path_by"]
 
 NOT_TIMES = ("process", "rows")
+"""Columns of ranks that are no times."""
 
 
 def figures(results: Results) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def figures(results: Results) -> dict[str, Any]:
     Returns
     -------
     dict
-        digest, step_time (s), step_time_ps, n_ranks, n_processes, rounds, recorded, ranks,
+        digest, step_time (s), step_time_ps, n_ranks, n_classes (of ranks that do the same at the
+        same times, of which one was simulated), n_processes, rounds, recorded, ranks,
         rank_steps, kernels, communications, critical_path (by kind, name and rank; None if there
         is none), attributes, program, versions, seed, experiment. In every rank compute_ps +
         exposed_ps + idle_ps is step_time_ps, and exposed_ps is exposed_waiting_ps +
@@ -43,6 +45,7 @@ def figures(results: Results) -> dict[str, Any]:
         "step_time": results.step_time,
         "step_time_ps": results.step_time_ps,
         "n_ranks": results.n_ranks,
+        "n_classes": results.n_classes,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
         "recorded": results.recorded,
@@ -86,8 +89,9 @@ def path_by(path: CriticalPath, what: str) -> list[dict[str, Any]]:
 
 
 def _ranks(results: Results) -> list[dict[str, int]]:
-    names = [c if c in NOT_TIMES else f"{c}_ps" for c in results.ranks]
-    values = zip(*(column.tolist() for column in results.ranks.values()), strict=True)
+    columns = {name: column for name, column in results.ranks.items() if name != "class"}
+    names = [c if c in NOT_TIMES else f"{c}_ps" for c in columns]
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [{"rank": rank, **dict(zip(names, row, strict=True))} for rank, row in enumerate(values)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.run import Apart
 from ..program import Kind, Operation
 from ..results import Results
 from ..text import aligned, one_line, shortened
@@ -17,6 +18,12 @@ from .times import Unit, apportioned, duration, percent, quantity, unit_for
 __all__ = ["render"]
 
 WIDTH = 100
+APART = {
+    Apart.SPEED: "their speed",
+    Apart.START: "their start",
+    Apart.GROUPS: "the size or cost of their communicators",
+    Apart.NEIGHBOURS: "the ranks they meet",
+}
 MOST_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
 
@@ -67,12 +74,17 @@ def _head(results: Results) -> list[str]:
         step += f"  ± {100 * error:.2g} %"
     processes = f"{results.n_processes} process" + ("es" if results.n_processes != 1 else "")
     rounds = f"{results.rounds} round" + ("s" if results.rounds != 1 else "")
-    n_rows = int(results.ranks["rows"].sum())
+    n_rows = sum(results.ranks["rows"].tolist())
+    ranks = f"{results.n_ranks:,} on {processes}, "
+    if results.n_classes < results.n_ranks:
+        ranks += f"{results.n_classes:,} class" + ("es, " if results.n_classes != 1 else ", ")
     facts = [
         ("step time", step),
         ("digest", results.digest),
-        ("ranks", f"{results.n_ranks:,} on {processes}, {rounds} of exchange, {n_rows:,} rows"),
+        ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
     ]
+    if results.classes["apart"].any():
+        facts.append(("classes", _told_apart(results)))
     if isinstance(error, str):
         facts.append(("uncertainty", one_line(error)))
     lists: list[str] = []
@@ -90,6 +102,16 @@ def _head(results: Results) -> list[str]:
     if not results.recorded:
         lists.append("Rows were not recorded: only the end of each rank is known.")
     return lines + lists
+
+
+def _told_apart(results: Results) -> str:
+    """Why there are more classes than tables, though ranks of a class do the same."""
+    apart = np.bincount(results.classes["apart"], minlength=len(Apart)).tolist()
+    whys = [f"{apart[why]:,} by {text}" for why, text in APART.items() if apart[why]]
+    return (
+        f"{sum(apart[1:]):,} of {sum(apart):,} differ from the largest with the same rows: "
+        + ", ".join(whys)
+    )
 
 
 def _memory(results: Results) -> list[str]:
@@ -123,7 +145,10 @@ def _ranks(results: Results, unit: Unit) -> list[str]:
             int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
         ]
         rows.append((str(rank), *_breakdown_cells(values, unit, unit.step)))
-    totals = [int(columns[c].sum()) for c in (*names, "communication", "host_busy", "host_waiting")]
+    # Python's integers: the sum over many ranks may be too large for 64 bits.
+    totals = [
+        sum(columns[c].tolist()) for c in (*names, "communication", "host_busy", "host_waiting")
+    ]
     rows.append(("mean", *_breakdown_cells(totals, unit, unit.step * results.n_ranks)))
     shown = aligned(rows, left=())
     if len(order) < results.n_ranks:
@@ -221,12 +246,14 @@ def _kernels(results: Results, top: int) -> list[str]:
 
 
 def _communications(results: Results, top: int) -> list[str]:
-    table = {name: column.tolist() for name, column in results.communications.items()}
-    n = len(table["count"])
+    columns = results.communications
+    n = len(columns["count"])
     if not n:
         return ["No communications."]
-    spent = [wire + waiting for wire, waiting in zip(table["wire"], table["waiting"], strict=True)]
+    wires = columns["wire"].tolist()
+    spent = (columns["wire"] + columns["waiting"]).tolist()
     whole = sum(spent)
+    table = {name: column[:top].tolist() for name, column in columns.items()}
     rows = [("count", "size each", "wire each", "waiting each", "bytes/wire", "ranks",
              "operation, communicator")]  # fmt: skip
     for i in range(min(n, top)):
@@ -246,7 +273,7 @@ def _communications(results: Results, top: int) -> list[str]:
         )
     return [
         f"Communications, {duration(whole)} over all ranks "
-        f"({percent(sum(table['wire']), whole)} % wire, the rest waiting for others)",
+        f"({percent(sum(wires), whole)} % wire, the rest waiting for others)",
         *(f"  {line}" for line in aligned(rows, left=(6,))),
         *_more(n, top, spent, whole),
     ]

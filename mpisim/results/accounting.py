@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.refine import ranges
 from ..engine.run import Binding, Run
 from ..program import Flag, Kind, Table
 
@@ -66,8 +67,9 @@ def break_down(run: Run) -> NDArray[np.int64]:
     int64, shape (h, len(BREAKDOWN))
         ps, one row a hosted rank, in the columns `BREAKDOWN`.
     """
-    pieces = np.zeros((len(run.hosted), len(BREAKDOWN)), np.int64)
-    for i, rank in enumerate(run.hosted.tolist()):
+    pieces = np.zeros((len(run.simulated), len(BREAKDOWN)), np.int64)
+    for number, i in enumerate(run.simulated.tolist()):
+        rank = int(run.hosted[i])
         table = run.program.table_of(rank)
         begin, end = run.begin[i], run.end[i]
         wire = wire_begins(table, begin, run.wire[i])
@@ -90,7 +92,7 @@ def break_down(run: Run) -> NDArray[np.int64]:
                 f"rank {rank}: {compute} + {exposed_time} + {idle} ps is not {run.step_time} ps"
             )
         on_wire = int(spent[exposed_wire].sum())
-        pieces[i] = (
+        pieces[number] = (
             compute,
             spent[computing & ((state & KERNEL) == 0)].sum(),
             spent[(state & (WIRE | OCCUPIED)) != 0].sum(),
@@ -100,7 +102,7 @@ def break_down(run: Run) -> NDArray[np.int64]:
             idle,
             *host_times(table, int(run.program.start[rank]), end, run.binding[i]),
         )
-    return pieces
+    return pieces[run.stand_in]
 
 
 def sweep(
@@ -207,13 +209,13 @@ def total_kernels(run: Run, names: NDArray[np.int64], n_names: int) -> NDArray[n
         Rows (kind, name, count, total ps, longest ps), by kind and name.
     """
     count, total, longest = np.zeros((3, 2 * n_names), np.int64)
-    for i, rank in enumerate(run.hosted.tolist()):
-        table = run.program.table_of(rank)
+    for i, alike in zip(run.simulated.tolist(), np.bincount(run.stand_in).tolist(), strict=True):
+        table = run.program.table_of(int(run.hosted[i]))
         rows = np.flatnonzero(table.kind <= Kind.COPY)
         key = table.kind[rows] * np.int64(n_names) + names[table.name[rows]]
         length = run.end[i][rows] - run.begin[i][rows]
-        np.add.at(count, key, 1)
-        np.add.at(total, key, length)
+        np.add.at(count, key, alike)
+        np.add.at(total, key, length * alike)
         np.maximum.at(longest, key, length)
     seen = np.flatnonzero(count)
     return np.stack([seen // max(n_names, 1), seen % max(n_names, 1), count[seen], total[seen],
@@ -236,9 +238,9 @@ def total_communications(run: Run) -> NDArray[np.int64]:
         Rows (communicator, operation, rows, wire ps, waiting ps, rows of known size, their bytes,
         their wire ps); a communication of n members is n rows.
     """
-    parts = [np.zeros((0, 8), np.int64)]
-    for i, rank in enumerate(run.hosted.tolist()):
-        table = run.program.table_of(rank)
+    parts = []
+    for i in run.simulated.tolist():
+        table = run.program.table_of(int(run.hosted[i]))
         rows = np.flatnonzero(table.is_communication)
         ready = run.begin[i][rows]
         wire = wire_begins(table, run.begin[i], run.wire[i])[rows]
@@ -246,27 +248,30 @@ def total_communications(run: Run) -> NDArray[np.int64]:
         known = size >= 0
         moving = run.end[i][rows] - wire
         columns = (
-            program_slots(run, rank)[table.slot[rows]], table.operation[rows], np.ones(len(rows)),
-            moving, wire - ready, known, np.where(known, size, 0), np.where(known, moving, 0),
+            table.slot[rows], table.operation[rows], np.ones(len(rows)), moving, wire - ready,
+            known, np.where(known, size, 0), np.where(known, moving, 0),
         )  # fmt: skip
         parts.append(added_up(np.stack([c.astype(np.int64) for c in columns], axis=1)))
-    return added_up(np.concatenate(parts))
+    # Every rank has these rows on communicators of its own.
+    at, owner = ranges(np.cumsum([0, *map(len, parts)]), run.stand_in)
+    met = np.concatenate([np.zeros((0, 8), np.int64), *parts])[at]
+    program = run.program
+    met[:, 0] = program.slots[program.slot_index[run.hosted[owner]] + met[:, 0]]
+    return added_up(met)
 
 
-def program_slots(run: Run, rank: int) -> NDArray[np.int64]:
-    """Return the communicators bound to the slots of a rank."""
-    return run.program.slots_of(rank).astype(np.int64)
-
-
-def added_up(rows: NDArray[np.int64], n_keys: int = 2) -> NDArray[np.int64]:
-    """Add up rows whose first columns, the keys, are equal; the result is in their order.
+def added_up(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Add up rows that agree in the first two columns (at least 0); the result is in their order.
 
     Examples
     --------
     >>> added_up(np.array([[1, 0, 5], [0, 9, 1], [1, 0, 7]])).tolist()
     [[0, 9, 1], [1, 0, 12]]
     """
-    keys, number = np.unique(rows[:, :n_keys], axis=0, return_inverse=True)
-    sums = np.zeros((len(keys), rows.shape[1] - n_keys), np.int64)
-    np.add.at(sums, number.reshape(-1), rows[:, n_keys:])
-    return np.concatenate([keys, sums], axis=1)
+    if not len(rows):
+        return rows
+    key = rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1]
+    order = np.argsort(key, kind="stable")
+    rows, key = rows[order], key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    return np.concatenate([rows[first, :2], np.add.reduceat(rows[:, 2:], first, axis=0)], axis=1)

@@ -54,8 +54,8 @@ def collect(
     recorded = is_recorded(run, comm)
     names, numbers = shared_names(program, comm)
 
-    lengths = [[rank, len(program.table_of(rank))] for rank in run.hosted.tolist()]
-    own = np.array(lengths, np.int64).reshape(-1, 2)
+    lengths = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
+    own = np.stack([run.hosted.astype(np.int64), lengths[program.table[run.hosted]]], axis=1)
     kernel_rows = np.zeros((0, 5), np.int64)
     meeting_rows = np.zeros((0, 8), np.int64)
     if recorded:
@@ -72,14 +72,28 @@ def collect(
     said = ("rank", "rows", *(BREAKDOWN if recorded else ()))
     of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], *said)
     del of_rank["rank"]
+    classes = run.classes
+    few = classes.representative
     return Results(
         step_time_ps=int(run.step_time),
         digest=run.digest,
         n_processes=comm.size,
         rounds=run.rounds,
         recorded=recorded,
-        ranks={"end": run.rank_end, "process": run.placement, **of_rank},
-        classes={"table": program.table, "speed": program.speed, "start": program.start},
+        ranks={
+            "end": run.rank_end,
+            "process": run.placement,
+            "class": classes.of_rank,
+            **of_rank,
+        },
+        classes={
+            "representative": few,
+            "count": classes.count,
+            "apart": classes.apart,
+            "table": program.table[few],
+            "speed": program.speed[few],
+            "start": program.start[few],
+        },
         steps=_by_column(steps[np.lexsort((steps[:, 1], steps[:, 0]))], "rank", "step", "duration"),
         kernels=_kernel_table(kernels, names),
         communications=_communication_table(meetings, program),
@@ -179,10 +193,9 @@ def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str,
     group = program.communicators.sizes[communicator]
     count = members // np.maximum(group, 1)
     # Members may bring different sizes, or some none: the mean of those that are known counts.
-    bytes_ = [
-        s * c // k if k else -1
-        for s, c, k in zip(size.tolist(), count.tolist(), known.tolist(), strict=True)
-    ]
+    # That is size * count // known, but for products too large for int64.
+    whole, rest = np.divmod(size, np.maximum(known, 1))
+    bytes_ = np.where(known > 0, whole * count + rest * count // np.maximum(known, 1), -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         bandwidth = np.where((known > 0) & (known_wire > 0), size / (known_wire * SECONDS), np.nan)
     order = np.lexsort((operation, communicator, -(wire + waiting)))
@@ -191,7 +204,7 @@ def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str,
         "operation": operation.astype(np.uint8),
         "size": group,
         "count": count,
-        "bytes": np.array(bytes_, np.int64),
+        "bytes": bytes_,
         "wire": wire,
         "waiting": waiting,
         "bandwidth": bandwidth,

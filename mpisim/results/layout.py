@@ -6,14 +6,20 @@
                                    experiment, n_processes, rounds, versions, ... and whatever
                                    the maker of the program has to say (assumptions, ...)
     summary/<scalar>               ps, s and counts
-    ranks/<column>                 one entry a rank
-    classes/<column>               one entry a rank
+    ranks/<column>                 one entry a rank; class: its entry in classes
+    classes/<column>               one entry a class of ranks that do the same at the same times:
+                                   the rank that was simulated for all, how many they are, and
+                                   what tells them from the largest class of the same table
+                                   (0 nothing, 1 speed, 2 start, 3 size or cost of a communicator,
+                                   4 ranks they meet)
     steps, kernels, communications/<column>
     communicators/index, members, names
     links                          attribute: no link was modelled
     critical_path/<column>, names  absent if it was not asked for
     timeline/<column>              absent if it was not asked for: virtual datasets over the
-                                   shard files, which are named in timeline/shards
+                                   shard files, which are named in timeline/shards. Rows of the
+                                   representatives alone: ranks of one class share them, but for
+                                   the communicators, which rank_slots has by slot
 """
 
 from __future__ import annotations
@@ -40,14 +46,18 @@ __all__ = [
 
 FORMAT = "mpisim-results"
 SHARD_FORMAT = "mpisim-timeline"
-VERSION = 1
+VERSION = 2
 
 Layout: TypeAlias = dict[str, tuple[type, str | None]]
 """Type and unit of each column; the type `object` stands for texts."""
 
-RANKS: Layout = {"end": (np.int64, "ps"), "process": (np.int32, None), "rows": (np.int64, None)}
+RANKS: Layout = {"end": (np.int64, "ps"), "process": (np.int32, None), "class": (np.int32, None),
+                 "rows": (np.int64, None)}  # fmt: skip
 RECORDED_RANKS: Layout = RANKS | dict.fromkeys(BREAKDOWN, (np.int64, "ps"))
 CLASSES: Layout = {
+    "representative": (np.int32, None),
+    "count": (np.int64, None),
+    "apart": (np.uint8, None),
     "table": (np.int32, None),
     "speed": (np.float64, None),
     "start": (np.int64, "ps"),

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
 from ..program import Communicators, Kind, Operation
 from . import layout
-from .results import Results, Timeline
+from .results import Results, SharedRows, Timeline
 
 if TYPE_CHECKING:
     from h5py import File, Group
@@ -53,17 +53,26 @@ def open_results(path: str | Path) -> Results:
     with ExitStack() as stack:
         # Shards are named relative to the file itself, not to a link to it.
         file = stack.enter_context(opened(os.path.realpath(path), layout.FORMAT, layout.VERSION))
+        if file.attrs["format_version"] < layout.VERSION:
+            raise InputError(
+                f"{path}: was written by an older mpisim (format version "
+                f"{file.attrs['format_version']}; this one reads {layout.VERSION}); simulate again"
+            )
         recorded = bool(file.attrs["recorded"])
         groups = _group(file, "communicators")
-        timeline = _open_timeline(file) if "timeline" in file else None
+        ranks = _read_table(file, "ranks", layout.RECORDED_RANKS if recorded else layout.RANKS)
+        classes = _read_table(file, "classes", layout.CLASSES)
+        _check_classes(file.filename, ranks["class"], classes["representative"])
+        few = classes["representative"][ranks["class"]]
+        timeline = _open_timeline(file, few) if "timeline" in file else None
         results = Results(
             step_time_ps=int(_group(file, "summary")["step_time"][()]),
             digest=text_of(file.attrs["digest"]),
             n_processes=int(file.attrs["n_processes"]),
             rounds=int(file.attrs["rounds"]),
             recorded=recorded,
-            ranks=_read_table(file, "ranks", layout.RECORDED_RANKS if recorded else layout.RANKS),
-            classes=_read_table(file, "classes", layout.CLASSES),
+            ranks=ranks,
+            classes=classes,
             steps=_read_table(file, "steps", layout.STEPS),
             kernels=_read_table(file, "kernels", layout.KERNELS),
             communications=_read_table(file, "communications", layout.COMMUNICATIONS),
@@ -111,6 +120,17 @@ def _read_table(file: File, name: str, described: layout.Layout) -> dict[str, ND
     return columns
 
 
+def _check_classes(
+    path: str, of_rank: NDArray[np.int32], representative: NDArray[np.int32]
+) -> None:
+    """Refuse classes and representatives that do not exist."""
+    for column, values, end in (
+        ("ranks/class", of_rank, len(representative)),
+        ("classes/representative", representative, len(of_rank)),
+    ):
+        _check_range(path, column, values, 0, end)
+
+
 def _check_numbers(path: str, results: Results) -> None:
     """Refuse numbers that stand for something the file does not have."""
     n_groups = len(results.communicators)
@@ -127,12 +147,16 @@ def _check_numbers(path: str, results: Results) -> None:
             ("critical_path/name", pieces.name, -1, len(pieces.names)),
         ]
     for column, values, least, end in numbers:
-        bad = (values < least) | (values >= end)
-        if bad.any():
-            raise InputError(
-                f"{path}: {column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
-                f"{least} to {end - 1}"
-            )
+        _check_range(path, column, values, least, end)
+
+
+def _check_range(path: str, column: str, values: NDArray[Any], least: int, end: int) -> None:
+    bad = (values < least) | (values >= end)
+    if bad.any():
+        raise InputError(
+            f"{path}: {column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
+            f"{least} to {end - 1}"
+        )
 
 
 def _read_critical_path(file: File) -> CriticalPath:
@@ -151,7 +175,7 @@ def _said(value: Any) -> Any:
     return value if isinstance(value, str) else []  # h5py.Empty
 
 
-def _open_timeline(file: File) -> Timeline:
+def _open_timeline(file: File, representative: NDArray[np.int32]) -> Timeline:
     """Open the timeline once every shard is known to be there and to belong to this file.
 
     HDF5 itself reads a missing shard as zeros.
@@ -177,10 +201,15 @@ def _open_timeline(file: File) -> Timeline:
                         f"{folder / name}: {column} has shape {found}; {file.filename} expects "
                         f"({rows},)"
                     )
-    offset = read_column(group, "rank_offset", np.int64)
+    n = len(representative)
     return Timeline(
         file,
         read_texts(group, "names"),
-        offset,
-        read_column(group, "rank_rows", np.int64, length=len(offset)),
+        read_column(group, "rank_offset", np.int64, length=n),
+        read_column(group, "rank_rows", np.int64, length=n),
+        SharedRows(
+            representative,
+            read_column(group, "rank_slot_index", np.int64, length=n + 1),
+            read_column(group, "rank_slots", np.int32),
+        ),
     )

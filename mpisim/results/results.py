@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ..program import Communicators
 if TYPE_CHECKING:
     from h5py import File
 
-__all__ = ["SECONDS", "Results", "Timeline"]
+__all__ = ["SECONDS", "Results", "SharedRows", "Timeline"]
 
 SECONDS = 1e-12
 """Seconds in a picosecond."""
@@ -26,19 +26,49 @@ SECONDS = 1e-12
 Columns = Mapping[str, NDArray[Any]]
 
 
+class SharedRows(NamedTuple):
+    """Whose rows a rank shares, and how its communicators differ from those in the rows."""
+
+    representative: NDArray[np.int32]
+    """Of each rank, the one whose rows are in the file."""
+    slot_index: NDArray[np.int64]
+    slots: NDArray[np.int32]
+    """As in a program: the communicators of each rank, by slot."""
+
+    def communicators(self, rank: int, column: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the column of a rank, given that of its representative; -1: none."""
+        there, here = (
+            self.slots[self.slot_index[r] : self.slot_index[r + 1]]
+            for r in (self.representative[rank], rank)
+        )
+        if not len(here):
+            return column
+        order = np.argsort(there)
+        slot = order[np.searchsorted(there[order], column).clip(max=len(order) - 1)]
+        return np.where(column < 0, column, here[slot])
+
+
 class Timeline:
     """Every row of every rank, read from the file when asked for.
+
+    Ranks of one class share the rows of their representative, which alone are in the file.
 
     Columns: begin, end, wire (ps, see `Run`), binding, kind, stream, name (index into `names`),
     communicator (-1: none), bytes (-1: unknown), phase, layer, micro_batch, step.
     """
 
     def __init__(
-        self, file: File, names: tuple[str, ...], offset: NDArray[np.int64], rows: NDArray[np.int64]
+        self,
+        file: File,
+        names: tuple[str, ...],
+        offset: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        shared: SharedRows,
     ) -> None:
         self._group = file["timeline"]
         self._offset = offset
         self._rows = rows
+        self._shared = shared
         self.names = names
 
     @property
@@ -47,11 +77,11 @@ class Timeline:
         return tuple(c for c in self._group if self._group[c].attrs.get("column", False))
 
     def __getitem__(self, column: str) -> NDArray[Any]:
-        """Return a column over all ranks, in the order of the file."""
+        """Return a column over all representatives, in the order of the file."""
         return self._read(column, slice(None))
 
     def __len__(self) -> int:
-        return int(self._rows.sum())
+        return int(self._rows[np.unique(self._shared.representative)].sum())
 
     def rank(self, rank: int) -> dict[str, NDArray[Any]]:
         """Return all columns of one rank, in the order of its rows."""
@@ -61,7 +91,9 @@ class Timeline:
             )
         first = int(self._offset[rank])
         rows = slice(first, first + int(self._rows[rank]))
-        return {column: self._read(column, rows) for column in self.columns}
+        found = {column: self._read(column, rows) for column in self.columns}
+        found["communicator"] = self._shared.communicators(rank, found["communicator"])
+        return found
 
     def _read(self, column: str, rows: slice) -> NDArray[Any]:
         if not self._group:
@@ -95,9 +127,11 @@ class Results:
         Whether rows were recorded; if not, there is only the end of each rank, and the breakdown,
         kernels and communications are empty.
     ranks : mapping of str to array, shape (n_ranks,)
-        end, process, rows; recorded runs also `BREAKDOWN` of `mpisim.results.accounting`.
-    classes : mapping of str to array, shape (n_ranks,)
-        table, speed, start: what makes ranks alike.
+        end, process, class, rows; recorded runs also `BREAKDOWN` of `mpisim.results.accounting`.
+    classes : mapping of str to array, shape (n_classes,)
+        Ranks that do the same at the same times: representative (the rank that was simulated),
+        count, apart (an `Apart`: what tells them from the largest class of the same table),
+        table, speed, start. A run that was not folded has a class for each rank.
     steps : mapping of str to array
         rank, step (-1: not said), duration.
     kernels : mapping of str to array
@@ -156,6 +190,11 @@ class Results:
     def n_ranks(self) -> int:
         """Number of simulated ranks."""
         return len(self.ranks["end"])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes of ranks; of ranks, if each was simulated itself."""
+        return len(self.classes["representative"])
 
     @property
     def rank_steps(self) -> dict[int, dict[int, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Program
 from ..steps import step_times
@@ -30,22 +31,28 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     int64, shape (n, 3)
         Rows (rank, step, ps), by rank and step. A step that is not said is -1.
     """
-    found: list[tuple[int, int, int]] = []
-    for i, rank in enumerate(run.hosted.tolist()):
-        table = program.table_of(rank)
-        if run.begin and program.attributes.get("source") == "traces":
-            times = step_times(table, program.names, run.begin[i], run.end[i])
-            found += [(rank, step, length) for step, length in times.items()]
-            continue
-        start = int(program.start[rank])
-        device = np.flatnonzero(table.is_device & (table.step >= 0))
-        steps, number = np.unique(table.step[device], return_inverse=True)
-        if len(steps) <= 1:
-            step = int(steps[0]) if len(steps) else -1
-            found.append((rank, step, int(run.rank_end[rank]) - start))
-        elif run.begin:
-            last = np.full(len(steps), np.iinfo(np.int64).min)
-            np.maximum.at(last, number, run.end[i][device])
-            lengths = np.diff(last, prepend=start)
-            found += zip([rank] * len(steps), steps.tolist(), lengths.tolist(), strict=True)
-    return np.array(found, np.int64).reshape(-1, 3)
+    parts = [_steps_of(program, run, i) for i in run.simulated.tolist()]
+    index = np.cumsum([0, *map(len, parts)])
+    at, owner = ranges(index, run.stand_in)
+    steps = np.concatenate([np.empty((0, 2), np.int64), *parts])[at]
+    return np.concatenate([run.hosted[owner].astype(np.int64)[:, None], steps], axis=1)
+
+
+def _steps_of(program: Program, run: Run, i: int) -> NDArray[np.int64]:
+    """Return rows (step, ps) of the i-th rank hosted here."""
+    rank = int(run.hosted[i])
+    table = program.table_of(rank)
+    if run.begin and program.attributes.get("source") == "traces":
+        times = step_times(table, program.names, run.begin[i], run.end[i])
+        return np.array(list(times.items()), np.int64).reshape(-1, 2)
+    start = int(program.start[rank])
+    device = np.flatnonzero(table.is_device & (table.step >= 0))
+    steps, number = np.unique(table.step[device], return_inverse=True)
+    if len(steps) <= 1:
+        step = int(steps[0]) if len(steps) else -1
+        return np.array([[step, int(run.rank_end[rank]) - start]], np.int64)
+    if not run.begin:
+        return np.empty((0, 2), np.int64)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.maximum.at(last, number, run.end[i][device])
+    return np.stack([steps.astype(np.int64), np.diff(last, prepend=start)], axis=1)

@@ -18,6 +18,7 @@ from ..errors import InputError, OutputError
 from ..files import check_output, hidden_name, reported
 from ..hdf5 import created, write_attributes, write_column, write_texts
 from ..parallel import agreed
+from ..program import Program
 from . import layout
 from .collect import collect, gathered, is_recorded, shared_names
 from .results import Results
@@ -127,7 +128,7 @@ def write_results(
                         "name a file on a shared file system"
                     )
                 _write_shard(run, stage / "shards" / f"{comm.rank:04d}.h5", numbers)
-            count = sum(map(len, run.begin))
+            count = sum(len(run.begin[i]) for i in run.simulated.tolist())
             rows = gathered(np.array([[count]], np.int64), comm)
         with agreed(comm), _called(path, stage):
             if results is not None:
@@ -135,7 +136,7 @@ def write_results(
                     _write_main(results, file)
                     if rows is not None:
                         shards = f"{check_output(path, overwrite=True).name}.shards"
-                        _join_shards(results, file, shards, rows[:, 0], names)
+                        _join_shards(results, run.program, file, shards, rows[:, 0], names)
                 publish()
     return results
 
@@ -293,16 +294,16 @@ def _storable(value: Any) -> Any:
 
 
 def _write_shard(run: Run, path: Path, numbers: NDArray[np.int64]) -> None:
-    """Write the rows of the ranks hosted here, rank after rank. No ranks, no file."""
+    """Write the rows of the ranks simulated here, rank after rank. No ranks, no file."""
     if not any(len(begin) for begin in run.begin):
         return
-    ranks = run.hosted.tolist()
+    ranks = run.hosted[run.simulated].tolist()
     tables = [run.program.table_of(rank) for rank in ranks]
 
     def column(name: str) -> list[NDArray[Any]]:
         if name in ("begin", "end", "wire", "binding"):
             values: list[NDArray[Any]] = getattr(run, name)
-            return values
+            return [values[i] for i in run.simulated.tolist()]
         if name == "name":
             return [numbers[table.name] for table in tables]
         if name == "communicator":  # slot -1 reads the -1 at the end
@@ -317,7 +318,12 @@ def _write_shard(run: Run, path: Path, numbers: NDArray[np.int64]) -> None:
 
 
 def _join_shards(
-    results: Results, file: File, folder: str, rows: NDArray[np.int64], names: tuple[str, ...]
+    results: Results,
+    program: Program,
+    file: File,
+    folder: str,
+    rows: NDArray[np.int64],
+    names: tuple[str, ...],
 ) -> None:
     """Join the shards to one dataset a column, and say where each rank's rows are in it."""
     import h5py
@@ -329,13 +335,19 @@ def _join_shards(
     write_texts(shards, "file", [f"{folder}/{process:04d}.h5" for process in present])
     write_column(shards, "rows", rows[present])
 
-    # A process writes its ranks in ascending order.
-    process, lengths = results.ranks["process"], results.ranks["rows"]
+    # A process writes its representatives in ascending order.
+    few = results.classes["representative"]
+    process, lengths = results.ranks["process"][few], results.ranks["rows"][few]
     order = np.argsort(process, kind="stable")
     offset = np.zeros(len(process), np.int64)
     offset[order] = np.cumsum(lengths[order]) - lengths[order]
+    offset = offset[results.ranks["class"]]
     write_column(timeline, "rank_offset", offset, about="first row of each rank in the columns")
-    write_column(timeline, "rank_rows", lengths, about="number of rows of each rank")
+    write_column(timeline, "rank_rows", results.ranks["rows"], about="number of rows of each rank")
+    write_column(timeline, "rank_slot_index", program.slot_index, about="index of rank_slots")
+    write_column(
+        timeline, "rank_slots", program.slots, about="communicator of each slot of each rank"
+    )
 
     total = int(rows.sum())
     for name, (dtype, units) in layout.TIMELINE.items():
