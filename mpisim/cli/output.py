@@ -55,8 +55,9 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     """Add ``-o``, ``--timeline`` and ``--overwrite``, and the options of a report."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
     parser.add_argument(
-        "--timeline", action="store_true", help="write every row of every rank, too"
-    )
+        "--timeline", action="store_true",
+        help="write every row of every rank, too; ranks that do the same share theirs",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_report_options(parser)
 

@@ -181,7 +181,9 @@ def _groups_alike(
     label = groups.sizes
     if cost is not None:
         known: dict[Hashable, int] = {}
-        asked = np.unique(program.slots[unpriced]).tolist()
+        priced = np.zeros(len(groups), bool)
+        priced[program.slots[unpriced]] = True
+        asked = np.flatnonzero(priced).tolist()
         kind = np.zeros(len(groups), np.int64)
         members, index = groups.members.tolist(), groups.index.tolist()
         kind[asked] = [

@@ -83,14 +83,14 @@ def refine(
         entries = ranks.label[member[at]] * n_slots + slot[at]
         changed = groups.split(asked_groups, *_sets(owner, entries, len(asked_groups)))
         if not first:
-            asked_ranks = np.unique(member[ranges(group_index, changed)[0]])
+            asked_ranks = _distinct(member[ranges(group_index, changed)[0]])
         first = False
         at, owner = ranges(met.index, asked_ranks)
         index = np.searchsorted(owner, np.arange(len(asked_ranks) + 1))
         changed = ranks.split(asked_ranks, groups.label[met.group[at]], index)
         if most is not None and ranks.n_labels > most:
             return None
-        asked_groups = np.unique(met.group[ranges(met.index, changed)[0]])
+        asked_groups = _distinct(met.group[ranges(met.index, changed)[0]])
     return ranks.label, groups.label
 
 
@@ -201,6 +201,12 @@ def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
 def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
     """Return the distinct entries of each owner, ascending, and where each owner's begin."""
     entries, n_entries = dense(entries)
-    pairs = np.unique(owner * n_entries + entries)
+    pairs = _distinct(owner * n_entries + entries)
     owners = pairs // max(n_entries, 1)
     return pairs - owners * n_entries, np.searchsorted(owners, np.arange(n + 1))
+
+
+def _distinct(values: Ints) -> Ints:
+    """As numpy.unique, which puts them into a hash table first: slower for values such as these."""
+    values = np.sort(values)
+    return values[np.diff(values, prepend=-1) != 0]

@@ -41,20 +41,28 @@ def signatures(program: Program) -> NDArray[np.int64]:
     ndarray of int64, shape (n, 4)
         Rows (communicator, rank, number of operations, hash of the sequence of operations).
     """
-    known: dict[tuple[int, int], tuple[int, int]] = {}
-    rows = []
-    for rank in range(program.n_ranks):
-        number = int(program.table[rank])
+    n_bound = np.diff(program.slot_index)
+    owner = np.repeat(np.arange(program.n_ranks), n_bound)
+    slot = np.arange(len(owner)) - program.slot_index[owner]
+    widest = np.zeros(len(program.tables), np.int64)
+    np.maximum.at(widest, program.table, n_bound)
+    offset = np.cumsum(widest) - widest
+    # What each table that is held does on each of its slots.
+    done = np.zeros((int(widest.sum()), 2), np.int64)
+    held = np.array([table is not None for table in program.tables], bool)
+    for number in np.flatnonzero(held & (widest > 0)).tolist():
         table = program.tables[number]
-        if table is None:
-            continue
-        for slot, communicator in enumerate(program.slots_of(rank).tolist()):
-            if (number, slot) not in known:
-                sequence = _sequence(table, slot)
-                digest = hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()
-                known[number, slot] = (len(sequence), int.from_bytes(digest, "little", signed=True))
-            rows.append((communicator, rank, *known[number, slot]))
-    return np.array(rows, np.int64).reshape(-1, 4)
+        assert table is not None
+        for i in range(int(widest[number])):
+            sequence = _sequence(table, i)
+            digest = hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()
+            done[offset[number] + i] = (
+                len(sequence), int.from_bytes(digest, "little", signed=True)
+            )  # fmt: skip
+    here = held[program.table[owner]]
+    owner, slot = owner[here], slot[here]
+    count, digests = done[offset[program.table[owner]] + slot].T
+    return np.stack([program.slots[here].astype(np.int64), owner, count, digests], axis=1)
 
 
 def differing(found: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -15,6 +15,9 @@ from .table import Table
 
 __all__ = ["Communicators", "Program"]
 
+PAIR = ((Kind.SEND, 0), (Kind.RECV, 1))
+"""Where the rank that does each half of a point-to-point pair stands in its communicator."""
+
 
 @dataclass(frozen=True, eq=False)
 class Communicators:
@@ -241,32 +244,55 @@ def _check_bindings(program: Program) -> None:
         c, rank = divmod(int(membership[:-1][membership[1:] == membership[:-1]][0]), n)
         raise ProgramError(f"communicator {c} ({groups.names[c]}): rank {rank} is in it twice")
     bound = slots.astype(np.int64) * n + owner
-    missing = ~np.isin(bound, membership)
+    missing = np.append(membership, -1)[np.searchsorted(membership, bound)] != bound
     if missing.any():
         at = int(np.argmax(missing))
         raise ProgramError(
             f"rank {owner[at]} is bound to communicator {slots[at]} "
             f"({groups.names[slots[at]]}), but is not a member"
         )
-    if len(np.unique(bound)) != len(bound):
-        values, counts = np.unique(bound, return_counts=True)
-        c, rank = divmod(int(values[counts > 1][0]), n)
+    bound = np.sort(bound)
+    twice = bound[1:][bound[1:] == bound[:-1]]
+    if len(twice):
+        c, rank = divmod(int(twice[0]), n)
         raise ProgramError(f"rank {rank} binds two slots to communicator {c} ({groups.names[c]})")
-    for rank in range(n):
+    for rank in _unpaired(program)[:1].tolist():
         table = program.tables[program.table[rank]]
-        if table is not None:
-            _check_pairs(program, rank, table)
+        assert table is not None
+        _refuse_pairs(program, rank, table)
 
 
-def _check_pairs(program: Program, rank: int, table: Table) -> None:
-    """Refuse a rank with too few slots, or SEND and RECV on anything but an ordered pair."""
+def _unpaired(program: Program) -> NDArray[np.intp]:
+    """Return ranks with too few slots, or SEND and RECV on anything but an ordered pair."""
+    groups, n_bound = program.communicators, np.diff(program.slot_index)
+    bad = np.zeros(program.n_ranks, bool)
+    order = np.argsort(program.table, kind="stable")
+    numbers, first = np.unique(program.table[order], return_index=True)
+    for number, ranks in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
+        table = program.tables[number]
+        if table is None:
+            continue
+        bad[ranks] = n_bound[ranks] < table.n_slots
+        ranks = ranks[~bad[ranks]]
+        for kind, position in PAIR:
+            for slot in table.slots_with(kind):
+                bound = program.slots[program.slot_index[ranks] + slot]
+                of_two = groups.sizes[bound] == 2
+                bad[ranks[~of_two]] = True
+                there = groups.members[groups.index[bound[of_two]] + position]
+                bad[ranks[of_two][there != ranks[of_two]]] = True
+    return np.flatnonzero(bad)
+
+
+def _refuse_pairs(program: Program, rank: int, table: Table) -> None:
+    """Say what is wrong with a rank of `_unpaired`."""
     bound = program.slots_of(rank)
     if table.n_slots > len(bound):
         raise ProgramError(
             f"rank {rank}: table {table.label!r} uses {table.n_slots} communicator slots, "
             f"{len(bound)} are bound"
         )
-    for kind, position in ((Kind.SEND, 0), (Kind.RECV, 1)):
+    for kind, position in PAIR:
         for slot in table.slots_with(kind):
             group = program.communicators.group(int(bound[slot]))
             if len(group) != 2 or group[position] != rank:
