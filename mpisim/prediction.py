@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .engine.run import PieceKind, Run
 from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
-from .kernels import Gpu, Roofline, find_gpu
+from .kernels import Gpu, KernelModel, Roofline, find_gpu
 from .memory import Verdict, advice, assess, evaluator, remedies
 from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
@@ -28,7 +29,6 @@ LEFT_OUT = (
     "links shared by communications that run at the same time",
     "the slowdown of kernels and communications that overlap",
     "NCCL's choice of algorithm and protocol: one latency and one bandwidth for each link",
-    "tiles and waves of matrix products, clocks under the power limit",
     "input pipeline, checkpoints, jitter, stragglers",
 )
 
@@ -97,7 +97,7 @@ def prepare(experiment: Experiment) -> Case:
         if not verdict.fits:
             hints = _fitting(experiment, gpus, verdict, cluster, gpu)
         return Case(
-            experiment, cluster, gpu, training_step(layout, Roofline(gpu)),
+            experiment, cluster, gpu, training_step(layout, _kernel_model(experiment, gpu)),
             cluster.cost(choice.nodes), verdict, hints,
         )  # fmt: skip
     except InputError as error:
@@ -120,6 +120,20 @@ def _fitting(
         + (f"It fits with any of: {fits}. " if found else "No single change makes it fit. ")
         + "--allow-oom simulates it all the same"
     )
+
+
+def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:
+    choice = experiment.kernels
+    if choice.model == "roofline":
+        if choice.calibration is not None:
+            raise InputError("kernels.calibration is given; kernels.model = 'roofline' has none")
+        return Roofline(gpu)
+    from .kernels.analytical.calibration import Calibration
+    from .kernels.analytical.model import Analytical
+
+    if choice.calibration is None:
+        return Analytical(gpu)
+    return Analytical(gpu, Calibration.read(Path(experiment.source).parent / choice.calibration))
 
 
 def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str, Any]:

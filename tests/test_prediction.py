@@ -13,7 +13,7 @@ from toys import instant
 import mpisim
 from mpisim import engine
 from mpisim.errors import InputError, MpisimError, OutputError
-from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer, defaulted, load, read
+from mpisim.experiment import ClusterChoice, Experiment, KernelChoice, Plan, Transformer, defaulted, load, read
 from mpisim.kernels import Roofline
 from mpisim.prediction import Case, PathShares, prepare, statements
 from mpisim.program import Operation, Program, ProgramBuilder
@@ -97,7 +97,7 @@ HOST_BOUND = small(tp=1, dp=1, micro_batch=1, global_batch=4)
 def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
     # Each number is made 0.1 % larger in turn, and everything simulated again: the step changes by
     # 0.1 % of the share that was said, less for rates and more for times.
-    case = prepare(experiment)
+    case = prepare(dataclasses.replace(experiment, kernels=KernelChoice("roofline")))
     run = run_of(case)
     exact = {
         name: dataclasses.replace(number, error=1.0)
@@ -132,6 +132,35 @@ def test_statements() -> None:
     assert all(
         len(line) <= 100 for lines in said.values() if isinstance(lines, list) for line in lines
     )
+
+
+def test_the_kernel_models_error_is_in_the_answer() -> None:
+    case = prepare(SMALL)
+    run = run_of(case)
+    found = statements(case, run, {})
+    assert any(line.startswith("gemm model (bf16)") for line in found["uncertainty_sources"])
+    assert 0.02 < found["uncertainty"] < 0.5
+    plain = statements(*_simulated(KernelChoice("roofline")), {})
+    assert any(line.startswith("gemm_fraction") for line in plain["uncertainty_sources"])
+
+
+def _simulated(kernels: KernelChoice) -> tuple[Case, engine.Run]:
+    case = prepare(dataclasses.replace(SMALL, kernels=kernels))
+    return case, run_of(case)
+
+
+def test_a_calibration_of_the_users(tmp_path: Path) -> None:
+    from mpisim.data import text
+
+    (tmp_path / "mine.toml").write_text(text("calibration/kernels.toml"))
+    source = str(tmp_path / "experiment.toml")
+    choice = KernelChoice(calibration="mine.toml")
+    case = prepare(dataclasses.replace(SMALL, kernels=choice, source=source))
+    assert run_of(case).digest == run_of(prepare(SMALL)).digest
+    with pytest.raises(InputError, match="no.toml"):
+        prepare(dataclasses.replace(SMALL, kernels=KernelChoice(calibration="no.toml")))
+    with pytest.raises(InputError, match="'roofline' has none"):
+        prepare(dataclasses.replace(SMALL, kernels=KernelChoice("roofline", "mine.toml")))
 
 
 def test_defaults_are_told_apart_from_what_was_given() -> None:

@@ -36,13 +36,19 @@ class KernelChoice:
 
     Attributes
     ----------
-    model : {"roofline"}
+    model : {"analytical", "roofline"}
+        Formulas of each family of operators with constants fitted to measured kernels, or the
+        slower of arithmetic and memory traffic at a typical share of each peak.
+    calibration : str, optional
+        Constants of the analytical model: a file that ``mpisim calibrate kernels`` has written, its
+        path relative to the experiment's. Those that come with mpisim if not given.
     gpu : str, optional
         A GPU of ``mpisim list gpus``, or the path of a TOML file with one, in place of the
         cluster's own.
     """
 
-    model: Literal["roofline"] = "roofline"
+    model: Literal["analytical", "roofline"] = "analytical"
+    calibration: str | None = None
     gpu: str | None = None
 
 
