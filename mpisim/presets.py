@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .data import text
 from .errors import InputError, nearest
+from .files import reason
 from .schema import parse
 
 __all__ = ["SUFFIX", "Preset", "find", "match", "names", "packaged"]
@@ -108,8 +109,8 @@ def _from_file(path: Path, kind: str) -> Preset:
         contents = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
     tables = parse(contents, str(path))
     if len(tables) != 1 or not isinstance(next(iter(tables.values())), dict):
         found = ", ".join(tables) or "nothing"

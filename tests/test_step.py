@@ -207,7 +207,7 @@ def test_recomputation_runs_forward_again() -> None:
 @pytest.mark.parametrize(
     ("layers", "gpus", "plan", "message"),
     [
-        (3, 2, {"pp": 2}, "3 layers do not spread evenly over plan.pp × plan.vpp = 2 parts"),
+        (3, 2, {"pp": 2}, "3 layers cannot be spread evenly over plan.pp × plan.vpp = 2 parts"),
         (3, 2, {"pp": 2, "stages": (1, 1)}, "adds up to 2 layers; the model has 3"),
         (3, 2, {"pp": 2, "stages": (3, 0)}, "part 1 of the pipeline has no layer"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
+from ..files import reason
 
 __all__ = ["Config", "read_config"]
 
@@ -108,10 +109,12 @@ def read_config(file: Path) -> Config:
         If it cannot be read, or holds no table.
     """
     try:
-        table = json.loads(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        contents = file.read_bytes()
+    except (OSError, ValueError) as error:  # a name with a null character
+        raise InputError(f"{file}: cannot be read: {reason(error)}") from error
+    try:
+        table = json.loads(contents)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(table, dict):
         raise InputError(f"{file}: holds no table; is it a config.json?")

@@ -11,6 +11,7 @@ behind a block (Gemma 2).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,7 @@ def from_config(path: str | Path) -> Keys:
         If the file cannot be read, its `model_type` is not known, or a key is missing or makes no
         sense; the message names file and key.
     """
-    file = Path(path)
-    if file.is_dir():
-        file /= "config.json"
+    file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     config = read_config(file)
     model_type = config.text("model_type", "")
     if not model_type:

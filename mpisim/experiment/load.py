@@ -152,17 +152,18 @@ def _model(table: Mapping[str, Any], source: str) -> Model:
             raise InputError(f"{source}: key 'model.{key}' is {value!r}; it must be a text")
     if preset is not None and config is not None:
         raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
-    if preset is not None:
-        from .presets import find_model
+    try:
+        if preset is not None:
+            from .presets import find_model
 
-        try:
-            base = dict(find_model(preset))
-        except InputError as error:
-            raise InputError(f"{source}: key 'model.preset': {error}") from error
-    elif config is not None:
-        from .huggingface import from_config
+            base = find_model(preset)
+        elif config is not None:
+            from .huggingface import from_config
 
-        base = dict(from_config(Path(source).parent / config))
+            base = from_config(Path(source).parent / config)
+    except InputError as error:
+        key = "hf_config" if preset is None else "preset"
+        raise InputError(f"{source}: key 'model.{key}': {error}") from error
     family = given.get("family", base.get("family"))
     if family is None:
         raise InputError(f"{source}: [model] needs one of 'preset', 'hf_config' and 'family'")
@@ -197,6 +198,6 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
                 raise UsageError(f"--set {change}: {name!r} is no table")
         try:
             within[last] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             within[last] = value.strip()
     return table

@@ -114,8 +114,8 @@ class Transformer:
     shared_ffn_hidden: Count | None = None
     dense_layers: Optional = 0
     moe_every: Count = 1
-    mtp_layers: Optional = 0
-    decoder_layers: Optional = 0
+    mtp_layers: Annotated[int, Limits(least=0, most=100)] = 0
+    decoder_layers: Annotated[int, Limits(least=0, most=30_000)] = 0
     decoder_seq_len: Large | None = None
     image: Count = 224
     patch: Count = 16
@@ -140,6 +140,21 @@ class Transformer:
             raise InputError(
                 f"decoder_layers is {self.decoder_layers}; family 't5' needs 1 or more, "
                 "others have none"
+            )
+        if self.layers + self.decoder_layers > 30_000:
+            raise InputError(
+                f"layers and decoder_layers are {self.layers + self.decoder_layers} together; "
+                "there can be 30000"
+            )
+        if self.family == "t5" and (self.experts or self.attention == "mla"):
+            key = "experts" if self.experts else "attention"
+            raise InputError(
+                f"{key} is {getattr(self, key)!r}; family 't5' has no experts and attention = 'mha'"
+            )
+        if self.mtp_layers and self.family in ("bert", "t5", "vit"):
+            raise InputError(
+                f"mtp_layers is {self.mtp_layers}; family {self.family!r} predicts no further "
+                "tokens: only gpt, llama and moe do"
             )
         if self.family == "vit":
             divides("image", self.image, "patch", self.patch)

@@ -72,7 +72,7 @@ class Verdict:
         what = "fits" if self.fits else "does not fit"
         many = len(self.stages) > 1
         where = f"stage {worst.stage} of {len(self.stages)}" if many else "every GPU"
-        needs = f"{_gib(worst.total)} ± {worst.error / GIB:.1f} of {_gib(self.capacity)}"
+        needs = f"{_gib(worst.total)} ± {worst.error / GIB:,.1f} of {_gib(self.capacity)}"
         left = f"{_gib(abs(self.headroom))} {'free' if self.fits else 'missing'}"
         doubt = "" if self.certain else "; too close to call"
         return f"{what} into {self.gpu}: {where} needs {needs}, {left}{doubt}"
@@ -123,7 +123,7 @@ class Verdict:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+    return f"{size / GIB:,.1f} GiB"
 
 
 def _hundredths(steps: int) -> str:

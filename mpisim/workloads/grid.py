@@ -82,14 +82,14 @@ class Grid:
         """
         model = plan.tp * plan.cp * plan.pp
         sizes = f"tp × cp × pp = {plan.tp} × {plan.cp} × {plan.pp} = {model}"
-        if plan.dp is None and gpus % model:
-            raise InputError(f"{sizes} does not divide the {gpus} GPUs of the cluster; set dp")
-        dp = gpus // model if plan.dp is None else plan.dp
+        dp = max(1, gpus // model) if plan.dp is None else plan.dp
         if dp * model > gpus:
             raise InputError(
                 f"the plan needs {dp * model} GPUs (dp = {dp}, {sizes}), but the cluster has "
                 f"{gpus}: raise 'nodes' in [cluster]"
             )
+        if plan.dp is None and gpus % model:
+            raise InputError(f"{sizes} does not divide the {gpus} GPUs of the cluster; set dp")
         order = tuple(plan.order.split("-"))
         return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order)
 

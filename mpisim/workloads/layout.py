@@ -17,6 +17,9 @@ from .schedules import Pipeline, pipeline
 
 __all__ = ["Layout", "lay_out"]
 
+MOST = 2**15
+"""Micro-batches of a pipeline, and blocks of a model: what the columns of a table can count."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -65,6 +68,11 @@ def lay_out(experiment: Experiment, gpus: int) -> Layout:
         raise InputError(
             f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
             f"micro_batch = {grid.dp} × {plan.micro_batch} = {each}"
+        )
+    if micro_batches > MOST:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}: {micro_batches} micro-batches of "
+            f"dp × micro_batch = {each}; there can be {MOST}: raise micro_batch or dp"
         )
     laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
     networks, network = _networks(experiment, grid)

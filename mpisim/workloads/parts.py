@@ -10,6 +10,9 @@ from .operators import Layer, Network
 
 __all__ = ["Part", "split"]
 
+MOST_SHOWN = 16
+"""Parts up to which a message writes their layers out."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -72,10 +75,14 @@ def _even(blocks: int, plan: Plan, parts: int) -> list[int]:
     extra = plan.account_for_embedding + plan.account_for_loss
     each, rest = divmod(blocks + extra, parts)
     if rest:
-        counted = f"{blocks} layers" + (f" and {extra} for embedding and loss" if extra else "")
+        counted = "1 layer" if blocks == 1 else f"{blocks} layers"
+        if extra:
+            counted += f" and {extra} for embedding and loss"
+        uneven = [blocks // parts + (part < blocks % parts) for part in range(parts)]
+        such = f", such as {uneven}" if 0 < min(uneven) and parts <= MOST_SHOWN else ""
         raise InputError(
-            f"{counted} do not spread evenly over plan.pp × plan.vpp = {parts} parts of the "
-            "pipeline; give the layers of each in plan.stages"
+            f"{counted} cannot be spread evenly over plan.pp × plan.vpp = {parts} parts of the "
+            f"pipeline; give the layers of each in plan.stages{such}"
         )
     counts = [each] * parts
     counts[0] -= plan.account_for_embedding

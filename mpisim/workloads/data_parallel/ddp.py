@@ -17,6 +17,7 @@ updates it and broadcasts it. Here all ranks update as much as the busiest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapreplace
 from typing import ClassVar
 
 from mpisim.kernels.operations import Elementwise
@@ -152,12 +153,12 @@ class Ddp(Strategy):
     def _shares(self, expert: bool) -> list[list[int]]:
         """Return the sizes of each rank's parameters: the largest first, to whom has the least."""
         shares: list[list[int]] = [[] for _ in range(self.sharers(expert))]
-        loads = [0] * len(shares)
+        loads = [(0, rank) for rank in range(len(shares))]
         sizes = (each.size for chunk in self.held for each in chunk if each.expert is expert)
         for size in sorted(sizes, reverse=True):
-            rank = loads.index(min(loads))
+            load, rank = loads[0]
             shares[rank].append(size)
-            loads[rank] += size
+            heapreplace(loads, (load + size, rank))
         return shares
 
     def _reduction(self, bucket: Bucket) -> Communicate:
