@@ -79,7 +79,7 @@ def _even(blocks: int, plan: Plan, parts: int) -> list[int]:
         if extra:
             counted += f" and {extra} for embedding and loss"
         uneven = [blocks // parts + (part < blocks % parts) for part in range(parts)]
-        such = f", such as {uneven}" if 0 < min(uneven) and parts <= MOST_SHOWN else ""
+        such = f", such as {uneven}" if min(uneven) > 0 and parts <= MOST_SHOWN else ""
         raise InputError(
             f"{counted} cannot be spread evenly over plan.pp × plan.vpp = {parts} parts of the "
             f"pipeline; give the layers of each in plan.stages{such}"
