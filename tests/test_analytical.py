@@ -14,13 +14,15 @@ from mpisim.kernels import find_gpu, gpu_names
 from mpisim.kernels.analytical import Analytical, Machine, family_module
 from mpisim.kernels.analytical.calibration import (
     OTHER_FORMAT,
+    STRANGER,
     TEXTBOOK,
     Bin,
     Calibration,
     Table,
     decade,
+    packaged_calibration,
 )
-from mpisim.kernels.analytical.family import Constant
+from mpisim.kernels.analytical.family import MODULES, Constant
 from mpisim.kernels.operations import Copy, Gemm, Kernel
 
 
@@ -127,6 +129,15 @@ def test_other_formats_stand_in():
 
 
 @pytest.mark.usefixtures("toy")
+def test_strangers_are_known_less_well():
+    found = Calibration({("gemm", "any", "fp16"): table(0.5)})  # of a V100
+    kin = found.serve("gemm", Machine.of(find_gpu("h100-sxm")), "fp16")
+    assert kin.error(1e-3) == pytest.approx(0.1)
+    amd = found.serve("gemm", Machine.of(find_gpu("mi300x")), "fp16")
+    assert amd.error(1e-3) == pytest.approx(np.hypot(0.1, STRANGER))
+
+
+@pytest.mark.usefixtures("toy")
 def test_one_gpu_alone_says_less_of_others():
     gpu = Machine.of(find_gpu("h200"))
     alone = dataclasses.replace(table(0.5), held_out="shapes")
@@ -215,6 +226,19 @@ def test_a_gpu_without_the_format():
     model = Analytical(find_gpu("p4"), Calibration())
     with pytest.raises(InputError, match="has no bf16"):
         model.estimate(Gemm(1, 1, 1))
+
+
+def test_the_packaged_calibration():
+    tables = packaged_calibration().tables
+    assert {family for family, _, _ in tables} == set(MODULES.values())
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        model = Analytical(gpu)
+        for dtype in gpu.formats:
+            error = model.estimate(Gemm(4096, 4096, 4096, dtype=dtype)).error
+            assert 0 < error < 0.8
+            seconds = model.estimate(Gemm(8192, 8192, 8192, dtype=dtype)).duration * 1e-12
+            assert 0.15 < 2 * 8192**3 / seconds / gpu.peak(dtype).si < 1.1, (name, dtype)
 
 
 def test_copies_have_no_format():

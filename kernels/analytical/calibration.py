@@ -8,7 +8,7 @@ architecture and format, ``[gemm.ampere.fp16]``, and for all GPUs together, ``[g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 
 from mpisim.data import text
 from mpisim.errors import InputError, nearest
+from mpisim.presets import packaged
 from mpisim.schema import Limits, build, parse
 
+from ..gpu import FILE as PRESETS
 from .family import ANY, MODULES, Constant, load
 from .machine import Machine
 
@@ -59,6 +61,11 @@ occur, efficiencies differ by 5 to 25 % (``data/gpu_families.toml``)."""
 OTHER_GPU = 0.1
 """Relative error added where one GPU's constants serve another and nothing says how far GPUs
 differ."""
+
+STRANGER = 0.25
+"""Relative error added where no GPU of the architecture or of its kin was measured: NeuSight's fp32
+products on MI100 and MI210 are 30 to 45 % off by what NVIDIA's GPUs say, and the best bf16 product
+of an MI300X is (github:stas00/ml-engineering, compute/accelerator) by 32 %."""
 
 TEXTBOOK = 0.4
 """Relative error where nothing was fitted at all."""
@@ -138,17 +145,17 @@ class Table:
         held-out rows were; outliers beyond do not widen it.
         """
         at = decade(seconds)
-        near = min(self._believed, key=lambda each: (abs(each.decade - at), -each.rows))
+        believed = [each for each in self.errors if each.rows >= FEWEST]
+        if not believed:
+            return self.largest_error
+        near = min(believed, key=lambda each: (abs(each.decade - at), -each.rows))
         return near.p90 / NORMAL
 
     @property
     def largest_error(self) -> float:
         """The relative standard error of the decade that is foretold worst."""
-        return max(each.p90 for each in self._believed) / NORMAL
-
-    @property
-    def _believed(self) -> Sequence[Bin]:
-        return [each for each in self.errors if each.rows >= FEWEST] or self.errors
+        believed = [each for each in self.errors if each.rows >= FEWEST] or self.errors
+        return max(each.p90 for each in believed) / NORMAL
 
 
 def decade(seconds: float) -> int:
@@ -250,6 +257,7 @@ class Calibration:
         The GPU's own come first, then its architecture's and those of its kin, then those of all
         GPUs; and the same again for the formats that may stand in.
         """
+        related = {gpu.family, *KIN.get(gpu.family, ())}
         for other in INSTEAD[dtype]:
             for owner in (gpu.name, gpu.family, *KIN.get(gpu.family, ()), ANY):
                 table = self.tables.get((family, owner, other))
@@ -261,10 +269,20 @@ class Calibration:
                         table,
                         f"{family}.{owner}.{other}",
                         borrowed=owner != gpu.name or not alike,
-                        added=math.hypot(OTHER_FORMAT * (not alike), OTHER_GPU * alone),
+                        added=math.hypot(
+                            OTHER_FORMAT * (not alike),
+                            OTHER_GPU * alone,
+                            STRANGER * (not related & _families(table)),
+                        ),
                     )
         constants = {each.name: each.start for each in load(family).CONSTANTS}
         return Served(constants, None, "textbook", borrowed=True, added=TEXTBOOK)
+
+
+def _families(table: Table) -> set[str]:
+    """Return the architectures of the GPUs that a table was fitted to."""
+    presets = packaged(PRESETS)
+    return {presets[name]["family"] for name in table.gpus if name in presets}
 
 
 def _tables(found: Any, source: str, key: str) -> dict[str, Any]:
