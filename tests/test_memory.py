@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.experiment import Plan
-from mpisim.kernels.operations import Attention, CrossEntropy, Elementwise, Embedding, Gemm
+from mpisim.experiment import Plan, read
+from mpisim.kernels.operations import Attention, Copy, CrossEntropy, Elementwise, Embedding, Gemm
 from mpisim.memory import StageMemory, memory
 from mpisim.memory.activations import Chunk, chunk, peak
 from mpisim.memory.buffers import buckets, gathered, messages
@@ -22,6 +22,7 @@ from mpisim.memory.formulas import zero_states
 from mpisim.memory.states import states
 from mpisim.memory.temporaries import needed_for_weights, output, result, working
 from mpisim.program import Operation, Phase
+from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
@@ -142,7 +143,9 @@ def test_results_of_kernels() -> None:
     backward = replace(heads, backward=True)
     assert result(backward) == 2 * 2 * 8 * (4 * 10 + 2 * 2 * 20)
     assert result(CrossEntropy(3, 5)) == 4 * 15
-    assert result(Embedding(7, 8, 100, backward=True)) == 2 * 8 * 100
+    assert result(Embedding(7, 8, 100, backward=True)) == 0
+    assert result(Copy(2 * 8 * 100, "fill")) == 2 * 8 * 100
+    assert result(Embedding(70, 8, 100, outputs=7)) == 2 * 8 * 7
     assert result(Embedding(7, 8, 100, pooling=7)) == 2 * 8
 
 
@@ -339,3 +342,34 @@ def test_the_optimizer_may_set_the_peak() -> None:
     (found,) = walk(dp_style="ddp", precision="fp32", recompute="full")
     assert found.moment == "the optimizer's step"
     assert found.activations + found.working == 4 * 8 * 10**8
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fused: bool) -> None:
+    table = 10_000_000 * 64 * 4
+    experiment = read(
+        f"""
+        [model]
+        family = "dlrm"
+        table_entries = [10_000_000, 1000]
+        embedding = 64
+        bottom_mlp = [64]
+        top_mlp = [1]
+        [plan]
+        global_batch = 128
+        micro_batch = 64
+        precision = "fp32"
+        optimizer = "sgd"
+        fused = {str(fused).lower()}
+        [cluster]
+        preset = "dgx-h100"
+        gpus = 2
+        """,
+        "test",
+    )
+    layout = lay_out(experiment, 2)
+    (stage,) = memory(
+        layout.pipeline, layout.parts[0], experiment.plan, layout.grid, transformer=False
+    )
+    assert stage.parameters >= table
+    assert stage.working < table / 100

@@ -64,12 +64,9 @@ def result(kernel: Kernel) -> int:
             dtype = kernel.dtype if kernel.backward else "fp32"
             return BYTES[dtype] * kernel.rows * kernel.columns
         case Embedding():
-            if not kernel.backward:
-                rows = -(-kernel.lookups // kernel.pooling)
-            elif kernel.pooling == 1:
-                rows = kernel.entries  # of a language model, the gradient is the size of the table
-            else:
-                rows = kernel.lookups
+            if kernel.backward:
+                return 0  # added to a gradient filled with zeros, or to the table itself
+            rows = kernel.outputs or -(-kernel.lookups // kernel.pooling)
             return BYTES[kernel.dtype] * kernel.width * rows
         case Convolution():
             pixels = kernel.batch * kernel.height * kernel.width
@@ -83,7 +80,7 @@ def result(kernel: Kernel) -> int:
         case Elementwise():
             return kernel.bytes // 2
         case Copy():
-            return kernel.bytes if kernel.path == "device" else 0
+            return kernel.bytes if kernel.path in ("device", "fill") else 0
     return 0
 
 

@@ -82,7 +82,8 @@ class Verdict:
         shown = list(self.stages)
         if len(shown) > MOST_STAGES:
             shown = sorted(shown, key=lambda each: -each.total)[:MOST_STAGES]
-        rows = [("part", *(f"stage {each.stage}" for each in shown))]
+        alone = len(self.stages) == 1
+        rows = [("part", *("every GPU" if alone else f"stage {each.stage}" for each in shown))]
         columns = [apportioned(list(each.parts.values()), STEP) for each in shown]
         for i, name in enumerate(PARTS):
             if any(each.parts[name] for each in shown):
