@@ -43,6 +43,19 @@ def test_sequence_parallel_ranks_add_up_what_they_hold_in_common() -> None:
     assert not any("replicated" in row for row in without)
 
 
+def test_norms_of_heads_are_added_up_without_sequence_parallelism_too() -> None:
+    # _allreduce_layernorm_grads of megatron/core/distributed/finalize_model_grads.py
+    heads = Parameter("query norm", 8, replicated=True, partial=True)
+    rows = end(told(stepped((layer("a", 40, NORM, heads),), 2, tp=2, sp=False).program))
+    assert rows[:3] == [
+        "flatten gradients",
+        "replicated gradient all-reduce [tp 32] < flatten gradients",
+        "unflatten gradient < replicated gradient all-reduce",
+    ]
+    alone = told(stepped((layer("a", 40, NORM, heads),), 1).program)
+    assert not any("replicated" in row for row in alone)
+
+
 def test_tied_embeddings_are_added_up_over_first_and_last_stage() -> None:
     net = (layer("embedding", WORDS), layer("a", 40), layer("b", 40), layer("c", 40),
            layer("head", WORDS))  # fmt: skip

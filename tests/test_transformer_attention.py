@@ -85,7 +85,7 @@ def test_norms_of_queries_and_keys() -> None:
     qwen = network(model("llama", **SIZES, kv_heads=2, qk_norm=True), plan(tp=2))
     norm = operator(qwen, "query norm")
     assert lines(norm.forward) == [f"query norm: {2 * 2 * 8 * 2 * 4} bytes"]
-    assert [(p.size, p.replicated) for p in norm.parameters] == [(4, True)]
+    assert [(p.size, p.replicated, p.partial) for p in norm.parameters] == [(4, True, True)]
     assert operator(qwen, "key norm").saved == 2 * 8 * 1 * 4
 
 

@@ -111,7 +111,10 @@ class Parameter:
         the same expert.
     replicated : bool
         Whether every tensor-parallel rank holds all of it, but with sequence parallelism saw a
-        share of the tokens: its gradient is added up over the tp group.
+        share of the tokens: its gradient is then added up over the tp group.
+    partial : bool
+        Of a replicated one: whether its gradient is to be added up in any case, since each rank
+        saw a share of the heads, or of the channels behind it.
     tied : bool
         Whether the first and the last stage of a pipeline both hold it.
     local : bool
@@ -123,6 +126,7 @@ class Parameter:
     size: int
     expert: bool = False
     replicated: bool = False
+    partial: bool = False
     tied: bool = False
     local: bool = False
 

@@ -91,8 +91,12 @@ def _reduce_further(
         # Two stages hold the same parts of the model for the two directions.
         size = strategy.gradient * strategy.updated
         block.communicate(_all_reduce("mirror", size, "gradient"))
-    shared = [each for each in parameters if each.parameter.replicated]
-    if plan.sequence_parallel and shared:
+    shared = [
+        each
+        for each in parameters
+        if each.parameter.replicated and (plan.sequence_parallel or each.parameter.partial)
+    ]
+    if plan.tp > 1 and shared:
         size = strategy.gradient * sum(each.size for each in shared)
         block.compute(Compute("flatten gradients", Elementwise(2 * size)))
         block.communicate(_all_reduce("tp", size, "replicated gradient"))

@@ -126,7 +126,7 @@ class Modules(Eager):
     def batch_norm(self, name: str, image: Image) -> Operator:
         """Batch normalisation, which also counts its batches. Its weights stay in fp32."""
         parameters = tuple(
-            Parameter(f"{name} {what}", image.channels, replicated=True)
+            Parameter(f"{name} {what}", image.channels, replicated=True, partial=True)
             for what in ("weight", "bias")
         )
         rows = self.batch * image.side**2

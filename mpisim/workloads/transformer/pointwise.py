@@ -27,8 +27,9 @@ def stream(name: str, traffic: int) -> Compute:
 
 
 def norm(
-    s: Shapes, name: str, rows: int, columns: int, *, residual: bool = False, kept: bool = True
-) -> Operator:
+    s: Shapes, name: str, rows: int, columns: int, *, residual: bool = False, kept: bool = True,
+    of_heads: bool = False,
+) -> Operator:  # fmt: skip
     """A layer or RMS norm.
 
     Parameters
@@ -41,6 +42,8 @@ def norm(
         Whether the input goes on past the block, too: the gradients of both ways are added.
     kept : bool
         False where another operator keeps the same input.
+    of_heads : bool
+        Whether each rank of a tp group normalises vectors of its own heads.
 
     Returns
     -------
@@ -73,9 +76,10 @@ def norm(
                 stream(f"{name} cast backward", (FP32 + e) * size),
             ]
         backward.append(stream(f"{name} weight gradient", 2 * e * size))
-    parameters = [Parameter(f"{name} weight", columns, replicated=True)]
-    if kind == "layer":
-        parameters.append(Parameter(f"{name} bias", columns, replicated=True))
+    parameters = [
+        Parameter(f"{name} {what}", columns, replicated=True, partial=of_heads)
+        for what in (("weight", "bias") if kind == "layer" else ("weight",))
+    ]
     for parameter in parameters:
         backward += accumulate(s, parameter.name, parameter.size)
     if residual:

@@ -92,8 +92,8 @@ def _head_norms(s: Shapes, of_keys: Shapes, heads: Heads) -> tuple[Operator, ...
     if not s.model.qk_norm:
         return ()
     return (
-        norm(s, "query norm", s.tokens * heads.heads, heads.head),
-        norm(s, "key norm", of_keys.tokens * heads.kv_heads, heads.head),
+        norm(s, "query norm", s.tokens * heads.heads, heads.head, of_heads=True),
+        norm(s, "key norm", of_keys.tokens * heads.kv_heads, heads.head, of_heads=True),
     )
 
 
