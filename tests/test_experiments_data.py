@@ -1,27 +1,25 @@
-"""The experiments that come with mpisim: all are read and laid out, small ones simulated."""
+"""The experiments that come with mpisim: each is read, laid out, and run to its report."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from mpisim.data import names, path
-from mpisim.experiment import Experiment, load
+from mpisim.experiment import Cnn, Experiment, load
 from mpisim.prediction import prepare
+from mpisim.report import render
+from mpisim.simulate import simulate
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid
 
-if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm
-
 NAMES = names("experiments")
 EXPERIMENTS = {name: load(path(f"experiments/{name}.toml"))[1] for name in NAMES}
 
-OURS = ("default", "llama3-8b-8-h100", "qwen3-30b-a3b-16-h100")
+OURS = ("llama3-8b-8-h100", "qwen3-30b-a3b-16-h100")
 """No published runs."""
 
 PAPERS = {
@@ -45,13 +43,6 @@ def gpus(experiment: Experiment) -> int:
 
 def world(experiment: Experiment) -> int:
     return Grid.of(experiment.plan, gpus(experiment)).world
-
-
-def work(experiment: Experiment) -> int:
-    """Micro-batches over all stages, of which a program's size is made."""
-    plan = experiment.plan
-    dp = plan.dp or world(experiment) // (plan.tp * plan.pp * plan.cp)
-    return plan.pp * plan.vpp * plan.global_batch // (plan.micro_batch * dp)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,23 +72,19 @@ def test_titles_are_of_one_experiment_each() -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if work(EXPERIMENTS[name]) <= 512])
-def test_programs_are_generated_and_fit(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs(name: str) -> None:
+    # Up to 16,384 GPUs: ranks that do the same are simulated once.
     case = prepare(EXPERIMENTS[name])
-    assert case.program.n_ranks == world(EXPERIMENTS[name])
-    assert case.workload.flops > 0
-
-
-SMALL = [n for n in NAMES if world(EXPERIMENTS[n]) <= 16 and work(EXPERIMENTS[n]) <= 256]
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_small_experiments_are_simulated(name: str, comm: Intracomm) -> None:
-    from mpisim.simulate import simulate
-
-    results = simulate(prepare(EXPERIMENTS[name]), comm)
+    results = simulate(case)
     assert results is not None
-    assert 0.001 < results.step_time < 20
+    assert results.n_ranks == world(EXPERIMENTS[name])
+    assert 0.001 < results.step_time < 200
+    # No GPU does more than its peak; but Winograd's convolutions do less than is counted.
+    most = 2.0 if isinstance(case.experiment.model, Cnn) else 0.9
+    assert 0.001 < results.attributes["utilisation"] < most
+    assert results.attributes["memory_peak"] > 0
+    assert str(results.n_ranks) in render(results).replace(",", "")
 
 
 def test_the_sets_of_the_papers_are_there() -> None:
