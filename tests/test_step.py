@@ -86,6 +86,28 @@ def test_messages_of_1f1b_as_megatron_sends_them() -> None:
     assert set(table.bytes[table.is_communication].tolist()) == {16}
 
 
+def test_megatron_synchronises_with_the_gpu_after_each_batch_of_messages() -> None:
+    # torch.cuda.synchronize() at the end of _communicate, megatron/core/pipeline_parallel.
+    program = step(2, (5, 6, 7), 2, global_batch=2, pp=2, dp_style="megatron").program
+    assert listed(program, 0) == [
+        "layer 0 forward 0", "send activation 0", "wait for messages 0", "layer 0 forward 1",
+        "send activation 1", "receive gradient 0", "wait for messages 0",
+        "layer 0 backward 0", "layer 0 weight 0",
+        "receive gradient 1", "wait for messages 1", "layer 0 backward 1", "layer 0 weight 1",
+    ]  # fmt: skip
+    table = program.table_of(0)
+    for row in np.flatnonzero((table.kind == Kind.HOST_WAIT) & (table.micro_batch >= 0)):
+        assert waits(table, int(row)) == [int(row) - 1]
+
+
+@pytest.mark.parametrize(
+    "plan", [{"dp_style": "ddp"}, {"schedule": "gpipe"}, {"p2p_overlap": True}], ids=str
+)
+def test_the_cpu_does_not_wait_for_messages_elsewhere(plan: dict[str, object]) -> None:
+    program = step(2, (5, 6, 7), 2, **{"global_batch": 2, "pp": 2, "dp_style": "megatron", **plan})
+    assert "wait for messages" not in program.program.names
+
+
 def test_with_overlap_each_message_has_a_stream_and_receives_are_early() -> None:
     program = step(2, (5, 6, 7), 2, global_batch=3, pp=2, p2p_overlap=True).program
     table = program.table_of(0)

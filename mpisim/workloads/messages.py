@@ -4,7 +4,8 @@ Two ways. With overlap, every kind of message has a stream of its own: a receive
 as the CPU reaches it, only what needs the data waits, and nobody waits for a send. Without, as
 Megatron-LM does where ``overlap_p2p_communication`` is off (megatron/core/pipeline_parallel,
 schedules.py): each exchange is one batch on one stream, starts after the kernel before it, and the
-next kernel waits for all of it.
+next kernel waits for all of it; so does the CPU, which launches nothing before the GPU is done
+(``batch_p2p_sync`` of megatron/core/model_parallel_config.py, on by default).
 
 - A stage that holds one chunk sends and receives in one batch between a forward and a backward
   (``send_forward_recv_backward``), in two between two forwards or two backwards.
@@ -51,16 +52,18 @@ class Messages:
     outputs : callable
         Bytes that a part of the model hands to the next, by the part's number.
     overlap : bool
+    synchronous : bool
+        Without overlap: whether the CPU waits for each exchange.
     builder : callable
         Returns a new `BlockBuilder`.
     """
 
     def __init__(
         self, pipeline: Pipeline, stage: int, outputs: Callable[[int], int], *,
-        overlap: bool, builder: Callable[[], BlockBuilder],
+        overlap: bool, synchronous: bool, builder: Callable[[], BlockBuilder],
     ) -> None:  # fmt: skip
         self.pipeline, self.stage, self.outputs = pipeline, stage, outputs
-        self.overlap, self._builder = overlap, builder
+        self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self._known: dict[tuple[_Message, ...], Block] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -149,6 +152,8 @@ class Messages:
                 )  # fmt: skip
                 if receives or not self.overlap:
                     builder.await_next([row])
+            if self.synchronous and not self.overlap:
+                builder.host_wait([row], "wait for messages")
             self._known[messages] = builder.done()
         return self._known[messages]
 

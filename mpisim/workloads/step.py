@@ -31,6 +31,9 @@ from .stage import Pass, Stage
 
 __all__ = ["Workload", "training_step"]
 
+OF_MEGATRON = ("1f1b", "interleaved")
+"""Schedules that Megatron-LM has."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -122,6 +125,7 @@ class _Table:
         messages = Messages(
             laid, stage, lambda part: parts[part].layers[-1].output,
             overlap=plan.overlaps_p2p, builder=writer.builder,
+            synchronous=sharing.style == "megatron" and plan.schedule in OF_MEGATRON,
         )  # fmt: skip
 
         label = "training step" if laid.stages == 1 else f"training step, stage {stage}"
