@@ -28,6 +28,7 @@ __all__ = ["Case", "PathShares", "prepare", "statements"]
 LEFT_OUT = (
     "links shared by communications that run at the same time",
     "the slowdown of kernels and communications that overlap",
+    "clocks that fall while kernels run back to back: they are priced as measured one by one",
     "NCCL's choice of algorithm and protocol: one latency and one bandwidth for each link",
     "input pipeline, checkpoints, jitter, stragglers",
 )

@@ -98,7 +98,9 @@ def numbers_scaled(case: Case, name: str, factor: float) -> int:
     return engine.simulate(workload.program, cost=hardware["cluster"].cost(1)).step_time
 
 
-LARGE = load()[1]
+LARGE = load(changes=["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
+"""As Megatron-LM trains it."""
+
 HOST_BOUND = small(tp=1, dp=1, micro_batch=1, global_batch=4)
 
 

@@ -48,7 +48,7 @@ def digest(report: str) -> str:
 def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
     done = run_mpisim([])
     assert done.rc == 0, done.stderr
-    assert re.search(r"^step time +[0-9.]+ s +± [0-9.]+ %$", done.stdout, re.MULTILINE)
+    assert re.search(r"^step time +[0-9.]+ ms +± [0-9.]+ %$", done.stdout, re.MULTILINE)
     assert re.search(r"^ranks +8 on 1 process", done.stdout, re.MULTILINE)
     for heading in ("uncertainty sources:", "assumptions:", "not modelled:", "Critical path"):
         assert heading in done.stdout
@@ -115,7 +115,7 @@ def test_memory_is_judged_before_the_simulation(run_mpisim: Run) -> None:
     assert refused.rc == 2
     assert len(refused.errors) == 1
     assert "does not fit into NVIDIA H100 SXM5 80 GB" in refused.errors[0]
-    assert "zero = 1 (" in refused.errors[0]
+    assert 'dp_style = "fsdp", zero = 3 (' in refused.errors[0]
     assert refused.stdout == ""
     allowed = run_mpisim([*options, "--allow-oom"])
     assert allowed.rc == 0

@@ -41,7 +41,8 @@ def median_of(runs: int, run: Callable[[], float]) -> float:
 def core_figures(layers: int, micro_batches: int) -> dict[str, float]:
     """Nanoseconds a row of the simulate phase, on a step of Llama-3-8B's layers on 8 ranks."""
     _, experiment = load(changes=[
-        f"model.layers={layers}", "plan.micro_batch=1", f"plan.global_batch={4 * micro_batches}",
+        f"model.layers={layers}", f"plan.global_batch={2 * micro_batches}", "plan.tp=4",
+        "plan.dp=2", "plan.zero=1", "run.allow_oom=true",
     ])  # fmt: skip
     case = prepare(experiment)
     rows = case.program.n_rows
