@@ -13,7 +13,7 @@ from mpisim.errors import InputError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Kind, Operation, Phase, Program, Table, check_matching
 from mpisim.workloads import Workload, training_step
-from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Operator
+from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator
 
 
 def network(layers: int, forward: int, inputs: int, weights: int) -> Network:
@@ -246,3 +246,26 @@ def test_an_uneven_split() -> None:
     done = step(5, (5, 6, 7), 2, pp=2, stages=(2, 3), global_batch=1)
     assert [len(part.layers) for part in done.layout.parts[0]] == [2, 3]
     assert done.layout.parts[0][1].numbers == (2, 3, 4)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_cpu_waits_for_what_it_needs(captured: bool) -> None:
+    operator = Operator(
+        "route",
+        (
+            Compute("count", Elementwise(5)),
+            Compute("copy", Elementwise(7)),
+            Await("wait for count", "count"),
+            Compute("use", Elementwise(9)),
+        ),
+    )
+    net = Network((Layer("a", (operator,), "block", 16, 8),), 6, 1)
+    program = training_step(layout(net, 1, global_batch=1, cuda_graphs=captured), Times()).program
+    table = program.table_of(0)
+    names = [program.names[name] for name in table.name]
+    assert ("wait for count" in names) is not captured
+    if not captured:
+        row = names.index("wait for count")
+        assert table.kind[row] == Kind.HOST_WAIT
+        assert [names[each] for each in waits(table, row)] == ["count"]
+        assert names[row - 1 : row + 2] == ["copy", "wait for count", "use"]

@@ -36,7 +36,9 @@ def test_dispatch_to_the_experts_and_back() -> None:
     dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
     assert lines(dispatch.forward) == [
         f"token counts all-gather: AG ep {4 * 8 * 8}",
+        f"read token counts: {8 * (4 + 4 + 2)} bytes",
         f"permutation: {8 * 16 * 2 + copies} bytes",
+        "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {copies}",
         f"probabilities all-to-all: A2A ep {8 * 2 * 4}",
         f"sort by expert: {2 * copies} bytes",
@@ -96,6 +98,11 @@ def test_experts_that_are_tensor_parallel_gather_their_tokens() -> None:
 
 def test_all_experts_on_one_rank_exchange_nothing() -> None:
     assert communications(block(TINY)) == []
+    # Then the CPU needs the number of rows of each expert alone, for their products.
+    dispatch = operator(block(TINY), "dispatch")
+    assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [
+        "read token counts", "permutation", "sort by expert", "wait for token counts",
+    ]  # fmt: skip
     layer = block(TINY, tp=2, etp=1, ep=2)
     assert {group for _, group, _ in communications(layer)} == {"tp", "ep"}
 
@@ -147,7 +154,7 @@ def test_shared_experts_beside_dispatch_and_combination() -> None:
     mixture = operator(layer, "mixture of experts")
     forward = [line.partition(":")[0] for line in lines(mixture.forward)]
     assert forward[4:] == [
-        "token counts all-gather", "permutation",
+        "token counts all-gather", "read token counts", "permutation", "wait for token counts",
         "dispatch all-to-all", "probabilities all-to-all",
         "shared expert in", "shared expert swiglu",
         "sort by expert", "experts in", "experts swiglu", "experts out", "unsort by expert",

@@ -10,7 +10,7 @@ from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Attention, Gemm, GroupedGemm, Kernel
 from mpisim.program import Operation
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Operator, Step
+from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator, Step
 from mpisim.workloads.transformer import transformer_network
 
 SHORT = {
@@ -62,6 +62,9 @@ def lines(steps: Iterable[Step]) -> list[str]:
 
 def _lines(steps: Iterable[Step]) -> Iterator[str]:
     for step in steps:
+        if isinstance(step, Await):
+            yield f"{step.name}: {step.kernel}"
+            continue
         if isinstance(step, Compute):
             text = _size(step.kernel)
         else:

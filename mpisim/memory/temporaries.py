@@ -25,7 +25,7 @@ from ..kernels.operations import (
     Softmax,
 )
 from ..program import Operation
-from ..workloads.operators import Communicate, Operator, Step
+from ..workloads.operators import Await, Communicate, Compute, Operator, Step
 
 __all__ = ["needed_for_weights", "output", "result", "working"]
 
@@ -107,6 +107,8 @@ def working(steps: Iterable[Step], sizes: Mapping[str, int], given: int = 0) -> 
     """
     before, most, beside = given, given, 0
     for step in steps:
+        if isinstance(step, Await):
+            continue
         if isinstance(step, Communicate):
             if sizes[step.group] == 1:
                 continue
@@ -127,9 +129,9 @@ def working(steps: Iterable[Step], sizes: Mapping[str, int], given: int = 0) -> 
 def output(operator: Operator, sizes: Mapping[str, int]) -> int:
     """Return the bytes an operator hands on, which is what its backward pass is given."""
     for step in reversed(operator.forward):
-        if not isinstance(step, Communicate):
+        if isinstance(step, Compute):
             return result(step.kernel)
-        if sizes[step.group] > 1:
+        if isinstance(step, Communicate) and sizes[step.group] > 1:
             found = _received(step, sizes[step.group])
             if found is not None:
                 return found
@@ -145,7 +147,7 @@ def needed_for_weights(operator: Operator, sizes: Mapping[str, int]) -> int:
     """
     kept = 0
     for step in operator.backward:
-        if not step.weight:
+        if not step.weight or isinstance(step, Await):
             continue
         if isinstance(step, Communicate):
             if step.operation is Operation.ALL_GATHER:

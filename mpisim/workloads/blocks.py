@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, Table, TableBuilder, table_of
-from .operators import Communicate, Compute, Step
+from .operators import Await, Communicate, Compute, Step
 from .pricing import Launching, Pricing
 
 __all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots", "TableAssembler"]
@@ -140,6 +140,9 @@ class BlockBuilder:
         for step in steps:
             if isinstance(step, Compute):
                 self.compute(step)
+            elif isinstance(step, Await):
+                if not self.pricing.captured:
+                    self.host_wait([self._lane.kernels[step.kernel]], step.name)
             elif self.communicate(step) is not None and not step.token:
                 yield
         self._lane.join()
@@ -154,6 +157,7 @@ class BlockBuilder:
             step.name, COMPUTE, estimate.duration, waits=awaited, **self.pricing.launching
         )
         lane.pending = []
+        lane.kernels[step.name] = lane.last
         self.flops += step.kernel.flops
         self.duration += estimate.duration
         return lane.last
@@ -303,6 +307,7 @@ class _Lane:
         self.tokens: dict[str, int] = {}
         self.carried: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.kernels: dict[str, int] = {}
         self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
 
     def awaited(self, tokens: Sequence[str]) -> list[int]:
@@ -317,6 +322,7 @@ class _Lane:
             self.carried.pop(token, None)
         self.tokens.clear()
         self.taken.clear()
+        self.kernels.clear()
 
     def end(self) -> None:
         """End the block, and with it all that was carried."""

@@ -2,9 +2,9 @@
 
     Network = layers in order;  Layer = operators;  Operator = steps forward, steps backward
 
-A step is a kernel or a communication, already in the shapes that one rank of the plan sees: a
-tensor-parallel matrix has its share of the columns, a sequence-parallel norm its share of the
-tokens. All ranks with the same part of the pipeline do the same steps.
+A step is a kernel, a communication or a wait of the CPU, already in the shapes that one rank of the
+plan sees: a tensor-parallel matrix has its share of the columns, a sequence-parallel norm its share
+of the tokens. All ranks with the same part of the pipeline do the same steps.
 
 Order and waiting
 -----------------
@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mpisim.kernels.operations import Kernel
 
 from ..program import Operation
 
 __all__ = [
+    "Await",
     "Communicate",
     "Compute",
     "Layer",
@@ -94,7 +95,26 @@ class Communicate:
     carried: bool = False
 
 
-Step = Compute | Communicate
+@dataclass(frozen=True, slots=True)
+class Await:
+    """The CPU waits for a kernel, and launches nothing further before: it needs what was computed.
+
+    Left out where launches are captured (``plan.cuda_graphs``), which is possible only if the CPU
+    needs nothing.
+
+    Attributes
+    ----------
+    name : str
+    kernel : str
+        Name of an earlier kernel of the same operator.
+    """
+
+    name: str
+    kernel: str
+    weight: ClassVar[bool] = False
+
+
+Step = Compute | Communicate | Await
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class Pricing:
 
     Attributes
     ----------
+    captured : bool
+        As `cuda_graphs`.
     launching : Launching
         Of every device row.
     host_shares : mapping of str to float
@@ -43,7 +45,7 @@ class Pricing:
     """
 
     def __init__(self, model: KernelModel, *, cuda_graphs: bool = False) -> None:
-        self.model = model
+        self.model, self.captured = model, cuda_graphs
         gpu = model.gpu
         gap, call = (0.0, 0.0) if cuda_graphs else (gpu.host_gap.si, gpu.launch_call.si)
         self.launching = Launching(

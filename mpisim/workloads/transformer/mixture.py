@@ -5,11 +5,12 @@
 
 Each rank routes its own share of the tokens. The ranks tell each other how many tokens each expert
 gets, each token is copied for each of its experts, and two all-to-alls bring the copies and their
-probabilities to the experts. Where an expert is itself tensor parallel (etp), copies are gathered
-and results reduce-scattered. The way back is one all-to-all and the sum over a token's experts.
-Shared experts are an ordinary feed-forward block before all that; overlapped
-(``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the experts, the
-second beside the one back.
+probabilities to the experts. How many rows each rank sends and gets the CPU has to know before it
+can launch these, and waits for it (`_maybe_dtoh_and_synchronize`). Where an expert is itself tensor
+parallel (etp), copies are gathered and results reduce-scattered. The way back is one all-to-all and
+the sum over a token's experts. Shared experts are an ordinary feed-forward block before all that;
+overlapped (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the
+experts, the second beside the one back.
 
 `moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
 multiply and the bytes of all-to-alls grow alike. The auxiliary loss, a few kernels on numbers of
@@ -18,10 +19,10 @@ tokens, is left out.
 
 from __future__ import annotations
 
-from mpisim.kernels.operations import BYTES
+from mpisim.kernels.operations import BYTES, Copy
 
 from ...program import Operation
-from ..operators import Communicate, Operator, Step
+from ..operators import Await, Communicate, Compute, Operator, Step
 from .experts import experts, router
 from .feed_forward import two_matrices
 from .mixture_overlap import overlapped
@@ -34,6 +35,8 @@ __all__ = ["mixture"]
 COUNT = 8
 """Bytes of a number of tokens."""
 FP32 = BYTES["fp32"]
+READ = "read token counts"
+WAIT = Await("wait for token counts", READ)
 
 
 def mixture(s: Shapes) -> tuple[Operator, ...]:
@@ -78,9 +81,12 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
         forward.append(
             Communicate("token counts all-gather", Operation.ALL_GATHER, _group(s), size)
         )
+    forward.append(Compute(READ, Copy(COUNT * (2 * spread + routing.experts), "host")))
     forward.append(stream("permutation", copied))
     if sent != e:
         forward.append(stream("dispatch cast", quantised * routing.copies))
+    if spread > 1:
+        forward.append(WAIT)
     if grid.ep > 1:
         forward += [
             _all_to_all("dispatch", sent * routing.received * h),
@@ -98,6 +104,8 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
     if routing.experts > 1:
         forward.append(stream("sort by expert", 2 * sort * routing.rows * h))
         backward.append(stream("sort by expert backward", 2 * e * routing.rows * h))
+    if spread == 1:
+        forward.append(WAIT)
     # Gradients return in the activations' format.
     if grid.etp > 1:
         backward += [
