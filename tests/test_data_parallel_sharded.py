@@ -177,32 +177,48 @@ def test_a_group_that_does_not_divide_is_refused() -> None:
 
 # --- FSDP ---------------------------------------------------------------------------------------
 
+OUT, IN = "copy parameters out", "copy gradients in"
+SCATTER = "gradient reduce-scatter"
 FSDP_END = [
-    "gradient norm < gradient reduce-scatter, gradient reduce-scatter, gradient reduce-scatter",
+    # The two before the last were waited for when the next gradients were copied.
+    f"gradient norm < {SCATTER}, {SCATTER}, {SCATTER}",
     "gradient norm all-reduce [dp 4] < gradient norm",
     "clip gradients < gradient norm all-reduce",
     "adam",
 ]
 
 
-def test_fsdp_gathers_one_unit_ahead_and_before_it_reduces() -> None:
+def test_fsdp_gathers_as_fast_as_memory_allows_and_before_it_reduces() -> None:
     assert told(stepped(NET, 2, zero=3).program) == [
         f"{GATHER} [dp 32]",  # the root: embedding and head
-        f"embedding forward < {GATHER}",
-        f"{GATHER} [dp 92]", f"{GATHER} [dp 92]",
-        f"a0 forward < {GATHER}", "a1 forward",
-        f"b0 forward < {GATHER}", "b1 forward",
+        f"{OUT} < {GATHER}", "embedding forward",
+        f"{GATHER} [dp 92]",
+        f"{OUT} < {GATHER}", "a0 forward", "a1 forward",
+        f"{GATHER} [dp 92] < {OUT}",  # the root's
+        f"{OUT} < {GATHER}", "b0 forward", "b1 forward",
         "head forward",
         "head backward",
-        f"{GATHER} [dp 92]", f"{GATHER} [dp 92]",
-        f"b1 backward < {GATHER}", "b0 backward",
-        "gradient reduce-scatter [dp 92] < b0 backward",
-        f"a1 backward < {GATHER}", "a0 backward",
-        "gradient reduce-scatter [dp 92] < a0 backward",
+        f"{GATHER} [dp 92]", f"{OUT} < {GATHER}", f"{GATHER} [dp 92] < {OUT}",
+        "b1 backward", "b0 backward",
+        IN, f"{SCATTER} [dp 92] < {IN}",
+        f"{OUT} < {GATHER}", "a1 backward", "a0 backward",
+        f"{IN} < {SCATTER}", f"{SCATTER} [dp 92] < {IN}",
         "embedding backward",
-        "gradient reduce-scatter [dp 32] < embedding backward",
+        f"{IN} < {SCATTER}", f"{SCATTER} [dp 32] < {IN}",
         *FSDP_END,
     ]  # fmt: skip
+
+
+def test_what_fsdp_copies_is_read_and_written_once() -> None:
+    # 46 elements of a block; gathered in bf16, reduced in fp32.
+    done = stepped(NET, 2, zero=3, grad_precision="fp32")
+    program = done.program
+    table = program.table_of(0)
+    taken = {OUT: set(), IN: set()}
+    for row, name in enumerate(program.names[each] for each in table.name):
+        if name in taken:
+            taken[name].add(int(table.duration[row]))  # one ps a byte
+    assert taken == {OUT: {16 * (2 + 2), 46 * (2 + 2)}, IN: {16 * (2 + 4), 46 * (2 + 4)}}
 
 
 def test_collectives_of_fsdp_share_the_stream_of_their_communicator() -> None:
@@ -216,29 +232,30 @@ def test_fsdp_that_stays_gathered(plan: dict[str, object]) -> None:
     rows = told(stepped(NET, 2, **plan, global_batch=4).program)
     backward = [
         "head backward", "b1 backward", "b0 backward",
-        "gradient reduce-scatter [dp 92] < b0 backward",
+        IN, f"{SCATTER} [dp 92] < {IN}",
         "a1 backward", "a0 backward",
-        "gradient reduce-scatter [dp 92] < a0 backward",
+        f"{IN} < {SCATTER}", f"{SCATTER} [dp 92] < {IN}",
         "embedding backward",
-        "gradient reduce-scatter [dp 32] < embedding backward",
+        f"{IN} < {SCATTER}", f"{SCATTER} [dp 32] < {IN}",
     ]  # fmt: skip
     forward = rows[: rows.index("head backward")]
-    assert len(forward) == 9
-    # Every micro-batch reduces, and the next starts when that is done.
-    scatters = ", ".join(["gradient reduce-scatter"] * 3)
+    assert len(forward) == 12
+    # Every micro-batch reduces, and the next starts to gather when that is done.
+    scatters = ", ".join([SCATTER] * 3)
     again = [*forward]
-    again[1] = f"embedding forward < {scatters}, {GATHER}"
+    again[0] = f"{GATHER} [dp 32] < {SCATTER}, {SCATTER}, {IN}, {SCATTER}"
+    again[1] = f"{OUT} < {scatters}, {GATHER}"
     assert rows == [*forward, *backward, *again, *backward, *FSDP_END]
 
 
 def test_fsdp_without_overlap_waits_for_everything() -> None:
     rows = told(stepped(NET, 2, zero=3, dp_overlap=False).program)
-    assert rows[:8] == [
-        f"{GATHER} [dp 32]", f"embedding forward < {GATHER}",
-        f"{GATHER} [dp 92] < embedding forward", f"a0 forward < {GATHER}", "a1 forward",
-        f"{GATHER} [dp 92] < a1 forward", f"b0 forward < {GATHER}", "b1 forward",
+    assert rows[:11] == [
+        f"{GATHER} [dp 32]", f"{OUT} < {GATHER}", "embedding forward",
+        f"{GATHER} [dp 92] < embedding forward", f"{OUT} < {GATHER}", "a0 forward", "a1 forward",
+        f"{GATHER} [dp 92] < a1 forward", f"{OUT} < {GATHER}", "b0 forward", "b1 forward",
     ]  # fmt: skip
-    assert f"{GATHER} [dp 92] < b0 backward, gradient reduce-scatter" in rows
+    assert f"{GATHER} [dp 92] < {IN}, {SCATTER}" in rows
 
 
 def test_units_of_several_blocks() -> None:
@@ -248,60 +265,54 @@ def test_units_of_several_blocks() -> None:
     ]  # fmt: skip
 
 
-def test_flat_parameters_are_padded() -> None:
-    # 16 and 46 elements on 8 ranks: 16 and 48.
-    rows = told(stepped(NET, 8, zero=3).program)
-    assert [row.split("[dp ")[1] for row in rows if row.startswith(GATHER)] == [
-        "32]", "96]", "96]", "96]", "96]",
-    ]  # fmt: skip
+def test_parameters_are_padded_each() -> None:
+    # 8 and 8, 40 and 6 elements on 8 ranks: 16 and 48; on 16 ranks 32 and 64.
+    for ranks, root, block in ((8, 32, 96), (16, 64, 128)):
+        rows = told(stepped(NET, ranks, zero=3).program)
+        gathers = [row.split("[dp ")[1] for row in rows if row.startswith(GATHER)]
+        assert [each.split("]")[0] for each in gathers] == [str(root)] + [str(block)] * 4
 
 
-def test_the_cpu_gathers_no_unit_while_two_freed_ones_are_in_use() -> None:
-    net = tuple(layer(name, 10) for name in "abcdf")
-    rows = told(stepped(net, 2, zero=3).program)
-    gather = f"{GATHER} [dp 20]"
-    wait = "wait for a freed unit < "
-    assert rows[: rows.index("f backward < parameter all-gather")] == [
-        gather, gather, f"a forward < {GATHER}",
-        gather, f"b forward < {GATHER}",
-        f"{wait}a forward", gather, f"c forward < {GATHER}",
-        f"{wait}b forward", gather, f"d forward < {GATHER}",
-        f"f forward < {GATHER}",
-        gather, gather,
-    ]  # fmt: skip
-    backward = rows[rows.index("f backward < parameter all-gather") :]
-    assert backward[:9] == [
-        f"f backward < {GATHER}", "gradient reduce-scatter [dp 20] < f backward",
-        gather, f"d backward < {GATHER}", "gradient reduce-scatter [dp 20] < d backward",
-        f"{wait}f backward", gather, f"c backward < {GATHER}",
-        "gradient reduce-scatter [dp 20] < c backward",
+def test_more_units_ahead() -> None:
+    net = tuple(layer(name, 10) for name in "abcd")
+    rows = told(stepped(net, 2, zero=3, prefetch=2).program)
+    gather, out = f"{GATHER} [dp 20]", f"{OUT} < {GATHER}"
+    after = f"{gather} < {OUT}"
+    assert rows[: rows.index("d backward")] == [
+        gather, out, gather, "a forward",
+        out, after, "b forward",
+        out, after, "c forward",
+        out, "d forward",
+        gather, out, after, after,
     ]  # fmt: skip
 
 
 def test_without_prefetching_a_unit_is_gathered_when_it_is_needed() -> None:
     net = tuple(layer(name, 10) for name in "abc")
     rows = told(stepped(net, 2, zero=3, prefetch=0).program)
-    gather = f"{GATHER} [dp 20]"
-    assert rows[:7] == [
-        gather, f"a forward < {GATHER}", gather, f"b forward < {GATHER}",
-        "wait for a freed unit < a forward", gather, f"c forward < {GATHER}",
+    gather, out = f"{GATHER} [dp 20]", f"{OUT} < {GATHER}"
+    assert rows[:13] == [
+        gather, out, "a forward",
+        f"{gather} < a forward", out, "b forward",
+        f"{gather} < b forward", out, "c forward",
+        f"{gather} < c forward", out, "c backward",
+        IN,
     ]  # fmt: skip
 
 
 def test_hybrid_sharding_reduces_shards_over_replicas() -> None:
     net = (layer("a", 10), layer("b", 10))
     rows = told(stepped(net, 4, zero=3, zero_group=2).program)
-    gather = f"{GATHER} [shard 20]"
+    gather, out = f"{GATHER} [shard 20]", f"{OUT} < {GATHER}"
+    shard = f"gradient shard all-reduce [replica 10] < {SCATTER}"
     assert rows == [
-        gather, gather, f"a forward < {GATHER}", f"b forward < {GATHER}",
-        gather, gather, f"b backward < {GATHER}",
-        "gradient reduce-scatter [shard 20] < b backward",
-        "gradient shard all-reduce [replica 10] < gradient reduce-scatter",
-        f"a backward < {GATHER}",
-        "gradient reduce-scatter [shard 20] < a backward",
-        "gradient shard all-reduce [replica 10] < gradient reduce-scatter",
-        "gradient norm < gradient reduce-scatter, gradient shard all-reduce, "
-        "gradient reduce-scatter, gradient shard all-reduce",
+        gather, out, "a forward", gather, out, "b forward",
+        gather, out, f"{gather} < {OUT}", "b backward",
+        IN, f"{SCATTER} [shard 20] < {IN}", shard,
+        out, "a backward",
+        f"{IN} < {SCATTER}", f"{SCATTER} [shard 20] < {IN}", shard,
+        f"gradient norm < {SCATTER}, gradient shard all-reduce, "
+        f"{SCATTER}, gradient shard all-reduce",
         "gradient norm all-reduce [shard 4] < gradient norm",
         "clip gradients < gradient norm all-reduce",
         "adam",
@@ -311,8 +322,8 @@ def test_hybrid_sharding_reduces_shards_over_replicas() -> None:
 def test_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
     net = (layer("a", 40, Parameter("expert", 100, expert=True)),)
     rows = told(stepped(net, 4, dp_style="fsdp", zero=3, ep=2).program)
-    assert rows[:3] == [
-        f"{GATHER} [dp 80]", f"{GATHER} [edp 200]", f"a0 forward < {GATHER}, {GATHER}",
+    assert rows[:4] == [
+        f"{GATHER} [dp 80]", f"{GATHER} [edp 200]", f"{OUT} < {GATHER}, {GATHER}", OUT,
     ]  # fmt: skip
-    assert "gradient reduce-scatter [dp 80] < a0 backward" in rows
-    assert "gradient reduce-scatter [edp 200] < a0 backward" in rows
+    assert f"{SCATTER} [dp 80] < {IN}" in rows
+    assert f"{SCATTER} [edp 200] < {IN}" in rows

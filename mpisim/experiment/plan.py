@@ -76,7 +76,7 @@ class Plan:
     wrap_layers : int
         Layers of one FSDP unit.
     prefetch : int
-        FSDP units gathered ahead.
+        FSDP units gathered ahead; 1 is what PyTorch does unless told otherwise.
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
 

@@ -49,21 +49,12 @@ class DeepSpeedDefaults:
 
 
 @dataclass(frozen=True)
-class FsdpDefaults:
-    """Of PyTorch's FullyShardedDataParallel: units freed but not yet out of use while more are
-    gathered."""
-
-    in_flight: Quantity
-
-
-@dataclass(frozen=True)
 class Frameworks:
     """Of all frameworks; where each number comes from stands in the data file."""
 
     ddp: DdpDefaults
     megatron: MegatronDefaults
     deepspeed: DeepSpeedDefaults
-    fsdp: FsdpDefaults
 
 
 @cache

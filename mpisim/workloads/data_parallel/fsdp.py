@@ -1,37 +1,41 @@
-"""PyTorch's FullyShardedDataParallel (torch/distributed/fsdp, arXiv:2304.11277).
+"""PyTorch's FSDP2, ``fully_shard`` (torch/distributed/fsdp/_fully_shard; arXiv:2304.11277).
 
-Each unit, `wrap_layers` blocks, is one flat parameter spread over the ranks; what is in no block
-(embedding, head) is the root's, and experts are spread over the ranks that hold them. A unit is
-gathered before its forward and, where it was freed after it, again before its backward; then its
-gradients are reduced to shards. The root stays gathered from its forward to its backward.
+Each parameter is spread over the ranks. A unit, `wrap_layers` blocks, is gathered in one collective
+before its forward and, where it was freed after it, again before its backward; then its gradients
+are reduced to shards. What is in no block (embedding, head) is the root's, and experts are spread
+over the ranks that hold them. The root stays gathered from its forward to its backward.
 
-Collectives of the sharding group run one after another on the stream of their communicator (section
-3.3.2 of the paper). So the next unit is gathered before the gradients of the current one are
-reduced (``BACKWARD_PRE``). Gathering waits for no kernel, which is why the CPU has to: it may not
-gather a unit while two freed ones are still in use (``limit_all_gathers``). The count starts anew
-with each pass.
+What is gathered lies rank by rank, and is copied to where the parameters are; gradients are copied
+the other way, in the format in which they are reduced: two copies of a unit on the stream of the
+kernels (``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). Not counted are the
+casts between shards and those formats, on streams of their own.
 
-zero = 2 keeps units gathered until their backward (``SHARD_GRAD_OP``), `zero_group` reduces shards
-over replicas besides (``HYBRID_SHARD``). There is no ``no_sync``: every micro-batch reduces, and
-waits for it at the end of its backward.
+Memory sets the pace of gathering (``wait_for_unshard``): forward, a unit waits until the last but
+one has been copied; backward, until the last one has. Backward the next unit is gathered before the
+kernels of the current one are launched, so before its gradients are reduced
+(``_backward_prefetch``); forward the CPU comes to it early enough (more units ahead are
+``set_modules_to_forward_prefetch``). Kernels wait for the gradients of the unit before last, whose
+buffer is needed again (``post_backward``). Collectives of a group run one after another.
+
+zero = 2 keeps units gathered until their backward (``reshard_after_forward=False``), `zero_group`
+reduces shards over replicas besides (hybrid sharding). Every micro-batch reduces, and waits for it
+at the end of its backward.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mpisim.kernels.operations import BYTES
+from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
 from ..groups import Groups
-from ..operators import Communicate, Layer
+from ..operators import Communicate, Compute, Layer
 from .buckets import padded
-from .frameworks import frameworks
 from .held import Held
 from .strategy import Strategy, collective
 
@@ -47,7 +51,7 @@ class Unit:
     first, last : int
         Layers of the chunk.
     dense, experts : int
-        Elements of the flat parameters, padding included; 0 where there are none.
+        Elements of the parameters, padding included; 0 where there are none.
     """
 
     first: int
@@ -55,13 +59,26 @@ class Unit:
     dense: int
     experts: int
 
+    @property
+    def kinds(self) -> list[tuple[bool, int]]:
+        """Whether of experts, and elements, of what it has."""
+        return [(kind, size) for kind, size in ((False, self.dense), (True, self.experts)) if size]
+
 
 @dataclass
 class _Pass:
-    """What a pass has gathered so far, and which kernels still use what it has freed."""
+    """What a pass has gathered so far, and the copies it made of it."""
 
     gathered: dict[Unit, list[int]] = field(default_factory=dict)
-    freed: deque[int] = field(default_factory=deque)
+    copied: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Reductions:
+    """Those of a pass so far: the latest reduce-scatters, and everything."""
+
+    latest: list[int] = field(default_factory=list)
+    all: list[int] = field(default_factory=list)
 
 
 class Fsdp(Strategy):
@@ -90,96 +107,112 @@ class Fsdp(Strategy):
             rest = [i for i in range(len(layers)) if i not in blocks]
             roots.append(self._unit(rest, parameters) if rest else Unit(0, 0, 0, 0))
         self.roots, self.units = tuple(roots), tuple(units)
-        self._passes = {(chunk, way): _Pass() for chunk in range(len(chunks)) for way in (0, 1)}
-        self._reducing: dict[int, list[int]] = {chunk: [] for chunk in range(len(chunks))}
+        self._forward = [_Pass() for _ in chunks]
+        self._backward = [_Pass() for _ in chunks]
+        self._reducing = [_Reductions() for _ in chunks]
 
     def _unit(self, layers: Sequence[int], parameters: Sequence[Held]) -> Unit:
         sizes = [0, 0]
         for each in parameters:
             if each.layer in layers:
-                sizes[each.expert] += each.size
-        dense, experts = (padded(sizes[expert], self.sharers(expert)) for expert in (False, True))
-        return Unit(layers[0], layers[-1], dense, experts)
+                sizes[each.expert] += padded(each.size, self.sharers(each.expert))
+        return Unit(layers[0], layers[-1], *sizes)
 
     @property
     def _frees(self) -> bool:
         """Whether a unit is freed after its forward."""
         return self.plan.zero == 3 and self.plan.reshard_after_forward
 
+    @property
+    def _ahead(self) -> int:
+        """Units that are gathered ahead of the one at work."""
+        return self.plan.prefetch if self.plan.dp_overlap else 0
+
     # --- gathering ------------------------------------------------------------------------------
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
         if layer == 0:
-            self._passes[chunk, 0] = _Pass()
-            self._need(block, chunk, 0, [self.roots[chunk]])
-        units = self.units[chunk]
+            self._forward[chunk] = here = _Pass()
+            root = self.roots[chunk]
+            # Shards may still be at work: the first gather waits for all that was launched before.
+            self._gather(block, here, root, None)
+            self._copy_out(block, here, root)
+        here, units = self._forward[chunk], self.units[chunk]
         for i, unit in enumerate(units):
             if unit.first == layer:
-                self._need(block, chunk, 0, units[i : i + 1 + self.plan.prefetch])
-
-    def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Free a unit."""
-        if self._frees and any(unit.last == layer for unit in self.units[chunk]):
-            self._passes[chunk, 0].freed.append(block.last)
+                waits = here.copied[-2:-1] if here.gathered else None
+                self._gather(block, here, unit, waits)
+                self._copy_out(block, here, unit)
+                for ahead in units[i + 1 : i + self._ahead]:
+                    self._gather(block, here, ahead, here.copied[-2:-1])
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Gather again what was freed, and ahead of it."""
         if layer == len(self.chunks[chunk]) - 1:
-            self._passes[chunk, 1] = _Pass()
+            self._backward[chunk] = _Pass()
         if not self._frees:
             return
-        units = self.units[chunk][::-1]
+        here, units = self._backward[chunk], self.units[chunk][::-1]
         for i, unit in enumerate(units):
             if unit.last == layer:
-                self._need(block, chunk, 1, units[i : i + 1 + self.plan.prefetch])
+                self._gather(block, here, unit, here.copied[-1:])
+                self._copy_out(block, here, unit)
+                for ahead in units[i + 1 : i + 1 + self._ahead]:
+                    self._gather(block, here, ahead, here.copied[-1:])
 
-    def _need(self, block: BlockBuilder, chunk: int, way: int, units: Sequence[Unit]) -> None:
-        """Gather units, the first of which the next kernel waits for."""
-        here = self._passes[chunk, way]
-        if not self.plan.dp_overlap:
-            for step in self._parameters(units[0]):
-                block.communicate(step)
+    def _gather(
+        self, block: BlockBuilder, here: _Pass, unit: Unit, waits: Sequence[int] | None
+    ) -> None:
+        """Gather a unit, unless that was done ahead, after rows or after all kernels before."""
+        if unit in here.gathered or not unit.kinds:
             return
-        for i, unit in enumerate(units):
-            if unit not in here.gathered:
-                if len(here.freed) >= frameworks().fsdp.in_flight.si:
-                    block.host_wait([here.freed.popleft()], "wait for a freed unit")
-                rows = (block.launch(step, waits=()) for step in self._parameters(unit))
-                here.gathered[unit] = [row for row in rows if row is not None]
-            if i == 0:
-                block.await_next(here.gathered[unit])
+        if not self._ahead:
+            waits = None
+        here.gathered[unit] = []
+        for expert, size in unit.kinds:
+            step = collective(
+                Operation.ALL_GATHER, self.shard(expert), self.weight * size, "parameter"
+            )
+            if not self.plan.dp_overlap:
+                block.communicate(step)
+                continue
+            row = block.launch(step, waits=waits)
+            here.gathered[unit] += [] if row is None else [row]
 
-    def _parameters(self, unit: Unit) -> list[Communicate]:
-        return [
-            collective(Operation.ALL_GATHER, self.shard(expert), self.weight * size, "parameter")
-            for expert, size in ((False, unit.dense), (True, unit.experts))
-            if size
-        ]
+    def _copy_out(self, block: BlockBuilder, here: _Pass, unit: Unit) -> None:
+        """Bring what was gathered to where the parameters are."""
+        if unit.kinds:
+            block.await_next(here.gathered[unit])
+            for expert, size in unit.kinds:
+                source = self.weight if self.sharers(expert) > 1 else BYTES["fp32"]
+                traffic = (source + self.weight) * size
+                block.compute(Compute("copy parameters out", Elementwise(traffic)))
+            here.copied.append(block.last)
 
     # --- reducing -------------------------------------------------------------------------------
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Reduce the gradients of a unit; wait for all of them at the end of the backward."""
+        here = self._reducing[chunk]
         for unit in (*self.units[chunk], self.roots[chunk]):
-            if unit.first == layer:
-                self._reduce(block, chunk, unit)
+            if unit.first == layer and unit.kinds:
+                self._reduce(block, here, unit)
         if layer == 0:
-            block.await_next(self._reducing[chunk])
-            self._reducing[chunk] = []
-        elif any(unit.first == layer for unit in self.units[chunk]):
-            self._passes[chunk, 1].freed.append(block.last)
+            block.await_next(here.all)
+            self._reducing[chunk] = _Reductions()
 
-    def _reduce(self, block: BlockBuilder, chunk: int, unit: Unit) -> None:
-        for expert, elements in ((False, unit.dense), (True, unit.experts)):
-            if not elements:
-                continue
-            size = self.gradient * elements
-            share = size // self.sharers(expert)
-            scatter = collective(Operation.REDUCE_SCATTER, self.shard(expert), size, "gradient")
-            steps = [scatter]
+    def _reduce(self, block: BlockBuilder, here: _Reductions, unit: Unit) -> None:
+        block.await_next(here.latest)
+        here.latest = []
+        for expert, size in unit.kinds:
+            traffic = (self.weight + self.gradient) * size
+            block.compute(Compute("copy gradients in", Elementwise(traffic)))
+            group, whole = self.shard(expert), self.gradient * size
+            scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")
+            steps: list[Communicate] = [scatter]
             if self.plan.zero_group is not None:
-                group = self.replica(expert)
+                share, group = whole // self.sharers(expert), self.replica(expert)
                 steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
             waits: list[int] | None = None
             for step in steps:
@@ -187,9 +220,12 @@ class Fsdp(Strategy):
                     block.communicate(step)
                     continue
                 row = block.launch(step, waits=waits)
-                if row is not None:
-                    waits = [row]
-                    self._reducing[chunk].append(row)
+                if row is None:
+                    continue
+                if step is scatter:
+                    here.latest.append(row)
+                waits = [row]
+                here.all.append(row)
 
     @property
     def kept(self) -> int:
