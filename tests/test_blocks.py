@@ -13,7 +13,8 @@ from toys import Times
 from mpisim.errors import InputError, ProgramError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
-from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder, Slots, TableAssembler
+from mpisim.workloads.assembly import TableAssembler
+from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder, Slots
 from mpisim.workloads.operators import Communicate, Compute, Operator
 from mpisim.workloads.pricing import LONGEST, Pricing
 
@@ -195,5 +196,5 @@ def test_limits() -> None:
     block.steps([kernel("a")])
     rows = TableAssembler("many")
     rows.add(block.done(), 40_000)
-    with pytest.raises(ProgramError, match="micro_batch is 40000; it must be from -32768 to 32767"):
+    with pytest.raises(ProgramError, match="micro_batch is 40000; it must be at most 32767"):
         rows.table()

@@ -22,7 +22,8 @@ from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, OptimizerStep
 from mpisim.program import Names, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
-from mpisim.workloads.blocks import BlockBuilder, Slots, TableAssembler
+from mpisim.workloads.assembly import TableAssembler
+from mpisim.workloads.blocks import BlockBuilder, Slots
 from mpisim.workloads.dlrm import SHARDERS, Table, dlrm_networks, place
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Network, Step, total

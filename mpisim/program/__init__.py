@@ -3,7 +3,7 @@
 - `Program`: tables, ranks bound to them, communicators.
 - `Table`: an ordered list of rows shared by all ranks that do the same things.
 - `Communicators`: ordered groups of global ranks.
-- `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row; `table_of`: from arrays.
+- `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row; `columns_of`: from arrays.
 - `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
 - `gather`: make a partial program whole again.
 - `check_matching`, `signatures`: do the communications of all ranks match?
@@ -11,7 +11,7 @@
 - `UNPRICED`: the duration of a communication that a cost model is to price.
 """
 
-from .builder import Names, ProgramBuilder, TableBuilder, table_of
+from .builder import Names, ProgramBuilder, TableBuilder, columns_of
 from .gather import gather
 from .kinds import Flag, Kind, Operation, Phase
 from .matching import check_matching, signatures
@@ -33,9 +33,9 @@ __all__ = [
     "Table",
     "TableBuilder",
     "check_matching",
+    "columns_of",
     "gather",
     "load",
     "save",
     "signatures",
-    "table_of",
 ]

@@ -14,7 +14,7 @@ from .kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Program
 from .table import COLUMNS, UNPRICED, Table
 
-__all__ = ["Names", "ProgramBuilder", "TableBuilder", "table_of"]
+__all__ = ["Names", "ProgramBuilder", "TableBuilder", "columns_of"]
 
 
 class Names:
@@ -242,39 +242,30 @@ class TableBuilder:
             On a row that no rank could execute.
         """
         values, wait_index, wait_row = self.rows()
-        return table_of(values, wait_index, wait_row, queue_depth=queue_depth, label=self.label)
+        return Table(
+            **columns_of(values, self.label), wait_index=wait_index,
+            wait_row=wait_row.astype(np.int32), queue_depth=queue_depth, label=self.label,
+        )  # fmt: skip
 
 
-def table_of(
-    values: NDArray[np.int64],
-    wait_index: NDArray[np.int64],
-    wait_row: NDArray[np.int64],
-    *,
-    queue_depth: int = 0,
-    label: str = "",
-) -> Table:
-    """Return the table of rows given as one array.
+def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
+    """Return rows given as one array as the columns of a table.
 
     Parameters
     ----------
     values : int64, shape (n, len(COLUMNS))
-        A column of the table each.
-    wait_index, wait_row, queue_depth, label
-        As in `Table`.
+    label : str
+        Of the table, for messages.
 
     Raises
     ------
     ProgramError
-        On a row that no rank could execute, or a value that its column cannot hold.
+        For a value that its column cannot hold.
     """
     _check_ranges(values, label)
-    columns: dict[str, Any] = {
+    return {
         column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
     }
-    return Table(
-        **columns, wait_index=wait_index, wait_row=wait_row.astype(np.int32),
-        queue_depth=queue_depth, label=label,
-    )  # fmt: skip
 
 
 def _check_ranges(values: NDArray[np.int64], label: str) -> None:

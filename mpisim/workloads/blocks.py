@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, Table, TableBuilder, table_of
+from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
 from .operators import Await, Communicate, Compute, Step
 from .pricing import Launching, Pricing
 
-__all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots", "TableAssembler"]
+__all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots"]
 
 LAST, PENDING = -1, -2
 """Rows a block can wait for without knowing them; named ports follow below."""
@@ -29,9 +29,6 @@ COMPUTE = 0
 """The stream of kernels."""
 
 AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
-
-MICRO_BATCH = list(COLUMNS).index("micro_batch")
-
 
 class Slots:
     """Communicator slots of a table, numbered as they are first used.
@@ -231,7 +228,7 @@ class BlockBuilder:
         """Go on with one of several micro-batches whose kernels take turns.
 
         Each lane waits for its own communications alone. Rows are tagged with the lane, which
-        `TableAssembler.add` turns into micro-batches.
+        `.assembly.TableAssembler` turns into micro-batches.
         """
         while len(self._lanes) <= number:
             self._lanes.append(_Lane())
@@ -328,90 +325,3 @@ class _Lane:
         """End the block, and with it all that was carried."""
         self.pending += self.carried.values()
         self.carried.clear()
-
-
-class TableAssembler:
-    """Joins blocks into a table."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self._blocks: dict[int, Block] = {}
-        self._used: list[tuple[Block, int, tuple[int, ...]]] = []
-        self._outside: list[tuple[int, int]] = []
-        self._length = 0
-        self._last: list[int] = []
-        self._pending: list[int] = []
-        self._exports: dict[str, list[int]] = {}
-        self.flops = self.duration = 0
-
-    def add(self, block: Block, *micro_batches: int) -> None:
-        """Append a block, the rows of its lanes tagged with a micro-batch each (none: -1)."""
-        at = self._length
-        self._blocks[id(block)] = block
-        self._used.append((block, at, micro_batches or (-1,)))
-        for row, port in block.outside:
-            if port == LAST:
-                rows = self._last
-            elif port == PENDING:
-                rows = self._pending
-            else:
-                rows = self._exports.get(str(port), [])
-            self._outside.extend((at + row, each) for each in rows)
-        if block.last >= 0:
-            self._last = [at + block.last]
-        if not block.hands_on:
-            self._pending = []
-        self._pending += [at + row for row in block.pending]
-        for name, exported in block.exports.items():
-            self._exports.setdefault(name, []).extend(at + row for row in exported)
-        self._length += len(block)
-        self.flops += block.flops
-        self.duration += block.duration
-
-    def table(self) -> Table:
-        """Return the table.
-
-        Raises
-        ------
-        ProgramError
-            If a column cannot hold a value, such as too many micro-batches.
-        """
-        blocks = list(self._blocks.values())
-        place = {key: i for i, key in enumerate(self._blocks)}
-        used = np.array([place[id(block)] for block, _, _ in self._used], np.int64)
-        at = np.array([at for _, at, _ in self._used], np.int64)
-        lanes = max(len(each) for _, _, each in self._used)
-        micro_batch = np.array(
-            [each + each[:1] * (lanes - len(each)) for _, _, each in self._used], np.int64
-        )
-
-        # Rows: for each use of a block, its rows of all blocks' rows laid end to end.
-        lengths = np.array([len(block) for block in blocks])
-        values = np.concatenate([block.values for block in blocks])
-        taken = _ranges(_starts(lengths)[used], lengths[used])
-        values = values[taken]
-        lane = values[:, MICRO_BATCH]
-        values[:, MICRO_BATCH] = micro_batch[np.repeat(np.arange(len(used)), lengths[used]), lane]
-
-        # Waits inside blocks in the same way, moved to where each block stands; then the others.
-        counts = np.array([len(block.waiter) for block in blocks])
-        taken = _ranges(_starts(counts)[used], counts[used])
-        move = np.repeat(at, counts[used])
-        outside = np.array(self._outside, np.int64).reshape(-1, 2)
-        waiter = np.concatenate([block.waiter for block in blocks])[taken] + move
-        awaited = np.concatenate([block.awaited for block in blocks])[taken] + move
-        waiter = np.concatenate([waiter, outside[:, 0]])
-        awaited = np.concatenate([awaited, outside[:, 1]])
-        order = np.lexsort((awaited, waiter))
-        index = np.searchsorted(waiter[order], np.arange(self._length + 1))
-        return table_of(values, index, awaited[order], label=self.label)
-
-
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)[:-1]])
-
-
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ranges ``starts[i]`` to ``starts[i] + lengths[i]``, one after another."""
-    first = np.repeat(starts - _starts(lengths), lengths)
-    return first + np.arange(int(lengths.sum()))

@@ -19,7 +19,8 @@ from ..errors import InputError
 from ..experiment import Transformer
 from ..kernels import KernelModel
 from ..program import Names, Phase, Program, Table
-from .blocks import Slots, TableAssembler
+from .assembly import TableAssembler
+from .blocks import Slots
 from .data_parallel import strategy
 from .groups import Groups, program_of
 from .layout import Layout
