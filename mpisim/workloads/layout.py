@@ -74,9 +74,10 @@ def lay_out(experiment: Experiment, gpus: int) -> Layout:
             f"plan.global_batch is {plan.global_batch}: {micro_batches} micro-batches of "
             f"dp × micro_batch = {each}; there can be {MOST}: raise micro_batch or dp"
         )
-    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
     networks, network = _networks(experiment, grid)
-    parts = tuple(tuple(split(each, plan, laid.parts)) for each in networks)
+    parts = tuple(tuple(split(each, plan, plan.pp * plan.vpp)) for each in networks)
+    # Last, since it takes longest, and other plans are tried that do not come out even.
+    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
     return Layout(experiment, grid, laid, tuple(networks), network, parts)
 
 
