@@ -23,6 +23,7 @@ END = [
     "wait for gradient norm < read gradient norm",
     "clip gradients",
     "adam",
+    "convert weights",
 ]
 
 
@@ -62,6 +63,7 @@ def test_ddp_reduces_full_buckets_beside_the_backward() -> None:
         f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
         f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
         "adam",
+        "convert weights",
     ]  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def test_ddp_without_overlap_reduces_at_the_end() -> None:
         f"gradient all-reduce [dp 108] < {COPY_OUT}",
         f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
         "adam",
+        "convert weights",
     ]  # fmt: skip
 
 
@@ -97,16 +100,18 @@ def test_ddp_first_bucket_is_small_unless_a_size_is_given() -> None:
 
 
 def test_ddp_on_one_rank_does_nothing() -> None:
-    assert told(stepped(NET, 1, dp_style="ddp").program) == [*FORWARD, *BACKWARD, "adam"]
+    assert told(stepped(NET, 1, dp_style="ddp").program) == [
+        *FORWARD, *BACKWARD, "adam", "convert weights"
+    ]  # fmt: skip
 
 
 def test_zero_redundancy_optimizer_broadcasts_every_parameter() -> None:
     # Greedy, largest first, to the rank with the least: 40 | 40; 8 | 8; 6 | 6. Each updates 54.
     done = stepped(NET, 2, dp_style="ddp", zero=1)
     rows = told(done.program)
-    at = rows.index("adam")
+    at = rows.index("convert weights")
     assert rows[at + 1 :] == [
-        f"parameter broadcast [dp {size}] < adam" for size in (80, 16, 12, 80, 16, 12)
+        f"parameter broadcast [dp {size}] < convert weights" for size in (80, 16, 12, 80, 16, 12)
     ]
     found = strategy(
         done.layout.experiment.plan, [NET], Groups(done.layout.grid), transformer=False
@@ -183,7 +188,7 @@ def test_distributed_optimizer_without_overlap() -> None:
         "gradient norm all-reduce [instance 4] < gradient norm",
         "read gradient norm < gradient norm all-reduce",
         *END[1:],
-        "parameter all-gather [dp 768] < adam",
+        "parameter all-gather [dp 768] < convert weights",
     ]  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def test_sequence_parallel_ranks_add_up_what_they_hold_in_common() -> None:
         "wait for gradient norm < read gradient norm",
         "clip gradients",
         "adam",
+        "convert weights",
     ]  # fmt: skip
     without = told(stepped(net, 2, tp=2, sp=False, global_batch=1).program)
     assert not any("replicated" in row for row in without)
@@ -116,14 +117,13 @@ def test_norms_are_added_up_over_those_who_share_gradients() -> None:
 @pytest.mark.parametrize(
     ("plan", "each"),
     [
-        # Gradient read, master and two moments read and written in fp32, bf16 weight written.
-        ({"dp_style": "megatron"}, 4 + 8 + 16 + 2),
-        ({"dp_style": "megatron", "grad_precision": "bf16"}, 2 + 8 + 16 + 2),
-        ({"dp_style": "megatron", "precision": "fp32"}, 4 + 8 + 16),
-        ({"dp_style": "megatron", "optimizer": "sgd"}, 4 + 8 + 2),
+        # Gradient read, master and two moments read and written in fp32.
+        ({"dp_style": "megatron"}, 4 + 8 + 16),
+        ({"dp_style": "megatron", "grad_precision": "bf16"}, 4 + 8 + 16),
+        ({"dp_style": "megatron", "optimizer": "sgd"}, 4 + 8),
         ({"dp_style": "ddp", "optimizer": "momentum", "precision": "fp32"}, 4 + 8 + 8),
         ({"dp_style": "ddp", "optimizer": "adagrad", "precision": "tf32"}, 4 + 8 + 8),
-        ({"dp_style": "deepspeed", "zero": 2}, 4 + 8 + 16 + 2),
+        ({"dp_style": "deepspeed", "zero": 2}, 4 + 8 + 16),
         ({"dp_style": "fsdp", "zero": 3}, 4 + 8 + 16),
     ],
 )
@@ -133,10 +133,38 @@ def test_bytes_of_a_fused_step(plan: dict[str, object], each: int) -> None:
     assert optimizer_bytes(made, found) == each
 
 
+@pytest.mark.parametrize(
+    ("plan", "gradients", "weights"),
+    [
+        ({"dp_style": "megatron"}, None, 6),
+        ({"dp_style": "megatron", "grad_precision": "bf16"}, 6, 6),
+        ({"dp_style": "megatron", "precision": "fp32"}, None, None),
+        ({"dp_style": "deepspeed", "zero": 1}, 6, 6),
+        ({"dp_style": "fsdp", "zero": 3}, None, None),
+        ({"dp_style": "ddp"}, None, 6),
+    ],
+)
+def test_master_weights_and_gradients_are_copied(
+    plan: dict[str, object], gradients: int | None, weights: int | None
+) -> None:
+    program = stepped((layer("a", 40),), 4, **plan).program
+    table = program.table_of(0)
+    found = {program.names[name]: row for row, name in enumerate(table.name)}
+    share = 10 if plan.get("zero") else 40
+    for what, each in (("convert gradients", gradients), ("convert weights", weights)):
+        assert (what in found) is (each is not None)
+        if each is not None:
+            assert table.duration[found[what]] == each * share  # one ps a byte
+    if gradients:
+        assert found["convert gradients"] < found["gradient norm"]
+    if weights:
+        assert found["convert weights"] == found["adam"] + 1
+
+
 def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> None:
     net = (layer("a", 40),)
     rows = told(stepped(net, 1, dp_style="ddp", fused=False).program)
-    assert rows[-7:] == [name for name, _ in FOREACH["adam"]]
+    assert rows[-8:] == [*(name for name, _ in FOREACH["adam"]), "convert weights"]
     # _multi_tensor_adam of torch/optim/adam.py: lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_.
     assert sum(numbers for _, numbers in FOREACH["adam"]) == 18
 

@@ -16,12 +16,14 @@ BACKWARD = [f"{name} backward" for name in ("head", "b1", "b0", "a1", "a0", "emb
 COPY_IN, COPY_OUT = "copy gradient into bucket", "copy gradient from bucket"
 GATHER = "parameter all-gather"
 NORM = [
+    "convert gradients",
     "gradient norm",
     "gradient norm all-reduce [dp 4] < gradient norm",
     "read gradient norm < gradient norm all-reduce",
     "wait for gradient norm < read gradient norm",
     "clip gradients",
     "adam",
+    "convert weights",
 ]
 
 
@@ -49,9 +51,10 @@ def test_deepspeed_without_zero_reduces_after_the_backward() -> None:
         f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
         COPY_IN, COPY_IN, COPY_IN, f"gradient all-reduce [dp 108] < {COPY_IN}",
         f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
+        "convert gradients",
         "gradient norm",
         "read gradient norm",
-        *NORM[3:],
+        *NORM[4:],
     ]  # fmt: skip
 
 
@@ -61,7 +64,9 @@ def test_zero_1_reduces_in_the_last_micro_batch_and_zero_2_in_every_one(stage: i
     rows = told(stepped(NET, 2, **plan).program)
     first = BACKWARD if stage == 1 else STAGE_2
     # 108 elements are a multiple of 2 × 2 ranks: no padding.
-    assert rows == [*FORWARD, *first, *FORWARD, *STAGE_2, *NORM, f"{GATHER} [dp 216] < adam"]
+    assert rows == [
+        *FORWARD, *first, *FORWARD, *STAGE_2, *NORM, f"{GATHER} [dp 216] < convert weights",
+    ]  # fmt: skip
 
 
 def test_zero_1_without_overlap_reduces_after_the_backward() -> None:
@@ -79,7 +84,7 @@ def test_zero_1_without_overlap_reduces_after_the_backward() -> None:
 def test_zero_1_pads_what_it_gathers() -> None:
     # 2 × 8 ranks: 108 elements become 112; each rank updates 14, rounded up.
     done = stepped(NET, 8, dp_style="deepspeed", zero=1)
-    assert told(done.program)[-1] == f"{GATHER} [dp 224] < adam"
+    assert told(done.program)[-1] == f"{GATHER} [dp 224] < convert weights"
 
 
 def held(*sizes: int) -> list[Held]:
@@ -144,7 +149,7 @@ def test_zero_3_of_a_small_network() -> None:
         f"gradient reduce-scatter [dp 800052] < {COPY_IN}",
         "wait for gradients < gradient reduce-scatter",
         *NORM,
-        f"{GATHER} [dp 44] < adam",
+        f"{GATHER} [dp 44] < convert weights",
     ]  # fmt: skip
 
 
@@ -157,7 +162,7 @@ def test_mics_reduces_shards_over_replicas_in_the_last_micro_batch() -> None:
         f"gradient reduce-scatter [shard 400000] < {COPY_IN}",
     ]  # fmt: skip
     forward = [f"{GATHER} [shard 400000]", f"a forward < {GATHER}"]
-    assert rows[: rows.index("gradient norm")] == [
+    assert rows[: rows.index("convert gradients")] == [
         *forward, *backward, "wait for gradients < gradient reduce-scatter",
         *forward, *backward,
         "gradient shard all-reduce [replica 200000] < gradient reduce-scatter",

@@ -4,8 +4,10 @@ Megatron-LM's ``finalize_model_grads`` (megatron/core/distributed) and ``optimiz
 (megatron/core/optimizer): gradients of what tensor-parallel ranks hold in common are added up where
 the ranks saw different tokens, those of tied embeddings over the first and the last stage; the norm
 of all gradients is read by the CPU, gradients are clipped, and one kernel updates everything. fp16
-checks gradients for overflow before. DeepSpeed does the same over its own groups; FSDP leaves the
-norm on the GPU; DDP's users rarely clip.
+checks gradients for overflow before. Gradients in 16 bits are copied to fp32 before all that, and
+weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
+``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups; FSDP, which
+converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip.
 """
 
 from __future__ import annotations
@@ -48,15 +50,9 @@ numbers each reads and writes of one (``_multi_tensor_adam`` and its like)."""
 def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     """Return the bytes one fused optimizer step reads and writes for each parameter.
 
-    The gradient is read; weight in fp32 and states are read and written; a copy of the weight in 16
-    bits for the passes is written where there is one (FSDP makes it when it gathers).
+    The gradient is read; weight in fp32 and states are read and written.
     """
-    copy = strategy.weight < FP32 and strategy.style != "fsdp"
-    return (
-        strategy.kept
-        + 2 * FP32 * (1 + STATES[plan.optimizer])
-        + (strategy.weight if copy else 0)
-    )
+    return strategy.kept + 2 * FP32 * (1 + STATES[plan.optimizer])
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
@@ -72,12 +68,17 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     """
     strategy.before_optimizer(block)
     _reduce_further(block, layout, stage, strategy)
+    converts = strategy.style != "fsdp"
+    if converts:
+        _convert(block, "gradients", strategy.gradient, strategy.kept, strategy)
     if strategy.norm_groups:
         plan = layout.experiment.plan
         if plan.precision == "fp16":
             _check_overflow(block, strategy)
         _clip(block, layout, strategy)
     _update(block, layout.experiment.plan, strategy)
+    if converts:
+        _convert(block, "weights", FP32, strategy.weight, strategy)
     strategy.after_optimizer(block)
 
 
@@ -147,6 +148,15 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
         return
     for name, numbers in FOREACH[plan.optimizer]:
         block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
+
+
+def _convert(
+    block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy
+) -> None:
+    """Copy what the optimizer works on from one format to another, if they are two."""
+    if source != target and strategy.updated:
+        size = (source + target) * strategy.updated
+        block.compute(Compute(f"convert {what}", Elementwise(size)))
 
 
 def _read(block: BlockBuilder, what: str) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from mpisim.kernels.operations import Copy, Elementwise
+from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
 from ...experiment.plan import Plan, Style
 from ...program import Operation
@@ -98,6 +98,11 @@ class Megatron(Strategy):
     def norm_groups(self) -> tuple[str, ...]:
         """All ranks that share an optimizer at once, or those of a copy of the model."""
         return ("instance",) if self.plan.zero else ("model",)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a gradient as the optimizer reads it."""
+        return BYTES["fp32"]
 
     # --- the first forward ----------------------------------------------------------------------
 
