@@ -124,7 +124,10 @@ def _digits(value: float) -> float:
 def _table(
     found: Fit, batches: Sequence[Rows], held_out: HeldOut, errors: tuple[Bin, ...]
 ) -> Table:
-    launch = float(np.median(list(found.launch.values()))) if found.launch else 0.0
+    launch, growth = (
+        float(np.median(list(each.values()))) if each else 0.0
+        for each in (found.launch, found.growth)
+    )
     return Table(
         source=", ".join(sorted({rows.publisher for rows in batches})),
         files=tuple(sorted({rows.file for rows in batches})),
@@ -133,6 +136,7 @@ def _table(
         rows=found.rows,
         held_out=held_out,
         launch=_digits(launch),
+        growth=_digits(growth),
         constants={name: float(f"{value:.6g}") for name, value in found.constants.items()},
         errors=errors,
     )
@@ -160,6 +164,7 @@ def write(tables: Sequence[tuple[Key, Table]]) -> str:
             f"rows = {table.rows}",
             f"held_out = {_text(table.held_out)}",
             f"launch = {table.launch!r}",
+            *([f"growth = {table.growth!r}"] if table.growth else []),
             f"constants = {{ {constants} }}",
             "errors = [",
             *(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,9 @@ __all__ = ["LAUNCH", "Fit", "cross_validate", "fit", "log_ratios", "machine"]
 LAUNCH = Constant("launch", 20e-6, 0.0, 200e-6, "CPU time that the measurement holds, s")
 """Where times hold the launch: fitted for every GPU beside the constants, and no part of a kernel's
 time in a simulation, whose engine launches kernels itself."""
+
+GROWTH = Constant("growth", 0.3e-3, 0.0, 2e-3, "by which a launch grew in the run, s")
+"""Where launches grew in the course of the author's run: fitted beside the launch."""
 
 SCALE = 0.1
 """Relative errors from which on the loss grows linearly."""
@@ -54,11 +57,14 @@ class Fit:
     launch : dict of str to float
         Seconds by GPU, of those whose times hold the launch.
     rows : int
+    growth : dict of str to float
+        Seconds by GPU, of those where the launch grew in the course of the run.
     """
 
     constants: dict[str, float]
     launch: dict[str, float]
     rows: int
+    growth: dict[str, float] = field(default_factory=dict)
 
 
 @cache
@@ -68,21 +74,36 @@ def machine(gpu: str) -> Machine:
 
 
 def predicted(
-    module: FamilyModule, rows: Rows, constants: Mapping[str, float], launch: float
+    module: FamilyModule,
+    rows: Rows,
+    constants: Mapping[str, float],
+    launch: float,
+    growth: float = 0.0,
 ) -> np.ndarray:
     """Return what the formula says for measured rows, in seconds."""
-    return module.seconds(rows.columns, machine(rows.gpu), constants) + launch * rows.launched
+    host = (launch + growth * rows.elapsed) * rows.launched
+    found: np.ndarray = module.seconds(rows.columns, machine(rows.gpu), constants) + host
+    return found
 
 
 def log_ratios(module: FamilyModule, batches: Sequence[Rows], found: Fit) -> list[np.ndarray]:
     """Return log(predicted / measured) of every row.
 
-    A GPU without a launch time of its own has the median of the others'.
+    A GPU without a launch time, or a growth, of its own has the median of the others'.
     """
-    other = float(np.median(list(found.launch.values()))) if found.launch else 0.0
+    other, grown = (
+        float(np.median(list(each.values()))) if each else 0.0
+        for each in (found.launch, found.growth)
+    )
     return [
         np.log(
-            predicted(module, rows, found.constants, found.launch.get(rows.gpu, other))
+            predicted(
+                module,
+                rows,
+                found.constants,
+                found.launch.get(rows.gpu, other),
+                found.growth.get(rows.gpu, grown),
+            )
             / rows.seconds
         )
         for rows in batches
@@ -117,11 +138,12 @@ def fit(
             {each.name: (towards or {}).get(each.name, each.start) for each in constants}, {}, 0
         )
     gpus = sorted({rows.gpu for rows in batches if rows.launched})
-    limits = list(constants) + [LAUNCH] * len(gpus)
+    growing = sorted({rows.gpu for rows in batches if rows.elapsed.any()})
+    limits = list(constants) + [LAUNCH] * len(gpus) + [GROWTH] * len(growing)
     least = np.array([each.least for each in limits])
     span = np.array([each.most for each in limits]) - least
     start = [(towards or {}).get(each.name, each.start) for each in constants]
-    anchor = (np.array(start + [LAUNCH.start] * len(gpus)) - least) / span
+    anchor = (np.array(start + [each.start for each in limits[len(start) :]]) - least) / span
 
     totals = {name: sum(len(r) for r in batches if r.gpu == name) for name in _gpus(batches)}
     machines = {name: machine(name) for name in totals}
@@ -130,10 +152,15 @@ def fit(
     # the same sum, the pull is to act on the floor.
     pull[len(constants) :] *= 1e-3
 
+    def divided(values: np.ndarray) -> tuple[dict[str, float], dict[str, float]]:
+        """Return launches and their growths by GPU."""
+        host = values[len(constants) :].tolist()
+        return dict(zip(gpus, host)), dict(zip(growing, host[len(gpus) :]))
+
     def residuals(point: np.ndarray, rows_of: Sequence[_Thinned]) -> np.ndarray:
         values = least + span * (point - 1)
         named = {each.name: float(value) for each, value in zip(constants, values, strict=False)}
-        launch = dict(zip(gpus, values[len(constants) :].tolist()))
+        launch, growth = divided(values)
         parts = [
             # The soft-L1 loss is applied here and not by the solver, which would weigh the pull
             # by it as well, and whose scale would depend on the number of rows.
@@ -141,7 +168,8 @@ def fit(
             * _soft(
                 np.log(
                     module.seconds(each.columns, machines[each.gpu], named)
-                    + (launch[each.gpu] * each.launched if each.launched else 0.0)
+                    + each.launched
+                    * (launch.get(each.gpu, 0.0) + growth.get(each.gpu, 0.0) * each.elapsed)
                 )
                 - each.log
             )
@@ -161,11 +189,13 @@ def fit(
     best = min((solve(start, few) for start in starts), key=lambda each: each.cost)
     every = [_Thinned.of(rows, totals, None) for rows in batches]
     found = solve(best.x - 1, every)
-    values = (least + span * (found.x - 1)).tolist()
+    values = least + span * (found.x - 1)
+    launch, growth = divided(values)
     return Fit(
-        constants={each.name: value for each, value in zip(constants, values, strict=False)},
-        launch=dict(zip(gpus, values[len(constants) :])),
+        constants={each.name: float(value) for each, value in zip(constants, values, strict=False)},
+        launch=launch,
         rows=sum(totals.values()),
+        growth=growth,
     )
 
 
@@ -175,6 +205,7 @@ class _Thinned:
 
     gpu: str
     launched: float
+    elapsed: np.ndarray
     columns: Mapping[str, Any]
     log: np.ndarray
     weight: float
@@ -188,7 +219,14 @@ class _Thinned:
         }
         # Each row left stands for `step` of them.
         weight = np.sqrt(step / (totals[rows.gpu] * len(totals)))
-        return cls(rows.gpu, rows.launched, columns, np.log(rows.seconds[::step]), float(weight))
+        return cls(
+            rows.gpu,
+            rows.launched,
+            rows.elapsed[::step],
+            columns,
+            np.log(rows.seconds[::step]),
+            float(weight),
+        )
 
 
 def _starts(anchor: np.ndarray, constants: int) -> Iterator[np.ndarray]:

@@ -38,6 +38,16 @@ def test_recovers_launch_beside_a_floor():
     assert np.abs(errors).max() < 0.02
 
 
+def test_recovers_growth_of_the_launch():
+    rows = batch("v100-pcie-32gb", launch=30e-6, growth=400e-6)
+    found = fit.fit(toy_family, [rows])
+    assert found.growth["v100-pcie-32gb"] == pytest.approx(400e-6, rel=0.02)
+    assert found.constants["efficiency"] == pytest.approx(0.7, rel=0.02)
+    some = rows.take(np.arange(0, len(rows), 7))
+    (errors,) = log_ratios(toy_family, [some], found)
+    assert np.abs(errors).max() < 0.02
+
+
 def test_outliers_pull_little():
     rows = batch("v100-pcie-32gb")
     seconds = rows.seconds.copy()

@@ -345,7 +345,11 @@ class TestConvolution:
         assert together.tolist() == pytest.approx([seconds(each, A100) for each in kernels])
 
     def test_measured(self, shared: Any) -> None:
-        """3 × 3 convolutions on a V100: a fifth of the shapes is left out of the fit."""
+        """3 × 3 convolutions on a V100: a fifth of the shapes is left out of the fit.
+
+        The launch grew in the course of the author's run: the time is foretold of a shape and its
+        place in the run.
+        """
         path = shared / "groundtruth" / "kernels" / "neusight_conv2d.csv"
         (rows,) = (each for each in read(path)[0] if each.gpu == "v100-pcie-32gb")
         module = family_module("convolution")
@@ -353,5 +357,8 @@ class TestConvolution:
         found = fit(module, [training.take(np.arange(len(training)) % 5 == 0)])
         (ratio,) = log_ratios(module, [rows.take(rows.split == "test")], found)
         error = np.abs(np.expm1(ratio))
-        assert error.mean() < 0.19
-        assert np.median(error) < 0.15
+        assert error.mean() < 0.11
+        assert np.median(error) < 0.09
+        assert 0.2e-3 < found.growth["v100-pcie-32gb"] < 0.3e-3
+        # What is taken for the launch does not pass for a kernel's time.
+        assert found.launch["v100-pcie-32gb"] + found.constants["floor"] < 80e-6

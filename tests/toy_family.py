@@ -60,6 +60,7 @@ def batch(
     launch: float = 0.0,
     noise: float = 0.0,
     constants: Mapping[str, float] | None = None,
+    growth: float = 0.0,
 ) -> Rows:
     """Products of 135 sizes, timed by the formula above."""
     sizes = [2**i for i in range(4, 13)]
@@ -71,6 +72,8 @@ def batch(
     )
     found = stack(kernels)
     times = seconds(found, machine(gpu), constants or TRUE) + launch
+    elapsed = np.linspace(0, growth > 0, len(kernels))
+    times += growth * elapsed
     times *= np.exp(noise * np.random.default_rng(1).standard_normal(len(kernels)))
     return Rows(
         file="toy.csv",
@@ -85,4 +88,5 @@ def batch(
         op=np.array(["toy"] * len(kernels)),
         split=np.array(["train"] * len(kernels)),
         line=np.arange(2, 2 + len(kernels)),
+        elapsed=elapsed,
     )

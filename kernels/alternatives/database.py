@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
+import numpy as np
+
 from mpisim.quantity import Quantity, picoseconds
 
 from ..analytical.machine import Machine
@@ -52,7 +54,7 @@ class OperationDatabase:
         self,
         rows: Iterable[Rows],
         otherwise: KernelModel,
-        launch: Callable[[Rows], float] | None = None,
+        launch: Callable[[Rows], float | np.ndarray] | None = None,
     ) -> None:
         name = Machine.of(otherwise.gpu).name
         times: dict[Kernel, list[float]] = {}

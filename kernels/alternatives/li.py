@@ -68,7 +68,10 @@ def work(kernels: Sequence[Kernel], gpu: Machine, dtype: str) -> np.ndarray:
     return np.stack([np.ones(len(kernels)), flops / peak, traffic / gpu.bandwidth], axis=1)
 
 
-def regress(batches: Sequence[Rows], launch: Callable[[Rows], float] | None = None) -> Regression:
+def regress(
+    batches: Sequence[Rows],
+    launch: Callable[[Rows], float | np.ndarray] | None = None,
+) -> Regression:
     """Fit lines to measured rows, minimising relative errors.
 
     Parameters

@@ -123,6 +123,8 @@ class Table:
         far off a GPU may be that was not measured.
     launch : float
         Seconds of CPU time in the measured times, for comparing with them.
+    growth : float
+        Seconds by which it grew in the course of the author's run.
     constants : dict of str to float
     errors : tuple of Bin
         By size.
@@ -137,6 +139,7 @@ class Table:
     constants: dict[str, float]
     errors: tuple[Bin, ...]
     launch: Positive = 0.0
+    growth: Positive = 0.0
 
     def error(self, seconds: float) -> float:
         """Return the relative standard error of a prediction.
@@ -190,6 +193,11 @@ class Served:
     def launch(self) -> float:
         """CPU time in the measured times, in seconds."""
         return self.table.launch if self.table else 0.0
+
+    @property
+    def growth(self) -> float:
+        """By how much it grew in the course of the author's run, in seconds."""
+        return self.table.growth if self.table else 0.0
 
     def error(self, seconds: float) -> float:
         """Return the relative standard error of a prediction."""

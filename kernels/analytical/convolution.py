@@ -38,7 +38,7 @@ CONSTANTS = (
     Constant("filters", 2.5, 0.0, 10.0, "traffic of transformed filters, relative"),
     Constant("prologue", 20.0, 0.0, 400.0, "starting and ending a tile, in steps of k"),
     Constant("choice", 0.1, 0.01, 1.0, "relative loss at which a way is 1/e as likely"),
-    Constant("floor", 1e-5, 0.0, 2e-4, "starting the kernels of one call, s"),
+    Constant("floor", 1e-5, 0.0, 5e-5, "starting the kernels of one call, s"),
 )
 
 CUTS = tuple(

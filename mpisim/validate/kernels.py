@@ -90,8 +90,9 @@ def model_maker(name: str, calibration: Calibration | None, training: Sequence[R
     def database(gpu: str) -> OperationDatabase:
         return OperationDatabase(training, analytical(gpu), launch)
 
-    def launch(rows: Rows) -> float:
-        return analytical(rows.gpu).served(rows.family, rows.dtype).launch
+    def launch(rows: Rows) -> np.ndarray:
+        served = analytical(rows.gpu).served(rows.family, rows.dtype)
+        return served.launch + served.growth * rows.elapsed
 
     if name in ("li", "simai", "database") and not training:
         raise InputError(f"the model {name!r} learns from measured rows, and none are for training")
@@ -145,7 +146,8 @@ def compare(
             models[each.gpu] = make(each.gpu)
             timers[each.gpu] = Analytical(find_gpu(each.gpu), calibration)
         try:
-            launch = each.launched * timers[each.gpu].served(each.family, each.dtype).launch
+            served = timers[each.gpu].served(each.family, each.dtype)
+            launch = each.launched * (served.launch + served.growth * each.elapsed)
             predicted, error = _predict(models[each.gpu], each)
         except InputError as reason:
             found.skipped[str(reason)] = found.skipped.get(str(reason), 0) + len(each)
