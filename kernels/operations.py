@@ -15,6 +15,7 @@ traffic
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
@@ -45,7 +46,7 @@ BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(ABC):
     """A description of one kernel; see the subclasses.
 
     Attributes
@@ -62,9 +63,9 @@ class Kernel:
         return 0
 
     @property
+    @abstractmethod
     def traffic(self) -> int:
         """Bytes read and written."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         for each in fields(self):
