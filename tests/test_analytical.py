@@ -89,6 +89,7 @@ def test_constants_are_within_their_limits():
 def test_unknown_family():
     class Odd(Kernel):
         family = "odd"
+        traffic = 8
 
     with pytest.raises(InputError, match="no analytical model of the family 'odd'"):
         family_module(Odd().family)

@@ -187,6 +187,7 @@ def test_a_format_that_the_gpu_lacks_is_refused() -> None:
 def test_a_kind_that_the_model_does_not_know_is_refused() -> None:
     class Fft(Kernel):
         family = "fft"
+        traffic = 8
 
     with pytest.raises(InputError, match="no kernels of the family 'fft'"):
         on_round(Fft())
