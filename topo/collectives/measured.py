@@ -1,0 +1,143 @@
+"""Measured communications: tables in CSV as they were published or gathered.
+
+A file is recognised by the names of its columns (`tables.FORMS`):
+
+==============================================  ===================================================
+columns                                         table
+==============================================  ===================================================
+op, gpu, num_gpus, …, out_of_place_time_us      outputs of nccl-tests and rccl-tests
+grade, op, gpu, num_gpus, …, points             grades of those curves
+network, op, gpu, num_gpus, …, median_us        Vidur (github:microsoft/vidur), fp16, PyTorch
+gpu, num_gpus, size_bytes, …, time_us           vTrain (github:VIA-Research/vTrain), one node
+gpu, num_gpus, num_nodes, …, time_us_median     spread over ten configurations on Alps
+kernel, version, gpu, ep_size, direction        DeepEP's all-to-all kernels
+op, group, msg_bytes, count, median_ms          AICB, collectives of a training run
+==============================================  ===================================================
+
+Grades are found in a file of grades among those given, or beside a table that has none.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mpisim.errors import InputError, nearest
+
+from . import tables
+from .measurement import Measurement
+
+__all__ = ["INDEX", "read"]
+
+INDEX = "curves_index.csv"
+"""The name of a file of grades, where it stands beside a table."""
+
+
+def read(paths: Iterable[str | Path]) -> tuple[list[Measurement], Counter[str]]:
+    """Read tables of measured communications.
+
+    Parameters
+    ----------
+    paths : iterable of str or Path
+        Tables, and perhaps the file of grades.
+
+    Returns
+    -------
+    list of Measurement
+        In the order of the files and their rows.
+    Counter
+        Rows left out: how many, by reason.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read, is none of the known kinds, or a row is not as it must be.
+    """
+    found: list[Measurement] = []
+    skipped: Counter[str] = Counter()
+    grades: dict[str, str] = {}
+    graded = False
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        header, rows = _table(path)
+        if set(tables.GRADES) <= set(header):
+            graded = True
+            grades |= dict(_grade(path, line, row) for line, row in rows)
+            continue
+        form = _form(path, header)
+        folders.append(path.parent)
+        for line, row in rows:
+            each = _read_row(form, path, line, row)
+            if isinstance(each, str):
+                skipped[each] += 1
+            else:
+                found.append(each)
+    if not graded:
+        for beside in dict.fromkeys(folder / INDEX for folder in folders):
+            if beside.is_file():
+                grades |= dict(_grade(beside, line, row) for line, row in _table(beside)[1])
+    graded_rows = [replace(each, grade=grades.get(each.curve, each.grade)) for each in found]
+    return graded_rows, skipped
+
+
+def _form(path: Path, header: Sequence[str]) -> tables.Form:
+    for form in tables.FORMS:
+        if set(form.columns) <= set(header):
+            return form
+    closest = max(tables.FORMS, key=lambda form: len(set(form.columns) & set(header)))
+    missing = [each for each in closest.columns if each not in header]
+    near = nearest(missing[0], [each for each in header if each not in closest.columns])
+    known = "; ".join(", ".join(form.columns) for form in tables.FORMS)
+    raise InputError(
+        f"{path}: no known table of measured communications: its columns are "
+        f"{', '.join(header)[:200] or 'none'}; nearest is that of {closest.publisher}, of which "
+        f"{', '.join(missing)} is missing{near}; known: {known}"
+    )
+
+
+def _read_row(
+    form: tables.Form, path: Path, line: int, row: Mapping[str, str]
+) -> Measurement | str:
+    try:
+        each = form.row(row, path.name, line)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        why = f"no {error} here" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path}, line {line}: {why}") from error
+    if isinstance(each, Measurement):
+        for what, value in (("time", each.seconds), ("size", each.bytes)):
+            if not 0 < value < float("inf"):
+                raise InputError(f"{path}, line {line}: a {what} of {value:g}; it must be above 0")
+        if not 1 <= each.nodes <= each.gpus:
+            raise InputError(
+                f"{path}, line {line}: {each.gpus} GPUs on {each.nodes} nodes; every node needs one"
+            )
+    return each
+
+
+def _grade(path: Path, line: int, row: Mapping[str, str]) -> tuple[str, str]:
+    try:
+        grade = row["grade"].strip().upper()
+        if grade not in ("A", "B", "C"):
+            raise ValueError(f"grade {row['grade']!r}; allowed: A, B, C")
+        return tables.curve(row), grade
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}, line {line}: {error}") from error
+
+
+def _table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """Return the header, and each row as a mapping with its line number."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            header = list(reader.fieldnames or ())
+            if not header:
+                raise InputError(f"{path}: the file is empty")
+            rows = [(reader.line_num, row) for row in reader]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+    return header, iter(rows)
