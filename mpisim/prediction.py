@@ -19,7 +19,7 @@ from .kernels import Gpu, KernelModel, Roofline, find_gpu
 from .memory import Verdict, advice, assess, evaluator, remedies
 from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
-from .topo import AlphaBeta, Cluster, find_cluster
+from .topo import Cluster, Network, find_cluster
 from .uncertainty import propagate
 from .workloads import Workload, lay_out, training_step
 
@@ -49,7 +49,7 @@ class Case:
     cluster : Cluster
     gpu : Gpu
     workload : Workload
-    cost : AlphaBeta
+    network : Network
         Of the communications, which the program leaves unpriced.
     memory : Verdict
         Whether it fits.
@@ -61,7 +61,7 @@ class Case:
     cluster: Cluster
     gpu: Gpu
     workload: Workload
-    cost: AlphaBeta
+    network: Network
     memory: Verdict
     advice: tuple[str, ...] = ()
 
@@ -159,10 +159,10 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
     """
     numbers = {
         name: number
-        for part in (case.gpu, case.cluster)
-        for name, number in vars(part).items()
+        for name, number in vars(case.gpu).items()
         if isinstance(number, Quantity)
-    } | dict(case.workload.pricing.model.numbers)
+    }
+    numbers |= dict(case.network.numbers) | dict(case.workload.pricing.model.numbers)
     assert run.critical_path is not None
     found = propagate(run.critical_path, PathShares(case, run), numbers)
     seconds = run.step_time / PICOSECONDS
@@ -250,7 +250,9 @@ class PathShares:
     def __init__(self, case: Case, run: Run) -> None:
         assert run.critical_path is not None
         self.case, self.path = case, run.critical_path
-        self.communication = cache(case.cluster.shares)
+        groups = case.program.communicators
+        self.label, self.classes = case.network.group_classes(groups.index, groups.members)
+        self.communication = cache(case.network.shares)
 
     def __call__(self, piece: int) -> Mapping[str, float]:
         path, case = self.path, self.case
@@ -270,5 +272,5 @@ class PathShares:
         return self.communication(
             Operation(int(table.operation[row])),
             int(table.bytes[row]),
-            case.program.communicators.group(int(group)),
+            self.classes[self.label[group]],
         )

@@ -1,6 +1,6 @@
 """The hall: what is to be simulated comes in, its result goes out.
 
-    experiment ─► case: program and costs ─► engine ─► results
+    experiment ─► case: program and network ─► engine ─► results
     program ──────────────────────────────────┘
 
 Each arrow is one line of `simulate`. The command line and whoever uses mpisim as a library come
@@ -19,6 +19,7 @@ from .parallel import agreed
 from .prediction import Case, prepare, statements
 from .program import Program
 from .results import Results, check_results_output, collect, write_results
+from .topo import Network
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -30,7 +31,7 @@ def simulate(
     what: Experiment | Case | Program,
     comm: Intracomm | None = None,
     *,
-    cost: engine.CollectiveCost | None = None,
+    network: Network | None = None,
     output: str | Path | None = None,
     timeline: bool = False,
     overwrite: bool = False,
@@ -47,7 +48,7 @@ def simulate(
         A `Case` is an experiment that `mpisim.prediction.prepare` has made ready.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
-    cost : CollectiveCost, optional
+    network : Network, optional
         Prices communications without a duration; an experiment brings its own.
     output : str or Path, optional
         Write the result to this HDF5 file, in a folder that all processes see.
@@ -92,9 +93,10 @@ def simulate(
         case = prepare(what) if isinstance(what, Experiment) else what
 
     program = case.program if isinstance(case, Case) else case
-    prices = case.cost if isinstance(case, Case) and cost is None else cost
+    if network is None and isinstance(case, Case):
+        network = case.network
     run = engine.simulate(
-        program, comm, cost=prices, fold=fold, critical_path=True, progress=progress
+        program, comm, network=network, fold=fold, critical_path=True, progress=progress
     )
 
     said = dict(attributes or {})

@@ -12,6 +12,7 @@ import networkx as nx
 import numpy as np
 
 from mpisim.program import UNPRICED, Flag, Kind, Operation, Program, Table
+from mpisim.topo import class_of
 
 __all__ = ["Times", "longest_paths"]
 
@@ -26,11 +27,11 @@ class Times(NamedTuple):
     rank_end: np.ndarray
 
 
-def longest_paths(program: Program, cost: Any = None) -> Times:
+def longest_paths(program: Program, network: Any = None) -> Times:
     """Return when every row of every rank begins and ends."""
     graph = nx.DiGraph()
     for rank in range(program.n_ranks):
-        _add_rank(graph, program, rank, cost)
+        _add_rank(graph, program, rank, network)
     at: dict[Any, int] = {"zero": 0}
     for node in nx.topological_sort(graph):
         if node != "zero":
@@ -61,7 +62,7 @@ def _batches(table: Table) -> list[list[int]]:
     return batches
 
 
-def _duration(program: Program, rank: int, row: int, cost: Any) -> int:
+def _duration(program: Program, rank: int, row: int, network: Any) -> int:
     table = program.table_of(rank)
     duration = int(table.duration[row])
     if table.kind[row] in (Kind.KERNEL, Kind.COPY):
@@ -69,11 +70,11 @@ def _duration(program: Program, rank: int, row: int, cost: Any) -> int:
     if duration == UNPRICED:
         members = program.communicators.group(int(program.slots_of(rank)[table.slot[row]]))
         operation, size = Operation(int(table.operation[row])), int(table.bytes[row])
-        return int(cost.cost(operation, size, cost.group_class(members)))
+        return network.price(operation, size, class_of(network, members)).duration
     return duration
 
 
-def _add_rank(graph: nx.DiGraph, program: Program, rank: int, cost: Any) -> None:
+def _add_rank(graph: nx.DiGraph, program: Program, rank: int, network: Any) -> None:
     table = program.table_of(rank)
     batches = _batches(table)
     counts: dict[int, int] = {}
@@ -93,7 +94,7 @@ def _add_rank(graph: nx.DiGraph, program: Program, rank: int, cost: Any) -> None
         wire = (rank, row, "wire")
         waits = table.wait_row[table.wait_index[row] : table.wait_index[row + 1]].tolist()
         awaited = [(rank, other, "end") for wait in waits for other in batches[wait]]
-        duration = _duration(program, rank, row, cost)
+        duration = _duration(program, rank, row, network)
         if kind is Kind.HOST:
             after(begin, host_before)
             after(call, host_before)

@@ -6,7 +6,7 @@ import pytest
 
 from mpisim.errors import InputError
 from mpisim.program import Operation
-from mpisim.topo.alpha_beta import AlphaBeta
+from mpisim.topo import AlphaBeta, class_of
 
 MODEL = AlphaBeta(
     latency=10e-6, bandwidth=50e9, ranks_per_node=4, node_latency=2e-6, node_bandwidth=200e9
@@ -31,30 +31,30 @@ MB = 1_000_000
     ],
 )
 def test_ring_factors(operation: Operation, microseconds: float) -> None:
-    group = MODEL.group_class((0, 4, 8, 12))
-    assert MODEL.cost(operation, MB, group) == round(microseconds * 1_000_000)
+    group = class_of(MODEL, (0, 4, 8, 12))
+    assert MODEL.price(operation, MB, group).duration == round(microseconds * 1_000_000)
 
 
 def test_groups_inside_a_node_use_its_links() -> None:
-    inside, across = MODEL.group_class((5, 7)), MODEL.group_class((3, 4))
+    inside, across = class_of(MODEL, (5, 7)), class_of(MODEL, (3, 4))
     # all-gather of 1 MB over 2 ranks: half of it; 2 + 2.5 us inside, 10 + 10 us across.
-    assert MODEL.cost(Operation.ALL_GATHER, MB, inside) == 4_500_000
-    assert MODEL.cost(Operation.ALL_GATHER, MB, across) == 20_000_000
+    assert MODEL.price(Operation.ALL_GATHER, MB, inside).duration == 4_500_000
+    assert MODEL.price(Operation.ALL_GATHER, MB, across).duration == 20_000_000
 
 
 def test_groups_of_one_class_are_of_one_size_and_kind() -> None:
-    assert MODEL.group_class((0, 1)) == MODEL.group_class((9, 8))
-    assert MODEL.group_class((0, 1)) != MODEL.group_class((0, 1, 2))
-    assert MODEL.group_class((0, 1)) != MODEL.group_class((0, 5))
+    assert class_of(MODEL, (0, 1)) == class_of(MODEL, (9, 8))
+    assert class_of(MODEL, (0, 1)) != class_of(MODEL, (0, 1, 2))
+    assert class_of(MODEL, (0, 1)) != class_of(MODEL, (0, 5))
 
 
 def test_alone_nothing_is_sent() -> None:
-    assert MODEL.cost(Operation.ALL_REDUCE, MB, MODEL.group_class((3,))) == 0
+    assert MODEL.price(Operation.ALL_REDUCE, MB, class_of(MODEL, (3,))).duration == 0
 
 
 def test_node_links_are_the_network_by_default() -> None:
     model = AlphaBeta(latency=1e-6, bandwidth=1e9, ranks_per_node=8)
-    assert model.cost(Operation.BROADCAST, 1000, model.group_class((0, 1))) == 2_000_000
+    assert model.price(Operation.BROADCAST, 1000, class_of(model, (0, 1))).duration == 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_bad_parameters(arguments: dict[str, float], message: str) -> None:
 
 def test_unknown_operations_have_no_cost() -> None:
     with pytest.raises(InputError, match="no cost is known for a communication of kind UNKNOWN"):
-        MODEL.cost(Operation.UNKNOWN, 8, MODEL.group_class((0, 1)))
+        MODEL.price(Operation.UNKNOWN, 8, class_of(MODEL, (0, 1)))

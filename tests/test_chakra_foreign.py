@@ -154,7 +154,7 @@ def test_messages(chakra: Any, tmp_path: Path) -> None:
     program = read_chakra([tmp_path])
     assert program.communicators.names == ("0 to 1, tag 5", "1 to 0, tag 0")
     assert [program.communicators.group(c) for c in range(2)] == [(0, 1), (1, 0)]
-    engine.simulate(program, cost=AlphaBeta(latency=1e-6, bandwidth=1e9))
+    engine.simulate(program, network=AlphaBeta(latency=1e-6, bandwidth=1e9))
 
 
 def test_groups_that_pytorch_names(chakra: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mpisim.kernels import find_gpu
 from mpisim.presets import packaged
 from mpisim.program import Operation
 from mpisim.quantity import Quantity
-from mpisim.topo import Cluster, cluster_names, find_cluster
+from mpisim.topo import Cluster, class_of, cluster_names, find_cluster
 
 OWN = """
 [mine]
@@ -68,8 +68,9 @@ def test_clusters_of_any_size_have_a_cost(name: str) -> None:
         cluster.cost(2)
     model = cluster.cost()
     assert model.ranks_per_node == cluster.gpus_per_node
-    group = model.group_class((0, 1))
-    assert model.cost(Operation.ALL_REDUCE, 10**9, group) > cluster.node_latency.si * 1e12
+    group = class_of(model, (0, 1))
+    price = model.price(Operation.ALL_REDUCE, 10**9, group)
+    assert price.duration > cluster.node_latency.si * 1e12
 
 
 def test_names_and_aliases_are_unique() -> None:
@@ -97,7 +98,7 @@ def test_presets_meet_measurements(
     name: str, operation: Operation, members: range, size: int, us: float
 ) -> None:
     model = find_cluster(name).cost()
-    cost = model.cost(operation, size, model.group_class(tuple(members)))
+    cost = model.price(operation, size, class_of(model, members)).duration
     assert cost / 1e6 == pytest.approx(us, rel=0.08)
 
 
@@ -106,13 +107,13 @@ def test_a_cluster_of_ones_own(own: Path) -> None:
     assert cluster.title == "My own cluster"
     model = cluster.cost(2)
     # Inside a node 10 us and 1 MB × 2/2 at 100 GB/s = 10 us; across 20 us and 1 MB at 10 GB/s.
-    inside, across = model.group_class((0, 1)), model.group_class((0, 2))
-    assert model.cost(Operation.ALL_REDUCE, 1_000_000, inside) == 20_000_000
-    assert model.cost(Operation.ALL_REDUCE, 1_000_000, across) == 120_000_000
-    assert cluster.shares(Operation.ALL_REDUCE, 1_000_000, (0, 2)) == pytest.approx(
+    inside, across = class_of(model, (0, 1)), class_of(model, (0, 2))
+    assert model.price(Operation.ALL_REDUCE, 1_000_000, inside).duration == 20_000_000
+    assert model.price(Operation.ALL_REDUCE, 1_000_000, across).duration == 120_000_000
+    assert model.shares(Operation.ALL_REDUCE, 1_000_000, across) == pytest.approx(
         {"network_latency": 1 / 6, "network_bandwidth": 5 / 6}
     )
-    assert cluster.shares(Operation.ALL_REDUCE, 1_000_000, (0,)) == {}
+    assert model.shares(Operation.ALL_REDUCE, 1_000_000, class_of(model, (0,))) == {}
 
 
 def test_a_gpu_beside_the_file(own: Path) -> None:

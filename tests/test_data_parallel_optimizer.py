@@ -225,5 +225,5 @@ def test_every_step_comes_to_its_end(plan: dict[str, object]) -> None:
     net = (layer("embedding", WORDS), *(layer(name, 40, expert, NORM) for name in "abcd"),
            layer("head", WORDS))  # fmt: skip
     done = stepped(net, 8, tp=2, ep=2, etp=1, global_batch=32, **plan)
-    run = engine.simulate(done.program, cost=Free())
+    run = engine.simulate(done.program, network=Free())
     assert run.step_time > 0

@@ -1,6 +1,8 @@
-"""Durations of rows: speed, rounding, cost models."""
+"""Durations of rows: speed, rounding, prices of communications."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from mpisim.engine import simulate
 from mpisim.engine.cost import price
 from mpisim.errors import InputError
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
+from mpisim.quantity import Quantity
+from mpisim.topo import Price
 
 
 class Counting:
@@ -17,12 +21,17 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[tuple[Operation, int, int]] = []
 
-    def group_class(self, members: tuple[int, ...]) -> int:
-        return len(members)
+    numbers: ClassVar[dict[str, Quantity]] = {}
 
-    def cost(self, operation: Operation, bytes: int, group: int) -> int:
+    def group_classes(self, index: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, range]:
+        return np.diff(index), range(len(members) + 1)
+
+    def price(self, operation: Operation, bytes: int, group: int) -> Price:
         self.asked.append((operation, bytes, group))
-        return bytes * group
+        return Price(bytes * group)
+
+    def shares(self, operation: Operation, bytes: int, group: int) -> dict[str, float]:
+        return {}
 
 
 def sums(sizes: list[int], groups: list[list[int]], speeds: list[float] | None = None) -> Program:
@@ -80,18 +89,18 @@ def test_tables_are_not_changed() -> None:
     assert program.table_of(0).duration.tolist() == [10, -1]
 
 
-def test_no_cost_model() -> None:
+def test_no_network() -> None:
     with pytest.raises(InputError) as caught:
         simulate(sums([8], [[0, 1]]))
     assert str(caught.value) == (
         "rank 0, row 1 (all_reduce) of table 'sums': the communication has no duration; give one, "
-        "or a cost model"
+        "or a network"
     )
 
 
 def test_unknown_size() -> None:
     with pytest.raises(InputError) as caught:
-        simulate(sums([8, -1], [[0, 1]]), cost=Counting())
+        simulate(sums([8, -1], [[0, 1]]), network=Counting())
     assert str(caught.value) == (
         "rank 0, row 2 (all_reduce) of table 'sums': the communication has neither a duration nor "
         "a number of bytes to price it by"
@@ -104,7 +113,7 @@ def test_barrier_needs_no_size() -> None:
     rows.collective(Operation.BARRIER, 0, 0, -1)
     builder.add_table(rows.build())
     builder.add_rank(0, [builder.communicator((0,))])
-    assert simulate(builder.build(), cost=Counting()).step_time == 0
+    assert simulate(builder.build(), network=Counting()).step_time == 0
 
 
 @pytest.mark.parametrize(("duration", "speed"), [(1 << 61, 1.0), (10, 1e-300), (1 << 40, 1e-8)])

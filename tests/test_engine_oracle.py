@@ -21,7 +21,7 @@ COST = AlphaBeta(
 @settings(max_examples=300)
 def test_times_are_longest_paths(program: Program) -> None:
     expected = longest_paths(program, COST)
-    run = simulate(program, cost=COST, record=True)
+    run = simulate(program, network=COST, record=True)
     for rank in range(program.n_ranks):
         np.testing.assert_array_equal(run.begin[rank], expected.begin[rank])
         np.testing.assert_array_equal(run.end[rank], expected.end[rank])
@@ -35,7 +35,7 @@ def test_times_are_longest_paths(program: Program) -> None:
 @settings(max_examples=200)
 def test_compiled_core_does_what_its_twin_does(program: Program) -> None:
     compiled, python = (
-        simulate(program, cost=COST, critical_path=True, core=core)
+        simulate(program, network=COST, critical_path=True, core=core)
         for core in ("compiled", "python")
     )
     for name in ("begin", "end", "wire", "binding"):
@@ -54,7 +54,7 @@ def test_compiled_core_does_what_its_twin_does(program: Program) -> None:
 @given(program=programs(unpriced=True))
 @settings(max_examples=100)
 def test_recording_changes_nothing(program: Program) -> None:
-    plain, recorded = simulate(program, cost=COST), simulate(program, cost=COST, record=True)
+    plain, recorded = simulate(program, network=COST), simulate(program, network=COST, record=True)
     assert plain.digest == recorded.digest
     np.testing.assert_array_equal(plain.rank_end, recorded.rank_end)
     assert plain.begin == plain.end == plain.wire == plain.binding == []

@@ -85,13 +85,13 @@ def test_one_answer_when_groups_have_owners(world: Intracomm, program: Program, 
 
 
 def check_placements(world: Intracomm, program: Program, seed: int) -> None:
-    alone = simulate(program, cost=COST, critical_path=True)
+    alone = simulate(program, network=COST, critical_path=True)
     for n in range(1, world.size + 1):
         with first(world, n) as part:
             if part is None:
                 continue
             for placement in (None, shuffled(program, n, seed)):
-                run = simulate(program, part, cost=COST, placement=placement, critical_path=True)
+                run = simulate(program, part, network=COST, placement=placement, critical_path=True)
                 assert_same(run, alone)
                 # Rounds have no part in the answer but are the same everywhere.
                 assert part.allreduce(run.rounds) == n * run.rounds
@@ -101,11 +101,11 @@ def check_placements(world: Intracomm, program: Program, seed: int) -> None:
 @settings(max_examples=40)
 def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None:
     """Each process holds only the tables of its own ranks."""
-    alone = simulate(program, cost=COST, critical_path=True)
+    alone = simulate(program, network=COST, critical_path=True)
     placement = shuffled(program, world.size, seed)
     hosted = {rank for rank, process in enumerate(placement) if process == world.rank}
     run = simulate(
-        partial(program, hosted), world, cost=COST, placement=placement, critical_path=True
+        partial(program, hosted), world, network=COST, placement=placement, critical_path=True
     )
     assert_same(run, alone)
 

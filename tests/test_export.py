@@ -315,7 +315,7 @@ def test_a_recorded_job_survives(comm: Intracomm, shared: Path) -> None:
 def test_a_generated_step(comm: Intracomm) -> None:
     """A generated program: CPU times are short, and no clock shows too much."""
     case = prepare(load(changes=["model.layers=8", "plan.tp=2", "plan.dp=4", "plan.zero=1"])[1])
-    run = simulate(case.program, comm, cost=case.cost, record=True)
+    run = simulate(case.program, comm, network=case.network, record=True)
     with exported(run, comm) as folder:
         job = read_job([folder], comm)
         again = replay(job, comm)

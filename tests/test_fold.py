@@ -50,10 +50,10 @@ def assert_same(folded: Run, whole: Run) -> None:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-def check(program: Program, comm: Intracomm, cost: AlphaBeta | None = None) -> Run:
-    whole = simulate(program, cost=cost, critical_path=True, fold=False)
+def check(program: Program, comm: Intracomm, network: AlphaBeta | None = None) -> Run:
+    whole = simulate(program, network=network, critical_path=True, fold=False)
     assert len(whole.classes) == program.n_ranks
-    folded = simulate(program, comm, cost=cost, critical_path=True, fold=True)
+    folded = simulate(program, comm, network=network, critical_path=True, fold=True)
     assert_same(folded, whole)
     counts = np.bincount(folded.classes.of_rank)
     np.testing.assert_array_equal(counts, folded.classes.count)
@@ -85,9 +85,9 @@ def test_random_programs(
     world: Intracomm, program: Program, odd: dict[int, float], late: dict[int, int], node: int
 ) -> None:
     """Few odd ranks; communicators cost more across nodes, whose borders break symmetries."""
-    cost = AlphaBeta(latency=9e-12, bandwidth=2e14, node_latency=1e-12, node_bandwidth=9e14,
+    network = AlphaBeta(latency=9e-12, bandwidth=2e14, node_latency=1e-12, node_bandwidth=9e14,
                      ranks_per_node=node)  # fmt: skip
-    folded = check(symmetric(program, odd, late), world, cost)
+    folded = check(symmetric(program, odd, late), world, network)
     event(f"{10 * len(folded.classes) // program.n_ranks * 10} % of the ranks are simulated")
 
 
@@ -193,14 +193,14 @@ def test_why_ranks_are_apart(comm: Intracomm) -> None:
 
 def test_folds_when_it_is_worth_it(comm: Intracomm) -> None:
     program = grid(4, 6)
-    assert len(simulate(program, comm, cost=COST).classes) == 1
-    assert len(simulate(program, comm, cost=COST, fold=False).classes) == 24
+    assert len(simulate(program, comm, network=COST).classes) == 1
+    assert len(simulate(program, comm, network=COST, fold=False).classes) == 24
     # Each rank has a class of its own, or a process of its own, or a place of its own.
     speeds = {rank: 1 + rank / 10 for rank in range(24)}
-    assert len(simulate(grid(4, 6, speeds), comm, cost=COST).classes) == 24
+    assert len(simulate(grid(4, 6, speeds), comm, network=COST).classes) == 24
     if comm.size > 1:
         assert len(simulate(ring(comm.size), comm).classes) == comm.size
-    assert len(simulate(program, comm, cost=COST, placement=[0] * 24).classes) == 24
+    assert len(simulate(program, comm, network=COST, placement=[0] * 24).classes) == 24
 
 
 def test_what_cannot_be_folded(comm: Intracomm) -> None:
@@ -212,7 +212,7 @@ def test_what_cannot_be_folded(comm: Intracomm) -> None:
 
 
 def test_rows_are_shared_not_copied() -> None:
-    run = simulate(grid(4, 6), cost=COST, record=True)
+    run = simulate(grid(4, 6), network=COST, record=True)
     assert run.hosted.tolist() == list(range(24))
     assert all(begin is run.begin[0] for begin in run.begin)
 
@@ -242,7 +242,7 @@ def test_a_deadlock_names_all_ranks(comm: Intracomm) -> None:
 
 def test_python_core(comm: Intracomm) -> None:
     program = grid(3, 4, {5: 0.5})
-    whole = simulate(program, cost=COST, critical_path=True, fold=False)
+    whole = simulate(program, network=COST, critical_path=True, fold=False)
     assert_same(
-        simulate(program, comm, cost=COST, critical_path=True, fold=True, core="python"), whole
+        simulate(program, comm, network=COST, critical_path=True, fold=True, core="python"), whole
     )

@@ -35,7 +35,8 @@ def folder(comm: Intracomm, tmp_path: Path) -> Path:
 
 def both(program: Program, comm: Intracomm) -> tuple[Run, Run]:
     folded, whole = (
-        simulate(program, comm, cost=COST, critical_path=True, fold=fold) for fold in (True, False)
+        simulate(program, comm, network=COST, critical_path=True, fold=fold)
+        for fold in (True, False)
     )
     return folded, whole
 
@@ -97,7 +98,7 @@ def test_files(comm: Intracomm, folder: Path) -> None:
 
 
 def test_reports_say_why_ranks_are_apart(comm: Intracomm) -> None:
-    run = simulate(grid(4, 6, {5: 0.5}), cost=COST, critical_path=True)
+    run = simulate(grid(4, 6, {5: 0.5}), network=COST, critical_path=True)
     results = collect(run, comm=comm.Split(comm.rank))
     assert results is not None
     text = render(results)

@@ -127,7 +127,7 @@ def test_every_accepted_plan_runs(name: str, data: st.DataObject) -> None:
     micro_batches = 1 if name == "dlrm" else data.draw(st.sampled_from([2, 4, 8]))
     done = workload(name, data.draw(plans(name)), micro_batches)
     check_matching(done.program)
-    run = engine.simulate(done.program, cost=Free())
+    run = engine.simulate(done.program, network=Free())
     assert run.step_time > 0
     # Vocabularies are padded, chunks of a causal mask cut at blocks: never less than the model's.
     assert done.executed_flops >= 0.97 * done.flops
@@ -173,6 +173,6 @@ nodes = 2
 @pytest.mark.mpi
 def test_one_digest_with_everything_at_once(comm: Intracomm) -> None:
     case = prepare(read(EVERYTHING, "everything"))
-    shared = engine.simulate(case.program, comm, cost=case.cost)
-    alone = engine.simulate(case.program, cost=case.cost)
+    shared = engine.simulate(case.program, comm, network=case.network)
+    alone = engine.simulate(case.program, network=case.network)
     assert shared.digest == alone.digest

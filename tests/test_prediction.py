@@ -28,7 +28,7 @@ from mpisim.prediction import Case, PathShares, prepare, statements
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.quantity import Quantity
 from mpisim.simulate import simulate
-from mpisim.topo import AlphaBeta, find_cluster
+from mpisim.topo import AlphaBeta, class_of, find_cluster
 from mpisim.uncertainty import propagate
 from mpisim.workloads import training_step
 
@@ -45,7 +45,7 @@ SMALL = Experiment(
 
 
 def run_of(case: Case) -> engine.Run:
-    return engine.simulate(case.program, cost=case.cost, critical_path=True)
+    return engine.simulate(case.program, network=case.network, critical_path=True)
 
 
 def small(**plan: object) -> Experiment:
@@ -73,12 +73,14 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     # other. A CPU that takes no time never holds them up.
     case = prepare(small(sp=sp))
     program = training_step(case.workload.layout, Roofline(instant())).program
-    run = engine.simulate(program, cost=case.cost, record=True)
+    run = engine.simulate(program, network=case.network, record=True)
     table = program.tables[0]
     assert table is not None
     first = (table.micro_batch == 0) & (table.phase == 1)
     wire = [
-        case.cost.cost(Operation(int(table.operation[row])), int(table.bytes[row]), (2, True))
+        case.network.price(
+            Operation(int(table.operation[row])), int(table.bytes[row]), (2, True)
+        ).duration
         for row in np.flatnonzero(first & table.is_communication)
     ]
     kernels = table.duration[first & ~table.is_communication].sum()
@@ -95,7 +97,7 @@ def numbers_scaled(case: Case, name: str, factor: float) -> int:
             new = dataclasses.replace(old, value=old.value * factor)
             hardware[key] = dataclasses.replace(part, **{name: new})
     workload = training_step(case.workload.layout, Roofline(hardware["gpu"]))
-    return engine.simulate(workload.program, cost=hardware["cluster"].cost(1)).step_time
+    return engine.simulate(workload.program, network=hardware["cluster"].cost(1)).step_time
 
 
 LARGE = load(changes=["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
@@ -209,11 +211,12 @@ def test_it_can_be_simulated_all_the_same() -> None:
 
 def test_communication_shares() -> None:
     # All-gather of 352e6 bytes over 4 GPUs of a node: 3/4 × 352e6 / 352e9 s = 750 us and 30 us.
-    found = find_cluster("dgx-h100").shares(Operation.ALL_GATHER, 352_000_000, (0, 1, 2, 3))
+    model = find_cluster("dgx-h100").cost()
+    found = model.shares(Operation.ALL_GATHER, 352_000_000, class_of(model, (0, 1, 2, 3)))
     assert found == pytest.approx({"node_latency": 30 / 780, "node_bandwidth": 750 / 780})
-    across = find_cluster("dgx-h100").shares(Operation.ALL_REDUCE, 1000, (0, 8))
+    across = model.shares(Operation.ALL_REDUCE, 1000, class_of(model, (0, 8)))
     assert set(across) == {"network_latency", "network_bandwidth"}
-    assert find_cluster("dgx-h100").shares(Operation.ALL_REDUCE, 1000, (0,)) == {}
+    assert model.shares(Operation.ALL_REDUCE, 1000, class_of(model, (0,))) == {}
 
 
 # --- the hall -----------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ def pair() -> Program:
 
 def test_the_hall_takes_programs() -> None:
     # 10 us + 1 MB × 2 × 1/2 at 1 GB/s = 1,010 us, after 5 us.
-    results = simulate(pair(), cost=AlphaBeta(1e-5, 1e9), attributes={"source": "by hand"})
+    results = simulate(pair(), network=AlphaBeta(1e-5, 1e9), attributes={"source": "by hand"})
     assert results is not None
     assert results.step_time_ps == 1_015_000_000
     assert results.attributes["source"] == "by hand"

@@ -28,7 +28,7 @@ def priced(ns: int = COST) -> AlphaBeta:
 
 def took(program: Program, ns: int = COST) -> float:
     """Simulated time in ns."""
-    run = engine.simulate(program, cost=priced(ns), record=True)
+    run = engine.simulate(program, network=priced(ns), record=True)
     return max(int(end.max()) for end in run.end) / NS
 
 
@@ -232,7 +232,7 @@ def test_a_real_workload(shared: Path) -> None:
     table = done.table_of(0)
     kernels = (table.kind == Kind.KERNEL) & (table.stream == 0)
     assert int(table.duration[kernels].sum()) == work * NS
-    run = engine.simulate(done, cost=priced(0))
+    run = engine.simulate(done, network=priced(0))
     assert max(run.rank_end) / NS == pytest.approx(work * (1 + 11 / (24 * 8)), rel=0.01)
 
 

@@ -51,7 +51,7 @@ def test_one_rank_does_forward_and_backward_in_turn() -> None:
             "layer 0 backward", "layer 0 weight",
         )
     ]  # fmt: skip
-    run = engine.simulate(done.program, cost=Free(), record=True)
+    run = engine.simulate(done.program, network=Free(), record=True)
     table = done.program.table_of(0)
     passes = table.micro_batch >= 0
     begun = int(run.end[0][passes].min()) - 5
@@ -122,7 +122,7 @@ def test_with_overlap_each_message_has_a_stream_and_receives_are_early() -> None
 
 def bubble(done: Workload) -> int:
     """What a step of the passes takes beyond the busiest rank's kernels."""
-    run = engine.simulate(done.program, cost=Free(), record=True)
+    run = engine.simulate(done.program, network=Free(), record=True)
     ends, busy = [], []
     for rank in range(done.program.n_ranks):
         table = done.program.table_of(rank)
@@ -181,7 +181,7 @@ def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None
 def test_dualpipe_runs_and_its_messages_match() -> None:
     done = step(4, (5, 5, 5), 4, pp=4, schedule="dualpipe", global_batch=8)
     check_matching(done.program)
-    engine.simulate(done.program, cost=Free())
+    engine.simulate(done.program, network=Free())
     # Stage 0 holds parts 0 and 3, the second for micro-batches that come from the other end.
     table = done.program.table_of(0)
     layers = {(int(layer), int(n)) for layer, n in zip(table.layer, table.micro_batch, strict=True)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from mpisim.kernels import Estimate, Gpu, find_gpu
 from mpisim.kernels.operations import Elementwise, Kernel
 from mpisim.program import Operation
 from mpisim.quantity import Quantity
+from mpisim.topo import Price
 from mpisim.workloads import Layout
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
@@ -44,13 +46,19 @@ class Times:
 class Free:
     """Communications take no time."""
 
-    def group_class(self, members: tuple[int, ...]) -> int:
-        """All groups are alike."""
-        return 0
+    numbers: ClassVar[dict[str, Quantity]] = {}
 
-    def cost(self, operation: Operation, bytes: int, group: int) -> int:
-        """Return 0."""
-        return 0
+    def group_classes(self, index: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """All groups are alike."""
+        return np.zeros(len(index) - 1, np.int64), [0]
+
+    def price(self, operation: Operation, bytes: int, group: int) -> Price:
+        """Return nothing."""
+        return Price(0)
+
+    def shares(self, operation: Operation, bytes: int, group: int) -> dict[str, float]:
+        """Return none."""
+        return {}
 
 
 def block(name: str, forward: int, inputs: int, weights: int, parameters: int = 8) -> Layer:

@@ -1,5 +1,9 @@
 """What connects GPUs: fabrics, routes and the collectives that run on them.
 
+``Network``, ``SharedNetwork``, ``Price``
+    What a model of the network offers: prices of communications, and the links they load.
+``rate_of(bytes_per_second)``, ``class_of(network, members)``
+    Rates as integers; the class of one communicator.
 ``AlphaBeta``
     The cost of a communication as latency and bandwidth.
 ``Cluster``, ``find_cluster(name_or_path)``, ``cluster_names()``
@@ -8,5 +12,16 @@
 
 from .alpha_beta import AlphaBeta
 from .cluster import Cluster, cluster_names, find_cluster
+from .price import Network, Price, SharedNetwork, class_of, rate_of
 
-__all__ = ["AlphaBeta", "Cluster", "cluster_names", "find_cluster"]
+__all__ = [
+    "AlphaBeta",
+    "Cluster",
+    "Network",
+    "Price",
+    "SharedNetwork",
+    "class_of",
+    "cluster_names",
+    "find_cluster",
+    "rate_of",
+]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mpisim.errors import InputError
 from mpisim.program import Operation
+from mpisim.quantity import PICOSECONDS, Quantity
+
+from .price import Price
 
 __all__ = ["AlphaBeta"]
-
-_PICOSECONDS = 10**12
 
 
 def _ring_factor(operation: Operation, n: int) -> float:
@@ -57,6 +63,10 @@ class AlphaBeta:
     node_latency, node_bandwidth : float, optional
         Inside a node; as across nodes if not given.
 
+    numbers : mapping of str to Quantity, optional
+        ``network_latency``, ``network_bandwidth``, ``node_latency`` and ``node_bandwidth``, with
+        their error bars.
+
     Raises
     ------
     InputError
@@ -65,7 +75,7 @@ class AlphaBeta:
     Examples
     --------
     >>> model = AlphaBeta(latency=1e-5, bandwidth=1e9)
-    >>> model.cost(Operation.ALL_REDUCE, 1_000_000, model.group_class((0, 1)))  # 10 us + 1 ms
+    >>> model.price(Operation.ALL_REDUCE, 1_000_000, (2, False)).duration  # 10 us + 1 ms
     1010000000
     """
 
@@ -76,6 +86,7 @@ class AlphaBeta:
         ranks_per_node: int = 1,
         node_latency: float | None = None,
         node_bandwidth: float | None = None,
+        numbers: Mapping[str, Quantity] | None = None,
     ) -> None:
         if ranks_per_node < 1:
             raise InputError(f"ranks_per_node is {ranks_per_node}; it must be 1 or more")
@@ -86,23 +97,42 @@ class AlphaBeta:
             latency if node_latency is None else node_latency,
             bandwidth if node_bandwidth is None else node_bandwidth,
         )
+        self.numbers = dict(numbers or {})
 
-    def group_class(self, members: tuple[int, ...]) -> tuple[int, bool]:
-        """Return (number of members, whether all are on one node)."""
-        nodes = {member // self.ranks_per_node for member in members}
-        return len(members), len(nodes) == 1
+    def group_classes(
+        self, index: NDArray[np.int64], members: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], list[tuple[int, bool]]]:
+        """Return classes (number of members, whether all are on one node)."""
+        sizes = np.diff(index)
+        node = members // self.ranks_per_node
+        one = np.maximum.reduceat(node, index[:-1]) == np.minimum.reduceat(node, index[:-1])
+        kinds, label = np.unique(2 * sizes + one, return_inverse=True)
+        return label.reshape(-1), [(kind // 2, bool(kind % 2)) for kind in kinds.tolist()]
 
-    def cost(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> int:
-        """Return the cost in ps; `bytes` is the full buffer, `group` from `group_class`.
+    def price(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> Price:
+        """Return the price, all of it latency: links are not shared.
 
         A communication of one rank with itself costs nothing.
         """
+        latency, transfer = self._seconds(operation, bytes, group)
+        return Price(round((latency + transfer) * PICOSECONDS))
+
+    def shares(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> dict[str, float]:
+        """Return the shares of latency and bandwidth, where `numbers` has them."""
+        latency, transfer = self._seconds(operation, bytes, group)
+        total = latency + transfer
+        if not total or not self.numbers:
+            return {}
+        link = "node" if group[1] else "network"
+        return {f"{link}_latency": latency / total, f"{link}_bandwidth": transfer / total}
+
+    def _seconds(
+        self, operation: Operation, bytes: int, group: tuple[int, bool]
+    ) -> tuple[float, float]:
         n, inside = group
         factor = _ring_factor(operation, n)
-        if n == 1:
-            return 0
         latency, bandwidth = self.node if inside else self.network
-        return round((latency + factor * bytes / bandwidth) * _PICOSECONDS)
+        return (0.0, 0.0) if n == 1 else (latency, factor * bytes / bandwidth)
 
 
 def _checked(prefix: str, latency: float, bandwidth: float) -> tuple[float, float]:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from mpisim.errors import InputError
 from mpisim.presets import SUFFIX, find, names
-from mpisim.program import Operation
 from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build
 
@@ -84,6 +83,7 @@ class Cluster:
         InputError
             If there is more than one node and nothing between them.
         """
+        numbers = {"node_latency": self.node_latency, "node_bandwidth": self.node_bandwidth}
         inside = (self.node_latency.si, self.node_bandwidth.si)
         if self.network_bandwidth is None or self.network_latency is None:
             if nodes > 1:
@@ -94,36 +94,11 @@ class Cluster:
             across = inside
         else:
             across = (self.network_latency.si, self.network_bandwidth.si)
-        return AlphaBeta(*across, self.gpus_per_node, *inside)
-
-    def shares(
-        self, operation: Operation, bytes: int, members: tuple[int, ...]
-    ) -> dict[str, float]:
-        """Return the share of a communication's cost that rests on each number.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer.
-        members : tuple of int
-            Global ranks.
-
-        Returns
-        -------
-        dict of str to float
-            By the name of an attribute; a relative error e of the number changes the cost by
-            share × e. Empty if the communication costs nothing.
-        """
-        model = self.cost()
-        group = model.group_class(members)
-        total = model.cost(operation, bytes, group)
-        if total == 0:
-            return {}
-        latency = model.cost(operation, 0, group) / total
-        nodes = {member // self.gpus_per_node for member in members}
-        link = "node" if len(nodes) == 1 else "network"
-        return {f"{link}_latency": latency, f"{link}_bandwidth": 1 - latency}
+            numbers |= {
+                "network_latency": self.network_latency,
+                "network_bandwidth": self.network_bandwidth,
+            }
+        return AlphaBeta(*across, self.gpus_per_node, *inside, numbers)
 
 
 def find_cluster(name: str | Path) -> Cluster:

@@ -170,13 +170,13 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_json(args)
         program = load(args.file)
-        cost = None
+        network = None
         if args.cluster is not None:
             from ..topo import find_cluster
 
-            cost = find_cluster(args.cluster).cost()
+            network = find_cluster(args.cluster).cost()
     results = simulate(
-        program, comm, cost=cost, output=args.output, timeline=args.timeline,
+        program, comm, network=network, output=args.output, timeline=args.timeline,
         overwrite=args.overwrite, fold=args.fold, progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)

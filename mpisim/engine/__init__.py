@@ -4,14 +4,12 @@
 - `Run`: what a process knows after a run; `Binding`: why a row began when it did.
 - `Classes`, `Apart`: which ranks were simulated for which, and what tells classes apart.
 - `CriticalPath`, `PieceKind`: the chain of pieces that ends last.
-- `CollectiveCost`: the interface of cost models.
 - `block_placement`: which process hosts which rank, unless told otherwise.
 
 Where to read: `dataflow` is the executor, `plan` what is settled before it starts, `_core.twin` how
 a rank advances, `exchange` what processes tell each other, `fold` when ranks are simulated once.
 """
 
-from .cost import CollectiveCost
 from .dataflow import simulate
 from .plan import block_placement
 from .run import Apart, Binding, Classes, CriticalPath, PieceKind, Run
@@ -20,7 +18,6 @@ __all__ = [
     "Apart",
     "Binding",
     "Classes",
-    "CollectiveCost",
     "CriticalPath",
     "PieceKind",
     "Run",

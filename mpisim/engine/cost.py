@@ -1,60 +1,29 @@
-"""What communications cost: the interface of cost models, and the durations of a rank's rows."""
+"""How long a rank's rows take: kernels at the speed of its GPU, communications by the network."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
+from ..topo import Network
 
-__all__ = ["LONGEST", "CollectiveCost", "price"]
+__all__ = ["LONGEST", "price"]
 
 LONGEST = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
 
 
-class CollectiveCost(Protocol):
-    """A model of what a communication costs when it has the network to itself.
-
-    `mpisim.topo.AlphaBeta` is the simplest.
-    """
-
-    def group_class(self, members: tuple[int, ...]) -> Hashable:
-        """Return the class of a communicator; all of one class cost the same.
-
-        Parameters
-        ----------
-        members : tuple of int
-            Global ranks, in the communicator's order.
-        """
-        ...
-
-    def cost(self, operation: Operation, bytes: int, group: Any) -> int:
-        """Return the time from the last member's arrival to the end, in ps.
-
-        Parameters
-        ----------
-        operation : Operation
-        bytes : int
-            Size of the full buffer: what a rank ends up with (all-gather), starts from
-            (reduce-scatter), or both (all-reduce).
-        group : hashable
-            From `group_class`.
-        """
-        ...
-
-
 def price(
-    program: Program, hosted: NDArray[np.int32], cost: CollectiveCost | None = None
+    program: Program, hosted: NDArray[np.int32], network: Network | None = None
 ) -> tuple[list[NDArray[np.int64]], NDArray[np.int32]]:
     """Return the duration of every row of the hosted ranks. Local.
 
     Kernels and copies are divided by the rank's speed and rounded to whole ps; communications
-    keep the duration they have, or get that of the cost model. Ranks that agree in table, speed
+    keep the duration they have, or get that of the network. Ranks that agree in table, speed
     and classes of communicators share one array.
 
     Parameters
@@ -62,7 +31,7 @@ def price(
     program : Program
     hosted : int32, shape (h,)
         Global ranks whose tables are held here.
-    cost : CollectiveCost, optional
+    network : Network, optional
 
     Returns
     -------
@@ -77,7 +46,7 @@ def price(
         For a communication that has no duration and cannot be given one, and for ranks that would
         need more time than clocks can count.
     """
-    pricing = _Pricing(program, cost)
+    pricing = _Pricing(program, network)
     known: dict[Hashable, int] = {}
     durations: list[NDArray[np.int64]] = []
     which = np.zeros(len(hosted), np.int32)
@@ -99,11 +68,15 @@ def price(
 class _Pricing:
     """Prices rows, and remembers the classes and costs it has asked the model for."""
 
-    def __init__(self, program: Program, cost: CollectiveCost | None) -> None:
+    def __init__(self, program: Program, network: Network | None) -> None:
         self.program = program
-        self.cost = cost
+        self.network = network
+        groups = program.communicators
+        self._label: NDArray[np.int64]
+        self._class: Sequence[Hashable]
+        if network is not None:
+            self._label, self._class = network.group_classes(groups.index, groups.members)
         self._unpriced: dict[int, NDArray[np.intp]] = {}
-        self._classes: dict[int, Hashable] = {}
         self._costs: dict[tuple[int, int, Hashable], int] = {}
 
     def classes(self, rank: int) -> dict[int, Hashable]:
@@ -117,19 +90,15 @@ class _Pricing:
         rows = self._unpriced[number]
         if not len(rows):
             return {}
-        if self.cost is None:
+        if self.network is None:
             raise InputError(
                 f"{self._where(rank, int(rows[0]))}: the communication has no duration; "
-                "give one, or a cost model"
+                "give one, or a network"
             )
         bound = self.program.slots_of(rank)
         classes = {}
         for slot in np.unique(table.slot[rows]).tolist():
-            communicator = int(bound[slot])
-            if communicator not in self._classes:
-                members = self.program.communicators.group(communicator)
-                self._classes[communicator] = self.cost.group_class(members)
-            classes[slot] = self._classes[communicator]
+            classes[slot] = self._class[int(self._label[bound[slot]])]
         return classes
 
     def durations(self, rank: int, classes: dict[int, Hashable]) -> NDArray[np.int64]:
@@ -154,8 +123,10 @@ class _Pricing:
             group = classes[int(table.slot[row])]
             key = (operation, size, group)
             if key not in self._costs:
-                assert self.cost is not None  # or `classes` had raised
-                self._costs[key] = self.cost.cost(operation, max(size, 0), group)
+                assert self.network is not None  # or `classes` had raised
+                self._costs[key] = self.network.price(
+                    operation, max(size, 0), group
+                ).duration
             durations[row] = self._costs[key]
         columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
         self._check_length(rank, sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns))

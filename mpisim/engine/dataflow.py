@@ -19,8 +19,9 @@ from .. import parallel
 from ..errors import UsageError
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
+from ..topo import Network
 from ._core import core as core_class
-from .cost import CollectiveCost, price
+from .cost import price
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
@@ -56,7 +57,7 @@ def simulate(
     program: Program,
     comm: Intracomm | None = None,
     *,
-    cost: CollectiveCost | None = None,
+    network: Network | None = None,
     placement: ArrayLike | None = None,
     fold: bool | None = None,
     record: bool = False,
@@ -72,7 +73,7 @@ def simulate(
         Whole, or partial with the tables of the ranks placed here.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the run; without it this one does all.
-    cost : CollectiveCost, optional
+    network : Network, optional
         Prices communications that have no duration of their own.
     placement : int32, shape (n_ranks,), optional
         The process of every rank, the same on every process; contiguous blocks by default.
@@ -102,8 +103,8 @@ def simulate(
     DeadlockError
         If no rank can move and not all have ended.
     InputError
-        If a communication has no duration and no cost; if a rank is placed where its table is
-        not held.
+        If a communication has no duration and there is no network; if a rank is placed where its
+        table is not held.
 
     Every error is raised on all processes.
     """
@@ -124,11 +125,11 @@ def simulate(
             few = comm.size < program.n_ranks and placement is None and not partial
             cast = whole(program)
             if fold or (fold is None and few):
-                cast = quotient(program, cost, None if fold else program.n_ranks // 2) or cast
+                cast = quotient(program, network, None if fold else program.n_ranks // 2) or cast
             if cast.folded:
                 placed = block_placement(cast.n, comm.size)
             ranks = cast.classes.representative[placed == comm.rank]
-            durations, duration = price(program, ranks, cost)
+            durations, duration = price(program, ranks, network)
             plan = make_plan(cast, placed, comm.rank, durations, duration)
         record = record or critical_path
         engine = core_class(core)(plan.layout, record)
@@ -137,7 +138,7 @@ def simulate(
         rounds = _execute(plan, engine, comm, several, progress)
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
-                simulate(program, comm, cost=cost, fold=False, core=core)
+                simulate(program, comm, network=network, fold=False, core=core)
             raise deadlock(plan, engine, several)
 
     with _timed(wall, "finish"):

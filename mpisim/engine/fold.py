@@ -13,7 +13,6 @@ sending and the receiving slot of one class may meet in one class of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import UNPRICED, Program
-from .cost import CollectiveCost
+from ..topo import Network
 from .refine import Incidences, dense, partition, ranges, refine
 from .run import Apart, Classes
 
@@ -80,14 +79,14 @@ def whole(program: Program) -> Cast:
     )
 
 
-def quotient(program: Program, cost: CollectiveCost | None, most: int | None = None) -> Cast | None:
+def quotient(program: Program, network: Network | None, most: int | None = None) -> Cast | None:
     """Find the classes of ranks that are alike, and simulate one of each. Local.
 
     Parameters
     ----------
     program : Program
         Whole, and its communications match.
-    cost : CollectiveCost, optional
+    network : Network, optional
         Says which groups cost the same.
     most : int, optional
         Do not fold into more classes than this.
@@ -104,7 +103,7 @@ def quotient(program: Program, cost: CollectiveCost | None, most: int | None = N
     if most is not None and n_alike > most:
         return None
     used, unpriced = _slots_in_use(program)
-    group = _groups_alike(program, cost, unpriced)
+    group = _groups_alike(program, network, unpriced)
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     at = np.flatnonzero(used)
     met = Incidences(
@@ -174,25 +173,16 @@ def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_
 
 
 def _groups_alike(
-    program: Program, cost: CollectiveCost | None, unpriced: NDArray[np.bool_]
+    program: Program, network: Network | None, unpriced: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Number the groups by size and, where the model prices something on them, its class."""
     groups = program.communicators
     label = groups.sizes
-    if cost is not None:
-        known: dict[Hashable, int] = {}
+    if network is not None:
+        kind, classes = network.group_classes(groups.index, groups.members)
         priced = np.zeros(len(groups), bool)
         priced[program.slots[unpriced]] = True
-        asked = np.flatnonzero(priced).tolist()
-        kind = np.zeros(len(groups), np.int64)
-        members, index = groups.members.tolist(), groups.index.tolist()
-        kind[asked] = [
-            known.setdefault(
-                cost.group_class(tuple(members[index[c] : index[c + 1]])), len(known) + 1
-            )
-            for c in asked
-        ]
-        label = label * (len(known) + 1) + kind
+        label = label * (len(classes) + 1) + np.where(priced, kind + 1, 0)
     return dense(label)[0]
 
 

@@ -1,0 +1,178 @@
+"""What every network model offers: the price of a communication, and what it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+from mpisim.quantity import PICOSECONDS, Quantity
+
+__all__ = [
+    "RATE_BITS",
+    "WEIGHT_ONE",
+    "Network",
+    "Price",
+    "SharedNetwork",
+    "class_of",
+    "rate_of",
+]
+
+RATE_BITS = 40
+"""Rates are integers, in units of 2**-40 bytes per ps (0.9 B/s): what has been moved is then exact,
+however often it is summed up."""
+
+WEIGHT_ONE = 1 << 20
+"""The weight of a link that carries one byte per byte of payload."""
+
+
+class Price(NamedTuple):
+    """What one communication costs with the network to itself.
+
+    Attributes
+    ----------
+    latency : int
+        ps from the arrival of the last member until bytes flow.
+    volume : int
+        Bytes of payload that then flow.
+    rate : int
+        The highest rate of the payload, in 2**-40 bytes per ps; 0 only where nothing flows.
+    pattern : hashable
+        Which links it loads, and how heavily: see `SharedNetwork.loads`. None if there are none
+        that others could use at the same time.
+    """
+
+    latency: int
+    volume: int = 0
+    rate: int = 0
+    pattern: Hashable = None
+
+    @property
+    def duration(self) -> int:
+        """ps from the arrival of the last member to the end, rounded up."""
+        return self.latency + (-((-self.volume << RATE_BITS) // self.rate) if self.volume else 0)
+
+
+def rate_of(bytes_per_second: float) -> int:
+    """Return a rate as an integer, at least 1.
+
+    Raises
+    ------
+    InputError
+        If it is not above 0 and finite.
+
+    Examples
+    --------
+    >>> Price(latency=5, volume=1000, rate=rate_of(1e9)).duration  # a microsecond
+    1000005
+    """
+    if not 0 < bytes_per_second < float("inf"):
+        raise InputError(f"bandwidth is {bytes_per_second} bytes/s; it must be above 0")
+    return max(1, round(bytes_per_second * (1 << RATE_BITS) / PICOSECONDS))
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A model of what communications cost. Local."""
+
+    def group_classes(
+        self, index: NDArray[np.int64], members: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
+        """Sort communicators into classes; all of one class cost the same.
+
+        Parameters
+        ----------
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``.
+        members : int32
+            Global ranks, in each communicator's order.
+
+        Returns
+        -------
+        label : int64, shape (n,)
+            The entry of each communicator in `classes`.
+        classes : sequence of hashable
+        """
+        ...
+
+    def price(self, operation: Operation, bytes: int, group: Any) -> Price:
+        """Return the price of a communication.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer: what a rank ends up with (all-gather), starts from
+            (reduce-scatter), or both (all-reduce); in an all-to-all what one rank sends to all,
+            itself included.
+        group : hashable
+            A class from `group_classes`.
+
+        Raises
+        ------
+        InputError
+            If the model does not know the operation.
+        """
+        ...
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """The numbers that prices rest on, each with its error bar."""
+        ...
+
+    def shares(self, operation: Operation, bytes: int, group: Any) -> dict[str, float]:
+        """Return the share of a communication's duration that rests on each number.
+
+        A relative error e of the number changes the duration by share × e. Empty if the
+        communication costs nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedNetwork(Network, Protocol):
+    """A network with links that communications may use at the same time."""
+
+    @property
+    def capacity(self) -> NDArray[np.int64]:
+        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        ...
+
+    def loads(
+        self, members: Sequence[int], group: Any, pattern: Hashable
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the links that a communication loads.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Global ranks, in the communicator's order.
+        group : hashable
+            Their class.
+        pattern : hashable
+            From the price.
+
+        Returns
+        -------
+        links : int64, shape (m,)
+            Ascending, without repetition.
+        weights : int64, shape (m,)
+            Bytes over the link per byte of payload, in units of 2**-20, rounded up.
+        """
+        ...
+
+    def link_name(self, link: int) -> str:
+        """Return the name of a link, for reports."""
+        ...
+
+
+def class_of(network: Network, members: Sequence[int]) -> Hashable:
+    """Return the class of one communicator."""
+    label, classes = network.group_classes(
+        np.array([0, len(members)], np.int64), np.array(members, np.int32)
+    )
+    return classes[int(label[0])]
