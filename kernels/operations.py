@@ -16,7 +16,7 @@ traffic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mpisim.errors import InputError
@@ -68,10 +68,9 @@ class Kernel(ABC):
         """Bytes read and written."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name, value in vars(self).items():
             if type(value) is int and value < 1:
-                raise InputError(f"a kernel's {each.name!r} is {value}; it must be 1 or more")
+                raise InputError(f"a kernel's {name!r} is {value}; it must be 1 or more")
 
 
 @dataclass(frozen=True)

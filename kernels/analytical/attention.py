@@ -16,13 +16,13 @@ The way back runs the same loop with five products for two, at a rate of its own
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from ..operations import BYTES, Attention
 from .family import Columns, Constant
 from .machine import Machine
-from .tiles import overlapped
+from .maths import ceil, floats, like, maximum, minimum, where
+from .overlap import PIPELINED, divided, together
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -67,44 +67,45 @@ def columns(kernel: Attention) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
-    """Return durations, float64, shape (kernels,)."""
-    return sum(shares(columns, gpu, constants).values(), np.zeros(()))
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+    """Return the duration of each kernel, in seconds."""
+    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
 
 
-def shares(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
+    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
+    return {
+        "arithmetic": arithmetic,
+        "memory": memory,
+        "floor": like(memory, constants["floor"]),
+    }
+
+
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+    """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    batch, heads, kv_heads, queries, keys, head, value = (
-        np.asarray(columns[name], dtype=float)
-        for name in (
-            *("batch", "heads", "kv_heads", "queries", "keys"),
-            *("head_size", "value_size"),
-        )
+    batch, heads, kv_heads, queries, keys, head, value = floats(
+        columns,
+        *("batch", "heads", "kv_heads", "queries", "keys"),
+        *("head_size", "value_size"),
     )
-    backward = np.asarray(columns["backward"]) > 0
-    masked = np.asarray(columns["causal"]) > 0
+    backward = columns["backward"] != 0
 
     rate = gpu.peaks[dtype] / gpu.sms * constants["efficiency"] * gpu.sustained
     back = (6 * head + 4 * value) / constants["backward"]
-    products = np.where(backward, back, 2 * head + 2 * value)
+    products = where(backward, back, 2 * head + 2 * value)
     score = products / rate + constants["softmax"] / (EXPONENTIALS * gpu.clock)
 
     # With a causal mask the blocks of keys before a tile of queries, and half of the one on the
     # diagonal, are wanted; the latter is computed in full.
-    width = np.minimum(QUERIES, keys)
-    seen = np.where(masked, (keys + width) / 2, keys)
-    tiles = batch * heads * np.ceil(queries / QUERIES) / gpu.sms
+    seen = where(columns["causal"] != 0, (keys + minimum(QUERIES, keys)) / 2, keys)
+    tiles = batch * heads * ceil(queries / QUERIES) / gpu.sms
     q = constants["quantisation"]
-    waves = q * np.ceil(tiles) + (1 - q) * np.maximum(tiles, 1)
+    waves = q * ceil(tiles) + (1 - q) * maximum(tiles, 1.0)
     arithmetic = waves * QUERIES * (seen + constants["prologue"]) * score
 
-    elements = heads * queries * (head + value) + kv_heads * keys * (head + value)
-    traffic = batch * BYTES[dtype] * elements * np.where(backward, 2, 1)
+    elements = (heads * queries + kv_heads * keys) * (head + value)
+    traffic = batch * BYTES[dtype] * elements * where(backward, 2, 1)
     memory = traffic / (gpu.bandwidth * constants["memory"])
-    return {
-        **overlapped(arithmetic, memory),
-        "floor": np.full(batch.shape, constants["floor"]),
-    }
+    return arithmetic, memory

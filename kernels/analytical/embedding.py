@@ -21,12 +21,13 @@ threads: a radix sort passes eight times over keys and values of 8 bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from ..operations import BYTES, Embedding
 from .family import Columns, Constant
 from .machine import Machine
+from .maths import expm1, floats, like, log1p, maximum, minimum, where
+from .overlap import WAITING, divided, together
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -67,49 +68,40 @@ def columns(kernel: Embedding) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the duration of each kernel, in seconds."""
-    memory, issue = _parts(columns, gpu, constants)
-    return np.hypot(memory, issue) + constants["floor"]
+    return together(*_parts(columns, gpu, constants), WAITING) + constants["floor"]
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the time due to memory, to issuing instructions, and fixed, in seconds."""
-    memory, issue = _parts(columns, gpu, constants)
-    both = np.hypot(memory, issue)
-    return {
-        "memory": memory * memory / both,
-        "issue": issue * issue / both,
-        "floor": np.full_like(both, constants["floor"]),
-    }
+    memory, issue = divided(*_parts(columns, gpu, constants), WAITING)
+    return {"memory": memory, "issue": issue, "floor": like(memory, constants["floor"])}
 
 
-def _parts(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> tuple[np.ndarray, np.ndarray]:
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that memory and that instructions alone would take."""
-    lookups = np.asarray(columns["lookups"], dtype=float)
-    row = np.asarray(columns["row"], dtype=float)
-    backward = np.asarray(columns["backward"]) != 0
+    lookups, row, entries = floats(columns, "lookups", "row", "entries")
+    backward = columns["backward"] != 0
 
-    first = _distinct(lookups, np.asarray(columns["entries"], dtype=float))
-    hit = np.minimum(1.0, constants["capacity"] * gpu.l2 / (first * row))
+    first = _distinct(lookups, entries)
+    hit = minimum(1.0, constants["capacity"] * gpu.l2 / (first * row))
     outputs = columns["outputs"] * row
     forward = row * (first + (lookups - first) * (1 - hit)) + outputs + INDEX * lookups
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
     reverse = outputs + 2 * row * first + (INDEX + SORT) * lookups
-    memory = np.where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
+    memory = where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
 
-    elements = np.where(backward, 0.0, lookups * columns["width"])
+    elements = where(backward, 0.0, lookups * columns["width"])
     issue = elements / (gpu.sms * gpu.clock * constants["rate"])
     return memory, issue
 
 
-def _distinct(lookups: np.ndarray, entries: np.ndarray) -> np.ndarray:
+def _distinct(lookups: Any, entries: Any) -> Any:
     """Return how many rows evenly drawn lookups meet, on average.
 
     `log1p` and `expm1` keep the digits where the table is much larger than the lookups; a table of
     one row is met once.
     """
-    chance = 1 / np.maximum(entries, 1 + 1e-12)
-    return np.minimum(-entries * np.expm1(lookups * np.log1p(-chance)), lookups)
+    chance = 1 / maximum(entries, 1 + 1e-12)
+    return minimum(-entries * expm1(lookups * log1p(-chance)), lookups)

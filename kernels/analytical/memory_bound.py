@@ -17,12 +17,12 @@ controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on H
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from ..operations import Copy, Elementwise, OptimizerStep
 from .family import Columns, Constant
 from .machine import Machine
+from .maths import floats, like, where
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -41,31 +41,39 @@ CONSTANTS = (
     Constant("host_share", 0.75, 0.2, 1.0, "share of the host link's rate that copies reach"),
 )
 
-SHARPNESS = 3
-"""Exponent of the change from hits to misses."""
-
-
 def columns(kernel: Elementwise | OptimizerStep | Copy) -> dict[str, float | int | str]:
     """Return the bytes read and written, and whether they pass the link to the host."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
     return {"bytes": kernel.traffic, "host": int(host)}
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the duration of each kernel, in seconds."""
-    terms = shares(columns, gpu, constants)
-    return terms["memory"] + terms["l2"] + terms["host link"] + terms["floor"]
+    memory, l2, link = _parts(columns, gpu, constants)
+    return memory + l2 + link + constants["floor"]
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the time in memory, in the L2 cache, on the link to the host and fixed, in seconds."""
-    size = np.asarray(columns["bytes"], dtype=float)
-    host = np.asarray(columns["host"]) != 0
-    hit = 1 / (1 + (size / (constants["capacity"] * gpu.l2)) ** SHARPNESS)
-    inside = np.where(host, 0.0, size)
+    memory, l2, link = _parts(columns, gpu, constants)
     return {
-        "memory": inside * (1 - hit) / (gpu.bandwidth * constants["share"]),
-        "l2": inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
-        "host link": (size - inside) / (gpu.pcie * constants["host_share"]),
-        "floor": np.full_like(size, constants["floor"]),
+        "memory": memory,
+        "l2": l2,
+        "host link": link,
+        "floor": like(memory, constants["floor"]),
     }
+
+
+def _parts(
+    columns: Columns, gpu: Machine, constants: Mapping[str, float]
+) -> tuple[Any, Any, Any]:
+    """Return the time in memory, in the L2 cache and on the link to the host."""
+    (size,) = floats(columns, "bytes")
+    inside = where(columns["host"] != 0, 0.0, size)
+    x = size / (constants["capacity"] * gpu.l2)
+    hit = 1 / (1 + x * x * x)
+    return (
+        inside * (1 - hit) / (gpu.bandwidth * constants["share"]),
+        inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
+        (size - inside) / (gpu.pcie * constants["host_share"]),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,46 @@ from mpisim.quantity import Quantity, picoseconds
 from ..gpu import Gpu
 from ..model import Estimate
 from ..operations import Kernel
-from .calibration import Calibration, Served, packaged_calibration
-from .family import ANY, FamilyModule, family_module, load, stack
+from .calibration import Calibration, Served, decade, packaged_calibration
+from .family import ANY, Columns, FamilyModule, family_module, load, stack
 from .machine import Machine
 
 __all__ = ["Analytical"]
 
+BY_WAYS = frozenset(("gemm", "grouped_gemm", "convolution"))
+"""Families whose formulas weigh many ways of computing a kernel against each other: they take
+arrays, also for a single kernel. The others take plain numbers, which is ten times as fast."""
+
 
 @dataclass(frozen=True)
 class _Formula:
-    """A family's module with the constants that serve it here."""
+    """A family's module with the constants that serve it here.
+
+    Attributes
+    ----------
+    module : FamilyModule
+    served : Served
+    name : str
+        Of what its estimates rest on.
+    number : Quantity
+        That: 1, with the error bar of the durations that are foretold worst.
+    errors : dict
+        By decade of the duration, as far as met: the error bar there, and an estimate's shares.
+    """
 
     module: FamilyModule
     served: Served
+    name: str
+    number: Quantity
+    errors: dict[int, tuple[float, dict[str, float]]] = field(default_factory=dict)
+
+    def error(self, seconds: float) -> tuple[float, dict[str, float]]:
+        """Return the error bar of a duration, and what it rests on."""
+        at = decade(seconds)
+        if at not in self.errors:
+            error, largest = self.served.error(seconds), self.number.error
+            self.errors[at] = error, {self.name: error / largest if largest else 1.0}
+        return self.errors[at]
 
 
 class Analytical:
@@ -52,6 +79,7 @@ class Analytical:
         self._gpu = gpu
         self._machine = Machine.of(gpu)
         self._calibration = packaged_calibration() if calibration is None else calibration
+        self._modules: dict[str, FamilyModule] = {}
         self._formulas: dict[tuple[str, str], _Formula] = {}
         self._known: dict[Kernel, Estimate] = {}
         self._numbers: dict[str, Quantity] = {}
@@ -118,26 +146,41 @@ class Analytical:
 
     def terms(self, kernel: Kernel) -> dict[str, float]:
         """Return how a kernel's duration divides into terms, in seconds, for explanations."""
-        columns = stack([kernel])
-        formula = self._formula(family_module(kernel.family).FAMILY, columns.get("dtype", ANY))
+        formula, columns = self._describe(kernel)
         shares = formula.module.shares(columns, self._machine, formula.served.constants)
-        return {name: float(value[0]) for name, value in shares.items()}
+        return {name: _number(value) for name, value in shares.items()}
+
+    def _describe(self, kernel: Kernel) -> tuple[_Formula, Columns]:
+        """Return the formula that serves a kernel, and the numbers it takes."""
+        module = self._modules.get(kernel.family)
+        if module is None:
+            module = self._modules[kernel.family] = family_module(kernel.family)
+        columns: Columns = stack([kernel]) if module.FAMILY in BY_WAYS else module.columns(kernel)
+        dtype: Any = columns.get("dtype", ANY)
+        return self._formula(module.FAMILY, dtype), columns
 
     def _formula(self, family: str, dtype: str) -> _Formula:
         key = family, dtype
-        if key not in self._formulas:
+        found = self._formulas.get(key)
+        if found is None:
             if dtype != ANY:
                 self._gpu.peak(dtype)  # or an error that says so
             served = self._calibration.serve(family, self._machine, dtype)
-            self._formulas[key] = _Formula(load(family), served)
-        return self._formulas[key]
+            name = f"{family} model" + ("" if dtype == ANY else f" ({dtype})")
+            number = Quantity(1.0, "1", served.largest_error, served.source)
+            found = self._formulas[key] = _Formula(load(family), served, name, number)
+        return found
 
     def _price(self, kernel: Kernel) -> Estimate:
-        columns = stack([kernel])
-        module, dtype = family_module(kernel.family), columns.get("dtype", ANY)
-        formula = self._formula(module.FAMILY, dtype)
-        seconds = float(module.seconds(columns, self._machine, formula.served.constants)[0])
-        error, largest = formula.served.error(seconds), formula.served.largest_error
-        name = f"{module.FAMILY} model" + ("" if dtype == ANY else f" ({dtype})")
-        self._numbers.setdefault(name, Quantity(1.0, "1", largest, formula.served.source))
-        return Estimate(picoseconds(seconds), {name: error / largest if largest else 1.0}, error)
+        formula, columns = self._describe(kernel)
+        seconds = _number(
+            formula.module.seconds(columns, self._machine, formula.served.constants)
+        )
+        error, shares = formula.error(seconds)
+        self._numbers[formula.name] = formula.number
+        return Estimate(picoseconds(seconds), shares, error)
+
+
+def _number(value: Any) -> float:
+    """Return the one number of a formula's result."""
+    return value if type(value) is float else float(np.asarray(value).item())

@@ -23,11 +23,12 @@ that a load of 128 bytes touches five sectors in place of four.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from .family import Columns, Constant
 from .machine import Machine
+from .maths import floats, like, maximum, minimum
+from .overlap import WAITING, divided, together
 
 __all__ = ["CONSTANTS", "SECTOR", "WARP", "seconds", "shares"]
 
@@ -39,9 +40,6 @@ CONSTANTS = (
     Constant("unaligned", 0.1, 0.0, 0.25, "more traffic where rows begin inside 32-byte sectors"),
     Constant("floor", 2e-6, 0.5e-6, 5e-6, "starting and draining a kernel, s"),
 )
-
-SHARPNESS = 4
-"""Exponent of the change from hits to misses."""
 
 WARP = 32
 
@@ -61,48 +59,43 @@ RESIDENT_BLOCKS = 32
 """Groups that a multiprocessor holds."""
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the duration of each kernel, in seconds."""
-    memory, latency = _parts(columns, gpu, constants)
-    return np.hypot(memory, latency) + constants["floor"]
+    return together(*_parts(columns, gpu, constants), WAITING) + constants["floor"]
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the time due to memory, to waiting for loads, and fixed, in seconds."""
-    memory, latency = _parts(columns, gpu, constants)
-    both = np.hypot(memory, latency)
-    return {
-        "memory": memory * memory / both,
-        "latency": latency * latency / both,
-        "floor": np.full_like(both, constants["floor"]),
-    }
+    memory, latency = divided(*_parts(columns, gpu, constants), WAITING)
+    return {"memory": memory, "latency": latency, "floor": like(memory, constants["floor"])}
 
 
-def _parts(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> tuple[np.ndarray, np.ndarray]:
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that memory and that latency alone would take."""
-    rows = np.asarray(columns["rows"], dtype=float)
-    read = np.asarray(columns["columns"], dtype=float) * columns["read"]
-    passes = np.asarray(columns["passes"])
-    elements = rows * columns["columns"]
+    rows, width = floats(columns, "rows", "columns")
+    passes = columns["passes"]
+    read = width * columns["read"]
+    elements = rows * width
+    total = rows * read
 
-    in_flight = gpu.sms * np.minimum(_resident(gpu) / columns["block"], RESIDENT_BLOCKS)
-    kept = np.minimum(rows, in_flight) * read
-    repeated = (passes - 1) * rows * read * _miss(kept, gpu, constants)
-    swept = elements * columns["again"] * _miss(rows * read, gpu, constants)
-    first = rows * read + elements * columns["write"]
+    in_flight = gpu.sms * minimum(_resident(gpu) / columns["block"], RESIDENT_BLOCKS)
+    kept = minimum(rows, in_flight) * read
+    repeated = (passes - 1) * total * _miss(kept, gpu, constants)
+    swept = elements * columns["again"] * _miss(total, gpu, constants)
+    first = total + elements * columns["write"]
     moved = (first + repeated + swept) * (1 + columns["unaligned"] * constants["unaligned"])
     memory = moved / (gpu.bandwidth * constants["share"])
 
-    turns = np.maximum(1.0, rows / in_flight)
+    turns = maximum(1.0, rows / in_flight)
     latency = turns * (passes * columns["steps"] * constants["step"] + constants["row"])
     return memory, latency
 
 
-def _miss(size: np.ndarray, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+def _miss(size: Any, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the share of repeated reads that miss, for so many bytes between the two reads."""
-    ratio = (size / (constants["capacity"] * gpu.l2)) ** SHARPNESS
+    x = size / (constants["capacity"] * gpu.l2)
+    square = x * x
+    ratio = square * square
     return ratio / (1 + ratio)
 
 

@@ -1,0 +1,33 @@
+"""The time of two kinds of work that overlap but for their beginnings and ends.
+
+    time = (first^p + second^p)^(1/p)
+
+The larger p, the more of the shorter is hidden: 4 for arithmetic and memory traffic, which tiles
+pipeline (:data:`PIPELINED`); 2 where a thread's work waits for its own loads (:data:`WAITING`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .maths import sqrt
+
+__all__ = ["PIPELINED", "WAITING", "divided", "together"]
+
+WAITING: Literal[2] = 2
+PIPELINED: Literal[4] = 4
+
+
+def together(first: Any, second: Any, power: Literal[2, 4]) -> Any:
+    """Return the time of both, in the unit of each; numbers or arrays."""
+    a, b = first * first, second * second
+    return sqrt(a + b) if power == WAITING else sqrt(sqrt(a * a + b * b))
+
+
+def divided(first: Any, second: Any, power: Literal[2, 4]) -> tuple[Any, Any]:
+    """Return the time of both as the share of each: those of the powers."""
+    a, b = first * first, second * second
+    if power == PIPELINED:
+        a, b = a * a, b * b
+    rate = together(first, second, power) / (a + b)
+    return a * rate, b * rate

@@ -1,0 +1,112 @@
+"""Single kernels are priced with floats, tables of them with arrays: the same times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical, family_module, stack
+from mpisim.kernels.operations import (
+    Attention,
+    Convolution,
+    Copy,
+    CrossEntropy,
+    Elementwise,
+    Embedding,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Norm,
+    OptimizerStep,
+    Softmax,
+)
+from mpisim.quantity import PICOSECONDS
+
+GPUS = ("a100-sxm", "p100-pcie", "l4")
+MODELS = {name: Analytical(find_gpu(name)) for name in GPUS}
+
+SIZES = st.integers(1, 100_000)
+FEW = st.integers(1, 64)
+HEADS = st.sampled_from((16, 64, 128, 192))
+FORMATS = st.sampled_from(("fp32", "fp16"))
+KERNELS = st.one_of(
+    st.builds(Gemm, SIZES, SIZES, SIZES, FEW, FORMATS, FORMATS, st.booleans()),
+    st.builds(GroupedGemm, SIZES, FEW, SIZES, SIZES, FORMATS, FORMATS, weight=st.booleans()),
+    st.builds(
+        Attention,
+        *(FEW, FEW, FEW, SIZES, SIZES, HEADS, HEADS, st.booleans(), st.booleans()),
+        st.just("fp16"),
+    ),
+    st.builds(
+        Convolution,
+        *(FEW, FEW, FEW, FEW, FEW, st.sampled_from((1, 3, 7)), st.integers(1, 2), st.just(1)),
+        st.sampled_from(("forward", "input", "weight")),
+    ),
+    st.builds(Elementwise, st.integers(1, 10**11)),
+    st.builds(OptimizerStep, st.integers(1, 10**10), st.integers(1, 20)),
+    st.builds(Copy, st.integers(1, 10**11), st.sampled_from(("device", "fill", "host"))),
+    st.builds(Softmax, SIZES, SIZES, st.booleans(), FORMATS),
+    st.builds(CrossEntropy, SIZES, SIZES, st.booleans(), FORMATS),
+    st.builds(
+        Norm, SIZES, SIZES, st.sampled_from(("layer", "rms", "batch")), st.booleans(), FORMATS
+    ),
+    st.builds(Embedding, SIZES, SIZES, SIZES, FEW, st.booleans(), FORMATS),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(KERNELS, st.sampled_from(GPUS))
+def test_one_kernel_is_a_row_of_a_table(kernel: Kernel, gpu: str):
+    if gpu == "p100-pcie" and isinstance(kernel, Attention):
+        return
+    model = MODELS[gpu]
+    columns = stack([kernel, kernel])
+    family = family_module(kernel.family).FAMILY
+    several = model.estimate_many(family, columns)
+    found = model.estimate(kernel)
+    assert several.shape == (2,)
+    assert found.duration == round(several[0] * PICOSECONDS)
+    terms = model.terms(kernel)
+    assert sum(terms.values()) == pytest.approx(several[1], rel=1e-12)
+    assert all(type(value) is float for value in terms.values())
+    served = model.served(family, columns.get("dtype", "any"))
+    seconds = float(several[0])
+    assert found.error == served.error(seconds)
+    ((name, share),) = found.shares.items()
+    assert share * model.numbers[name].error == pytest.approx(found.error)
+
+
+@pytest.mark.parametrize("family", ["attention", "memory_bound", "softmax", "norm", "embedding"])
+def test_formulas_take_plain_numbers(family):
+    kernel = {
+        "attention": Attention(1, 8, 8, 512, 512, 64, 64),
+        "memory_bound": Elementwise(10**6),
+        "softmax": Softmax(4096, 1500),
+        "norm": Norm(4096, 1500),
+        "embedding": Embedding(4096, 1024, 50_000),
+    }[family]
+    module = family_module(kernel.family)
+    constants = {each.name: each.start for each in module.CONSTANTS}
+    machine = MODELS["a100-sxm"]._machine
+    one = module.seconds(module.columns(kernel), machine, constants)
+    (row,) = module.seconds(stack([kernel]), machine, constants)
+    assert type(one) is float
+    assert one == pytest.approx(row, rel=1e-12)
+    shares = module.shares(module.columns(kernel), machine, constants)
+    rows = module.shares(stack([kernel, kernel]), machine, constants)
+    assert {name: each.shape for name, each in rows.items()} == dict.fromkeys(shares, (2,))
+    assert list(shares.values()) == pytest.approx([each[0] for each in rows.values()], rel=1e-12)
+
+
+def test_an_unknown_kernel_adds_its_number():
+    model = Analytical(find_gpu("a100-sxm"))
+    assert not model.numbers
+    model.served("norm", "bf16")
+    assert not model.numbers  # nothing rests on it yet
+    model.estimate(Norm(1, 1))
+    model.estimate(Elementwise(8))
+    assert list(model.numbers) == ["norm model (bf16)", "memory_bound model"]
+    assert np.isfinite([each.error for each in model.numbers.values()]).all()
