@@ -2,6 +2,9 @@
 
 Both have the same form: one table a name. In ours the names are lower-case with hyphens, and a
 table may list `aliases`, the names that others use. A user's file holds one table.
+
+What takes more than a few lines has a folder, with one file a name; a user's file is like one of
+those, and the name is the file's.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .data import names as file_names
 from .data import text
 from .errors import InputError, nearest
 from .files import reason
 from .schema import parse
 
-__all__ = ["SUFFIX", "Preset", "find", "match", "names", "packaged"]
+__all__ = ["SUFFIX", "Preset", "find", "find_file", "folder", "match", "names", "packaged"]
 
 SUFFIX = ".toml"
 """What a path to a user's file ends in; names of presets do not."""
@@ -75,6 +79,41 @@ def find(wanted: str | Path, file: str, kind: str) -> Preset:
     return Preset(name, tables[name], file)
 
 
+@cache
+def folder(name: str) -> dict[str, dict[str, Any]]:
+    """Return the contents of the files of a data folder of ours by name; copy before changing."""
+    return {each: packaged(f"{name}/{each}{SUFFIX}") for each in file_names(name)}
+
+
+def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
+    """Look up a file by name, by alias, or by path.
+
+    Parameters
+    ----------
+    wanted : str or Path
+        A name or alias, in any case of letters, or a path that ends in ``.toml``.
+    name : str
+        The data folder of ours.
+    kind : str
+        What its files describe (``"cluster"``), for messages.
+
+    Raises
+    ------
+    InputError
+        If there is no such name, or the file cannot be read.
+    """
+    if str(wanted).endswith(SUFFIX):
+        path = Path(wanted)
+        return Preset(path.stem, _contents(path), str(path))
+    found = str(wanted).casefold()
+    if found not in file_names(name):  # an alias, or a mistake: a look into every file
+        tables = folder(name)
+        choices = f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
+        found = match(str(wanted), tables, kind, choices)
+    file = f"{name}/{found}{SUFFIX}"
+    return Preset(found, packaged(file), file)
+
+
 def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choices: str) -> str:
     """Return the name of the table that has a name or alias.
 
@@ -104,14 +143,18 @@ def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choic
     return found
 
 
-def _from_file(path: Path, kind: str) -> Preset:
+def _contents(path: Path) -> dict[str, Any]:
     try:
         contents = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     except (OSError, ValueError) as error:  # a name with a null character
         raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    tables = parse(contents, str(path))
+    return parse(contents, str(path))
+
+
+def _from_file(path: Path, kind: str) -> Preset:
+    tables = _contents(path)
     if len(tables) != 1 or not isinstance(next(iter(tables.values())), dict):
         found = ", ".join(tables) or "nothing"
         raise InputError(

@@ -9,22 +9,32 @@ import pytest
 
 from mpisim.errors import InputError
 from mpisim.kernels import find_gpu
-from mpisim.presets import packaged
+from mpisim.presets import folder
 from mpisim.program import Operation
 from mpisim.quantity import Quantity
-from mpisim.topo import Cluster, class_of, cluster_names, find_cluster
+from mpisim.topo import class_of, cluster_names, find_cluster
 
 OWN = """
-[mine]
 title = "My own cluster"
 gpu = "h100-sxm"
 gpus_per_node = 2
+
+[node]
+kind = "pcie"
+pcie_bandwidth = { value = 24, unit = "GB/s", error = 0.1, source = "guess" }
+nics = 1
+nic_bandwidth = { value = 200, unit = "Gb/s", error = 0.0, source = "datasheet" }
+nic_path = "phb"
+
+[fabric]
+kind = "switch"
+nic_efficiency = { value = 0.9, unit = "1", error = 0.1, source = "guess" }
+
+[alpha_beta]
 node_bandwidth = { value = 100, unit = "GB/s", error = 0.1, source = "measured" }
 node_latency = { value = 10, unit = "us", error = 0.1, source = "measured" }
 network_bandwidth = { value = 10, unit = "GB/s", error = 0.1, source = "measured" }
 network_latency = { value = 20, unit = "us", error = 0.1, source = "measured" }
-nics_per_node = 1
-nic_bandwidth = { value = 200, unit = "Gb/s", error = 0.0, source = "datasheet" }
 """
 
 
@@ -40,28 +50,41 @@ def test_presets_are_whole(name: str) -> None:
     cluster = find_cluster(name)
     assert len(cluster.title) <= 96  # a line of a report
     gpu = find_gpu(cluster.gpu)
-    for field in dataclasses.fields(Cluster):
-        number = getattr(cluster, field.name)
-        if isinstance(number, Quantity):
-            # Only line rates are exact.
-            assert (number.error > 0) != (field.name == "nic_bandwidth"), field.name
+    node, fabric, measured = cluster.node, cluster.fabric, cluster.alpha_beta
+    for part in (node, fabric, measured):
+        for field in dataclasses.fields(part) if part else ():
+            number = getattr(part, field.name)
+            if isinstance(number, Quantity):
+                # Only line rates are exact.
+                assert (number.error > 0) != (field.name == "nic_bandwidth"), field.name
     links = [gpu.pcie.si] + ([gpu.nvlink.si] if gpu.nvlink else [])
-    assert cluster.node_bandwidth.si < max(links)
-    if cluster.network_bandwidth is None:
-        assert cluster.nics_per_node is None
+    assert measured is not None
+    assert measured.node_bandwidth.si < max(links)
+    if node.link_bandwidth is not None:  # usable: below the line rate
+        assert gpu.nvlink is not None
+        assert node.link_bandwidth.si < gpu.nvlink.si
+    assert node.pcie_bandwidth is not None
+    if node.nic_path != "pix":  # cards with a switch inside are faster than the way to the CPU
+        assert node.pcie_bandwidth.si < gpu.pcie.si
+    if measured.network_bandwidth is None:
+        assert node.nics == 0
+        assert fabric is None
         return
-    assert cluster.network_bandwidth.si < cluster.node_bandwidth.si
-    assert cluster.nic_bandwidth is not None
-    assert cluster.nics_per_node is not None
+    assert measured.network_bandwidth.si < measured.node_bandwidth.si
+    assert node.nic_bandwidth is not None
     # One GPU's share: below that of the line rate, and above half of it.
-    line = cluster.nics_per_node * cluster.nic_bandwidth.si / cluster.gpus_per_node
-    assert 0.5 * line < cluster.network_bandwidth.si < line
+    line = node.nics * node.nic_bandwidth.si / cluster.gpus_per_node
+    assert 0.5 * line < measured.network_bandwidth.si < line
+    assert fabric is not None
+    assert fabric.nic_efficiency is not None
+    share = fabric.nic_efficiency.si * line
+    assert share == pytest.approx(measured.network_bandwidth.si, rel=0.01) or gpu.nvlink is None
 
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_clusters_of_any_size_have_a_cost(name: str) -> None:
     cluster = find_cluster(name)
-    if cluster.network_bandwidth is None:
+    if cluster.fabric is None:
         with pytest.raises(InputError, match=r": 2 nodes, but it has no network; give its"):
             cluster.cost(2)
     else:
@@ -70,11 +93,11 @@ def test_clusters_of_any_size_have_a_cost(name: str) -> None:
     assert model.ranks_per_node == cluster.gpus_per_node
     group = class_of(model, (0, 1))
     price = model.price(Operation.ALL_REDUCE, 10**9, group)
-    assert price.duration > cluster.node_latency.si * 1e12
+    assert price.duration > cluster.alpha_beta.node_latency.si * 1e12
 
 
 def test_names_and_aliases_are_unique() -> None:
-    tables = packaged("clusters.toml")
+    tables = folder("clusters")
     names = [n.casefold() for name, t in tables.items() for n in (name, *t.get("aliases", ()))]
     assert len(set(names)) == len(names)
     assert find_cluster("HGX-H100") == find_cluster("dgx-h100")
@@ -124,15 +147,22 @@ def test_a_gpu_beside_the_file(own: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("network_latency", "# ", r"\[mine\] 'network_bandwidth' is given without 'network_lat"),
-        ("network_bandwidth", "# ", r"\[mine\] 'network_latency' is given without 'network_band"),
-        ("nic_bandwidth", "# ", r"\[mine\] 'nics_per_node' is given without 'nic_bandwidth'"),
-        ("node_latency", "# ", r"key 'mine.node_latency' is missing"),
-        ("node_latency", "node_latncy", r"unknown key 'node_latncy' in \[mine\] \(did you mean"),
-        ("value = 100,", "value = 0,", r"\[mine\] 'node_bandwidth' is 0; it must be above 0"),
-        ("per_node = 2", "per_node = 0", r"key 'mine.gpus_per_node' is 0; it must be an integer"),
+        ("network_latency", "# ", r"\[alpha_beta\] 'network_bandwidth' is given without 'netw"),
+        ("network_bandwidth", "# ", r"\[alpha_beta\] 'network_latency' is given without 'netw"),
+        ("nic_bandwidth", "# ", r"\[node\] 'nic_bandwidth' is missing; with nics = 1 it must be"),
+        ("pcie_bandwidth", "# ", r"\[node\] 'pcie_bandwidth' is missing; with kind = 'pcie' it"),
+        ("nics = 1", "nics = 0", r"\[node\] 'nic_bandwidth' is given; with nics = 0 it must"),
+        ('kind = "pcie"', 'kind = "nvlink"', r"key 'node.kind' is 'nvlink'.*allowed: nvswitch, "),
+        ('"phb"', '"sys"', r"\[node\] 'nic_path' is 'sys', between CPUs; 'numa_nodes' must be"),
+        ("nic_efficiency", "# ", r"'fabric.nic_efficiency' is missing"),
+        ('kind = "switch"', 'kind = "fat-tree"', r"\[fabric\] 'leaf' is missing; kind = 'fat-"),
+        ('kind = "switch"', 'kind = "switch"\nleaf = 4', r"'leaf' is given, a key of fat-tree, "),
+        ("node_latency", "# ", r"key 'alpha_beta.node_latency' is missing"),
+        ("node_latency", "node_latncy", r"unknown key 'node_latncy' in \[alpha_beta\] \(did you "),
+        ("value = 100,", "value = 0,", r"\[alpha_beta\] 'node_bandwidth' is 0; it must be above 0"),
+        ("per_node = 2", "per_node = 0", r"key 'gpus_per_node' is 0; it must be an integer"),
         ('"Gb/s"', '"Gbit/s"', r"unknown unit 'Gbit/s' \(did you mean 'Gb/s'\?\)"),
-        ("[mine]", "[a]\n[mine]", r"holds a, mine at the top level; it must be one table"),
+        ("[node]", "[[node]]", r"key 'node' is .* it must be a table, \[node\]"),
     ],
 )
 def test_bad_files_are_refused(own: Path, old: str, new: str, message: str) -> None:

@@ -90,14 +90,15 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
 
 def numbers_scaled(case: Case, name: str, factor: float) -> int:
     """Step time with one number of the GPU or the cluster scaled."""
-    hardware: dict[str, Any] = {"gpu": case.gpu, "cluster": case.cluster}
+    hardware: dict[str, Any] = {"gpu": case.gpu, "cluster": case.cluster.alpha_beta}
     for key, part in hardware.items():
         if name in vars(part):
             old = getattr(part, name)
             new = dataclasses.replace(old, value=old.value * factor)
             hardware[key] = dataclasses.replace(part, **{name: new})
+    cluster = dataclasses.replace(case.cluster, alpha_beta=hardware["cluster"])
     workload = training_step(case.workload.layout, Roofline(hardware["gpu"]))
-    return engine.simulate(workload.program, network=hardware["cluster"].cost(1)).step_time
+    return engine.simulate(workload.program, network=cluster.cost(1)).step_time
 
 
 LARGE = load(changes=["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
@@ -114,7 +115,7 @@ def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
     run = run_of(case)
     exact = {
         name: dataclasses.replace(number, error=1.0)
-        for part in (case.gpu, case.cluster)
+        for part in (case.gpu, case.cluster.alpha_beta)
         for name, number in vars(part).items()
         if isinstance(number, Quantity)
     }

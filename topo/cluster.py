@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from mpisim.errors import InputError
-from mpisim.presets import SUFFIX, find, names
+from mpisim.presets import SUFFIX, find_file, folder
 from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
+from .fabrics import Fabric
+from .nodes import Node
 
-__all__ = ["Cluster", "cluster_names", "find_cluster"]
+__all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
-FILE = "clusters.toml"
+FOLDER = "clusters"
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Nodes of one kind, as two latencies and two bandwidths.
+class LatencyBandwidth:
+    """The table ``[alpha_beta]``: two latencies and two bandwidths, of whole collectives.
+
+    Those of the presets are fits of latency + factor × bytes / bandwidth, with the ring factors of
+    nccl-tests, to the logarithms of times, so that small and large messages count alike.
 
     A group inside one node uses the node's pair, any other the network's. The network's bandwidth
     is one GPU's share of its node's NICs when all GPUs of the node communicate at once, each in a
@@ -30,22 +35,67 @@ class Cluster:
 
     Attributes
     ----------
-    title : str
-        Its full name.
-    gpu : str
-        The GPU's name in ``data/gpus.toml``, or the path of a file with one.
-    gpus_per_node : int
-        GPUs that the fast links join: those of a server, or of a rack (NVL72).
     node_bandwidth : Quantity
         What one GPU of a group inside a node sends, and receives at the same time, in a ring.
     node_latency : Quantity
         Of one collective inside a node, whatever its size.
     network_bandwidth, network_latency : Quantity, optional
         The same for a group that spans nodes. Without them there is one node.
-    nics_per_node : int, optional
-        Network cards, which the GPUs of a node share.
-    nic_bandwidth : Quantity, optional
-        Line rate of one of them, one direction.
+    """
+
+    node_bandwidth: Quantity
+    node_latency: Quantity
+    network_bandwidth: Quantity | None = None
+    network_latency: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        keys = ("network_bandwidth", "network_latency")
+        given = [key for key in keys if getattr(self, key) is not None]
+        if len(given) == 1:
+            missing = keys[given == [keys[0]]]
+            raise InputError(f"{given[0]!r} is given without {missing!r}; give both or neither")
+        for key in ("node_bandwidth", "network_bandwidth"):
+            number = getattr(self, key)
+            if number is not None and not number.value:
+                raise InputError(f"{key!r} is 0; it must be above 0")
+
+
+@dataclass(frozen=True)
+class NcclChoice:
+    """The table ``[nccl]``: the communication library of a cluster.
+
+    Attributes
+    ----------
+    version : str, optional
+        Such as ``"2.20"``.
+    platform : str, optional
+        The calibration of measured collectives that fits it.
+    """
+
+    version: str | None = None
+    platform: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one kind, and what joins them.
+
+    Attributes
+    ----------
+    title : str
+        Its full name.
+    gpu : str
+        The GPU's name in ``data/gpus.toml``, or the path of a file with one.
+    gpus_per_node : int
+        GPUs that the fast links join: those of a server, or of a rack (NVL72).
+    node : Node
+        What stands in one.
+    fabric : Fabric, optional
+        What joins them. Without it there is one node.
+    alpha_beta : LatencyBandwidth, optional
+        Measured latencies and bandwidths of collectives.
+    nccl : NcclChoice
+        The communication library.
     aliases : tuple of str
         Other names it goes by.
     """
@@ -53,27 +103,27 @@ class Cluster:
     title: str
     gpu: str
     gpus_per_node: Annotated[int, Limits(least=1)]
-    node_bandwidth: Quantity
-    node_latency: Quantity
-    network_bandwidth: Quantity | None = None
-    network_latency: Quantity | None = None
-    nics_per_node: Annotated[int, Limits(least=1)] | None = None
-    nic_bandwidth: Quantity | None = None
+    node: Node
+    fabric: Fabric | None = None
+    alpha_beta: LatencyBandwidth | None = None
+    nccl: NcclChoice = field(default_factory=NcclChoice)
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for first, second in (
-            ("network_bandwidth", "network_latency"),
-            ("nics_per_node", "nic_bandwidth"),
-        ):
-            given = [key for key in (first, second) if getattr(self, key) is not None]
-            if len(given) == 1:
-                missing = second if given == [first] else first
-                raise InputError(f"{given[0]!r} is given without {missing!r}; give both or neither")
-        for key in ("node_bandwidth", "network_bandwidth", "nic_bandwidth"):
-            number = getattr(self, key)
-            if number is not None and not number.value:
-                raise InputError(f"{key!r} is 0; it must be above 0")
+        node, fabric = self.node, self.fabric
+        if self.gpus_per_node % (node.tray or 1):
+            raise InputError(
+                f"'gpus_per_node' is {self.gpus_per_node}; it must be a multiple of node.tray, "
+                f"{node.tray}"
+            )
+        if node.kind == "hypercube-mesh" and self.gpus_per_node != 8:
+            raise InputError(f"'gpus_per_node' is {self.gpus_per_node}; a hypercube-mesh has 8")
+        if fabric is None and node.kind == "direct":
+            raise InputError("[fabric] is missing; node.kind = 'direct' joins GPUs to one")
+        if fabric is not None and node.nics == 0 and node.kind != "direct":
+            raise InputError("[fabric] is given, but node.nics is 0: GPUs need a NIC to reach it")
+        if fabric is not None and node.nics and fabric.nic_efficiency is None:
+            raise InputError("'fabric.nic_efficiency' is missing; cards need it")
 
     def cost(self, nodes: int = 1) -> AlphaBeta:
         """Return the cost model of communications on some nodes of this cluster.
@@ -81,11 +131,18 @@ class Cluster:
         Raises
         ------
         InputError
-            If there is more than one node and nothing between them.
+            If there are no measured latencies and bandwidths, or more than one node and nothing
+            between them.
         """
-        numbers = {"node_latency": self.node_latency, "node_bandwidth": self.node_bandwidth}
-        inside = (self.node_latency.si, self.node_bandwidth.si)
-        if self.network_bandwidth is None or self.network_latency is None:
+        measured = self.alpha_beta
+        if measured is None:
+            raise InputError(f"{self.title}: it has no [alpha_beta]; this network model needs it")
+        numbers = {
+            "node_latency": measured.node_latency,
+            "node_bandwidth": measured.node_bandwidth,
+        }
+        inside = (measured.node_latency.si, measured.node_bandwidth.si)
+        if measured.network_bandwidth is None or measured.network_latency is None:
             if nodes > 1:
                 raise InputError(
                     f"{self.title}: {nodes} nodes, but it has no network; give its "
@@ -93,10 +150,10 @@ class Cluster:
                 )
             across = inside
         else:
-            across = (self.network_latency.si, self.network_bandwidth.si)
+            across = (measured.network_latency.si, measured.network_bandwidth.si)
             numbers |= {
-                "network_latency": self.network_latency,
-                "network_bandwidth": self.network_bandwidth,
+                "network_latency": measured.network_latency,
+                "network_bandwidth": measured.network_bandwidth,
             }
         return AlphaBeta(*across, self.gpus_per_node, *inside, numbers)
 
@@ -107,9 +164,9 @@ def find_cluster(name: str | Path) -> Cluster:
     Parameters
     ----------
     name : str or Path
-        A name or alias of ``data/clusters.toml``, in any case of letters, or the path of a
-        ``.toml`` file with one table of the same form. Where that names a GPU by a path, the path
-        starts at the file's folder.
+        A name or alias of ``data/clusters``, in any case of letters, or the path of a ``.toml``
+        file of the same form. Where that names a GPU by a path, the path starts at the file's
+        folder.
 
     Raises
     ------
@@ -121,14 +178,14 @@ def find_cluster(name: str | Path) -> Cluster:
     >>> find_cluster("dgx-h100").gpus_per_node
     8
     """
-    preset = find(name, FILE, "cluster")
+    preset = find_file(name, FOLDER, "cluster")
     table = preset.table
     gpu = table.get("gpu")
-    if preset.source != FILE and isinstance(gpu, str) and gpu.endswith(SUFFIX):
+    if str(name).endswith(SUFFIX) and isinstance(gpu, str) and gpu.endswith(SUFFIX):
         table = table | {"gpu": str(Path(preset.source).parent / gpu)}
-    return build(Cluster, table, preset.source, preset.name)
+    return build(Cluster, table, preset.source)
 
 
 def cluster_names() -> list[str]:
-    """Return the names of the clusters of ``data/clusters.toml``."""
-    return names(FILE)
+    """Return the names of the clusters of ``data/clusters``."""
+    return list(folder(FOLDER))

@@ -135,14 +135,16 @@ def _clusters() -> Listing:
     rows = []
     for name in cluster_names():
         found = find_cluster(name)
-        network = found.network_bandwidth
+        measured = found.alpha_beta
+        assert measured is not None  # of every preset
+        network = measured.network_bandwidth
         rows.append(
             (
                 (
                     name,
                     str(found.gpus_per_node),
                     found.gpu,
-                    f"{found.node_bandwidth.si / 1e9:.0f}",
+                    f"{measured.node_bandwidth.si / 1e9:.0f}",
                     f"{network.si / 1e9:.3g}" if network else "one box",
                     found.title,
                 ),

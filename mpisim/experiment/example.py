@@ -80,7 +80,7 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
     where = find_cluster(cluster)
     count = where.gpus_per_node if gpus is None else gpus
     nodes = -(-count // where.gpus_per_node)
-    if nodes > 1 and where.network_bandwidth is None:
+    if nodes > 1 and where.fabric is None:
         raise InputError(
             f"{count} GPUs are more than the {where.gpus_per_node} of {cluster!r}, which is one box"
         )

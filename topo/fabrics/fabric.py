@@ -1,0 +1,127 @@
+"""What joins nodes: the kinds of networks and their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Annotated, Literal
+
+from mpisim.errors import InputError
+from mpisim.quantity import Quantity
+from mpisim.schema import Limits
+
+__all__ = ["Fabric"]
+
+Count = Annotated[int, Limits(least=1)]
+
+_TREE = ("leaf", "oversubscription", "spines", "ecmp", "pod", "core_oversubscription")
+_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "switch": ((), ()),
+    "fat-tree": (("leaf",), _TREE),
+    "rail-fat-tree": (("leaf",), ("rails", *_TREE)),
+    "hpn": (("leaf",), ("rails", "planes", *_TREE)),
+    "dragonfly": (
+        ("router_ports", "routers", "global_links"),
+        ("router_ports", "routers", "global_links", "link_bandwidth"),
+    ),
+    "torus": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
+    "mesh": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
+    "wafer": (("dims", "link_bandwidth"), ("dims", "link_bandwidth", "edge_bandwidth")),
+}
+"""By kind, the keys it needs and those it may have besides the ones of all."""
+
+_COMMON = ("kind", "nic_efficiency", "switch_latency")
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The table ``[fabric]`` of a cluster.
+
+    Attributes
+    ----------
+    kind : str
+        ``"switch"``: one that never blocks; ``"fat-tree"``: leaves of neighbouring cards under
+        spines; ``"rail-fat-tree"``: the same, with leaves of the cards of one rail (the first of
+        every node, the second, …); ``"hpn"``: rails with two leaves for every card, each in a plane
+        of its own (Alibaba's HPN, SIGCOMM 2024; SimAI); ``"dragonfly"``; ``"torus"``, ``"mesh"``:
+        a router a node; ``"wafer"``: a mesh on every wafer, joined at the edges.
+    nic_efficiency : Quantity, optional
+        Share of the cards' line rate that payload reaches; 1 where there are no cards.
+    switch_latency : Quantity, optional
+        Of one switch with its cable; by default that of ``data/links.toml``.
+    leaf : int
+        Cards that one leaf switch can have.
+    oversubscription : float
+        What the cards of a full leaf can send over what the leaf can send on.
+    spines : int, optional
+        Above a leaf (in each plane). Needed for ``ecmp = "ecmp"`` or ``"adaptive"``.
+    ecmp : str
+        How traffic is spread over them: ``"ideal"``, as if they were one; ``"ecmp"``, a hash of the
+        two cards chooses one; ``"adaptive"``, each carries an equal part.
+    pod : int, optional
+        Leaves (of one rail) that share spines; pods are joined by core switches. By default all.
+    core_oversubscription : float
+        What the leaves of a full pod can send to the spines over what those can send to the core.
+    rails : int, optional
+        By default the cards of a node; card i of a node is on rail i modulo this.
+    planes : int
+        Of ``"hpn"``.
+    router_ports, routers, global_links : int
+        Of a dragonfly: cards at a router, routers of a group, links to other groups of a router.
+    dims : tuple of int
+        Nodes along each dimension: of the torus, the mesh, or one wafer.
+    link_bandwidth : Quantity, optional
+        Between two routers, one direction; of a dragonfly by default that of a card.
+    edge_bandwidth : Quantity, optional
+        Between routers at the edges of neighbouring wafers; by default `link_bandwidth`.
+    """
+
+    kind: Literal[
+        "switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer"
+    ]
+    nic_efficiency: Quantity | None = None
+    switch_latency: Quantity | None = None
+    leaf: Count | None = None
+    oversubscription: Annotated[float, Limits(least=1)] = 1.0
+    spines: Count | None = None
+    ecmp: Literal["ideal", "ecmp", "adaptive"] = "ideal"
+    pod: Count | None = None
+    core_oversubscription: Annotated[float, Limits(least=1)] = 1.0
+    rails: Count | None = None
+    planes: Annotated[int, Limits(least=1, most=8)] = 2
+    router_ports: Count | None = None
+    routers: Count | None = None
+    global_links: Count | None = None
+    dims: tuple[Count, ...] = ()
+    link_bandwidth: Quantity | None = None
+    edge_bandwidth: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        needed, allowed = _KEYS[self.kind]
+        for field in fields(self):
+            given = getattr(self, field.name) != field.default
+            if field.name in needed and not given:
+                raise InputError(f"{field.name!r} is missing; kind = {self.kind!r} needs it")
+            if given and field.name not in (*_COMMON, *allowed):
+                others = [kind for kind, (_, keys) in _KEYS.items() if field.name in keys]
+                raise InputError(
+                    f"{field.name!r} is given, a key of {', '.join(others)}; kind is {self.kind!r}"
+                )
+        if (self.spines is None) != (self.ecmp == "ideal"):
+            raise InputError(
+                f"'spines' is {self.spines or 'missing'}; it must be given with ecmp = 'ecmp' or "
+                f"'adaptive' and with no other; ecmp is {self.ecmp!r}"
+            )
+        for key in ("link_bandwidth", "edge_bandwidth", "nic_efficiency"):
+            number = getattr(self, key)
+            if number is not None and not number.value:
+                raise InputError(f"{key!r} is 0; it must be above 0")
+        if self.nic_efficiency is not None and self.nic_efficiency.si > 1:
+            raise InputError(f"'nic_efficiency' is {self.nic_efficiency.value}; it must be 0 to 1")
+        if self.kind == "wafer" and len(self.dims) != 2:
+            raise InputError(f"'dims' has {len(self.dims)} numbers; a wafer has 2")
+
+    @property
+    def places(self) -> int | None:
+        """How many nodes a torus, a mesh or one wafer has room for; None of other kinds."""
+        return prod(self.dims) if self.dims else None

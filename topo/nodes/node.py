@@ -1,0 +1,100 @@
+"""What stands in a node: how its GPUs are joined to each other and to network cards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from mpisim.errors import InputError
+from mpisim.quantity import Quantity
+from mpisim.schema import Limits
+
+__all__ = ["Node"]
+
+Count = Annotated[int, Limits(least=1)]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The table ``[node]`` of a cluster.
+
+    Attributes
+    ----------
+    kind : str
+        ``"nvswitch"``: every GPU on a switch; ``"nvlink-mesh"``, ``"xgmi-mesh"``: a link from each
+        to each; ``"hypercube-mesh"``: the eight V100 of a DGX-1; ``"nvlink-pairs"``: bridges
+        between GPUs 0 and 1, 2 and 3, …; ``"pcie"``: no fast links; ``"direct"``: GPUs are joined
+        to the fabric themselves (a wafer, a torus).
+    link_bandwidth : Quantity
+        What one GPU can send over all its fast links together, one direction, usable. Not for
+        ``"pcie"``.
+    pcie_bandwidth : Quantity
+        Of one PCIe connection, one direction, usable. Not for ``"direct"``.
+    host_bandwidth : Quantity, optional
+        Between a GPU and its CPU where that is not PCIe (NVLink-C2C).
+    cpu : str
+        Maker of the CPUs: ``"intel"``, ``"amd"``, ``"grace"``, ``"arm"``, ``"power"``.
+    numa_nodes : int
+        CPUs of a node, or of a tray; GPUs and cards are spread over them evenly.
+    socket_bandwidth : Quantity, optional
+        Between two of the CPUs, one direction, usable. Needed where there are several.
+    tray : int, optional
+        GPUs that share CPUs, where those of a rack have one NVLink domain but many hosts.
+    pcie_switches : int, optional
+        In a node; by default one for two GPUs if cards are reached through switches, else none.
+    nics : int
+        Network cards of a node. 0: it stands alone, or is joined ``"direct"``.
+    nic_bandwidth : Quantity, optional
+        Line rate of one of them, one direction.
+    nic_path : str
+        What lies between a GPU and its card, as ``nvidia-smi topo`` says: ``"pix"`` one PCIe
+        switch, ``"pxb"`` several, ``"phb"`` the CPU, ``"sys"`` a connection between CPUs.
+    gpudirect : bool
+        Whether cards read and write the memory of GPUs; otherwise data rests in the CPU's memory.
+    pxn : bool
+        Whether a GPU reaches the card of another rail over NVLink and that rail's GPU.
+    link_latency, pcie_latency, nic_latency : Quantity, optional
+        Of one hop; by default those of ``data/links.toml``.
+    """
+
+    kind: Literal[
+        "nvswitch", "nvlink-mesh", "xgmi-mesh", "hypercube-mesh", "nvlink-pairs", "pcie", "direct"
+    ]
+    link_bandwidth: Quantity | None = None
+    pcie_bandwidth: Quantity | None = None
+    host_bandwidth: Quantity | None = None
+    cpu: Literal["intel", "amd", "grace", "arm", "power"] = "intel"
+    numa_nodes: Count = 1
+    socket_bandwidth: Quantity | None = None
+    tray: Count | None = None
+    pcie_switches: Annotated[int, Limits(least=0)] | None = None
+    nics: Annotated[int, Limits(least=0)] = 0
+    nic_bandwidth: Quantity | None = None
+    nic_path: Literal["pix", "pxb", "phb", "sys"] = "pxb"
+    gpudirect: bool = True
+    pxn: bool = True
+    link_latency: Quantity | None = None
+    pcie_latency: Quantity | None = None
+    nic_latency: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        needs = {
+            "link_bandwidth": self.kind != "pcie",
+            "pcie_bandwidth": self.kind != "direct",
+            "nic_bandwidth": self.nics > 0,
+        }
+        for key, needed in needs.items():
+            if needed != (getattr(self, key) is not None):
+                what = f"kind = {self.kind!r}" if key != "nic_bandwidth" else f"nics = {self.nics}"
+                verb, must = ("missing", "must be") if needed else ("given", "must not be")
+                raise InputError(f"{key!r} is {verb}; with {what} it {must}")
+        if self.kind == "direct" and self.nics:
+            raise InputError(f"'nics' is {self.nics}; GPUs that are joined directly have none")
+        if self.numa_nodes > 1 and self.socket_bandwidth is None:
+            raise InputError(f"'socket_bandwidth' is missing; there are {self.numa_nodes} CPUs")
+        if self.nic_path == "sys" and self.nics and self.numa_nodes < 2:
+            raise InputError("'nic_path' is 'sys', between CPUs; 'numa_nodes' must be 2 or more")
+        for key in ("link", "pcie", "host", "socket", "nic"):
+            number = getattr(self, f"{key}_bandwidth")
+            if number is not None and not number.value:
+                raise InputError(f"'{key}_bandwidth' is 0; it must be above 0")
