@@ -143,23 +143,25 @@ class SharedNetwork(Network, Protocol):
         ...
 
     def loads(
-        self, members: Sequence[int], group: Any, pattern: Hashable
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the links that a communication loads.
+        self, index: NDArray[np.int64], members: NDArray[np.int32], pattern: Hashable
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the links that communications of one pattern load.
 
         Parameters
         ----------
-        members : sequence of int
-            Global ranks, in the communicator's order.
-        group : hashable
-            Their class.
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``.
+        members : int32
+            Global ranks, in each communicator's order.
         pattern : hashable
-            From the price.
+            From prices.
 
         Returns
         -------
+        index : int64, shape (n + 1,)
+            Communicator c loads the links ``links[index[c]:index[c + 1]]``.
         links : int64, shape (m,)
-            Ascending, without repetition.
+            Of each communicator ascending, without repetition.
         weights : int64, shape (m,)
             Bytes over the link per byte of payload, in units of 2**-20, rounded up.
         """

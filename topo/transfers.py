@@ -1,0 +1,221 @@
+"""Who sends how much to whom in a collective, by the algorithm that carries it out.
+
+All numbers are bytes per byte of payload, as `Price` counts it. Only what crosses links matters
+here: the order in which chunks go does not, since a collective is one flow that uses all of its
+links at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+
+__all__ = ["ALGORITHMS", "Transfers", "transfers"]
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """What goes from rank to rank.
+
+    Attributes
+    ----------
+    source, target : int64, shape (m,)
+        Global ranks.
+    bytes : float64, shape (m,)
+        Per byte of payload.
+    """
+
+    source: Ranks
+    target: Ranks
+    bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Transfers]) -> Transfers:
+        """Put transfers together; there may be none."""
+        return cls(
+            np.concatenate([np.empty(0, np.int64), *(part.source for part in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(part.target for part in parts)]),
+            np.concatenate([np.empty(0), *(part.bytes for part in parts)]),
+        )
+
+
+def transfers(
+    operation: Operation, algorithm: str, members: Sequence[int], gpus_per_node: int
+) -> Transfers:
+    """Return what the members of a group send to each other.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        One of `ALGORITHMS`.
+    members : sequence of int
+        Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
+    gpus_per_node : int
+
+    Returns
+    -------
+    Transfers
+        Empty for a group of one, and for barriers.
+
+    Raises
+    ------
+    InputError
+        For an algorithm or an operation without bytes of its own.
+
+    Examples
+    --------
+    >>> found = transfers(Operation.ALL_REDUCE, "ring", (0, 1), 8)
+    >>> found.source.tolist(), found.target.tolist(), found.bytes.tolist()
+    ([0, 1], [1, 0], [1.0, 1.0])
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f"unknown algorithm {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+    group = np.asarray(members, np.int64)
+    n = len(group)
+    if n == 1 or operation is Operation.BARRIER:
+        return Transfers.joined([])
+    by_node = _by_node(group, gpus_per_node)
+    if operation in _CHAINS:
+        return _chain(group if operation is Operation.BROADCAST else group[::-1])
+    if operation in _PAIRWISE:
+        return _pairwise(operation, group)
+    if operation not in _RING_FACTOR:
+        raise InputError(
+            f"no transfers are known for a communication of kind {operation.name}; known are "
+            f"{', '.join(o.name for o in (*_RING_FACTOR, *_CHAINS, *_PAIRWISE))}"
+        )
+    factor = _RING_FACTOR[operation] * (n - 1) / n
+    if algorithm == "pat":
+        return _pat(group)
+    if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
+        # In-switch gathers and scatters move at each port what a ring does.
+        return _ring(by_node, factor)
+    if algorithm == "tree":
+        return _tree(by_node)
+    # In the switch: every GPU sends its buffer once to be reduced, and its share of the sum.
+    inside = [_ring([ranks], 1 + 1 / len(ranks)) for ranks in by_node if len(ranks) > 1]
+    return Transfers.joined([*inside, *_between_trees(by_node)])
+
+
+ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain", "pat", "p2p")
+"""NCCL's, and ``"p2p"`` for what it builds from sends and receives."""
+
+_RING_FACTOR = {
+    Operation.ALL_REDUCE: 2.0,
+    Operation.ALL_GATHER: 1.0,
+    Operation.REDUCE_SCATTER: 1.0,
+}
+_CHAINS = (Operation.BROADCAST, Operation.REDUCE)
+_PAIRWISE = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.SEND_RECV)
+
+
+def _by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
+    """Return the members of each node, nodes in the order in which the group meets them."""
+    node = group // gpus_per_node
+    _, first, number = np.unique(node, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))[number.reshape(-1)]
+    order = np.argsort(place, kind="stable")
+    return np.split(group[order], np.cumsum(np.bincount(place))[:-1])
+
+
+def _channels(by_node: list[Ranks]) -> int:
+    """On how many paths between nodes a collective is spread: one a member of each node."""
+    return min(len(ranks) for ranks in by_node) if len(by_node) > 1 else 1
+
+
+def _ring(by_node: list[Ranks], factor: float) -> Transfers:
+    """A ring through all members of each node in turn; each channel enters at another member."""
+    k = _channels(by_node)
+    parts = []
+    for channel in range(k):
+        path = np.concatenate([np.roll(ranks, -channel) for ranks in by_node])
+        share = np.full(len(path), factor / k)
+        parts.append(Transfers(path, np.roll(path, -1), share))
+    return Transfers.joined(parts)
+
+
+def _chain(path: Ranks) -> Transfers:
+    """Everything goes from the first to the second, and on to the last."""
+    return Transfers(path[:-1], path[1:], np.ones(len(path) - 1))
+
+
+def _pairwise(operation: Operation, group: Ranks) -> Transfers:
+    n = len(group)
+    if operation is Operation.SEND_RECV:
+        return Transfers(group[:1], group[1:2], np.ones(1))
+    share = np.full(n - 1, 1 / n)
+    root = np.repeat(group[:1], n - 1)
+    if operation is Operation.GATHER:
+        return Transfers(group[1:], root, share)
+    if operation is Operation.SCATTER:
+        return Transfers(root, group[1:], share)
+    source, target = np.repeat(group, n), np.tile(group, n)
+    others = source != target
+    return Transfers(source[others], target[others], np.full(n * (n - 1), 1 / n))
+
+
+def _pat(group: Ranks) -> Transfers:
+    """Parallel aggregated trees: in step d = 1, 2, 4, … what is missing goes d ranks further."""
+    n = len(group)
+    distances = 1 << np.arange(int(n - 1).bit_length())
+    return Transfers.joined(
+        [
+            Transfers(group, np.roll(group, -int(d)), np.full(n, min(int(d), n - int(d)) / n))
+            for d in distances
+        ]
+    )
+
+
+def _tree(by_node: list[Ranks]) -> Transfers:
+    """All-reduce: chains in nodes, up and down, and two trees of half of the bytes between."""
+    k = _channels(by_node)
+    parts = []
+    for channel in range(k):
+        for ranks in by_node:
+            path = np.roll(ranks, -channel)
+            share = np.full(len(path) - 1, 1 / k)
+            parts += [
+                Transfers(path[1:], path[:-1], share),
+                Transfers(path[:-1], path[1:], share),
+            ]
+    return Transfers.joined([*parts, *_between_trees(by_node)])
+
+
+def _between_trees(by_node: list[Ranks]) -> list[Transfers]:
+    """Both trees between nodes, each of a half of the bytes, up and down, spread over channels."""
+    if len(by_node) == 1:
+        return []
+    k = _channels(by_node)
+    edges = double_tree(len(by_node))
+    parts = []
+    for channel in range(k):
+        head = np.array([np.roll(ranks, -channel)[0] for ranks in by_node])
+        child, parent = head[edges[:, 0]], head[edges[:, 1]]
+        share = np.full(len(edges), 0.5 / k)
+        parts += [Transfers(child, parent, share), Transfers(parent, child, share)]
+    return parts
+
+
+def double_tree(n: int) -> NDArray[np.int64]:
+    """Return the edges (child, parent) of NCCL's two binary trees over n nodes, shape (2n - 2, 2).
+
+    The second is the mirror of the first where n is even, and shifted by one where it is odd, so
+    that (almost) nobody is an inner node of both (nccl, src/graph/trees.cc; Sanders, Speck, Träff
+    2009).
+    """
+    child = np.arange(1, n)
+    bit = child & -child
+    parent = (child ^ bit) | (bit << 1)
+    parent = np.where(parent >= n, child ^ bit, parent)
+    first = np.stack([child, parent], axis=1)
+    second = n - 1 - first if n % 2 == 0 else (first + 1) % n
+    return np.concatenate([first, second])
