@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine.refine import Incidences, dense, partition, refine
+from mpisim.engine.refine import Incidences, Loads, dense, partition, refine
+
+Load = tuple[int, int, int]
+"""Group, link, way."""
 
 
-def naive(rank: list[int], group: list[int], met: list[list[int]]) -> tuple[list[int], list[int]]:
+def naive(
+    rank: list[int], group: list[int], link: list[int], met: list[list[int]], loads: list[Load]
+) -> tuple[list[int], list[int], list[int]]:
     """All signatures anew, pass after pass; ``met[r][s]`` is the group of rank r at slot s."""
 
     def renamed(signatures: list[object]) -> list[int]:
@@ -24,12 +30,21 @@ def naive(rank: list[int], group: list[int], met: list[list[int]]) -> tuple[list
         for r, groups in enumerate(met):
             for slot, g in enumerate(groups):
                 members[g].add((rank[r], slot))
-        new_group = renamed([(g, frozenset(m)) for g, m in zip(group, members, strict=True)])
-        signatures = [(rank[r], *(new_group[g] for g in met[r])) for r in range(len(rank))]
-        new_rank = renamed(signatures)
-        if len(set(new_rank)) == len(set(rank)) and len(set(new_group)) == len(set(group)):
-            return new_rank, new_group
-        rank, group = new_rank, new_group
+        loaded: list[Counter[tuple[int, int]]] = [Counter() for _ in group]
+        loading: list[Counter[tuple[int, int]]] = [Counter() for _ in link]
+        for g, k, way in loads:
+            loaded[g][link[k], way] += 1
+            loading[k][group[g], way] += 1
+        before = rank, group, link
+        signatures = [
+            (g, frozenset(m), frozenset(c.items()))
+            for g, m, c in zip(group, members, loaded, strict=True)
+        ]
+        link = renamed([(k, frozenset(c.items())) for k, c in zip(link, loading, strict=True)])
+        rank = renamed([(rank[r], *(group[g] for g in met[r])) for r in range(len(rank))])
+        group = renamed(signatures)
+        if all(len(set(a)) == len(set(b)) for a, b in zip(before, (rank, group, link))):
+            return rank, group, link
 
 
 def same_partition(a: list[int], b: list[int]) -> bool:
@@ -39,10 +54,12 @@ def same_partition(a: list[int], b: list[int]) -> bool:
 @given(
     seed=st.integers(0, 2**32), n=st.integers(1, 30), n_groups=st.integers(1, 20),
     n_slots=st.integers(0, 4), n_labels=st.integers(1, 3), cyclic=st.booleans(),
+    n_links=st.integers(0, 8), n_loads=st.integers(0, 3),
 )  # fmt: skip
 def test_the_coarsest_stable_labels(
-    seed: int, n: int, n_groups: int, n_slots: int, n_labels: int, cyclic: bool
-) -> None:
+    seed: int, n: int, n_groups: int, n_slots: int, n_labels: int, cyclic: bool,
+    n_links: int, n_loads: int,
+) -> None:  # fmt: skip
     rng = random.Random(seed)
     rank = [0] * n if cyclic else [rng.randrange(n_labels) for _ in range(n)]
     group = [rng.randrange(n_labels) if rng.random() < 0.3 else 0 for _ in range(n_groups)]
@@ -55,22 +72,46 @@ def test_the_coarsest_stable_labels(
     ]  # fmt: skip
     if cyclic and rng.random() < 0.5:
         rank[rng.randrange(n)] = 2  # one odd rank
+    link = [rng.randrange(n_labels) if rng.random() < 0.2 else 0 for _ in range(n_links)]
+    strides = [(rng.randrange(n_groups), rng.randrange(2)) for _ in range(n_loads)]
+    loads: list[Load] = [
+        ((k + stride) % n_groups if cyclic else rng.randrange(n_groups), k, way)
+        for k in range(n_links)
+        for stride, way in strides
+    ]
+    rng.shuffle(loads)
     incidences = Incidences(
         index=np.cumsum([0, *map(len, met)]),
         slot=np.array([slot for groups in met for slot in range(len(groups))], np.int64),
         group=np.array([g for groups in met for g in groups], np.int64),
         n_groups=n_groups,
     )
-    begin = [dense(np.array(labels, np.int64))[0] for labels in (rank, group)]
-    found = refine(begin[0], begin[1], incidences)
+    begin = [dense(np.array(labels, np.int64))[0] for labels in (rank, group, link)]
+    ends = np.array(loads, np.int64).reshape(-1, 3).T
+    shared = Loads(*ends, label=begin[2])
+    found = refine(begin[0], begin[1], incidences, loads=shared)
     assert found is not None
-    for labels, expected in zip(found, naive(rank, group, met), strict=True):
+    for labels, expected in zip(found, naive(rank, group, link, met, loads), strict=True):
         assert same_partition(labels.tolist(), expected)
         assert set(labels.tolist()) == set(range(len(set(expected))))
-    n_classes = len(set(found[0].tolist()))
-    assert refine(begin[0], begin[1], incidences, most=n_classes) is not None
+    n_classes = len(set(found.rank.tolist()))
+    assert refine(begin[0], begin[1], incidences, n_classes, shared) is not None
     if n_classes > len(set(rank)):
-        assert refine(begin[0], begin[1], incidences, most=n_classes - 1) is None
+        assert refine(begin[0], begin[1], incidences, n_classes - 1, shared) is None
+
+
+def test_two_equal_flows_over_a_link_are_not_one() -> None:
+    """Four ranks alone in their groups; links carry groups 0 and 1, group 2, group 3."""
+    met = Incidences(np.arange(5), np.zeros(4, np.int64), np.arange(4), 4)
+    alike = np.zeros(4, np.int64)
+    loads = Loads(
+        group=np.arange(4), link=np.array([0, 0, 1, 2]), way=np.zeros(4, np.int64),
+        label=np.zeros(3, np.int64),
+    )  # fmt: skip
+    found = refine(alike, alike, met, loads=loads)
+    assert found is not None
+    assert same_partition(found.rank.tolist(), [0, 0, 1, 1])
+    assert same_partition(found.link.tolist(), [0, 1, 1])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=4))))

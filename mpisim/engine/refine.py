@@ -1,8 +1,10 @@
 """Colour refinement: which ranks can never be told apart, by what they do and whom they meet.
 
-Ranks and groups are the two sides of a graph whose edges, the *incidences*, say: this rank meets
-this group by its slot s. A rank's signature is its label and the labels of its groups, slot by
-slot; a group's the set of (label, slot) of its members. Sides take turns to split labels whose
+Ranks and groups are two sides of a graph whose edges, the *incidences*, say: this rank meets this
+group by its slot s. A rank's signature is its label and the labels of its groups, slot by slot; a
+group's the set of (label, slot) of its members. Where groups share links, those are a third side,
+whose edges, the *loads*, say: this group loads this link in that way. Signatures are multisets of
+(label, way) then: two equal flows over a link are not one. Sides take turns to split labels whose
 bearers differ in signature, until none does: the coarsest equitable partition that refines the
 labels given. (Cardon, Crochemore 1982; Paige, Tarjan 1987.)
 
@@ -14,11 +16,12 @@ labels mean equal signatures.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Incidences", "dense", "partition", "ranges", "refine"]
+__all__ = ["Incidences", "Labels", "Loads", "dense", "multisets", "partition", "ranges", "refine"]
 
 Ints = NDArray[np.int64]
 
@@ -41,9 +44,39 @@ class Incidences:
     n_groups: int
 
 
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """Which groups load which links; `e` loads.
+
+    Attributes
+    ----------
+    group, link : int64, shape (e,)
+    way : int64, shape (e,)
+        What tells loads apart besides their ends: by which pattern, how heavily; 0 and up.
+    label : int64, shape (n_links,)
+        Labels of links to begin with, dense.
+    """
+
+    group: Ints
+    link: Ints
+    way: Ints
+    label: Ints
+
+
+class Labels(NamedTuple):
+    """Final labels: dense, in no particular order; int64, shapes (n,), (n_groups,), (n_links,)."""
+
+    rank: Ints
+    group: Ints
+    link: Ints
+
+
+NO_LOADS = Loads(*(np.empty(0, np.int64) for _ in range(4)))
+
+
 def refine(
-    rank: Ints, group: Ints, met: Incidences, most: int | None = None
-) -> tuple[Ints, Ints] | None:
+    rank: Ints, group: Ints, met: Incidences, most: int | None = None, loads: Loads = NO_LOADS
+) -> Labels | None:
     """Refine labels until they are stable.
 
     Parameters
@@ -54,36 +87,51 @@ def refine(
     met : Incidences
     most : int, optional
         Give up when there are more labels of ranks than this.
+    loads : Loads, optional
+        None by default: no links are shared.
 
     Returns
     -------
-    rank, group : int64
-        The final labels, dense, in no particular order; or None if given up.
+    Labels or None
+        None if given up.
 
     Examples
     --------
     Four ranks in two pairs, one of them slow: its partner is told apart as well.
 
     >>> met = Incidences(np.arange(5), np.zeros(4, int), np.array([0, 0, 1, 1]), 2)
-    >>> refine(np.array([0, 0, 0, 1]), np.zeros(2, int), met)[0].tolist()
+    >>> refine(np.array([0, 0, 0, 1]), np.zeros(2, int), met).rank.tolist()
     [0, 0, 2, 1]
     """
-    ranks, groups = _Side(rank), _Side(group)
+    ranks, groups, links = _Side(rank), _Side(group), _Side(loads.label)
     of_rank = np.repeat(np.arange(len(rank)), np.diff(met.index))
-    by_group = np.argsort(met.group, kind="stable")
+    group_index, by_group = _by(met.group, met.n_groups)
     member, slot = of_rank[by_group], met.slot[by_group]
-    counts = np.bincount(met.group, minlength=met.n_groups)
-    group_index = np.concatenate([[0], np.cumsum(counts)])
     n_slots = int(met.slot.max(initial=-1)) + 1
+    n_ways = int(loads.way.max(initial=-1)) + 1
+    of_group, of_link = _by(loads.group, met.n_groups), _by(loads.link, len(loads.label))
 
-    asked_groups, asked_ranks = np.arange(met.n_groups), np.arange(len(rank))
+    # What is new to groups, by ranks and by links; at first all is.
+    asked_groups, new_links = np.arange(met.n_groups), np.arange(len(loads.label))
     first = True
-    while len(asked_groups):
+    while len(asked_groups) or len(new_links):
         at, owner = ranges(group_index, asked_groups)
         entries = ranks.label[member[at]] * n_slots + slot[at]
         changed = groups.split(asked_groups, *_sets(owner, entries, len(asked_groups)))
-        if not first:
-            asked_ranks = _distinct(member[ranges(group_index, changed)[0]])
+        # Of a multiset only what is new is looked at: the rest follows from what was there.
+        at = of_link[1][ranges(of_link[0], new_links)[0]]
+        entries = links.label[loads.link[at]] * n_ways + loads.way[at]
+        by_links = groups.split(*multisets(loads.group[at], entries))
+        if len(by_links):
+            changed = _distinct(np.concatenate([changed, by_links]))
+        new_groups = np.arange(met.n_groups) if first else changed
+        at = of_group[1][ranges(of_group[0], new_groups)[0]]
+        entries = groups.label[loads.group[at]] * n_ways + loads.way[at]
+        new_links = links.split(*multisets(loads.link[at], entries))
+
+        asked_ranks = (
+            np.arange(len(rank)) if first else _distinct(member[ranges(group_index, changed)[0]])
+        )
         first = False
         at, owner = ranges(met.index, asked_ranks)
         index = np.searchsorted(owner, np.arange(len(asked_ranks) + 1))
@@ -91,7 +139,7 @@ def refine(
         if most is not None and ranks.n_labels > most:
             return None
         asked_groups = _distinct(met.group[ranges(met.index, changed)[0]])
-    return ranks.label, groups.label
+    return Labels(ranks.label, groups.label, links.label)
 
 
 class _Side:
@@ -204,6 +252,44 @@ def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
     pairs = _distinct(owner * n_entries + entries)
     owners = pairs // max(n_entries, 1)
     return pairs - owners * n_entries, np.searchsorted(owners, np.arange(n + 1))
+
+
+def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return all owners, and what each has, whatever the order: arguments for `partition`.
+
+    Parameters
+    ----------
+    owner, entries : int64, shape (m,)
+        ``owner[i]`` has ``entries[i]``, once more for each i.
+
+    Returns
+    -------
+    owners : int64, shape (n,)
+        Ascending.
+    values : int64
+        A number for each distinct entry and how often it is there, ascending by entry.
+    index : int64, shape (n + 1,)
+        Owner i has the values ``index[i]`` to ``index[i + 1]``.
+
+    Examples
+    --------
+    >>> multisets(np.array([4, 2, 4, 2]), np.array([7, 7, 7, 9]))
+    (array([2, 4]), array([1, 4, 2]), array([0, 2, 3]))
+    """
+    entries, n_entries = dense(entries)
+    pairs = np.sort(owner * n_entries + entries)
+    first = np.flatnonzero(np.diff(pairs, prepend=-1))
+    count = np.diff(first, append=len(pairs))
+    owners, entries = np.divmod(pairs[first], max(n_entries, 1))
+    begin = np.flatnonzero(np.diff(owners, prepend=-1))
+    values = entries * (count.max(initial=0) + 1) + count
+    return owners[begin], values, np.append(begin, len(owners))
+
+
+def _by(side: Ints, n: int) -> tuple[Ints, Ints]:
+    """Return an index of edges by the number, 0 to n - 1, of one of their ends."""
+    count = np.bincount(side, minlength=n)
+    return np.concatenate([[0], np.cumsum(count)]), np.argsort(side, kind="stable")
 
 
 def _distinct(values: Ints) -> Ints:
