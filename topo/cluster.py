@@ -12,8 +12,10 @@ from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
+from .assemble import assemble
 from .fabrics import Fabric
 from .nodes import Node
+from .topology import Topology
 
 __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
@@ -124,6 +126,17 @@ class Cluster:
             raise InputError("[fabric] is given, but node.nics is 0: GPUs need a NIC to reach it")
         if fabric is not None and node.nics and fabric.nic_efficiency is None:
             raise InputError("'fabric.nic_efficiency' is missing; cards need it")
+
+    def topology(self, nodes: int = 1) -> Topology:
+        """Return what some nodes consist of: GPUs, switches, links and routes.
+
+        Raises
+        ------
+        InputError
+            If there are several nodes and nothing between them, or more than the fabric has room
+            for.
+        """
+        return assemble(self, nodes)
 
     def cost(self, nodes: int = 1) -> AlphaBeta:
         """Return the cost model of communications on some nodes of this cluster.

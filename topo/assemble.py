@@ -1,0 +1,132 @@
+"""From a cluster to a topology: the node repeated, and the fabric between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+
+from .fabrics import Cables, Ports, build_fabric
+from .nodes import Box, build_box, hop_latency
+from .topology import LinkKind, NodeKind, Topology
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["assemble"]
+
+
+def assemble(cluster: Cluster, nodes: int) -> Topology:
+    """Build the topology of some nodes of a cluster: rank i is GPU i, nodes are filled in order.
+
+    Raises
+    ------
+    InputError
+        If there are several nodes and nothing between them, or more than the fabric has room for.
+    """
+    node, fabric, gpus = cluster.node, cluster.fabric, cluster.gpus_per_node
+    box = build_box(node, gpus)
+    cables = None
+    if fabric is not None:
+        cables = build_fabric(fabric, _ports(cluster, box, nodes))
+    elif nodes > 1:
+        raise InputError(
+            f"{cluster.title}: {nodes} nodes, but its GPUs have no NIC: give 'nics' of [node] and "
+            "a [fabric], or use 1 node"
+        )
+    wiring, here = box.wiring, len(box.wiring.names)
+    first = np.arange(nodes)[:, None] * here
+    ends = [
+        (first + np.array(each, np.int64)[None, :]).reshape(-1)
+        for each in (wiring.source, wiring.target)
+    ]
+    columns = [
+        np.tile(np.array(each, float), nodes) for each in (wiring.bandwidth, wiring.latency)
+    ]
+    kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
+    share = np.ones(len(kind))
+    node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
+    names = [f"node{i}.{name}" for i in range(nodes) for name in wiring.names]
+    if cables is not None:
+        inner = (first + box.ports[None, :]).reshape(-1)
+        outer = nodes * here + np.arange(len(cables.names))
+        number = np.concatenate([inner, outer])
+        for i, pieces in enumerate((cables.source, cables.target)):
+            ends[i] = np.concatenate([ends[i], number[np.concatenate(pieces)]])
+        for i, values in enumerate((cables.bandwidth, cables.latency)):
+            columns[i] = np.concatenate([columns[i], *values])
+        at_port = np.minimum(*map(np.concatenate, (cables.source, cables.target))) < len(inner)
+        outside = np.where(at_port, LinkKind.NIC, LinkKind.FABRIC)
+        kind = np.concatenate([kind, outside]).astype(np.uint8)
+        share = np.concatenate([share, *cables.share])
+        switches = np.full(len(outer), NodeKind.SWITCH, np.uint8)
+        node_kind = np.concatenate([node_kind, switches])
+        names += cables.names
+    return Topology(
+        title=cluster.title if nodes == 1 else f"{nodes} nodes of {cluster.title}",
+        gpu=(first + np.arange(gpus)[None, :]).reshape(-1),
+        names=names,
+        node_kind=node_kind,
+        source=ends[0].astype(np.int32),
+        target=ends[1].astype(np.int32),
+        bandwidth=columns[0],
+        latency=columns[1],
+        kind=kind,
+        share=share,
+        paths=_Regular(box, cables, nodes, gpus),
+        cards=nodes * node.nics,
+    )
+
+
+def _ports(cluster: Cluster, box: Box, nodes: int) -> Ports:
+    node, fabric = cluster.node, cluster.fabric
+    assert fabric is not None
+    hop = hop_latency("switch", fabric.switch_latency)
+    if node.nics:
+        assert node.nic_bandwidth is not None
+        assert fabric.nic_efficiency is not None
+        total = node.nics * node.nic_bandwidth.si * fabric.nic_efficiency.si
+        latency = hop_latency("nic", node.nic_latency)
+    else:
+        assert node.link_bandwidth is not None
+        total = cluster.gpus_per_node * node.link_bandwidth.si
+        latency = hop_latency("link", node.link_latency)
+    return Ports(nodes, len(box.ports), total / len(box.ports), latency, hop)
+
+
+@dataclass(frozen=True, eq=False)
+class _Regular:
+    """Routes in closed form: through a node, or out of one, across the fabric, into another."""
+
+    box: Box
+    cables: Cables | None
+    nodes: int
+    gpus: int
+
+    def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+        box, per_node = self.box, len(self.box.wiring.source)
+        (node_a, i), (node_b, j) = np.divmod(a, self.gpus), np.divmod(b, self.gpus)
+        near = (node_a == node_b)[:, None]
+        parts = []
+        if self.cables is None or self.box.inside.shape[2]:
+            within = box.inside[i, j]
+            parts.append(np.where(near & (within >= 0), within + node_a[:, None] * per_node, -1))
+        if self.cables is not None:
+            # GPUs without links of their own inside reach their neighbours through the fabric.
+            across = ~near if box.inside.shape[2] else (a != b)[:, None]
+            port, each = box.port[i, j], len(box.ports)
+            out, into = box.out[i, port], box.into[j]
+            links = self.cables.hops(
+                node_a * each + port, node_b * each + box.nearest[j]
+            )
+            for found, shift in (
+                (out, node_a[:, None] * per_node),
+                (links, self.nodes * per_node),
+                (into, node_b[:, None] * per_node),
+            ):
+                parts.append(np.where(across & (found >= 0), found + shift, -1))
+        return np.concatenate(parts, axis=1)

@@ -1,0 +1,117 @@
+"""Dragonfly: groups of routers, all joined inside, and every group joined to every other.
+
+Kim, Dally, Scott, Abts, "Technology-Driven, Highly-Scalable Dragonfly Topology", ISCA 2008; routes
+are minimal: at most one router to reach the link, the link, and one router behind it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+
+from .cables import Cables, Ports, scattered
+from .fabric import Fabric
+
+__all__ = ["dragonfly"]
+
+
+def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
+    """Wire as many groups as the ports need.
+
+    Global port j of a group, of router j // global_links, leads to the group that is number
+    j modulo (groups - 1) of the others. What remains after each pair has the same number of links
+    stays free.
+
+    Raises
+    ------
+    InputError
+        If a group has too few global links to reach every other.
+    """
+    p, a, h = fabric.router_ports, fabric.routers, fabric.global_links
+    assert p is not None
+    assert a is not None
+    assert h is not None
+    groups = -(-ports.count // (p * a))
+    if groups - 1 > a * h:
+        raise InputError(
+            f"a dragonfly of {a} routers with {h} global links each has {a * h + 1} groups at "
+            f"most, of {p * a} ports; {ports.count} ports need {groups}"
+        )
+    if groups == 1:
+        a = -(-ports.count // p)
+    others = groups - 1
+    copies = a * h // others if others else 0
+    bandwidth = fabric.link_bandwidth.si if fabric.link_bandwidth else ports.bandwidth
+
+    cables = Cables(ports)
+    names = [f"group{g}.router{r}" for g in range(groups) for r in range(a)]
+    routers = cables.add(names).reshape(groups, a)
+    router_of = np.arange(ports.count) // p
+    up, down = cables.plug(routers.reshape(-1)[router_of])
+    near = np.full((a, a), -1)
+    one, two = np.nonzero(~np.eye(a, dtype=bool))
+    near[one, two] = np.arange(len(one))
+    local = cables.lay(routers[:, one], routers[:, two], bandwidth, ports.hop)
+    here, slot = np.divmod(np.arange(groups * copies * others), max(copies * others, 1))
+    there = slot % others + (slot % others >= here) if others else slot
+    back = np.where(here < there, here, here - 1)  # this group's number among the other's others
+    arrival = (back + slot // max(others, 1) * others) // h
+    far = cables.lay(
+        routers[here, slot // h], routers[there, arrival], bandwidth, ports.hop
+    ).reshape(groups, copies * others)
+
+    def hops(source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
+        (ga, ra), (gb, rb) = np.divmod(router_of[source], a), np.divmod(router_of[target], a)
+        columns = [up[source]]
+        within = np.where((ga == gb) & (ra != rb), near[ra, rb], -1)
+        columns.append(_at(local, ga, within))
+        if others:
+            crossing = ga != gb
+            to_b, to_a = np.where(gb < ga, gb, gb - 1), np.where(ga < gb, ga, ga - 1)
+            copy = _copy(ra, to_b, rb, to_a, (h, others, copies), scattered(source, target, 2**30))
+            leave, enter = (to_b + copy * others) // h, (to_a + copy * others) // h
+            steps = (
+                (ga, np.where(crossing & (ra != leave), near[ra, leave % a], -1), local),
+                (ga, np.where(crossing, to_b + copy * others, -1), far),
+                (gb, np.where(crossing & (enter != rb), near[enter % a, rb], -1), local),
+            )
+            columns += [_at(links, group, which) for group, which, links in steps]
+        columns.append(down[target])
+        return np.stack(columns, axis=1)
+
+    cables.hops = hops
+    return cables
+
+
+def _at(
+    links: NDArray[np.int64], group: NDArray[np.int64], which: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the links of groups, and -1 where `which` is."""
+    if not links.shape[1]:
+        return which
+    return np.where(which >= 0, links[group, which], -1)
+
+
+def _copy(
+    ra: NDArray[np.int64], to_b: NDArray[np.int64], rb: NDArray[np.int64], to_a: NDArray[np.int64],
+    sizes: tuple[int, int, int], drawn: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Choose one of the links between two groups: at the sender's router, else the receiver's."""
+    h, others, copies = sizes
+    first, last = _owned(ra, to_b, h, others, copies)
+    first_b, last_b = _owned(rb, to_a, h, others, copies)
+    mine, theirs = last > first, last_b > first_b
+    low = np.where(mine, first, np.where(theirs, first_b, 0))
+    high = np.where(mine, last, np.where(theirs, last_b, copies))
+    return low + drawn % (high - low)
+
+
+def _owned(
+    router: NDArray[np.int64], to: NDArray[np.int64], h: int, others: int, copies: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which copies m of the links to a group, at ports to + m × others, a router has."""
+    first = -(-(router * h - to) // others)
+    last = -(-((router + 1) * h - to) // others)
+    return np.clip(first, 0, copies), np.clip(last, 0, copies)

@@ -1,0 +1,188 @@
+"""A topology: what is connected to what, frozen to arrays, and the way between two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpisim.errors import InputError
+
+if TYPE_CHECKING:
+    import networkx
+
+__all__ = ["LinkKind", "NodeKind", "Paths", "Topology", "compact"]
+
+Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+"""From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere
+with -1."""
+
+
+class NodeKind(IntEnum):
+    """What stands at an end of links."""
+
+    GPU = 0
+    NVSWITCH = 1
+    PCIE = 2
+    CPU = 3
+    NIC = 4
+    SWITCH = 5
+
+
+class LinkKind(IntEnum):
+    """What a link is; NVLINK also stands for AMD's xGMI."""
+
+    NVLINK = 0
+    PCIE = 1
+    HOST = 2
+    SOCKET = 3
+    NIC = 4
+    FABRIC = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """GPUs, what joins them, and routes.
+
+    Links are directed: a cable is two of them. Nodes are those of a graph: GPUs, cards, switches.
+
+    Attributes
+    ----------
+    title : str
+        What it is, for people.
+    gpu : int64, shape (n_gpus,)
+        The node of GPU i; rank i runs on GPU i.
+    names : sequence of str
+        Of the nodes; unique.
+    node_kind : uint8, shape (n_nodes,)
+        `NodeKind`.
+    source, target : int32, shape (n_links,)
+        Nodes that each link leads from and to.
+    bandwidth : float64, shape (n_links,)
+        Bytes per second that it carries.
+    latency : float64, shape (n_links,)
+        Seconds.
+    kind : uint8, shape (n_links,)
+        `LinkKind`.
+    share : float64, shape (n_links,)
+        Part of a flow that a link carries if its route uses it: 1, but less where flows are spread
+        over parallel links.
+    paths : callable
+        Where the routes come from.
+    cards : int
+        NICs; those of one GPU may be a single node of the graph.
+    labels : mapping of int to str
+        Names of single links that have one of their own.
+    """
+
+    title: str
+    gpu: NDArray[np.int64]
+    names: Sequence[str]
+    node_kind: NDArray[np.uint8]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    bandwidth: NDArray[np.float64]
+    latency: NDArray[np.float64]
+    kind: NDArray[np.uint8]
+    share: NDArray[np.float64]
+    paths: Paths
+    cards: int = 0
+    labels: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def n_gpus(self) -> int:
+        """How many GPUs there are."""
+        return len(self.gpu)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many GPUs, switches, cards and so on."""
+        return len(self.names)
+
+    @property
+    def n_links(self) -> int:
+        """How many links, each direction for itself."""
+        return len(self.source)
+
+    def link_name(self, link: int) -> str:
+        """Return the name of a link: its own, or those of its ends."""
+        own = self.labels.get(link)
+        if own is not None:
+            return own
+        return f"{self.names[self.source[link]]}->{self.names[self.target[link]]}"
+
+    @cached_property
+    def link_names(self) -> list[str]:
+        """The names of all links."""
+        return [self.link_name(link) for link in range(self.n_links)]
+
+    def routes(self, a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the links between pairs of GPUs: the way of NCCL's point-to-point transfers.
+
+        Parameters
+        ----------
+        a, b : array_like of int, shape (m,)
+            Senders and receivers. From a GPU to itself there are no links.
+
+        Returns
+        -------
+        index : int64, shape (m + 1,)
+        links : int64
+            Pair i uses ``links[index[i]:index[i + 1]]``, in order. Where a flow is spread over
+            parallel paths (`share` below 1), the links of all of them.
+
+        Raises
+        ------
+        InputError
+            For a GPU that is not there, or two that cannot reach one another.
+        """
+        senders, receivers = (np.atleast_1d(np.asarray(each, np.int64)) for each in (a, b))
+        for each in (senders, receivers):
+            wrong = (each < 0) | (each >= self.n_gpus)
+            if wrong.any():
+                raise InputError(
+                    f"{self.title}: there is no GPU {each[wrong][0]}; it has {self.n_gpus}"
+                )
+        return compact(self.paths(senders, receivers))
+
+    def route(self, a: int, b: int) -> NDArray[np.int64]:
+        """Return the links from GPU a to GPU b, in order."""
+        return self.routes([a], [b])[1]
+
+    def graph(self) -> networkx.MultiDiGraph:
+        """Return it as a graph: nodes by name, with ``kind`` and ``rank`` (of GPUs).
+
+        Edges have ``name``, ``kind``, ``bandwidth`` (bytes/s) and ``latency`` (s).
+        """
+        import networkx
+
+        found = networkx.MultiDiGraph(title=self.title)
+        kinds = [NodeKind(kind).name.lower() for kind in self.node_kind.tolist()]
+        found.add_nodes_from(
+            (name, {"kind": kind}) for name, kind in zip(self.names, kinds, strict=True)
+        )
+        for rank, node in enumerate(self.gpu.tolist()):
+            found.nodes[self.names[node]]["rank"] = rank
+        for link in range(self.n_links):
+            found.add_edge(
+                self.names[self.source[link]],
+                self.names[self.target[link]],
+                name=self.link_name(link),
+                kind=LinkKind(self.kind[link]).name.lower(),
+                bandwidth=float(self.bandwidth[link]),
+                latency=float(self.latency[link]),
+            )
+        return found
+
+
+def compact(padded: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Turn rows padded with -1, shape (m, h), into index (m + 1,) and entries."""
+    used = padded >= 0
+    index = np.zeros(len(padded) + 1, np.int64)
+    np.cumsum(used.sum(axis=1), out=index[1:])
+    return index, padded[used]
