@@ -1,0 +1,255 @@
+"""The pairs of algorithm and protocol that NCCL may use, with their times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.program import Operation
+
+from .bandwidth import bandwidth
+from .chunks import chunk, depth, quantum
+from .factors import Factors
+from .graph import Graph, Links, channels, links, search, wires
+from .latency import hops, latency
+from .settings import Settings, allowed
+from .shape import Shape
+from .system import System
+from .tables import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, Tables
+
+__all__ = ["Candidate", "candidates"]
+
+Floats = NDArray[np.float64]
+Sizes = float | Floats
+
+_HALVES = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+_OF_ALL_REDUCE = frozenset(ALGORITHMS) - {"pat"}
+_OF_HALVES = frozenset(("ring", "pat", "nvls", "collnet-direct"))
+_OF_CHAINS = frozenset(("ring",))
+
+_SMALLEST = 64.0
+"""Bytes at which the correction of trees begins."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm with one protocol, for one operation on one group.
+
+    Attributes
+    ----------
+    algorithm : str
+    protocol : int
+    channels : int
+        Of the communicator.
+    quantum : int
+        Bytes a channel must have before one more is used; 0: all are.
+    expected_latency, expected_bandwidth : float
+        What NCCL's tuner believes, seconds and bytes per second.
+    latency, bandwidth : float
+        What to expect.
+    channel_bandwidth : float
+        What one channel can move of payload.
+    fill : float
+        Bytes that pass before a pipeline is full, all channels together.
+    plateau_from, plateau_factor : float
+        Size from which the latency is so much longer.
+    correction : float64, shape (24,), optional
+        Of the bandwidth by size.
+    """
+
+    algorithm: str
+    protocol: int
+    channels: int
+    quantum: int
+    expected_latency: float
+    expected_bandwidth: float
+    latency: float
+    bandwidth: float
+    channel_bandwidth: float
+    fill: float
+    plateau_from: float
+    plateau_factor: float
+    correction: NDArray[np.float64] | None
+
+    def expected(self, bytes: Sizes) -> Floats:
+        """Return the tuner's time, for one size or an array of them."""
+        corrected = np.float64(self.expected_bandwidth)
+        if self.correction is not None:
+            index = np.floor(np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)).astype(int)
+            last = len(self.correction)
+            corrected = corrected * np.where(
+                index < last, self.correction[np.minimum(index, last - 1)], 1.0
+            )
+        return self._plateau(bytes) * self.expected_latency + bytes / corrected
+
+    def predicted(self, bytes: Sizes) -> Floats:
+        """Return the time to expect, for one size or an array of them."""
+        return self.lasting(bytes) + bytes / self.flowing(bytes)
+
+    def used(self, bytes: Sizes) -> Floats:
+        """Return how many channels carry a message, not rounded."""
+        if not self.quantum:
+            return np.float64(self.channels)
+        return np.clip(np.asarray(bytes) / self.quantum, 1.0, self.channels)
+
+    def flowing(self, bytes: Sizes) -> Floats:
+        """Return bytes per second once they flow."""
+        rate = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
+        if self.correction is None:
+            return rate
+        at = np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)
+        last = len(self.correction)
+        return rate * np.interp(at, np.arange(last + 1), np.append(self.correction, 1.0))
+
+    def lasting(self, bytes: Sizes) -> Floats:
+        """Return the seconds before bytes flow."""
+        filling = np.minimum(bytes, self.fill) / self.bandwidth if self.fill else 0.0
+        return self._plateau(bytes) * self.latency + filling
+
+    def _plateau(self, bytes: Sizes) -> Floats:
+        if self.plateau_factor == 1.0:
+            return np.float64(1.0)
+        return np.where(np.asarray(bytes) >= self.plateau_from, self.plateau_factor, 1.0)
+
+
+def candidates(
+    operation: Operation,
+    shape: Shape,
+    system: System,
+    settings: Settings,
+    factors: Factors,
+    tables: Tables,
+) -> list[Candidate]:
+    """Return the pairs that are enabled, in NCCL's order.
+
+    Parameters
+    ----------
+    operation : Operation
+        A collective that NCCL has an algorithm for.
+    shape : Shape
+        Of at least two ranks.
+    """
+    seen = links(system, settings, shape, tables)
+    scaled = factors.of(seen, system)
+    graphs = search(seen, shape, tables)
+    wired = wires(graphs, scaled, shape)
+    counts = channels(graphs, shape, settings, tables, system.arch)
+    found = []
+    for algorithm in _enabled(operation, shape, system, settings, tables):
+        for protocol in _protocols(operation, algorithm, shape, system, settings, seen, tables):
+            of = (operation, algorithm, protocol, shape)
+            expected = bandwidth(*of, graphs, system, tables)
+            reached = bandwidth(*of, wired, system, tables, factors.cap(shape.nodes))
+            if not expected or not reached:
+                continue
+            step = hops(algorithm, protocol, system, settings, shape, seen, tables)
+            same = system.intra == "nvswitch" or shape.most == 1
+            believed = latency(*of, step, same, tables)
+            # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
+            real = latency(*of, step, False, tables)
+            count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
+            several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
+            plateau = algorithm == "ring" and protocol == SIMPLE and several
+            found.append(
+                Candidate(
+                    algorithm,
+                    protocol,
+                    count,
+                    quantum(algorithm, protocol, shape, settings, _is_slow(graphs, tables), tables),
+                    sum(believed),
+                    expected,
+                    real.inside * factors.latency_inside + real.across * factors.latency_across,
+                    reached,
+                    _channel_bandwidth(operation, algorithm, protocol, shape, tables),
+                    depth(operation, algorithm, shape) * chunk(protocol, settings, tables) * count,
+                    tables.raw["plateau"]["bytes"] * count * shape.ranks,
+                    tables.plateau_factor if plateau else 1.0,
+                    tables.correction[protocol] if algorithm == "tree" else None,
+                )
+            )
+    return found
+
+
+def _enabled(
+    operation: Operation, shape: Shape, system: System, settings: Settings, tables: Tables
+) -> list[str]:
+    """Return the algorithms that can run and may, in NCCL's order; the ring if none does."""
+    if operation is Operation.ALL_REDUCE:
+        can = _OF_ALL_REDUCE
+    else:
+        can = _OF_HALVES if operation in _HALVES else _OF_CHAINS
+    several = shape.nodes > 1
+    switched = system.intra == "nvswitch" and not settings.p2p_disable
+    multicast = tables.multicast and switched and settings.nvls_enable is not False
+    without = set()
+    if not multicast or shape.least < tables.raw["channels"]["nvls-ranks"]:
+        without |= {"nvls", "nvls-tree"}
+    if not several:
+        without |= {"nvls-tree", "collnet-direct", "collnet-chain"}
+    if not settings.collnet_enable:
+        without |= {"collnet-direct", "collnet-chain"} | ({"nvls"} if several else set())
+    if system.intra != "nvswitch":
+        without.add("collnet-direct")
+    if operation in _HALVES and several and shape.nics < shape.most:
+        without |= {"nvls", "collnet-direct"}
+    if system.version < (2, 18):
+        without |= {"nvls-tree"}
+    pat = shape.most == 1 and several and system.version >= (2, 23)
+    if not pat or settings.pat_enable is False or tables.generation < 60:
+        without.add("pat")
+    may = allowed(settings.algo, operation)
+    wanted = [
+        name for name in ALGORITHMS
+        if name in can and name not in without and (may is None or name in may)
+    ]  # fmt: skip
+    return wanted or ["ring"]
+
+
+def _protocols(
+    operation: Operation,
+    algorithm: str,
+    shape: Shape,
+    system: System,
+    settings: Settings,
+    found: Links,
+    tables: Tables,
+) -> list[int]:
+    if algorithm not in ("ring", "tree"):
+        return [SIMPLE]
+    may = allowed(settings.proto, operation)
+    if may is not None:
+        return [i for i, name in enumerate(PROTOCOLS) if name in may] or [SIMPLE]
+    # From Hopper on, a way to the NIC over Grace's own links is as good as one over PCIe switches.
+    near = system.nic_path in ("pix", "pxb") or (tables.generation >= 90 and system.cpu == "grace")
+    ordered = found.fast and (shape.nodes == 1 or near)
+    if ordered and tables.generation >= 70 and tables.generation not in (75, 89):
+        return [LL, LL128, SIMPLE]
+    return [LL, SIMPLE]
+
+
+def _is_slow(graphs: dict[str, Graph], tables: Tables) -> bool:
+    ring = graphs["ring"]
+    return ring.inside * ring.channels <= tables.raw["threads"]["slow"] * 1e9
+
+
+def _channel_bandwidth(
+    operation: Operation, algorithm: str, protocol: int, shape: Shape, tables: Tables
+) -> float:
+    """Return the payload that one block of threads can move, in bytes of the full buffer.
+
+    NCCL's highest speeds of a channel on one node are what a block reaches: half of it is payload
+    for LL, 120 of 128 bytes for LL128.
+    """
+    if algorithm in ("nvls", "nvls-tree"):
+        return float("inf")
+    most = tables.caps["ring-ll128" if protocol == LL128 else "tree"][0]
+    if protocol == LL:
+        most /= 2
+    ranks = shape.ranks
+    if algorithm == "ring" and operation is Operation.ALL_REDUCE:
+        return most * ranks / (2 * (ranks - 1))
+    if algorithm == "ring" and operation in _HALVES:
+        return most * ranks / (ranks - 1)
+    return most / 2 if operation is Operation.ALL_REDUCE else most

@@ -1,0 +1,230 @@
+"""NCCL's choice of algorithm and protocol, and the time to expect of it.
+
+Choosing: the tuner's own latency and bandwidth, with NCCL's constants and the speeds of its search
+(:mod:`.latency`, :mod:`.bandwidth`, :mod:`.graph`). The fastest pair that is enabled wins.
+
+Predicting differs in four ways. The links have their own speeds, not those of the search's list. A
+message too small for all channels has only the speed of those it uses. A chain (broadcast, reduce)
+must fill before its end receives. The correction of trees is interpolated between powers of two,
+where NCCL jumps. Latencies and bandwidths are then scaled by a platform's `Factors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+
+from .candidates import Candidate, candidates
+from .factors import Factors
+from .graph import links
+from .point_to_point import OPERATIONS, eager, traffic
+from .settings import Settings
+from .shape import Shape
+from .system import System
+from .tables import PROTOCOLS, tables
+
+__all__ = ["Choice", "Nccl"]
+
+Floats = NDArray[np.float64]
+
+COLLECTIVES = frozenset(
+    (
+        Operation.ALL_REDUCE,
+        Operation.ALL_GATHER,
+        Operation.REDUCE_SCATTER,
+        Operation.BROADCAST,
+        Operation.REDUCE,
+    )
+)
+
+_BARRIER = 4
+"""Bytes of the all-reduce that frameworks use as a barrier."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What NCCL does with one communication, and the time that takes.
+
+    Attributes
+    ----------
+    algorithm : str
+        ``ring``, ``tree``, ``nvls``, ...; ``send`` for what is made of sends; ``none`` for a group
+        of one.
+    protocol : str
+        ``ll``, ``ll128``, ``simple``.
+    channels : int
+        That carry it.
+    latency : float
+        Seconds until bytes flow.
+    bandwidth : float
+        Bytes of the full buffer per second that then flow.
+    """
+
+    algorithm: str
+    protocol: str
+    channels: int
+    latency: float
+    bandwidth: float
+
+    def seconds(self, bytes: float) -> float:
+        """Return the duration."""
+        return self.latency + bytes / self.bandwidth
+
+
+class Nccl:
+    """NCCL on one kind of machine.
+
+    Parameters
+    ----------
+    system : System
+    settings : Settings, optional
+        Environment variables.
+    factors : Factors, optional
+        Calibration of the platform.
+
+    Examples
+    --------
+    >>> h200 = Nccl(System("hopper", 8, "nvswitch", link_bandwidth=370.8e9))
+    >>> node = Shape.regular(1, 8, h200.system)
+    >>> h200.choose(Operation.ALL_REDUCE, 1 << 20, node).algorithm
+    'ring'
+    >>> h200.choose(Operation.ALL_REDUCE, 1 << 21, node).algorithm
+    'nvls'
+    """
+
+    def __init__(
+        self, system: System, settings: Settings | None = None, factors: Factors | None = None
+    ) -> None:
+        self.system = system
+        self.settings = settings or Settings()
+        self.factors = factors or Factors()
+        self.tables = tables(system.arch, system.version)
+        self._plans: dict[tuple[Operation, Shape], list[Candidate]] = {}
+        self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
+
+    def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
+        """Return what NCCL does.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            The full buffer: what an all-gather ends with and a reduce-scatter starts with; what
+            one rank of an all-to-all sends, its own part included.
+        shape : Shape
+
+        Raises
+        ------
+        InputError
+            For an operation of unknown kind, or a group on several nodes of a machine without
+            NICs.
+        """
+        key = (operation, bytes, shape)
+        found = self._choices.get(key)
+        if found is None:
+            found = self._choices[key] = self._choose(operation, bytes, shape)
+        return found
+
+    def seconds(self, operation: Operation, bytes: int, shape: Shape) -> float:
+        """Return the duration of a communication with the network to itself."""
+        found = self.choose(operation, bytes, shape)
+        return found.seconds(_BARRIER if operation is Operation.BARRIER else bytes)
+
+    def seconds_of(self, operation: Operation, bytes: ArrayLike, shape: Shape) -> Floats:
+        """Return the durations of communications of many sizes.
+
+        Parameters
+        ----------
+        bytes : array_like, shape (n,)
+
+        Returns
+        -------
+        float64, shape (n,)
+        """
+        sizes = np.asarray(bytes, dtype=float)
+        self._check(operation, shape)
+        if shape.ranks == 1:
+            return np.zeros(sizes.shape)
+        if operation is Operation.BARRIER:
+            return np.full(sizes.shape, self.seconds(operation, 0, shape))
+        if operation in OPERATIONS:
+            small = self._sends(operation, True, shape)
+            large = self._sends(operation, False, shape)
+            fits = sizes <= eager(operation, shape, self.tables)
+            latency = np.where(fits, small.latency, large.latency)
+            return latency + sizes / np.where(fits, small.bandwidth, large.bandwidth)
+        plan = self._plan(operation, shape)
+        chosen = np.argmin([each.expected(sizes) for each in plan], axis=0)
+        times = np.empty(sizes.shape)
+        for i in np.unique(chosen):
+            at = chosen == i
+            times[at] = plan[i].predicted(sizes[at])
+        return times
+
+    def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
+        """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first."""
+        self._check(operation, shape)
+        if operation in OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
+            return [self.choose(operation, bytes, shape)]
+        plan = sorted(
+            self._plan(operation, shape), key=lambda each: float(each.expected(float(bytes)))
+        )
+        return [_choice(each, bytes) for each in plan]
+
+    def _choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
+        self._check(operation, shape)
+        if shape.ranks == 1:
+            return Choice("none", "simple", 0, 0.0, float("inf"))
+        if operation is Operation.BARRIER:
+            return self.choose(Operation.ALL_REDUCE, _BARRIER, shape)
+        if operation in OPERATIONS:
+            small = bytes <= eager(operation, shape, self.tables)
+            return self._sends(operation, small, shape)
+        plan = self._plan(operation, shape)
+        return _choice(min(plan, key=lambda each: each.expected(bytes)), bytes)
+
+    def _plan(self, operation: Operation, shape: Shape) -> list[Candidate]:
+        key = (operation, shape)
+        if key not in self._plans:
+            self._plans[key] = candidates(
+                operation, shape, self.system, self.settings, self.factors, self.tables
+            )
+        return self._plans[key]
+
+    def _sends(self, operation: Operation, small: bool, shape: Shape) -> Choice:
+        scaled = self.factors.of(links(self.system, self.settings, shape, self.tables), self.system)
+        found = traffic(
+            operation, small, shape, scaled, self.system, self.settings, self.tables
+        )
+        latency = (
+            found.latency_inside * self.factors.latency_inside
+            + found.latency_across * self.factors.latency_across
+        )
+        slowest = max(found.inside, found.across)
+        return Choice("send", found.protocol, found.channels, latency, 1 / slowest)
+
+    def _check(self, operation: Operation, shape: Shape) -> None:
+        known = (*sorted(COLLECTIVES), *sorted(OPERATIONS), Operation.BARRIER)
+        if operation not in known:
+            raise InputError(
+                f"no cost is known for a communication of kind {operation.name}; known are "
+                f"{', '.join(each.name for each in known)}"
+            )
+        if shape.nodes > 1 and not self.system.nics:
+            raise InputError(f"a group on {shape.nodes} nodes, but the nodes have no NICs")
+
+
+def _choice(candidate: Candidate, bytes: float) -> Choice:
+    latency = float(candidate.lasting(bytes))
+    return Choice(
+        candidate.algorithm,
+        PROTOCOLS[candidate.protocol],
+        int(candidate.used(bytes)),
+        latency,
+        float(candidate.flowing(bytes)),
+    )

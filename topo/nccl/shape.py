@@ -1,0 +1,96 @@
+"""The geometry of a group of ranks: all that NCCL's times depend on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpisim.errors import InputError
+
+from .system import System
+
+__all__ = ["Shape"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many ranks stand where.
+
+    Attributes
+    ----------
+    ranks : int
+    nodes : int
+    most : int
+        Ranks on the node that has the most of them.
+    least : int
+        And on the one that has the fewest.
+    nics : int
+        NICs of a node that are nearest to some rank of the group, the fewest over its nodes. A
+        group with one rank a node has that GPU's own NIC, one with all GPUs has them all.
+    bridged : bool
+        Whether all ranks are the two GPUs of one bridge, where bridges join pairs.
+    """
+
+    ranks: int
+    nodes: int = 1
+    most: int = 1
+    least: int = 1
+    nics: int = 1
+    bridged: bool = True
+
+    @property
+    def mean(self) -> float:
+        """Ranks a node."""
+        return self.ranks / self.nodes
+
+    @classmethod
+    def of(cls, members: Sequence[int], system: System) -> Shape:
+        """Return the shape of a group.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Global ranks; rank r runs on GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``.
+        system : System
+
+        Examples
+        --------
+        >>> dgx = System("hopper", 8, link_bandwidth=370e9, nics=8, nic_bandwidth=50e9)
+        >>> Shape.of((0, 8, 16), dgx)
+        Shape(ranks=3, nodes=3, most=1, least=1, nics=1, bridged=False)
+        """
+        if not len(members):
+            raise InputError("a group needs at least one member")
+        size = system.gpus_per_node
+        counts = Counter(member // size for member in members)
+        near = Counter(
+            node for node, _ in {(m // size, (m % size) * system.nics // size) for m in members}
+        )
+        return cls(
+            ranks=len(members),
+            nodes=len(counts),
+            most=max(counts.values()),
+            least=min(counts.values()),
+            nics=min(near.values()),
+            bridged=len({member // 2 for member in members}) == 1,
+        )
+
+    @classmethod
+    def regular(cls, nodes: int, per_node: int, system: System) -> Shape:
+        """Return the shape of a group of the first GPUs of some nodes.
+
+        Raises
+        ------
+        InputError
+            If a node has fewer GPUs, or there is no node.
+        """
+        if nodes < 1 or not 1 <= per_node <= system.gpus_per_node:
+            raise InputError(
+                f"{nodes} nodes of {per_node} GPUs; there must be at least 1 node, of 1 to "
+                f"{system.gpus_per_node} GPUs"
+            )
+        near = {gpu * system.nics // system.gpus_per_node for gpu in range(per_node)}
+        return cls(
+            nodes * per_node, nodes, per_node, per_node, len(near), nodes == 1 and per_node <= 2
+        )

@@ -1,0 +1,164 @@
+"""What NCCL sees of a machine: plain numbers, without a topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpisim.errors import InputError
+from mpisim.presets import find
+
+from .tables import archs
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
+__all__ = ["INTRA", "VERSION", "System", "version_of"]
+
+INTRA = ("nvswitch", "mesh", "hypercube", "pairs", "pcie")
+"""What joins the GPUs of a node: a switch; links from each to each; those of the DGX-1; bridges
+between GPUs 0 and 1, 2 and 3, ...; nothing but PCIe."""
+
+VERSION = (2, 27)
+"""NCCL's version where none is said: that of current releases of PyTorch."""
+
+_KINDS = {
+    "nvswitch": "nvswitch",
+    "nvlink-mesh": "mesh",
+    "xgmi-mesh": "mesh",
+    "hypercube-mesh": "hypercube",
+    "nvlink-pairs": "pairs",
+    "pcie": "pcie",
+}
+"""Kinds of nodes in files of clusters."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A kind of node and its way to the others.
+
+    Attributes
+    ----------
+    arch : str
+        Of the GPUs: a name of ``[arch]`` in ``data/nccl.toml``.
+    gpus_per_node : int
+        GPUs of a server, or of a rack that NVLink joins.
+    intra : str
+        One of `INTRA`.
+    link_bandwidth : float
+        What one GPU sends over all its fast links (NVLink, xGMI), usable, bytes per second; 0 if
+        it has none.
+    pcie_bandwidth : float
+        The same over PCIe.
+    socket_bandwidth : float
+        Between the CPU sockets of a node, bytes per second.
+    nics : int
+        NICs of a node, as NCCL counts them; 0: it stands alone.
+    nic_bandwidth : float
+        Line rate of one, one direction, bytes per second.
+    nic_efficiency : float
+        Share of the line rate that payload reaches.
+    nic_latency : float
+        Of the network beyond what NCCL takes for granted, in seconds.
+    nic_path : str
+        Distance from a GPU to its NIC: pix, pxb, phb or sys, as nvidia-smi writes it.
+    cpu : str
+        Vendor: intel, amd, grace, ...
+    gpudirect : bool
+        Whether NICs reach the memory of GPUs.
+    version : tuple of int
+        NCCL's, as (2, 27).
+    """
+
+    arch: str
+    gpus_per_node: int
+    intra: str = "nvswitch"
+    link_bandwidth: float = 0.0
+    pcie_bandwidth: float = 12e9
+    socket_bandwidth: float = 10e9
+    nics: int = 0
+    nic_bandwidth: float = 0.0
+    nic_efficiency: float = 1.0
+    nic_latency: float = 0.0
+    nic_path: str = "pxb"
+    cpu: str = "intel"
+    gpudirect: bool = True
+    version: tuple[int, ...] = VERSION
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("arch", archs()),
+            ("intra", INTRA),
+            ("nic_path", ("pix", "pxb", "phb", "sys")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}"
+                )
+        if self.gpus_per_node < 1 or self.nics < 0:
+            raise InputError(f"{self.gpus_per_node} GPUs and {self.nics} NICs a node: too few")
+        if self.intra != "pcie" and not self.link_bandwidth > 0:
+            raise InputError(f"a node of kind {self.intra!r} needs a link_bandwidth above 0")
+        if not self.pcie_bandwidth > 0 or (self.nics and not self.nic_bandwidth > 0):
+            raise InputError("pcie_bandwidth and, where there are NICs, nic_bandwidth must be > 0")
+
+    @classmethod
+    def of(cls, cluster: Cluster, version: tuple[int, ...] | None = None) -> System:
+        """Return what NCCL sees of a cluster's nodes.
+
+        Parameters
+        ----------
+        cluster : Cluster
+        version : tuple of int, optional
+            NCCL's; by default the cluster's own, or `VERSION`.
+
+        Raises
+        ------
+        InputError
+            If the GPUs stand in no nodes (a wafer, a torus).
+        """
+        node, fabric = cluster.node, cluster.fabric
+        if node.pcie_bandwidth is None or node.kind not in _KINDS:
+            raise InputError(
+                f"{cluster.title}: NCCL's model needs GPUs in nodes with cards; node.kind is "
+                f"{node.kind!r}"
+            )
+        family = find(cluster.gpu, "gpus.toml", "GPU").table.get("family", "")
+        nics = node.nics
+        line_rate = node.nic_bandwidth.si if node.nic_bandwidth else 0.0
+        if nics > cluster.gpus_per_node:
+            # Several small NICs a GPU are one to NCCL: plugins bundle them, and NCCL itself does.
+            line_rate *= nics / cluster.gpus_per_node
+            nics = cluster.gpus_per_node
+        efficiency = fabric.nic_efficiency if fabric else None
+        written = cluster.nccl.version
+        pcie, socket = node.pcie_bandwidth.si, node.socket_bandwidth
+        return cls(
+            arch="cdna" if family.startswith("cdna") else family,
+            gpus_per_node=cluster.gpus_per_node,
+            intra=_KINDS[node.kind],
+            link_bandwidth=node.link_bandwidth.si if node.link_bandwidth else 0.0,
+            pcie_bandwidth=pcie,
+            socket_bandwidth=socket.si if socket else pcie,
+            nics=nics if fabric else 0,
+            nic_bandwidth=line_rate,
+            nic_efficiency=efficiency.si if efficiency else 1.0,
+            nic_path=node.nic_path,
+            cpu=node.cpu,
+            gpudirect=node.gpudirect,
+            version=version or (version_of(written) if written else VERSION),
+        )
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return a version as numbers.
+
+    Examples
+    --------
+    >>> version_of("2.20.3")
+    (2, 20, 3)
+    """
+    parts = text.strip().split(".")
+    if not 2 <= len(parts) <= 3 or not all(part.isdigit() for part in parts):
+        raise InputError(f"NCCL's version is {text!r}; it must be as 2.20 or 2.20.3")
+    return tuple(map(int, parts))
