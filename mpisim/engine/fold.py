@@ -7,6 +7,11 @@ the events of a run, ranks that are alike are then ready, and end, at the same t
 class is enough, and so is one member of a group for each (class, slot). Nothing else needs to be
 symmetric: neither rank numbers nor the order in a ring matters.
 
+Where communications share links, groups that are alike also load, pattern by pattern, as many links
+that are alike as heavily, and links that are alike carry the same, are loaded by as many groups of
+each class as heavily, and so fill at the same times. One link of each class is enough, if the one
+flow that stands for a class of groups weighs on it what all groups of the class on that link do.
+
 Operations of a communicator are counted for each rank and slot, not for the group: in a ring the
 sending and the receiving slot of one class may meet in one class of pairs.
 """
@@ -21,7 +26,8 @@ from numpy.typing import NDArray
 
 from ..program import UNPRICED, Program
 from ..topo import Network
-from .refine import Incidences, dense, partition, ranges, refine
+from .refine import NO_LOADS, Incidences, Loads, dense, multisets, partition, ranges, refine
+from .routes import Routes
 from .run import Apart, Classes
 
 __all__ = ["Cast", "quotient", "whole"]
@@ -47,6 +53,8 @@ class Cast:
         Group g has the simulated ranks ``members[member_index[g]:member_index[g + 1]]``.
     sizes : int64, shape (n_groups,)
         How many ranks of the program are in each group.
+    routes : Routes or None
+        What the groups load of links that they share; None where nothing is shared.
     """
 
     program: Program
@@ -57,6 +65,7 @@ class Cast:
     member_index: NDArray[np.int64]
     members: NDArray[np.int32]
     sizes: NDArray[np.int64]
+    routes: Routes | None = None
 
     @property
     def n(self) -> int:
@@ -64,8 +73,8 @@ class Cast:
         return len(self.slot_index) - 1
 
 
-def whole(program: Program) -> Cast:
-    """Simulate every rank."""
+def whole(program: Program, routes: Routes | None = None) -> Cast:
+    """Simulate every rank, with the routes of the program's communicators."""
     groups = program.communicators
     return Cast(
         program=program,
@@ -76,10 +85,16 @@ def whole(program: Program) -> Cast:
         member_index=groups.index,
         members=groups.members,
         sizes=groups.sizes,
+        routes=routes,
     )
 
 
-def quotient(program: Program, network: Network | None, most: int | None = None) -> Cast | None:
+def quotient(
+    program: Program,
+    network: Network | None,
+    most: int | None = None,
+    routes: Routes | None = None,
+) -> Cast | None:
     """Find the classes of ranks that are alike, and simulate one of each. Local.
 
     Parameters
@@ -90,6 +105,8 @@ def quotient(program: Program, network: Network | None, most: int | None = None)
         Says which groups cost the same.
     most : int, optional
         Do not fold into more classes than this.
+    routes : Routes, optional
+        Of the program's communicators, where they share links.
 
     Returns
     -------
@@ -112,10 +129,12 @@ def quotient(program: Program, network: Network | None, most: int | None = None)
         group=program.slots[at].astype(np.int64),
         n_groups=len(program.communicators),
     )
-    found = refine(alike, group, met, most)
+    loads = NO_LOADS if routes is None else _loads(routes)
+    group = _loading_alike(group, loads)
+    found = refine(alike, group, met, most, loads)
     if found is None:
         return None
-    ranks, groups = found
+    ranks, groups, links = found
     _, first, count = np.unique(ranks, return_index=True, return_counts=True)
     order = np.argsort(first)
     number = np.empty(len(order), np.int64)
@@ -128,11 +147,16 @@ def quotient(program: Program, network: Network | None, most: int | None = None)
         count=count,
         apart=_apart(program, representative, count, group, met),
     )
-    return _cast_of(program, classes, groups, met)
+    folded = None if routes is None else _folded(routes, groups, links)
+    return _cast_of(program, classes, groups, met, folded)
 
 
 def _cast_of(
-    program: Program, classes: Classes, groups: NDArray[np.int64], met: Incidences
+    program: Program,
+    classes: Classes,
+    groups: NDArray[np.int64],
+    met: Incidences,
+    routes: Routes | None,
 ) -> Cast:
     """Make the cast of one rank a class, given the labels of all groups."""
     at, owner = ranges(program.slot_index, classes.representative.astype(np.int64))
@@ -153,6 +177,54 @@ def _cast_of(
         member_index=np.concatenate([[0], np.cumsum(np.bincount(label, minlength=n_labels))]),
         members=member[np.argsort(label, kind="stable")].astype(np.int32),
         sizes=sizes,
+        routes=routes,
+    )
+
+
+def _loads(routes: Routes) -> Loads:
+    """Return the loads of all routes; links begin with their capacity."""
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
+    weights, weight = np.unique(routes.weight, return_inverse=True)
+    return Loads(
+        group=routes.group[route],
+        link=routes.link,
+        way=dense(routes.pattern[route] * max(len(weights), 1) + weight.reshape(-1))[0],
+        label=np.unique(routes.capacity, return_inverse=True)[1].reshape(-1),
+    )
+
+
+def _loading_alike(group: NDArray[np.int64], loads: Loads) -> NDArray[np.int64]:
+    """Tell groups apart by how heavily they load links of which capacities, too."""
+    n_ways = int(loads.way.max(initial=-1)) + 1
+    owners, values, index = multisets(loads.group, loads.label[loads.link] * n_ways + loads.way)
+    part, n_parts = partition(np.zeros(len(owners), np.int64), values, index)
+    own = np.zeros(len(group), np.int64)
+    own[owners] = 1 + part
+    return dense(group * (n_parts + 1) + own)[0]
+
+
+def _folded(routes: Routes, groups: NDArray[np.int64], links: NDArray[np.int64]) -> Routes:
+    """Return the routes of classes of groups, given the labels of all groups and links."""
+    _, first = np.unique(links, return_index=True)
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
+    at = np.flatnonzero(first[links[routes.link]] == routes.link)  # loads on one link of a class
+    group, pattern = groups[routes.group[route[at]]], routes.pattern[route[at]]
+    order = np.lexsort((links[routes.link[at]], pattern, group))
+    keys = np.stack([group, pattern, links[routes.link[at]]])[:, order]
+    differ = np.diff(keys, prepend=-1) != 0
+    load = np.flatnonzero(differ.any(axis=0))
+    begin = np.flatnonzero(differ[:2].any(axis=0))
+    group, pattern, link = keys
+    return Routes(
+        group=group[begin],
+        pattern=pattern[begin],
+        index=np.append(np.searchsorted(load, begin), len(load)),
+        link=link[load],
+        weight=np.add.reduceat(routes.weight[at][order], load),
+        capacity=routes.capacity[first],
+        patterns=routes.patterns,
+        names=routes.names,
+        stand_in=links[routes.stand_in],
     )
 
 
