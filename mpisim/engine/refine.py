@@ -108,8 +108,8 @@ def refine(
     group_index, by_group = _by(met.group, met.n_groups)
     member, slot = of_rank[by_group], met.slot[by_group]
     n_slots = int(met.slot.max(initial=-1)) + 1
-    n_ways = int(loads.way.max(initial=-1)) + 1
-    of_group, of_link = _by(loads.group, met.n_groups), _by(loads.link, len(loads.label))
+    by_links = _Edges(loads.link, loads.group, loads.way, len(loads.label))
+    by_groups = _Edges(loads.group, loads.link, loads.way, met.n_groups)
 
     # What is new to groups, by ranks and by links; at first all is.
     asked_groups, new_links = np.arange(met.n_groups), np.arange(len(loads.label))
@@ -118,16 +118,12 @@ def refine(
         at, owner = ranges(group_index, asked_groups)
         entries = ranks.label[member[at]] * n_slots + slot[at]
         changed = groups.split(asked_groups, *_sets(owner, entries, len(asked_groups)))
-        # Of a multiset only what is new is looked at: the rest follows from what was there.
-        at = of_link[1][ranges(of_link[0], new_links)[0]]
-        entries = links.label[loads.link[at]] * n_ways + loads.way[at]
-        by_links = groups.split(*multisets(loads.group[at], entries))
-        if len(by_links):
-            changed = _distinct(np.concatenate([changed, by_links]))
-        new_groups = np.arange(met.n_groups) if first else changed
-        at = of_group[1][ranges(of_group[0], new_groups)[0]]
-        entries = groups.label[loads.group[at]] * n_ways + loads.way[at]
-        new_links = links.split(*multisets(loads.link[at], entries))
+        if len(new_links):
+            heavier = groups.split(*by_links.signatures(new_links, links.label))
+            changed = _distinct(np.concatenate([changed, heavier]))
+        if len(loads.label):
+            new_groups = asked_groups if first else changed
+            new_links = links.split(*by_groups.signatures(new_groups, groups.label))
 
         asked_ranks = (
             np.arange(len(rank)) if first else _distinct(member[ranges(group_index, changed)[0]])
@@ -140,6 +136,23 @@ def refine(
             return None
         asked_groups = _distinct(met.group[ranges(met.index, changed)[0]])
     return Labels(ranks.label, groups.label, links.label)
+
+
+class _Edges:
+    """Loads, from one side to the other."""
+
+    def __init__(self, here: Ints, there: Ints, way: Ints, n: int) -> None:
+        self.index, order = _by(here, n)
+        self.here, self.there, self.way = here[order], there[order], way[order]
+        self.n_ways = int(way.max(initial=-1)) + 1
+
+    def signatures(self, items: Ints, label: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return what items here with new labels add to signatures there; as for `_Side.split`.
+
+        What is not new can be left out: a signature counts, so what was there tells the rest.
+        """
+        at, _ = ranges(self.index, items)
+        return multisets(self.there[at], label[self.here[at]] * self.n_ways + self.way[at])
 
 
 class _Side:
