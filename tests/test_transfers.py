@@ -66,13 +66,13 @@ def test_a_tree_between_nodes() -> None:
 def test_in_the_switch_every_port_carries_the_buffer_once() -> None:
     found = transfers(Operation.ALL_REDUCE, "nvls", range(4), GPUS)
     assert sent(found, 4) == pytest.approx(np.full(4, 1 + 1 / 4))
-    across = transfers(Operation.ALL_REDUCE, "nvlstree", range(8), GPUS)
+    across = transfers(Operation.ALL_REDUCE, "nvls-tree", range(8), GPUS)
     # Between two nodes both trees are one edge: half of the bytes each, up and down.
     assert sent(across, 8, crossing=True).sum() == pytest.approx(2 * 2 * 0.5)
 
 
 def test_all_to_all_keeps_its_own_share() -> None:
-    found = transfers(Operation.ALL_TO_ALL, "p2p", range(8), GPUS)
+    found = transfers(Operation.ALL_TO_ALL, "send", range(8), GPUS)
     assert sent(found, 8) == pytest.approx(np.full(8, 7 / 8))
     assert sent(found, 8, crossing=True) == pytest.approx(np.full(8, 4 / 8))
 
@@ -89,8 +89,8 @@ def test_roots() -> None:
     assert (chain.source.tolist(), chain.target.tolist()) == ([5, 2], [2, 9])
     chain = transfers(Operation.REDUCE, "ring", group, GPUS)
     assert (chain.source.tolist(), chain.target.tolist()) == ([9, 2], [2, 5])
-    assert received(transfers(Operation.GATHER, "p2p", group, GPUS), 10)[5] == pytest.approx(2 / 3)
-    assert sent(transfers(Operation.SCATTER, "p2p", group, GPUS), 10)[5] == pytest.approx(2 / 3)
+    assert received(transfers(Operation.GATHER, "send", group, GPUS), 10)[5] == pytest.approx(2 / 3)
+    assert sent(transfers(Operation.SCATTER, "send", group, GPUS), 10)[5] == pytest.approx(2 / 3)
 
 
 @given(
@@ -110,6 +110,18 @@ def test_only_members_send_and_nobody_to_itself(
 def test_uneven_nodes_use_as_many_channels_as_the_smallest_has_members() -> None:
     found = transfers(Operation.ALL_REDUCE, "ring", (0, 1, 2, 4), GPUS)
     assert sent(found, 5, crossing=True)[4] == pytest.approx(2 * 3 / 4)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_mesh_uses_all_links_of_a_node_alike(nodes: int) -> None:
+    n = GPUS * nodes
+    mesh = transfers(Operation.ALL_REDUCE, "ring", range(n), GPUS, meshed=True)
+    ring = transfers(Operation.ALL_REDUCE, "ring", range(n), GPUS)
+    for crossing in (True, False):
+        assert sent(mesh, n, crossing) == pytest.approx(sent(ring, n, crossing))
+    inside = mesh.bytes[mesh.source // GPUS == mesh.target // GPUS]
+    assert len(inside) == nodes * GPUS * (GPUS - 1)
+    assert inside == pytest.approx(np.full(len(inside), inside[0]))
 
 
 def test_nothing_and_the_unknown() -> None:

@@ -48,7 +48,12 @@ class Transfers:
 
 
 def transfers(
-    operation: Operation, algorithm: str, members: Sequence[int], gpus_per_node: int
+    operation: Operation,
+    algorithm: str,
+    members: Sequence[int] | Ranks,
+    gpus_per_node: int,
+    *,
+    meshed: bool = False,
 ) -> Transfers:
     """Return what the members of a group send to each other.
 
@@ -60,6 +65,9 @@ def transfers(
     members : sequence of int
         Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
     gpus_per_node : int
+    meshed : bool
+        Whether GPUs of a node are joined by links of their own, pair by pair. Rings then take all
+        of them in turn, each as often as any other; otherwise one path does for all.
 
     Returns
     -------
@@ -98,16 +106,16 @@ def transfers(
         return _pat(group)
     if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
         # In-switch gathers and scatters move at each port what a ring does.
-        return _ring(by_node, factor)
+        return _ring(by_node, factor, meshed)
     if algorithm == "tree":
         return _tree(by_node)
     # In the switch: every GPU sends its buffer once to be reduced, and its share of the sum.
-    inside = [_ring([ranks], 1 + 1 / len(ranks)) for ranks in by_node if len(ranks) > 1]
+    inside = [_ring([ranks], 1 + 1 / len(ranks), meshed) for ranks in by_node if len(ranks) > 1]
     return Transfers.joined([*inside, *_between_trees(by_node)])
 
 
-ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain", "pat", "p2p")
-"""NCCL's, and ``"p2p"`` for what it builds from sends and receives."""
+ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send")
+"""NCCL's, and ``"send"`` for what it builds from sends and receives."""
 
 _RING_FACTOR = {
     Operation.ALL_REDUCE: 2.0,
@@ -132,7 +140,7 @@ def _channels(by_node: list[Ranks]) -> int:
     return min(len(ranks) for ranks in by_node) if len(by_node) > 1 else 1
 
 
-def _ring(by_node: list[Ranks], factor: float) -> Transfers:
+def _ring(by_node: list[Ranks], factor: float, meshed: bool) -> Transfers:
     """A ring through all members of each node in turn; each channel enters at another member."""
     k = _channels(by_node)
     parts = []
@@ -140,7 +148,25 @@ def _ring(by_node: list[Ranks], factor: float) -> Transfers:
         path = np.concatenate([np.roll(ranks, -channel) for ranks in by_node])
         share = np.full(len(path), factor / k)
         parts.append(Transfers(path, np.roll(path, -1), share))
-    return Transfers.joined(parts)
+    if not meshed or max(len(ranks) for ranks in by_node) <= 2:
+        return Transfers.joined(parts)
+    ends = np.cumsum([len(ranks) for ranks in by_node]) - 1
+    last = [Transfers(each.source[ends], each.target[ends], each.bytes[ends]) for each in parts]
+    hops = 1 if len(by_node) > 1 else 0  # of a ring between nodes one hop a node leaves it
+    return Transfers.joined(
+        [
+            *(_pairs(ranks, factor * (len(ranks) - hops) / len(ranks)) for ranks in by_node),
+            *(last if hops else []),
+        ]
+    )
+
+
+def _pairs(ranks: Ranks, each: float) -> Transfers:
+    """Every rank sends `each` bytes, the same part of it to every other."""
+    n = len(ranks)
+    source, target = np.repeat(ranks, n), np.tile(ranks, n)
+    others = source != target
+    return Transfers(source[others], target[others], np.full(n * (n - 1), each / max(n - 1, 1)))
 
 
 def _chain(path: Ranks) -> Transfers:
@@ -158,9 +184,7 @@ def _pairwise(operation: Operation, group: Ranks) -> Transfers:
         return Transfers(group[1:], root, share)
     if operation is Operation.SCATTER:
         return Transfers(root, group[1:], share)
-    source, target = np.repeat(group, n), np.tile(group, n)
-    others = source != target
-    return Transfers(source[others], target[others], np.full(n * (n - 1), 1 / n))
+    return _pairs(group, (n - 1) / n)
 
 
 def _pat(group: Ranks) -> Transfers:

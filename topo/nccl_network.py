@@ -1,0 +1,165 @@
+"""A cluster as NCCL uses it: what communications cost, and which links they load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.program import Operation
+from mpisim.quantity import PICOSECONDS, Quantity
+
+from .nccl import Nccl, Shape
+from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
+from .shapes import Alike, alike, shapes_of
+from .topology import Topology
+from .transfers import transfers
+
+__all__ = ["NcclNetwork", "Pattern"]
+
+Ints = NDArray[np.int64]
+
+_SIZES = tuple(1 << bits for bits in range(10, 37, 2))
+"""Sizes at which the highest rate of an algorithm is sought."""
+
+
+class Pattern(NamedTuple):
+    """Which links a communication loads: what it does, and by which of NCCL's algorithms."""
+
+    operation: Operation
+    algorithm: str
+
+
+class NcclNetwork:
+    """Prices by NCCL's own choices, on the links of a topology.
+
+    With the network to itself a communication has the latency and the bandwidth of `Nccl`, which is
+    calibrated on measurements. It loads links with the bytes that its algorithm moves over them. At
+    its highest rate it fills no link beyond its nominal bandwidth: measured collectives exceed what
+    one path carries where they use several. Links that were slowed (`changed`) do limit it.
+
+    Parameters
+    ----------
+    nccl : Nccl
+    topology : Topology
+    nominal : Topology, optional
+        The same links before some were slowed.
+    numbers : mapping of str to Quantity, optional
+        ``node_latency``, ``node_bandwidth``, ``network_latency`` and ``network_bandwidth``: what
+        prices rest on inside and across nodes, relative to what the model says, with error bars.
+    meshed : bool
+        Whether GPUs of a node are joined pair by pair.
+    """
+
+    def __init__(
+        self,
+        nccl: Nccl,
+        topology: Topology,
+        nominal: Topology | None = None,
+        numbers: Mapping[str, Quantity] | None = None,
+        *,
+        meshed: bool = False,
+    ) -> None:
+        self.nccl = nccl
+        self.topology = topology
+        self.numbers = dict(numbers or {})
+        self._nominal = nominal or topology
+        self._meshed = meshed
+        self._limits: dict[tuple[Pattern, Shape], int] = {}
+
+    def group_classes(
+        self, index: Ints, members: NDArray[np.int32]
+    ) -> tuple[Ints, list[Shape]]:
+        """Return the shapes of groups: ranks, nodes, and how the one stand on the other."""
+        return shapes_of(index, members, self.nccl.system)
+
+    def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
+        """Return what NCCL takes; a communication of one rank with itself costs nothing."""
+        if group.ranks == 1:
+            return Price(0)
+        choice = self.nccl.choose(operation, bytes, group)
+        latency = round(choice.latency * PICOSECONDS)
+        if not bytes or operation is Operation.BARRIER:
+            return Price(latency)
+        pattern = Pattern(operation, choice.algorithm)
+        rate = min(rate_of(choice.bandwidth), self._limit(pattern, group))
+        return Price(latency, bytes, rate, pattern)
+
+    def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
+        """Return the shares of latency and of bandwidth, inside or across nodes."""
+        price = self.price(operation, bytes, group)
+        if not price.duration or not self.numbers:
+            return {}
+        where = "node" if group.nodes == 1 else "network"
+        latency = price.latency / price.duration
+        return {f"{where}_latency": latency, f"{where}_bandwidth": 1 - latency}
+
+    @cached_property
+    def capacity(self) -> Ints:
+        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        return _rates(self.topology)
+
+    @cached_property
+    def _capacity_nominal(self) -> Ints:
+        return _rates(self._nominal)
+
+    def link_name(self, link: int) -> str:
+        """Return the name of a link."""
+        return self.topology.link_name(link)
+
+    def loads(
+        self, index: Ints, members: NDArray[np.int32], pattern: Pattern
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return the links that groups load: see `SharedNetwork`."""
+        found = [
+            self._loads(each, pattern)
+            for each in alike(index, members, self.nccl.system.gpus_per_node)
+        ]
+        group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
+        order = np.argsort(group, kind="stable")  # of one group links are ascending already
+        links = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
+        weights = np.concatenate([np.empty(0, np.int64), *(each[2] for each in found)])
+        counts = np.bincount(group, minlength=len(index) - 1)
+        return np.concatenate([[0], np.cumsum(counts)]), links[order], weights[order]
+
+    def _loads(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
+        """Return (group, link, weight) of groups of one arrangement, by group and link."""
+        system, topology = self.nccl.system, self.topology
+        sent = transfers(*pattern, groups.members, system.gpus_per_node, meshed=self._meshed)
+        m = len(sent.source)
+        way, links = topology.routes(
+            (groups.base[:, None] + sent.source).reshape(-1),
+            (groups.base[:, None] + sent.target).reshape(-1),
+        )
+        transfer = np.repeat(np.arange(len(way) - 1), np.diff(way))
+        bytes = sent.bytes[transfer % m] * topology.share[links] if m else np.empty(0)
+        key = transfer // max(m, 1) * topology.n_links + links
+        keys, at = np.unique(key, return_inverse=True)
+        weight = np.ceil(np.bincount(at.reshape(-1), bytes, len(keys)) * WEIGHT_ONE)
+        group, link = np.divmod(keys, topology.n_links)
+        limit = self._limit(pattern, Shape.of(groups.members.tolist(), system))
+        # Never beyond the nominal bandwidth at the highest rate.
+        whole, rest = np.divmod(self._capacity_nominal[link], limit)
+        most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // limit
+        return groups.groups[group], link, np.minimum(weight.astype(np.int64), most)
+
+    def _limit(self, pattern: Pattern, shape: Shape) -> int:
+        """The highest rate at which an algorithm moves its payload, whatever the size."""
+        key = (pattern, shape)
+        if key not in self._limits:
+            self._limits[key] = max(
+                rate_of(choice.bandwidth)
+                for size in _SIZES
+                for choice in self.nccl.candidates(pattern.operation, size, shape)
+                if choice.algorithm == pattern.algorithm
+            )
+        return self._limits[key]
+
+
+def _rates(topology: Topology) -> Ints:
+    """Bandwidths as integer rates, at least 1."""
+    rates = np.rint(topology.bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
+    return np.maximum(rates, 1).astype(np.int64)
