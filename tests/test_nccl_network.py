@@ -95,7 +95,7 @@ def test_prices_are_those_of_nccl() -> None:
 
 def test_neighbours_in_a_pipeline_use_one_card_each() -> None:
     net = NETWORKS["dgx-h100"]
-    index, links, weights = net.loads(
+    _, links, weights = net.loads(
         np.array([0, 2]), np.array([3, 11], np.int32), Pattern(Operation.SEND_RECV, "send")
     )
     names = [net.link_name(link) for link in links.tolist()]
