@@ -20,7 +20,17 @@ from .errors import InputError, nearest
 from .files import reason
 from .schema import parse
 
-__all__ = ["SUFFIX", "Preset", "find", "find_file", "folder", "match", "names", "packaged"]
+__all__ = [
+    "SUFFIX",
+    "Preset",
+    "find",
+    "find_file",
+    "folder",
+    "load_file",
+    "match",
+    "names",
+    "packaged",
+]
 
 SUFFIX = ".toml"
 """What a path to a user's file ends in; names of presets do not."""
@@ -104,7 +114,7 @@ def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
     """
     if str(wanted).endswith(SUFFIX):
         path = Path(wanted)
-        return Preset(path.stem, _contents(path), str(path))
+        return Preset(path.stem, load_file(path), str(path))
     found = str(wanted).casefold()
     if found not in file_names(name):  # an alias, or a mistake: a look into every file
         tables = folder(name)
@@ -143,7 +153,14 @@ def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choic
     return found
 
 
-def _contents(path: Path) -> dict[str, Any]:
+def load_file(path: Path) -> dict[str, Any]:
+    """Return what a TOML file of the user's holds.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or is not TOML.
+    """
     try:
         contents = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -154,7 +171,7 @@ def _contents(path: Path) -> dict[str, Any]:
 
 
 def _from_file(path: Path, kind: str) -> Preset:
-    tables = _contents(path)
+    tables = load_file(path)
     if len(tables) != 1 or not isinstance(next(iter(tables.values())), dict):
         found = ", ".join(tables) or "nothing"
         raise InputError(

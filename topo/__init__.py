@@ -8,11 +8,15 @@
     The cost of a communication as latency and bandwidth.
 ``Cluster``, ``find_cluster(name_or_path)``, ``cluster_names()``
     Which GPUs stand together in a node, and the numbers of their links with error bars.
+``Topology``, ``read_topology(path)``
+    GPUs, switches, links and routes as arrays; from a cluster (``Cluster.topology``) or a file.
 """
 
 from .alpha_beta import AlphaBeta
 from .cluster import Cluster, cluster_names, find_cluster
+from .files import read_topology
 from .price import Network, Price, SharedNetwork, class_of, rate_of
+from .topology import Topology
 
 __all__ = [
     "AlphaBeta",
@@ -20,8 +24,10 @@ __all__ = [
     "Network",
     "Price",
     "SharedNetwork",
+    "Topology",
     "class_of",
     "cluster_names",
     "find_cluster",
     "rate_of",
+    "read_topology",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,9 @@ from mpisim.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
 from .assemble import assemble
+from .changes import changed
 from .fabrics import Fabric
+from .files import GRAPHML, read_topology
 from .nodes import Node
 from .topology import Topology
 
@@ -98,6 +100,11 @@ class Cluster:
         Measured latencies and bandwidths of collectives.
     nccl : NcclChoice
         The communication library.
+    graph : str, optional
+        Path of a file that lists all GPUs, switches and links (:mod:`.files`), in place of what
+        `node` and `fabric` would make.
+    changes : dict of str to str
+        Links to slow or cut, as for :func:`.changes.changed`.
     aliases : tuple of str
         Other names it goes by.
     """
@@ -109,6 +116,8 @@ class Cluster:
     fabric: Fabric | None = None
     alpha_beta: LatencyBandwidth | None = None
     nccl: NcclChoice = field(default_factory=NcclChoice)
+    graph: str | None = None
+    changes: dict[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -133,10 +142,21 @@ class Cluster:
         Raises
         ------
         InputError
-            If there are several nodes and nothing between them, or more than the fabric has room
-            for.
+            If there are several nodes and nothing between them, more than the fabric or the
+            cluster's graph has room for, or a change that fits no link.
         """
-        return assemble(self, nodes)
+        if self.graph is None:
+            found = assemble(self, nodes)
+        else:
+            found = read_topology(self.graph)
+            wanted = nodes * self.gpus_per_node
+            if wanted > found.n_gpus:
+                raise InputError(
+                    f"{self.graph}: has {found.n_gpus} GPUs; {nodes} nodes of "
+                    f"{self.gpus_per_node} need {wanted}"
+                )
+            found = replace(found, gpu=found.gpu[:wanted])
+        return changed(found, self.changes) if self.changes else found
 
     def cost(self, nodes: int = 1) -> AlphaBeta:
         """Return the cost model of communications on some nodes of this cluster.
@@ -178,8 +198,8 @@ def find_cluster(name: str | Path) -> Cluster:
     ----------
     name : str or Path
         A name or alias of ``data/clusters``, in any case of letters, or the path of a ``.toml``
-        file of the same form. Where that names a GPU by a path, the path starts at the file's
-        folder.
+        file of the same form. Where that names a GPU or a graph by a path, the path starts at the
+        file's folder.
 
     Raises
     ------
@@ -193,9 +213,11 @@ def find_cluster(name: str | Path) -> Cluster:
     """
     preset = find_file(name, FOLDER, "cluster")
     table = preset.table
-    gpu = table.get("gpu")
-    if str(name).endswith(SUFFIX) and isinstance(gpu, str) and gpu.endswith(SUFFIX):
-        table = table | {"gpu": str(Path(preset.source).parent / gpu)}
+    if str(name).endswith(SUFFIX):
+        for key, suffixes in (("gpu", (SUFFIX,)), ("graph", (SUFFIX, GRAPHML))):
+            path = table.get(key)
+            if isinstance(path, str) and path.endswith(suffixes):
+                table = table | {key: str(Path(preset.source).parent / path)}
     return build(Cluster, table, preset.source)
 
 

@@ -29,6 +29,7 @@ COMMANDS = (
     "mpisim.cli.run",
     "mpisim.cli.new",
     "mpisim.cli.list",
+    "mpisim.cli.topo",
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.program",

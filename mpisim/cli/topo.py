@@ -1,0 +1,105 @@
+"""``mpisim topo``: what connects the GPUs of a cluster, or of a file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .output import check_json, check_outputs
+
+if TYPE_CHECKING:
+    from ..topo import Topology
+
+__all__ = ["add_parser", "show"]
+
+EXAMPLES = """\
+examples:
+  mpisim topo show dgx-h100                     what stands in a node
+  mpisim topo show dgx-h100 --nodes 64 --test   64 nodes, what they can send one another
+  mpisim topo show mine.toml --draw mine.svg    a cluster or a topology of your own, as a picture
+  mpisim topo show mine.graphml --test          a graph that another program wrote
+  mpisim topo show dgx-h100 --nodes 2 --test --set "links.node0.nic3->*.bandwidth=50 %"
+                                                the same with a link at half its speed
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parsers of ``mpisim topo``."""
+    parser = subparsers.add_parser(
+        "topo",
+        help="look at what connects the GPUs of a cluster",
+        description="Look at what connects the GPUs of a cluster.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    look = actions.add_parser(
+        "show",
+        help="print nodes, switches and links",
+        description="Print what stands in a node and between nodes: GPUs, NICs, switches, links "
+        "and their bandwidth; on request what they carry, or a picture.",
+        epilog=EXAMPLES,
+    )
+    look.add_argument(
+        "file", metavar="CLUSTER",
+        help="a name from mpisim list clusters, a file with a cluster (.toml), or one with a "
+        "topology (.toml, .graphml)",
+    )  # fmt: skip
+    look.add_argument("--nodes", type=int, metavar="N", help="how many (default: 1)")
+    look.add_argument(
+        "--test", action="store_true",
+        help="also the ways between sample GPUs, the bisection bandwidth, and that of each port",
+    )  # fmt: skip
+    look.add_argument(
+        "--set", dest="changes", metavar="LINK=VALUE", action="append", default=[],
+        help="slow or cut links: links.NAME.bandwidth=10GB/s (or 50%%), links.NAME.latency=5us, "
+        "links.NAME=cut; * in a name stands for anything; may be repeated",
+    )  # fmt: skip
+    look.add_argument("--draw", metavar="FILE", help="draw it: .svg, or .png and .pdf (matplotlib)")
+    look.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
+    look.set_defaults(run=show)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print a topology; under a launcher only the first process does."""
+    check_outputs(args)
+    check_json(args)
+    if args.nodes is not None and args.nodes < 1:
+        raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
+    from ..topo.describe import figures, measured, render
+    from .launch import launched_rank
+
+    topology = _topology(args)
+    if launched_rank() != 0:
+        return 0
+    found = figures(topology)
+    test = measured(topology) if args.test else None
+    if args.draw is not None:
+        from ..topo.draw import draw
+
+        draw(topology, args.draw)
+    if args.json is not None:
+        from ..files import write_json
+
+        write_json(args.json, found if test is None else found | {"test": test})
+    print(render(found, test))
+    return 0
+
+
+def _topology(args: argparse.Namespace) -> Topology:
+    from ..topo import find_cluster, read_topology
+    from ..topo.changes import changed
+    from ..topo.files import is_graph
+
+    changes = {}
+    for change in args.changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set {change!r}: it must be LINK=VALUE, such as links.NAME=cut")
+        changes[name.strip()] = value.strip()
+    if is_graph(args.file):
+        if args.nodes is not None:
+            raise UsageError(f"--nodes {args.nodes}: {args.file} lists its nodes itself")
+        topology = read_topology(args.file)
+    else:
+        topology = find_cluster(args.file).topology(args.nodes or 1)
+    return changed(topology, changes) if changes else topology

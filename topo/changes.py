@@ -1,0 +1,128 @@
+"""Single links made slower, faster or gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import translate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError, nearest
+
+from .amounts import bandwidth, latency
+from .checks import check_connected
+from .routes import Fastest, Rerouted
+from .topology import Topology
+
+__all__ = ["changed"]
+
+PREFIX = "links."
+CUT = "cut"
+KEYS = ("bandwidth", "latency")
+_FACTOR = re.compile(r"\s*([0-9.]+)\s*(%|x)\s*")
+
+
+def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
+    """Return a topology with some links changed.
+
+    Parameters
+    ----------
+    topology : Topology
+    changes : mapping of str to object
+        By ``links.NAME.bandwidth`` or ``links.NAME.latency`` a new value (``"10 GB/s"``,
+        ``"5 us"``) or a factor (``"50 %"``, ``"0.5 x"``); by ``links.NAME`` the word ``"cut"``. In
+        a name ``*`` stands for any text and ``?`` for any character. A link is directed: to slow a
+        cable, change both its links. Later changes act on what earlier ones left.
+
+    Returns
+    -------
+    Topology
+        Routes stay where they were, but for those over a cut link, which take the fastest way that
+        is left (all of a flow the same way).
+
+    Raises
+    ------
+    InputError
+        For a change that cannot be understood or fits no link, or GPUs cut off from one another.
+
+    Examples
+    --------
+    >>> from mpisim.topo import find_cluster
+    >>> box = find_cluster("dgx-h100").topology()
+    >>> slow = changed(box, {"links.node0.gpu3->*.bandwidth": "50 %"})
+    >>> slow.bandwidth.min() / box.bandwidth.min()
+    1.0
+    """
+    values = {key: getattr(topology, key).copy() for key in KEYS}
+    kept = np.ones(topology.n_links, bool)
+    for name, value in changes.items():
+        pattern, key = _target(name, value)
+        hit = _matches(topology, pattern)
+        if key is None:
+            kept[hit] = False
+            continue
+        factor = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+        if factor is None:
+            values[key][hit] = (bandwidth if key == "bandwidth" else latency)(value, repr(name))
+            continue
+        scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
+        if not scale:
+            raise InputError(f"{name!r} is {value!r}; it must be above 0, or '{CUT}' the link")
+        values[key][hit] *= scale
+    if kept.all():
+        return replace(topology, **values)
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    columns = {
+        key: getattr(topology, key)[kept] for key in ("source", "target", "kind", "share")
+    } | {key: value[kept] for key, value in values.items()}
+    around = Fastest(list(topology.names), topology.gpu, columns["source"], columns["target"],
+                     columns["bandwidth"], columns["latency"])  # fmt: skip
+    labels = {int(number[link]): text for link, text in topology.labels.items() if kept[link]}
+    found = replace(
+        topology, paths=Rerouted(topology.paths, number, around), labels=labels, **columns
+    )
+    check_connected(found)
+    return found
+
+
+def _number(text: str, name: str, value: object) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"{name!r} is {value!r}; it must be like '50 %' or '0.5 x'") from error
+
+
+def _target(name: str, value: object) -> tuple[str, str | None]:
+    """Return the pattern of a change, and its key; None to cut."""
+    if not name.startswith(PREFIX):
+        raise InputError(
+            f"unknown change {name!r}; allowed: links.NAME.bandwidth, links.NAME.latency, "
+            f"links.NAME = '{CUT}'"
+        )
+    pattern = name.removeprefix(PREFIX)
+    for key in KEYS:
+        if pattern.endswith(f".{key}"):
+            return pattern.removesuffix(f".{key}"), key
+    if value != CUT:
+        raise InputError(
+            f"{name!r} is {value!r}; it must be '{CUT}', or the name end in .bandwidth or .latency"
+        )
+    return pattern, None
+
+
+def _matches(topology: Topology, pattern: str) -> NDArray[np.int64]:
+    """Return the links that a pattern fits."""
+    names = topology.link_names
+    # Names may have brackets, which are no sets of characters here.
+    expression = re.compile(translate(pattern.replace("[", "[[]")))
+    hit = np.flatnonzero([expression.match(name) is not None for name in names])
+    if not len(hit):
+        near = "" if "*" in pattern else nearest(pattern, names)
+        raise InputError(
+            f"{PREFIX}{pattern}: {topology.title} has no such link{near}; names are "
+            f"like {names[0]!r}" if names else f"{topology.title} has no links"
+        )
+    return hit

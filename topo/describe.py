@@ -1,0 +1,119 @@
+"""A topology in words and numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from mpisim.text import aligned
+
+from .measure import bisection, rails, sample_paths
+from .topology import LinkKind, NodeKind, Topology
+
+__all__ = ["figures", "measured", "render"]
+
+INSIDE = (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
+NODES = {
+    NodeKind.GPU: "GPUs", NodeKind.NVSWITCH: "NVSwitch domains", NodeKind.PCIE: "PCIe switches",
+    NodeKind.CPU: "CPUs", NodeKind.NIC: "NICs", NodeKind.SWITCH: "switches",
+}  # fmt: skip
+LINKS = {
+    LinkKind.NVLINK: "NVLink, xGMI", LinkKind.PCIE: "PCIe", LinkKind.HOST: "GPU to CPU",
+    LinkKind.SOCKET: "CPU to CPU", LinkKind.NIC: "to and from ports",
+    LinkKind.FABRIC: "between switches",
+}  # fmt: skip
+
+
+def figures(topology: Topology) -> dict[str, Any]:
+    """Return what there is: counts, and links by kind and bandwidth.
+
+    Returns
+    -------
+    dict
+        ``title``, ``gpus``, ``nics``, ``nodes`` (counts by kind), ``n_links``, ``links`` (a list of
+        tables with ``kind``, ``count``, ``bandwidth`` in bytes/s and ``latency`` in s).
+    """
+    counts = np.bincount(topology.node_kind, minlength=len(NodeKind)).tolist()
+    rows = Counter(
+        zip(topology.kind.tolist(), topology.bandwidth.tolist(), topology.latency.tolist(),
+            strict=True)
+    )  # fmt: skip
+    return {
+        "title": topology.title,
+        "gpus": topology.n_gpus,
+        "nics": topology.cards,
+        "nodes": {kind.name.lower(): counts[kind] for kind in NodeKind if counts[kind]},
+        "n_links": topology.n_links,
+        "links": [
+            {"kind": LinkKind(kind).name.lower(), "count": count, "bandwidth": bandwidth,
+             "latency": latency}
+            for (kind, bandwidth, latency), count in sorted(
+                rows.items(), key=lambda row: (row[0][0], -row[0][1], row[0][2])
+            )
+        ],
+    }  # fmt: skip
+
+
+def measured(topology: Topology) -> dict[str, Any]:
+    """Return what it can carry: sample paths, bisection and rails, in bytes/s and s."""
+    return {
+        "bisection": bisection(topology),
+        "rails": rails(topology),
+        "paths": [vars(path) for path in sample_paths(topology)],
+    }
+
+
+def render(found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12) -> str:
+    """Write `figures`, and `measured` if given, for people."""
+    nodes = [
+        f"{found['nics'] if kind is NodeKind.NIC else count:,} {NODES[kind]}"
+        for kind in NodeKind
+        if (count := found["nodes"].get(kind.name.lower()))
+    ]
+    lines = [found["title"], ", ".join(nodes), ""]
+    for head, inside in (("inside nodes", True), ("between nodes", False)):
+        rows = [each for each in found["links"] if (_kind(each) in INSIDE) is inside]
+        if not rows:
+            continue
+        cells = [(f"links {head}", "number", "GB/s", "latency us")]
+        cells += [
+            (f"  {LINKS[_kind(each)]}", f"{each['count']:,}", f"{each['bandwidth'] / 1e9:,.1f}",
+             f"{each['latency'] * 1e6:.2f}")
+            for each in rows[:top]
+        ]  # fmt: skip
+        lines += aligned(cells)
+        if len(rows) > top:
+            lines.append(f"  and {len(rows) - top} kinds more")
+        lines.append("")
+    lines.append(f"{found['n_links']:,} links; each has one direction, a cable is two of them")
+    if test is not None:
+        lines += ["", *_tested(test)]
+    return "\n".join(lines)
+
+
+def _kind(row: dict[str, Any]) -> LinkKind:
+    return LinkKind[row["kind"].upper()]
+
+
+def _tested(test: dict[str, Any]) -> list[str]:
+    lines = [f"bisection: {test['bisection'] / 1e9:,.1f} GB/s from the first half of the GPUs to "
+             "the second (largest flow)"]  # fmt: skip
+    ports = test["rails"]
+    if ports:
+        speeds = Counter(f"{speed / 1e9:,.1f}" for speed in ports.values())
+        each = ", ".join(f"{count} of {speed} GB/s" for speed, count in speeds.items())
+        lines.append(f"a node's ports into the fabric: {each}")
+    lines.append("")
+    for path in test["paths"]:
+        lines.append(
+            f"GPU {path['a']} to GPU {path['b']}: {path['bandwidth'] / 1e9:,.1f} GB/s, "
+            f"{path['latency'] * 1e6:.2f} us"
+        )
+        lines.append("  " + "  ".join(path["links"][:12]) + _more(len(path["links"]) - 12))
+    return lines
+
+
+def _more(n: int) -> str:
+    return f"  and {n} links more" if n > 0 else ""

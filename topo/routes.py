@@ -1,0 +1,121 @@
+"""Ways through any graph: the fastest for a message of a given size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+
+from .topology import Paths
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["Fastest", "Rerouted"]
+
+MESSAGE = 2.0**20
+"""Bytes of the message: fast links win over few hops, as they do for NCCL, but not at any price."""
+
+_CHUNK = 64
+"""Senders at a time: their distances to all nodes are held in memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fastest:
+    """Routes of the least sum of latency and `MESSAGE` over bandwidth, by Dijkstra's algorithm.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Of the nodes, for messages.
+    gpu : int64, shape (n_gpus,)
+    source, target : int32, shape (n_links,)
+    bandwidth, latency : float64, shape (n_links,)
+    """
+
+    names: list[str]
+    gpu: NDArray[np.int64]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    bandwidth: NDArray[np.float64]
+    latency: NDArray[np.float64]
+
+    @cached_property
+    def _best(self) -> tuple[csr_array, dict[tuple[int, int], int]]:
+        """The time of the best link between each pair of nodes, and which link that is."""
+        from scipy.sparse import csr_array
+
+        time = self.latency + MESSAGE / self.bandwidth
+        order = np.lexsort((np.arange(len(time)), time, self.target, self.source))
+        source, target = self.source[order], self.target[order]
+        first = np.ones(len(order), bool)
+        first[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+        kept = order[first]
+        ends = (self.source[kept], self.target[kept])
+        n = len(self.names)
+        matrix = csr_array((time[kept], ends), shape=(n, n))
+        pairs = zip(ends[0].tolist(), ends[1].tolist(), strict=True)
+        return matrix, dict(zip(pairs, kept.tolist(), strict=True))
+
+    def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+        from scipy.sparse.csgraph import dijkstra
+
+        matrix, link = self._best
+        rows: list[list[int]] = [[] for _ in a]
+        senders, which = np.unique(self.gpu[a], return_inverse=True)
+        for low in range(0, len(senders), _CHUNK):
+            chunk = senders[low : low + _CHUNK]
+            _, before = dijkstra(matrix, indices=chunk, return_predecessors=True)
+            for i in np.flatnonzero((which >= low) & (which < low + _CHUNK)).tolist():
+                start, node = int(senders[which[i]]), int(self.gpu[b[i]])
+                while node != start:
+                    previous = int(before[which[i] - low, node])
+                    if previous < 0:
+                        raise InputError(
+                            f"GPU {a[i]} ({self.names[start]}) cannot reach GPU {b[i]} "
+                            f"({self.names[self.gpu[b[i]]]})"
+                        )
+                    rows[i].append(link[previous, node])
+                    node = previous
+                rows[i].reverse()
+        padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
+        for i, row in enumerate(rows):
+            padded[i, : len(row)] = row
+        return padded
+
+
+@dataclass(frozen=True, eq=False)
+class Rerouted:
+    """Routes as they were, but around links that have been cut.
+
+    Attributes
+    ----------
+    before : callable
+        The routes without cuts, in old numbers of links.
+    number : int64
+        The new number of each old link, -1 if it was cut.
+    around : Fastest
+        The routes of pairs that had a cut link on their way, in new numbers.
+    """
+
+    before: Paths
+    number: NDArray[np.int64]
+    around: Fastest
+
+    def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+        old = self.before(a, b)
+        new = np.where(old >= 0, self.number[old], -1)
+        hit = ((old >= 0) & (new < 0)).any(axis=1)
+        if not hit.any():
+            return new
+        others = self.around(a[hit], b[hit])
+        found = np.full((len(new), max(new.shape[1], others.shape[1])), -1, np.int64)
+        found[:, : new.shape[1]] = new
+        found[hit] = -1
+        found[np.flatnonzero(hit)[:, None], np.arange(others.shape[1])] = others
+        return found
