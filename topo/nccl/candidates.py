@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpisim.program import Operation
 
 from .bandwidth import bandwidth
-from .chunks import chunk, depth, quantum
+from .chunks import fill, quantum
 from .factors import Factors
 from .graph import Graph, Links, channels, links, search, wires
 from .latency import hops, latency
@@ -21,7 +21,7 @@ from .tables import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, Tables
 
 __all__ = ["Candidate", "candidates"]
 
-Floats = NDArray[np.float64]
+Floats = np.float64 | NDArray[np.float64]
 Sizes = float | Floats
 
 _HALVES = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
@@ -75,7 +75,7 @@ class Candidate:
 
     def expected(self, bytes: Sizes) -> Floats:
         """Return the tuner's time, for one size or an array of them."""
-        corrected = np.float64(self.expected_bandwidth)
+        corrected: Floats = np.float64(self.expected_bandwidth)
         if self.correction is not None:
             index = np.floor(np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)).astype(int)
             last = len(self.correction)
@@ -96,7 +96,7 @@ class Candidate:
 
     def flowing(self, bytes: Sizes) -> Floats:
         """Return bytes per second once they flow."""
-        rate = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
+        rate: Floats = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
         if self.correction is None:
             return rate
         at = np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)
@@ -105,7 +105,8 @@ class Candidate:
 
     def lasting(self, bytes: Sizes) -> Floats:
         """Return the seconds before bytes flow."""
-        filling = np.minimum(bytes, self.fill) / self.bandwidth if self.fill else 0.0
+# Chunks shrink with the message: a small one fills with little, a large one with whole buffers.
+        filling = bytes * self.fill / (bytes + self.fill) / self.bandwidth if self.fill else 0.0
         return self._plateau(bytes) * self.latency + filling
 
     def _plateau(self, bytes: Sizes) -> Floats:
@@ -163,7 +164,7 @@ def candidates(
                     real.inside * factors.latency_inside + real.across * factors.latency_across,
                     reached,
                     _channel_bandwidth(operation, algorithm, protocol, shape, tables),
-                    depth(operation, algorithm, shape) * chunk(protocol, settings, tables) * count,
+                    fill(operation, algorithm, protocol, shape, count, settings, tables),
                     tables.raw["plateau"]["bytes"] * count * shape.ranks,
                     tables.plateau_factor if plateau else 1.0,
                     tables.correction[protocol] if algorithm == "tree" else None,
@@ -239,12 +240,12 @@ def _channel_bandwidth(
 ) -> float:
     """Return the payload that one block of threads can move, in bytes of the full buffer.
 
-    NCCL's highest speeds of a channel on one node are what a block reaches: half of it is payload
-    for LL, 120 of 128 bytes for LL128.
+    NCCL's highest speeds of a channel on one node, halved: the tuner counts channels before they
+    are doubled. Of LL, half is payload.
     """
     if algorithm in ("nvls", "nvls-tree"):
         return float("inf")
-    most = tables.caps["ring-ll128" if protocol == LL128 else "tree"][0]
+    most = tables.caps["ring-ll128" if protocol == LL128 else "tree"][0] / 2
     if protocol == LL:
         most /= 2
     ranks = shape.ranks

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from mpisim.program import Operation
 
 from .settings import Settings
 from .shape import Shape
 from .tables import LL, LL128, PROTOCOLS, SIMPLE, Tables
 
-__all__ = ["chunk", "depth", "quantum"]
+__all__ = ["fill", "quantum"]
 
 
 def quantum(
@@ -40,20 +42,38 @@ def quantum(
     return threads * of["bytes"] * ranks
 
 
-def chunk(protocol: int, settings: Settings, tables: Tables) -> float:
+def fill(
+    operation: Operation,
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    channels: int,
+    settings: Settings,
+    tables: Tables,
+) -> float:
+    """Return the bytes, of all channels together, that pass before a pipeline flows.
+
+    That is a chunk of each channel (of each head of each channel, for multicast) for each step
+    that the last rank is away from the first. Rings that all ranks feed (all-reduce and its halves)
+    run at full speed from the first step; what trees lose is in NCCL's own correction.
+    """
+    buffers = tables.raw["buffers"]
+    heads = min(shape.least, tables.raw["channels"]["nvls-heads"])
+    if algorithm == "nvls":
+        return float(buffers["nvls"] * channels * heads * (1 if shape.nodes == 1 else 3))
+    if algorithm == "nvls-tree":
+        size = buffers["nvls" if shape.nodes < 4 else "nvls-tree-large"]
+        return size * channels * heads * (2 + 2 * log2(shape.nodes))
+    chains = operation in (Operation.BROADCAST, Operation.REDUCE)
+    if algorithm == "ring" and chains:
+        return max(shape.ranks - 2, 0) * _chunk(protocol, settings, tables) * channels
+    return 0.0
+
+
+def _chunk(protocol: int, settings: Settings, tables: Tables) -> float:
     """Return the payload of one step of a connection's buffer."""
     buffers = tables.raw["buffers"]
     if protocol == SIMPLE:
         return (settings.buffsize or buffers["simple"]) / buffers["steps"]
     name = PROTOCOLS[protocol]
-    return buffers[name] * buffers[f"{name}-payload"] / buffers["steps"]
-
-
-def depth(operation: Operation, algorithm: str, shape: Shape) -> int:
-    """Return how many chunks' times pass before the last rank of a pipeline receives its first.
-
-    Rings that all ranks feed (all-reduce and its halves) run at full speed from the first step.
-    What trees lose is in NCCL's own correction.
-    """
-    chains = operation in (Operation.BROADCAST, Operation.REDUCE)
-    return max(shape.ranks - 2, 0) if algorithm == "ring" and chains else 0
+    return float(buffers[name] * buffers[f"{name}-payload"] / buffers["steps"])
