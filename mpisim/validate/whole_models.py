@@ -7,7 +7,8 @@ and timed with neither, its gradient with the backward; there is no optimizer. B
 classifier in inference and all of its heads in training.
 
 The kernels come from the workload generator, which writes what Megatron-LM launches. Where Hugging
-Face's eager code launches others, `_as_launched` says so.
+Face's eager code launches others, :mod:`.eager_transformers` says so; ``torch.compile`` is taken to
+launch what the generator's fused kernels are.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ..experiment import ClusterChoice, Experiment, Plan, Transformer
 from ..experiment.presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
-from ..kernels.operations import BYTES, Elementwise, Gemm, Kernel
+from ..kernels.operations import Gemm, Kernel
 from ..quantity import PICOSECONDS
 from ..schema import build
 from ..workloads import lay_out
 from ..workloads.operators import Compute, Operator
 from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
 from .cases import Case, Validation
+from .eager_transformers import Eager
 
 __all__ = ["is_whole_models", "steps", "validate_whole_models"]
 
@@ -45,8 +47,6 @@ MODELS = {
 }
 """Presets by NeuSight's names; its mixtures of experts (Switch) pad every expert's tokens in a loop
 of Python, which no framework for training does."""
-
-FP32 = BYTES["fp32"]
 
 HEAVY_ALLOCATION = 0.75
 """Forward over backward time above which a row counts as one whose allocations took long: the
@@ -189,6 +189,7 @@ def steps(
         global_batch=batch, micro_batch=batch, precision="fp32", kernels="eager", fused=fused,
         dp_style="ddp",
     )  # fmt: skip
+    eager = Eager(model, batch)
     layout = lay_out(Experiment(model, plan, ClusterChoice("none")), 1)
     forward: list[Kernel] = []
     backward: list[Kernel] = []
@@ -197,9 +198,9 @@ def steps(
             if not training and _left_out(operator.name, model):
                 continue
             if operator.name != "loss":
-                forward += _as_launched(operator, model, plan)
+                forward += _fused(operator) if fused else eager.forward(operator)
             if training:
-                backward += [each.kernel for each in operator.backward if isinstance(each, Compute)]
+                backward += eager.backward(operator)
     return [_unpadded(each, model.vocab) for each in forward], [
         _unpadded(each, model.vocab) for each in backward
     ]
@@ -219,24 +220,6 @@ def _left_out(name: str, model: Transformer) -> bool:
     return model.family == "bert" and name.startswith(("head", "logits", "loss"))
 
 
-def _as_launched(operator: Operator, model: Transformer, plan: Plan) -> Iterator[Kernel]:
-    """Yield the kernels of an operator's forward pass as Hugging Face's eager code launches them.
-
-    Biases are added within the products (``addmm``). Scores are scaled by a kernel of their own,
-    in GPT-2 and BERT divided, in OPT compared with the least number. GPT-2's ``gelu_new`` is
-    written out: a power, three products, two sums, a tanh and one more product, of which two read
-    a second tensor.
-    """
-    for step in operator.forward:
-        if not isinstance(step, Compute):
-            continue
-        if not plan.fused:
-            if step.name.endswith(" bias"):
-                continue
-            if step.name == "attention mask":
-                yield step.kernel
-            elif step.name == "feed-forward gelu" and model.family == "gpt":
-                size = step.kernel.traffic // (2 * FP32)
-                yield from (Elementwise(2 * FP32 * size) for _ in range(5))
-                yield from (Elementwise(3 * FP32 * size) for _ in range(2))
-        yield step.kernel
+def _fused(operator: Operator) -> Iterator[Kernel]:
+    """Yield the kernels of an operator's forward pass as the generator has them."""
+    return (step.kernel for step in operator.forward if isinstance(step, Compute))
