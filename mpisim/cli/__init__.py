@@ -30,6 +30,7 @@ COMMANDS = (
     "mpisim.cli.new",
     "mpisim.cli.list",
     "mpisim.cli.topo",
+    "mpisim.cli.comm",
     "mpisim.cli.replay",
     "mpisim.cli.report",
     "mpisim.cli.program",

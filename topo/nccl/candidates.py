@@ -105,9 +105,12 @@ class Candidate:
 
     def lasting(self, bytes: Sizes) -> Floats:
         """Return the seconds before bytes flow."""
-# Chunks shrink with the message: a small one fills with little, a large one with whole buffers.
-        filling = bytes * self.fill / (bytes + self.fill) / self.bandwidth if self.fill else 0.0
-        return self._plateau(bytes) * self.latency + filling
+        lasting = self._plateau(bytes) * self.latency
+        if not self.fill:
+            return lasting
+        # Chunks shrink with the message: a small one fills with little, a large one with whole
+        # buffers.
+        return lasting + bytes * self.fill / (bytes + self.fill) / self.bandwidth
 
     def _plateau(self, bytes: Sizes) -> Floats:
         if self.plateau_factor == 1.0:

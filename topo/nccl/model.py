@@ -22,7 +22,7 @@ from mpisim.program import Operation
 from .candidates import Candidate, candidates
 from .factors import Factors
 from .graph import links
-from .point_to_point import OPERATIONS, eager, traffic
+from .point_to_point import OPERATIONS, traffic
 from .settings import Settings
 from .shape import Shape
 from .system import System
@@ -153,11 +153,9 @@ class Nccl:
         if operation is Operation.BARRIER:
             return np.full(sizes.shape, self.seconds(operation, 0, shape))
         if operation in OPERATIONS:
-            small = self._sends(operation, True, shape)
-            large = self._sends(operation, False, shape)
-            fits = sizes <= eager(operation, shape, self.tables)
-            latency = np.where(fits, small.latency, large.latency)
-            return latency + sizes / np.where(fits, small.bandwidth, large.bandwidth)
+            # Sizes of sends are few, and the channels of each differ.
+            each = [self.seconds(operation, int(size), shape) for size in sizes.flat]
+            return np.reshape(each, sizes.shape)
         plan = self._plan(operation, shape)
         chosen = np.argmin([each.expected(sizes) for each in plan], axis=0)
         times = np.empty(sizes.shape)
@@ -183,8 +181,7 @@ class Nccl:
         if operation is Operation.BARRIER:
             return self.choose(Operation.ALL_REDUCE, _BARRIER, shape)
         if operation in OPERATIONS:
-            small = bytes <= eager(operation, shape, self.tables)
-            return self._sends(operation, small, shape)
+            return self._sends(operation, bytes, shape)
         plan = self._plan(operation, shape)
         return _choice(min(plan, key=lambda each: each.expected(bytes)), bytes)
 
@@ -196,10 +193,10 @@ class Nccl:
             )
         return self._plans[key]
 
-    def _sends(self, operation: Operation, small: bool, shape: Shape) -> Choice:
+    def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         scaled = self.factors.of(links(self.system, self.settings, shape, self.tables), self.system)
         found = traffic(
-            operation, small, shape, scaled, self.system, self.settings, self.tables
+            operation, bytes, shape, scaled, self.system, self.settings, self.tables
         )
         latency = (
             found.latency_inside * self.factors.latency_inside

@@ -16,9 +16,9 @@ from .latency import hops
 from .settings import Settings
 from .shape import Shape
 from .system import System
-from .tables import LL, SIMPLE, Tables
+from .tables import LL, PROTOCOLS, SIMPLE, Tables
 
-__all__ = ["OPERATIONS", "Traffic", "eager", "peer_channels", "traffic"]
+__all__ = ["OPERATIONS", "Traffic", "traffic"]
 
 OPERATIONS = frozenset(
     (Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER)
@@ -50,7 +50,7 @@ class Traffic:
 
 def traffic(
     operation: Operation,
-    small: bool,
+    bytes: float,
     shape: Shape,
     found: Links,
     system: System,
@@ -63,12 +63,15 @@ def traffic(
     ----------
     operation : Operation
         One of `OPERATIONS`.
-    small : bool
-        Whether each peer gets so little that flags travel with the data (LL).
+    bytes : float
+        The full buffer.
     found : Links
         Of the wires.
     """
-    protocol = LL if small else SIMPLE
+    limits = tables.raw["point-to-point"]
+    part = bytes if operation is Operation.SEND_RECV else bytes / shape.ranks
+    # So little that flags travel with the data.
+    protocol = LL if part <= limits["ll-most"] else SIMPLE
     step = hops("ring", protocol, system, settings, shape, found, tables)
     n, r, nodes = shape.ranks, shape.most, shape.nodes
     there = n - shape.least if nodes > 1 else 0  # peers on other nodes
@@ -79,34 +82,61 @@ def traffic(
     # On the way to another rail's NIC data crosses to the GPU next to it.
     relayed = settings.pxn_level == 2 and found.fast and r > 1
     latency_inside = tables.base["ring"][protocol] + (step.inside if here or relayed else 0.0)
-    per_peer = peer_channels(shape, settings, tables)
-    connection = min(per_peer * tables.connection.si, found.across) if there else 0.0
-    if operation is Operation.SEND_RECV:
-        pair = _pair(found, shape, system)
-        if nodes > 1:
-            return Traffic(latency_inside, latency_across, 0.0, 1 / connection, per_peer, "simple")
-        return Traffic(latency_inside, 0.0, 1 / pair, 0.0, _inside_channels(tables), "simple")
-    if operation is Operation.ALL_TO_ALL:
-        relay = there / n * (r - 1) / r if relayed else 0.0
-        inside = (here / n + relay) / found.inside if here else 0.0
-        rate = min(found.across, r * there * connection) if there else 1.0
-        across = r * there / n / rate
-    else:  # everything through the links of one GPU and its NIC
-        inside = here / n / found.inside if here else 0.0
+    per_peer = _net_channels(shape, settings, tables)
+    connection = 0.0
+    if there:
         one = found.across / max(shape.nics, 1)
-        across = there / n / min(one, there * connection) if there else 0.0
-    name = "ll" if small else "simple"
-    channels = per_peer if there else _inside_channels(tables)
-    return Traffic(latency_inside, latency_across, inside, across, channels, name)
+        connection = min(per_peer * _connection(one, settings, tables), found.across)
+    inside = across = 0.0
+    channels = per_peer if there else _channels(part, shape, settings, tables)
+    # One block of threads moves half of what the tuner counts for a channel: see candidates.
+    block = tables.caps["tree"][0] / 2
+    if operation is Operation.SEND_RECV:
+        if there:
+            across = 1 / connection
+        else:
+            inside = 1 / min(_pair(found, shape, system), channels * block)
+    elif operation is Operation.ALL_TO_ALL:
+        if here:
+            relay = there / n * (r - 1) / r if relayed else 0.0
+            rate = min(found.inside, here * channels * block) if not there else found.inside
+            inside = (here / n + relay) / rate
+        if there:
+            across = r * there / n / min(found.across, r * there * connection)
+    else:  # everything goes over the links of one GPU, and over its NIC
+        if here:
+            inside = here / n / found.inside
+        if there:
+            across = there / n / min(found.across / max(shape.nics, 1), there * connection)
+    return Traffic(latency_inside, latency_across, inside, across, channels, PROTOCOLS[protocol])
 
 
-def eager(operation: Operation, shape: Shape, tables: Tables) -> int:
-    """Return the largest full buffer whose parts travel with flags."""
-    most: int = tables.raw["point-to-point"]["ll-most"]
-    return most if operation is Operation.SEND_RECV else most * shape.ranks
+def _connection(nic: float, settings: Settings, tables: Tables) -> float:
+    """Return what one connection over the network moves.
+
+    It spends the same time on each message besides moving it, whatever its size.
+    """
+    message = tables.raw["point-to-point"]["message"]
+    overhead = max(message / tables.connection.si - message / nic, 0.0)
+    size = settings.p2p_net_chunksize or message
+    return size / (size / nic + overhead)
 
 
-def peer_channels(shape: Shape, settings: Settings, tables: Tables) -> int:
+def _channels(part: float, shape: Shape, settings: Settings, tables: Tables) -> int:
+    """Return the connections of a send inside a node: more for large ones.
+
+    They begin with the peer's share of all channels, and double while each would carry more than
+    32 steps of the buffer.
+    """
+    limits = tables.raw["point-to-point"]
+    most = min(limits["channels"], settings.max_nchannels or limits["channels"])
+    count = min(most, 1 << max(0, (limits["channels"] // shape.ranks).bit_length() - 1))
+    while 2 * count <= most and part / count > limits["most-per-channel"]:
+        count *= 2
+    return count
+
+
+def _net_channels(shape: Shape, settings: Settings, tables: Tables) -> int:
     """Return the connections a send over the network has: fewer in large groups."""
     if settings.nchannels_per_net_peer is not None:
         return settings.nchannels_per_net_peer
@@ -115,11 +145,6 @@ def peer_channels(shape: Shape, settings: Settings, tables: Tables) -> int:
     while count > 1 and count * shape.ranks > 4 * limits["channels-across"]:
         count //= 2
     return count
-
-
-def _inside_channels(tables: Tables) -> int:
-    channels: int = tables.raw["point-to-point"]["channels"]
-    return channels
 
 
 def _pair(found: Links, shape: Shape, system: System) -> float:

@@ -57,6 +57,8 @@ class Tables:
     plateau_factor : float
     connection : Quantity
         What one connection of a send over the network moves.
+    latency_error, bandwidth_error : float
+        Relative error bars of the model without a calibration.
     raw : mapping
         The file, for what has no history: plateau, threads, channels, buffers, point-to-point.
     """
@@ -73,6 +75,8 @@ class Tables:
     correction: NDArray[np.float64]
     plateau_factor: float
     connection: Quantity
+    latency_error: float
+    bandwidth_error: float
     raw: Mapping[str, Any]
 
 
@@ -108,11 +112,15 @@ def tables(arch: str, version: tuple[int, ...]) -> Tables:
         generation=gpu["generation"],
         correction=np.array([raw["correction"][protocol] for protocol in PROTOCOLS], float),
         plateau_factor=plateau["factor" if gpu["generation"] >= 80 else "factor-before-ampere"],
-        connection=build(
-            Quantity, raw["point-to-point"]["connection"], FILE, "point-to-point.connection"
-        ),
+        connection=_quantity("point-to-point", "connection"),
+        latency_error=_quantity("error", "latency").error,
+        bandwidth_error=_quantity("error", "bandwidth").error,
         raw=raw,
     )
+
+
+def _quantity(table: str, key: str) -> Quantity:
+    return build(Quantity, packaged(FILE)[table][key], FILE, f"{table}.{key}")
 
 
 def _caps(name: str, version: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
