@@ -79,7 +79,27 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         share=share,
         paths=_Regular(box, cables, nodes, gpus),
         cards=nodes * node.nics,
+        labels=_parallel(names, ends[0], ends[1], kind == LinkKind.FABRIC),
     )
+
+
+def _parallel(
+    names: list[str], source: NDArray[np.int64], target: NDArray[np.int64],
+    where: NDArray[np.bool_],
+) -> dict[int, str]:
+    """Return names of links that have others beside them: their number goes last."""
+    (links,) = np.nonzero(where)
+    pairs = source[links] * len(names) + target[links]
+    order = np.argsort(pairs, kind="stable")
+    _, first, count = np.unique(pairs[order], return_index=True, return_counts=True)
+    rank = np.arange(len(links)) - np.repeat(first, count)
+    several = np.repeat(count, count) > 1
+    return {
+        link: f"{names[source[link]]}->{names[target[link]]}#{i}"
+        for link, i in zip(
+            links[order][several].tolist(), rank[several].tolist(), strict=True
+        )
+    }
 
 
 def _ports(cluster: Cluster, box: Box, nodes: int) -> Ports:

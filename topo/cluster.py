@@ -127,6 +127,9 @@ class Cluster:
                 f"'gpus_per_node' is {self.gpus_per_node}; it must be a multiple of node.tray, "
                 f"{node.tray}"
             )
+        trays = self.gpus_per_node // (node.tray or self.gpus_per_node)
+        if node.nics % trays:
+            raise InputError(f"'node.nics' is {node.nics}; it must be a multiple of {trays} trays")
         if node.kind == "hypercube-mesh" and self.gpus_per_node != 8:
             raise InputError(f"'gpus_per_node' is {self.gpus_per_node}; a hypercube-mesh has 8")
         if fabric is None and node.kind == "direct":
@@ -145,6 +148,8 @@ class Cluster:
             If there are several nodes and nothing between them, more than the fabric or the
             cluster's graph has room for, or a change that fits no link.
         """
+        if nodes < 1:
+            raise InputError(f"{self.title}: {nodes} nodes; there must be 1 or more")
         if self.graph is None:
             found = assemble(self, nodes)
         else:

@@ -63,7 +63,7 @@ def draw(topology: Topology, path: str | Path) -> None:
             file.write(_svg(topology).encode())
         return
     try:
-        Figure = import_module("matplotlib.figure").Figure  # noqa: N806
+        Figure = import_module("matplotlib.figure").Figure
     except ImportError as error:
         raise InputError(
             f"{path}: {ending} needs matplotlib, which is not installed; install it or draw .svg"

@@ -90,6 +90,8 @@ class Node:
                 raise InputError(f"{key!r} is {verb}; with {what} it {must}")
         if self.kind == "direct" and self.nics:
             raise InputError(f"'nics' is {self.nics}; GPUs that are joined directly have none")
+        if self.tray is not None and self.kind != "nvswitch":
+            raise InputError(f"'tray' is {self.tray}; only GPUs behind an NVSwitch can be in trays")
         if self.numa_nodes > 1 and self.socket_bandwidth is None:
             raise InputError(f"'socket_bandwidth' is missing; there are {self.numa_nodes} CPUs")
         if self.nic_path == "sys" and self.nics and self.numa_nodes < 2:
