@@ -1,0 +1,479 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Flows that share links, compiled. `sharing_twin` is the same in plain Python: read it first.
+
+What the twin solves anew at every change is solved here only where it can have changed. A link
+*binds* if its flows, each at its cap, would overload it; other links are left out. Flows that are
+joined by links that bind form components, and only those with a link or flow that has changed are
+filled again. A link that has ceased to bind may have held back flows, which then join in.
+
+Filling takes the lowest level from two heaps, caps of flows and levels of links. Levels only rise
+while flows stop elsewhere, so the key of a link in the heap is a lower bound that is brought up to
+date when it comes to the top. In the heap of ends, likewise, a flow that has slowed down keeps its
+key until then.
+
+Callers are trusted: no index is checked. All but `changes` runs without the interpreter. Where
+memory is exhausted after construction the process ends: nobody could be told.
+"""
+
+import numpy as np
+
+cimport cython
+from cpython.exc cimport PyErr_NoMemory
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+
+cdef extern from "Python.h":
+    void Py_FatalError(const char* message) noexcept nogil
+
+cdef enum:
+    RATE_BITS = 40
+    WEIGHT_BITS = 20
+    FIRST_ROOM = 4
+
+
+cdef inline int64_t level_of(const Link* link) noexcept nogil:
+    """At which rate of all its flows without one a link is full."""
+    if link.left < link.filling:
+        return 1
+    return quotient(link.left, link.filling)
+
+
+cdef inline int64_t quotient(int128_t a, int64_t b) noexcept nogil:
+    """a / b of positive integers; INT64_MAX where it is more."""
+    if a <= INT64_MAX:  # a division of 64 bits is several times faster
+        return <int64_t>a / b
+    a /= b
+    return <int64_t>a if a <= INT64_MAX else INT64_MAX
+
+
+cdef inline int64_t end_of(int64_t time, int128_t remaining, int64_t rate) noexcept nogil:
+    if remaining <= 0:
+        return time
+    return time + min(quotient(remaining + rate - 1, rate), INT64_MAX - time)
+
+
+cdef inline void settle(Flow* flow, int64_t time) noexcept nogil:
+    flow.remaining -= <int128_t>flow.rate * (time - flow.settled)
+    flow.settled = time
+
+
+cdef inline bint before(const Entry* a, const Entry* b) noexcept nogil:
+    return a.key < b.key or (a.key == b.key and a.item < b.item)
+
+
+cdef inline void sift(Entry* heap, int64_t n, int64_t at) noexcept nogil:
+    """Move an entry down to where it belongs."""
+    cdef Entry entry = heap[at]
+    cdef int64_t child = 2 * at + 1
+    while child < n:
+        if child + 1 < n and heap[child + 1].key < heap[child].key:
+            child += 1
+        if entry.key <= heap[child].key:
+            break
+        heap[at] = heap[child]
+        at = child
+        child = 2 * at + 1
+    heap[at] = entry
+
+
+cdef inline void take(Entry* heap, int64_t* n) noexcept nogil:
+    """Take the top off, and leave it behind the last entry."""
+    cdef Entry top = heap[0]
+    n[0] -= 1
+    heap[0] = heap[n[0]]
+    heap[n[0]] = top
+    sift(heap, n[0], 0)
+
+
+cdef void heapify(Entry* heap, int64_t n) noexcept nogil:
+    cdef int64_t at
+    for at in range(n // 2 - 1, -1, -1):
+        sift(heap, n, at)
+
+
+@cython.final
+cdef class Sharing:
+    """Flows over links with capacities: see the twin."""
+
+    def __cinit__(
+        self,
+        const int64_t[::1] capacity not None,
+        const int64_t[::1] route_index not None,
+        const int64_t[::1] route_link not None,
+        const int64_t[::1] route_weight not None,
+        bint record=False,
+    ):
+        cdef int64_t n = capacity.shape[0], link, route, leg, alone
+        cdef int64_t n_routes = route_index.shape[0] - 1
+        cdef const int64_t[::1] view
+        if np.min(capacity, initial=1) < 1 or np.min(route_weight, initial=1) < 1:
+            raise ValueError("a capacity or a weight is below 1")
+        # One more element each, so that the first has an address.
+        self.kept = (np.append(route_index, 0), np.append(route_link, 0), np.append(route_weight, 0))
+        view = self.kept[0]
+        self.route_index = &view[0]
+        view = self.kept[1]
+        self.route_link = &view[0]
+        view = self.kept[2]
+        self.route_weight = &view[0]
+        self.record = record
+        self.n_links = n
+        self.links = <Link*>allocated(n, sizeof(Link))
+        self.changed = <int64_t*>allocated(n, sizeof(int64_t))
+        self.levels = <Entry*>allocated(n, sizeof(Entry))
+        self.alone = <int64_t*>allocated(n_routes, sizeof(int64_t))
+        for link in range(n):
+            self.links[link].capacity = <int128_t>capacity[link] << WEIGHT_BITS
+        for route in range(n_routes):
+            self.alone[route] = INT64_MAX
+            for leg in range(route_index[route], route_index[route + 1]):
+                alone = quotient(self.links[route_link[leg]].capacity, route_weight[leg])
+                self.alone[route] = min(self.alone[route], max(alone, 1))
+
+    def __dealloc__(self):
+        cdef int64_t i
+        if self.links is not NULL:
+            for i in range(self.n_links):
+                free(self.links[i].passages)
+        for i in range(self.n_slots):
+            free(self.flows[i].place)
+        free(self.links)
+        free(self.flows)
+        free(self.ends)
+        free(self.caps)
+        free(self.levels)
+        free(self.changed)
+        free(self.begun)
+        free(self.component)
+        free(self.log)
+        free(self.alone)
+
+    # --- flows come and go ----------------------------------------------------------------------
+
+    cpdef void begin(
+        self, int64_t flow, int64_t route, int64_t time, int64_t volume, int64_t cap,
+        int64_t tag=0,
+    ) noexcept nogil:
+        """Let a flow begin."""
+        cdef Flow* one
+        cdef int64_t n_legs = self.route_index[route + 1] - self.route_index[route]
+        self.reserve(flow)
+        one = &self.flows[flow]
+        if n_legs > one.room:
+            one.place = <int32_t*>resized(one.place, n_legs * sizeof(int32_t))
+            one.room = <int32_t>n_legs
+        one.first_leg = self.route_index[route]
+        one.n_legs = <int32_t>n_legs if volume else 0
+        one.remaining = <int128_t>volume << RATE_BITS
+        one.settled = time
+        one.rate = 0
+        one.cap = max(min(cap, self.alone[route]), 1)
+        one.tag = tag
+        one.end = INT64_MAX if volume else time
+        one.at = self.n_ends
+        self.ends[self.n_ends].key = one.end
+        self.ends[self.n_ends].item = flow
+        self.n_ends += 1
+        self.rise(one.at)
+        if volume:
+            self.begun[self.n_begun] = flow
+            self.n_begun += 1
+            self.attach(flow)
+
+    cpdef int64_t pop_ended(self, int64_t time) noexcept nogil:
+        """Remove a flow that has ended by `time`, the earliest, the lowest of several; or -1."""
+        cdef int64_t number
+        cdef Flow* flow
+        if self.n_ends == 0 or self.next_end() > time:
+            return -1
+        number = self.ends[0].item
+        flow = &self.flows[number]
+        self.n_ends -= 1
+        if self.n_ends:
+            self.ends[0] = self.ends[self.n_ends]
+            self.flows[self.ends[0].item].at = 0
+            self.sink(0)
+        self.detach(number)
+        if self.record and flow.rate:
+            self.write(time, flow.tag, 0)
+        return number
+
+    cpdef int64_t next_end(self) noexcept nogil:
+        """Return the earliest end of an active flow as things stand, INT64_MAX if none."""
+        if self.n_ends == 0:
+            return INT64_MAX
+        while self.ends[0].key < self.flows[self.ends[0].item].end:
+            self.ends[0].key = self.flows[self.ends[0].item].end
+            self.sink(0)
+        return self.ends[0].key
+
+    cpdef int64_t bound(self, int64_t flow, int64_t time) noexcept nogil:
+        """Return when an active flow would end if it had its route to itself from `time` on."""
+        settle(&self.flows[flow], time)
+        return end_of(time, self.flows[flow].remaining, self.flows[flow].cap)
+
+    cpdef int64_t rate(self, int64_t flow) noexcept nogil:
+        """Return the rate of an active flow."""
+        return self.flows[flow].rate
+
+    cpdef int64_t end(self, int64_t flow) noexcept nogil:
+        """Return the end of an active flow as things stand."""
+        return self.flows[flow].end
+
+    cdef void attach(self, int64_t number) noexcept nogil:
+        """Enter a flow at its links."""
+        cdef Flow* flow = &self.flows[number]
+        cdef Link* link
+        cdef Passage* passage
+        cdef int64_t leg, weight
+        for leg in range(flow.n_legs):
+            link = &self.links[self.route_link[flow.first_leg + leg]]
+            weight = self.route_weight[flow.first_leg + leg]
+            if link.n_passages == link.room:
+                link.room = max(2 * link.room, FIRST_ROOM)
+                link.passages = <Passage*>resized(link.passages, link.room * sizeof(Passage))
+            flow.place[leg] = link.n_passages
+            passage = &link.passages[link.n_passages]
+            passage.weight = weight
+            passage.flow = <int32_t>number
+            passage.leg = <int32_t>leg
+            link.n_passages += 1
+            link.weight += weight
+            link.demand += <int128_t>flow.cap * weight
+            self.mark(self.route_link[flow.first_leg + leg])
+
+    cdef void detach(self, int64_t number) noexcept nogil:
+        """Strike a flow off its links."""
+        cdef Flow* flow = &self.flows[number]
+        cdef Link* link
+        cdef Passage* passage
+        cdef int64_t leg, weight
+        for leg in range(flow.n_legs):
+            link = &self.links[self.route_link[flow.first_leg + leg]]
+            weight = self.route_weight[flow.first_leg + leg]
+            link.n_passages -= 1
+            passage = &link.passages[flow.place[leg]]
+            passage[0] = link.passages[link.n_passages]
+            self.flows[passage.flow].place[passage.leg] = flow.place[leg]
+            link.weight -= weight
+            link.demand -= <int128_t>flow.cap * weight
+            self.mark(self.route_link[flow.first_leg + leg])
+
+    cdef inline void mark(self, int64_t link) noexcept nogil:
+        if not self.links[link].changed:
+            self.links[link].changed = True
+            self.changed[self.n_changed] = link
+            self.n_changed += 1
+
+    # --- solving --------------------------------------------------------------------------------
+
+    cpdef void solve(self, int64_t time) noexcept nogil:
+        """Give every flow its rate from `time` on."""
+        cdef int64_t i
+        if self.n_changed == 0 and self.n_begun == 0:
+            return
+        self.n_solves += 1
+        self.reach()
+        self.fill()
+        for i in range(self.n_component):
+            self.change(&self.flows[self.component[i]], self.component[i], time)
+        self.n_solved += self.n_component
+
+    cdef void reach(self) noexcept nogil:
+        """Find the flows whose rate can have changed, and the links that can limit them."""
+        cdef int64_t i, leg
+        cdef Link* link
+        cdef Flow* flow
+        cdef bint bound
+        self.n_component = self.n_levels = 0
+        for i in range(self.n_changed):
+            link = &self.links[self.changed[i]]
+            link.changed = False
+            bound = link.binds
+            link.binds = link.demand > link.capacity
+            if bound or link.binds:
+                self.visit_all(link)
+        self.n_changed = 0
+        for i in range(self.n_begun):
+            self.visit(self.begun[i])
+        self.n_begun = 0
+        i = 0
+        while i < self.n_component:
+            flow = &self.flows[self.component[i]]
+            i += 1
+            for leg in range(flow.first_leg, flow.first_leg + flow.n_legs):
+                link = &self.links[self.route_link[leg]]
+                if link.binds and link.reached != self.n_solves:
+                    link.reached = self.n_solves
+                    link.left = link.capacity
+                    link.filling = link.weight
+                    self.levels[self.n_levels].key = level_of(link)
+                    self.levels[self.n_levels].item = self.route_link[leg]
+                    self.n_levels += 1
+                    self.visit_all(link)
+
+    cdef inline void visit_all(self, Link* link) noexcept nogil:
+        cdef int32_t i
+        for i in range(link.n_passages):
+            self.visit(link.passages[i].flow)
+
+    cdef inline void visit(self, int64_t number) noexcept nogil:
+        cdef Flow* flow = &self.flows[number]
+        if flow.reached != self.n_solves:
+            flow.reached = self.n_solves
+            flow.level = 0
+            self.caps[self.n_component].key = flow.cap
+            self.caps[self.n_component].item = number
+            self.component[self.n_component] = number
+            self.n_component += 1
+
+    cdef void fill(self) noexcept nogil:
+        """Fix the level of every flow that was reached."""
+        cdef int64_t n_caps = self.n_component, level
+        cdef Link* link
+        cdef Flow* flow
+        heapify(self.levels, self.n_levels)
+        heapify(self.caps, n_caps)
+        self.n_rising = n_caps
+        while self.n_rising:
+            flow = &self.flows[self.caps[0].item]
+            if flow.level:  # a link has stopped it
+                take(self.caps, &n_caps)
+            elif self.n_levels == 0 or flow.cap <= self.levels[0].key:
+                self.fix(flow, flow.cap)
+                take(self.caps, &n_caps)
+            else:
+                link = &self.links[self.levels[0].item]
+                level = level_of(link) if link.filling else INT64_MAX
+                if level > self.levels[0].key:
+                    self.levels[0].key = level
+                    sift(self.levels, self.n_levels, 0)
+                else:
+                    self.fill_links(level)
+
+    cdef void fill_links(self, int64_t level) noexcept nogil:
+        """Stop the flows of all links that are full at a level."""
+        cdef int64_t old = self.n_levels, now, at
+        cdef int32_t i
+        cdef Link* link
+        cdef Flow* flow
+        # All these links are found before the first flow is stopped: it would take another's share
+        # with it, rounded.
+        while self.n_levels and self.levels[0].key == level:
+            link = &self.links[self.levels[0].item]
+            now = level_of(link) if link.filling else INT64_MAX
+            if now > level:
+                self.levels[0].key = now
+                sift(self.levels, self.n_levels, 0)
+            else:
+                take(self.levels, &self.n_levels)
+        for at in range(self.n_levels, old):
+            link = &self.links[self.levels[at].item]
+            for i in range(link.n_passages):
+                flow = &self.flows[link.passages[i].flow]
+                if flow.level == 0:
+                    self.fix(flow, level)
+
+    cdef inline void fix(self, Flow* flow, int64_t rate) noexcept nogil:
+        cdef int64_t leg, weight
+        cdef Link* link
+        flow.level = rate
+        self.n_rising -= 1
+        for leg in range(flow.first_leg, flow.first_leg + flow.n_legs):
+            link = &self.links[self.route_link[leg]]
+            if link.binds:
+                weight = self.route_weight[leg]
+                link.left -= <int128_t>rate * weight
+                link.filling -= weight
+
+    cdef inline void change(self, Flow* flow, int64_t number, int64_t time) noexcept nogil:
+        """Let a flow go on at the rate that was found for it."""
+        if flow.level == flow.rate:
+            return
+        settle(flow, time)
+        flow.rate = flow.level
+        flow.end = end_of(time, flow.remaining, flow.rate)
+        if flow.end < self.ends[flow.at].key:
+            self.ends[flow.at].key = flow.end
+            self.rise(flow.at)
+        if self.record:
+            self.write(time, flow.tag, flow.rate)
+
+    # --- the heap of ends -----------------------------------------------------------------------
+
+    cdef void rise(self, int64_t at) noexcept nogil:
+        cdef Entry entry = self.ends[at]
+        cdef int64_t parent
+        while at:
+            parent = (at - 1) // 2
+            if not before(&entry, &self.ends[parent]):
+                break
+            self.ends[at] = self.ends[parent]
+            self.flows[self.ends[at].item].at = at
+            at = parent
+        self.ends[at] = entry
+        self.flows[entry.item].at = at
+
+    cdef void sink(self, int64_t at) noexcept nogil:
+        cdef Entry entry = self.ends[at]
+        cdef int64_t child = 2 * at + 1
+        while child < self.n_ends:
+            if child + 1 < self.n_ends and before(&self.ends[child + 1], &self.ends[child]):
+                child += 1
+            if before(&entry, &self.ends[child]):
+                break
+            self.ends[at] = self.ends[child]
+            self.flows[self.ends[at].item].at = at
+            at = child
+            child = 2 * at + 1
+        self.ends[at] = entry
+        self.flows[entry.item].at = at
+
+    # --- memory, and what came out --------------------------------------------------------------
+
+    cdef void reserve(self, int64_t flow) noexcept nogil:
+        """Make room for a flow of this number."""
+        cdef int64_t old = self.n_slots, n
+        if flow < old:
+            return
+        n = max(2 * old, flow + 1)
+        self.flows = <Flow*>resized(self.flows, n * sizeof(Flow))
+        memset(&self.flows[old], 0, (n - old) * sizeof(Flow))
+        self.ends = <Entry*>resized(self.ends, n * sizeof(Entry))
+        self.caps = <Entry*>resized(self.caps, n * sizeof(Entry))
+        self.begun = <int64_t*>resized(self.begun, n * sizeof(int64_t))
+        self.component = <int64_t*>resized(self.component, n * sizeof(int64_t))
+        self.n_slots = n
+
+    cdef void write(self, int64_t time, int64_t tag, int64_t rate) noexcept nogil:
+        if self.n_log == self.log_room:
+            self.log_room = max(2 * self.log_room, 1024)
+            self.log = <int64_t*>resized(self.log, 3 * self.log_room * sizeof(int64_t))
+        self.log[3 * self.n_log] = time
+        self.log[3 * self.n_log + 1] = tag
+        self.log[3 * self.n_log + 2] = rate
+        self.n_log += 1
+
+    def changes(self):
+        """Return all changes of rates so far, int64, shape (n, 3): time, tag, new rate."""
+        cdef int64_t[:, ::1] view
+        found = np.empty((self.n_log, 3), np.int64)
+        if self.n_log:
+            view = found
+            memcpy(&view[0, 0], self.log, 3 * self.n_log * sizeof(int64_t))
+        return found
+
+
+cdef void* allocated(int64_t n, size_t size) except NULL:
+    cdef void* memory = calloc(n + 1, size)
+    if memory is NULL:
+        PyErr_NoMemory()
+    return memory
+
+
+cdef inline void* resized(void* memory, size_t size) noexcept nogil:
+    memory = realloc(memory, size)
+    if memory is NULL:
+        Py_FatalError("mpisim: no memory for more flows that share links")
+    return memory
