@@ -11,6 +11,7 @@ before what led to it; the time that both cover is counted once, for the later o
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,8 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Records", "walk_back"]
 
-_LAST_WAIT = Binding.QUEUE - 1
-_OF_KIND = {Kind.KERNEL: PieceKind.COMPUTE, Kind.COPY: PieceKind.COPY}
+# Plain numbers: names of an enumeration cost more than a step.
+_BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)
+_QUEUE = int(Binding.QUEUE)
+_LAST_WAIT = _QUEUE - 1
+_COMMUNICATION, _HOST = int(PieceKind.COMMUNICATION), int(PieceKind.HOST)
+_LAUNCH, _GAP, _START = int(PieceKind.LAUNCH), int(PieceKind.GAP), int(PieceKind.START)
+_OF_KIND = [int(PieceKind.COMPUTE), int(PieceKind.COPY)] + 3 * [_COMMUNICATION]
+"""By `Kind`, of those on the device."""
+_LAST_OF_DEVICE, _WORK = int(Kind.RECV), int(Kind.HOST)
+_EAGER = int(Flag.EAGER)
 
 
 class Records(NamedTuple):
@@ -48,10 +57,6 @@ class _Meeting(NamedTuple):
     rank: int
     communicator: int
     k: int
-
-
-_Piece = tuple[int, int, int, int, int, int]
-"""Kind, rank, row, begin, end, name: the columns of a `CriticalPath`."""
 
 
 def walk_back(
@@ -75,23 +80,20 @@ def walk_back(
     rank = int(np.argmax(rank_end))  # the lowest of those that end last
     at = _Meeting(rank, -1, -1)  # no meeting yet: the rank's end
     arrivals = Arrivals.of(plan, records.begin, comm) if plan.cast.folded else None
+    walk = _Walk(plan, records, arrivals)
     parts: list[NDArray[np.int64]] = []
     names: dict[str, int] = {}
     while time > 0:
         owner = int(plan.placement[plan.cast.classes.of_rank[at.rank]])
-        found: list[_Piece] = []
+        part = np.empty((0, 6), np.int64)
         used: list[str] = []
         if owner == plan.process:
-            walk = _Walk(plan, records, arrivals, time)
-            at = walk.go(at)
-            time, found = walk.time, walk.pieces
+            part = walk.go(at, time)
+            at, time = walk.at, walk.time
+            used = _renumber(part, plan.program.names)
+        # All processes learn the pieces at once, with names renumbered by first use.
         if comm is not None:
             at, time = _handed_over(at, time, comm, owner)
-        # All processes learn the pieces at once, with names renumbered by first use.
-        part = np.array(found, np.int64).reshape(-1, 6)
-        if owner == plan.process:
-            used = _renumber(part, plan.program.names)
-        if comm is not None:
             used, part = _shared(used, part, comm, owner)
         numbers = np.array([names.setdefault(name, len(names)) for name in used], np.int64)
         part[:, 5] = numbers[part[:, 5]]
@@ -116,157 +118,179 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
     )
 
 
-class _Walk:
-    """The walk on the ranks of one process. `time` is how far back it has come."""
+class _Rows:
+    """What a walk reads of one simulated rank.
 
-    def __init__(self, plan: Plan, records: Records, arrivals: Arrivals | None, time: int) -> None:
-        self.plan, self.records, self.arrivals, self.time = plan, records, arrivals, time
-        self.pieces: list[_Piece] = []
-
-    def go(self, at: _Meeting) -> _Meeting:
-        """Walk until the path leaves this process or comes to time 0; return where it goes on."""
-        while self.time > 0:
-            simulated = self.plan.cast.classes.of_rank[at.rank]
-            if self.plan.placement[simulated] != self.plan.process:
-                break
-            at = _RankWalk(self, at.rank).go(at)
-        return at
-
-    def add(self, kind: PieceKind, rank: int, row: int, name: int, begin: int, end: int) -> None:
-        """Add a piece, cut to what is not covered yet."""
-        assert end >= self.time, "the critical path has a hole"
-        begin = max(begin, 0)
-        if begin < self.time:
-            self.pieces.append((kind, rank, row, begin, self.time, name))
-            self.time = begin
-
-
-_Step = Callable[[], "_Step | _Meeting"]
-
-
-class _RankWalk:
-    """The walk on one rank: each step returns the next, or the meeting where the rank is left.
-
-    There are three places to be: at the end of a kernel, at its ready time, and on the CPU after a
-    row.
+    Walks read numbers one by one: views of arrays give plain ones, at a third of numpy's price.
     """
 
-    def __init__(self, walk: _Walk, rank: int) -> None:
-        plan, records = walk.plan, walk.records
-        self.simulated = int(plan.cast.classes.of_rank[rank])
-        local = int(np.searchsorted(plan.hosted, self.simulated))
-        self.walk, self.rank = walk, rank
-        self.code = plan.layout.codes[plan.layout.code[local]]
-        self.table: Table = self.code.table
-        self.begin, self.end = records.begin[local], records.end[local]
-        self.wire, self.binding = records.wire[local], records.binding[local]
-        self.here = _Meeting(rank, -1, -1)
+    def __init__(self, plan: Plan, records: Records, simulated: int) -> None:
+        layout, local = plan.layout, int(np.searchsorted(plan.hosted, simulated))
+        code = layout.codes[layout.code[local]]
+        table: Table = code.table
+        self.table = table
+        self.ends = records.end[local]
+        self.end, self.begin = self.ends.data, records.begin[local].data
+        self.wire, self.binding = records.wire[local].data, records.binding[local].data
+        self.first, self.last = code.first.data, code.last.data
+        self.stream_row, self.queue_row = code.stream_row.data, code.queue_row.data
+        self.kind, self.flags = table.kind.data, table.flags.data
+        self.slot, self.ordinal = table.slot.data, table.ordinal.data
+        self.host, self.launch = table.host.data, table.launch.data
+        self.launch_cost, self.gap = table.launch_cost.data, table.gap.data
+        self.name = table.name.data
+        self.wait_index, self.wait_row = table.wait_index.data, table.wait_row.data
+        slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
+        self.first_group = layout.slot_group[slots].data
 
-    def go(self, at: _Meeting) -> _Meeting:
-        step = self._from_end() if at.communicator < 0 else self._from_meeting(at)
-        while self.walk.time > 0:
-            following = step()
-            if isinstance(following, tuple):
-                return following
-            step = following
-        return self.here
 
-    # --- where a walk begins --------------------------------------------------------------------
+_Step = Callable[[], "_Step | None"]
 
-    def _from_end(self) -> _Step:
-        """Begin at the rank's end: at a kernel that ends then, otherwise on the CPU."""
-        time = self.walk.time
-        last = np.flatnonzero(self.table.is_device & (self.end == time))
-        if len(last):
-            return lambda: self._at_end(int(self.code.first[last[0]]))
-        return lambda: self._on_host(len(self.table) - 1, time)
 
-    def _from_meeting(self, at: _Meeting) -> _Step:
-        slot = int(np.flatnonzero(self.walk.plan.program.slots_of(self.rank) == at.communicator)[0])
-        row = int(self.table.rows_on(slot)[at.k])
-        return lambda: self._at_ready(int(self.code.first[row]))
+class _Walk:
+    """The walk on the ranks of one process. `time` is how far back it has come.
+
+    There are four places to be on a rank: at the end of a kernel, at its ready time, on the CPU
+    just before it calls a kernel, and on the CPU after a row. Each place goes back as far as it
+    can and returns the next, or None where the path leaves the rank for `at`. Kernels are named by
+    their first row.
+    """
+
+    def __init__(self, plan: Plan, records: Records, arrivals: Arrivals | None) -> None:
+        self.plan, self.records, self.arrivals = plan, records, arrivals
+        self.arrived_last = records.last.data
+        self.known: dict[int, _Rows] = {}
+        self.time, self.row, self.clock = 0, 0, 0
+        self.pieces = array("q")
+
+    def go(self, at: _Meeting, time: int) -> NDArray[np.int64]:
+        """Walk until the path leaves this process, for `at`, or comes to time 0.
+
+        Returns the pieces, latest first, shape (n, 6): kind, rank, row, begin, end, and name, the
+        columns of a `CriticalPath`.
+        """
+        self.at, self.time, self.pieces = at, time, array("q")
+        of_rank, placement = self.plan.cast.classes.of_rank, self.plan.placement
+        while self.time > 0:
+            simulated = int(of_rank[self.at.rank])
+            if placement[simulated] != self.plan.process:
+                break
+            if simulated not in self.known:
+                self.known[simulated] = _Rows(self.plan, self.records, simulated)
+            self.rank, self.rows = self.at.rank, self.known[simulated]
+            self.bound = self.plan.program.slots_of(self.rank).tolist()
+            step: _Step | None = self._entered()
+            while step is not None and self.time > 0:
+                step = step()
+        return np.frombuffer(self.pieces, np.int64).reshape(-1, 6).copy()
+
+    def _entered(self) -> _Step:
+        """Begin on a rank: at a meeting, at a kernel that ends last, or on the CPU."""
+        rows, (_, communicator, k) = self.rows, self.at
+        if communicator >= 0:
+            self.row = rows.first[rows.table.rows_on(self.bound.index(communicator))[k]]
+            return self._at_ready
+        last = np.flatnonzero(rows.table.is_device & (rows.ends == self.time))
+        self.clock, self.row = self.time, rows.first[last[0]] if len(last) else len(rows.kind) - 1
+        return self._at_end if len(last) else self._on_host
 
     # --- places ---------------------------------------------------------------------------------
 
-    def _at_end(self, kernel: int) -> _Step | _Meeting:
-        """At the end of a kernel, named by its first row."""
-        row = kernel
-        if self.code.last[kernel] > kernel:
-            row += int(np.argmax(self.end[kernel : self.code.last[kernel] + 1]))
-        kind = Kind(int(self.table.kind[row]))
-        piece = _OF_KIND.get(kind, PieceKind.COMMUNICATION)
-        self._add(piece, row, int(self.wire[row]), int(self.end[row]))
-        if kind.is_communication and not self.table.flags[row] & Flag.EAGER:
-            plan, k = self.walk.plan, int(self.table.ordinal[row])
-            communicator = int(plan.program.slots_of(self.rank)[self.table.slot[row]])
-            if self.walk.arrivals is None:
-                last = int(self.walk.records.last[plan.group_of(self.simulated, row)])
+    def _at_end(self) -> _Step | None:
+        """At the end of a kernel."""
+        rows, row = self.rows, self.row
+        if rows.last[row] > row:  # the first of those of its rows that end last
+            row += int(np.argmax(rows.ends[row : rows.last[row] + 1]))
+        piece = _OF_KIND[rows.kind[row]]
+        self._add(piece, row, rows.wire[row], rows.end[row])
+        if piece == _COMMUNICATION and not rows.flags[row] & _EAGER:
+            slot, k = rows.slot[row], rows.ordinal[row]
+            if self.arrivals is None:
+                last = self.arrived_last[rows.first_group[slot] + k]
             else:
-                last = self.walk.arrivals.last(communicator, k, int(self.wire[row]))
+                last = self.arrivals.last(self.bound[slot], k, rows.wire[row])
             if last != self.rank:
-                return _Meeting(last, communicator, k)
-        return lambda: self._at_ready(kernel)
+                self.at = _Meeting(last, self.bound[slot], k)
+                return None
+        return self._at_ready
 
-    def _at_ready(self, kernel: int) -> _Step:
-        """At the ready time of a kernel, named by its first row."""
-        ready = int(self.begin[kernel])
-        binding = int(self.binding[kernel]) & ~Binding.QUEUE
-        if binding != Binding.HOST:
-            ended = ready - int(self.table.gap[kernel])
-            self._add(PieceKind.GAP, kernel, ended, ready)
-            if binding == Binding.STREAM:
-                previous = int(self.code.stream_row[kernel])
+    def _at_ready(self) -> _Step:
+        """At the ready time of a kernel."""
+        rows, row = self.rows, self.row
+        ready, binding = rows.begin[row], rows.binding[row] & ~_QUEUE
+        if binding != _BY_HOST:
+            ended = ready - rows.gap[row]
+            if ended < ready:
+                self._add(_GAP, row, ended, ready)
+            if binding == _BY_STREAM:
+                self.row = rows.stream_row[row]
             else:
-                previous = self._awaited(kernel, binding, ended)
-            return lambda: self._at_end(previous)
-        launch = int(self.table.launch[kernel])
-        self._add(PieceKind.LAUNCH, kernel, ready - launch, ready)
-        return self._at_call(kernel, ready - launch)
+                self.row = self._awaited(row, binding, ended)
+            return self._at_end
+        self.clock = ready - rows.launch[row]
+        self._add(_LAUNCH, row, self.clock, ready)
+        return self._at_call
 
-    def _at_call(self, kernel: int, clock: int) -> _Step:
-        """On the CPU, just before it calls a kernel."""
-        if self.binding[kernel] & Binding.QUEUE:
-            leaving = int(self.code.queue_row[kernel])
-            return lambda: self._at_end(leaving)
-        before = clock - int(self.table.host[kernel])
-        self._add(PieceKind.HOST, kernel, before, clock)
-        return lambda: self._on_host(kernel - 1, before)
+    def _at_call(self) -> _Step:
+        """On the CPU, at `clock`, just before it calls a kernel; back over the calls before it."""
+        rows, row, clock, add = self.rows, self.row, self.clock, self._add
+        binding, kind, first = rows.binding, rows.kind, rows.first
+        host, launch_cost = rows.host, rows.launch_cost
+        while not binding[row] & _QUEUE:
+            before = clock - host[row]
+            if before < clock:
+                add(_HOST, row, before, clock)
+            row = first[row - 1] if row else -1
+            if row < 0 or kind[row] > _LAST_OF_DEVICE or self.time <= 0:
+                self.row, self.clock = row, before
+                return self._on_host
+            clock = before - launch_cost[row]
+            if clock < before:
+                add(_HOST, row, clock, before)
+        self.row = rows.queue_row[row]
+        return self._at_end
 
-    def _on_host(self, row: int, clock: int) -> _Step:
-        """On the CPU, after what it did for a row; `clock` is its time then."""
-        row = int(self.code.first[row]) if row >= 0 else row
+    def _on_host(self) -> _Step:
+        """On the CPU, at `clock`, after what it did for a row."""
+        rows, row, clock = self.rows, self.row, self.clock
         if row < 0:
-            self._add(PieceKind.START, -1, 0, clock)
-            return lambda: self._on_host(-1, 0)
-        if self.table.kind[row] == Kind.HOST:
-            before = int(self.begin[row])
-            self._add(PieceKind.HOST, row, before, clock)
-            return lambda: self._on_host(row - 1, before)
-        called = clock - int(self.table.launch_cost[row])
-        self._add(PieceKind.HOST, row, called, clock)
-        if self.table.kind[row] != Kind.HOST_WAIT:
-            return self._at_call(row, called)
-        binding = int(self.binding[row])
-        if binding >= Binding.WAIT:
-            awaited = self._awaited(row, binding, called)
-            return lambda: self._at_end(awaited)
-        before = int(self.begin[row])
-        self._add(PieceKind.HOST, row, before, called)
-        return lambda: self._on_host(row - 1, before)
+            self._add(_START, -1, 0, clock)
+            return self._on_host
+        row = rows.first[row]
+        if rows.kind[row] != _WORK:
+            called = clock - rows.launch_cost[row]
+            self._add(_HOST, row, called, clock)
+            clock = called
+        if rows.kind[row] <= _LAST_OF_DEVICE:
+            self.row, self.clock = row, clock
+            return self._at_call
+        binding = rows.binding[row]
+        if binding >= _BY_WAIT:
+            self.row = self._awaited(row, binding, clock)
+            return self._at_end
+        self.row, self.clock = row - 1, rows.begin[row]
+        self._add(_HOST, row, self.clock, clock)
+        return self._on_host
 
     def _awaited(self, row: int, binding: int, time: int) -> int:
-        """Return the kernel (its first row) that a row waited for until `time`."""
-        waits = self.table.wait_row[self.table.wait_index[row] : self.table.wait_index[row + 1]]
-        kernels = self.code.first[waits[binding - Binding.WAIT :]].tolist()
+        """Return the kernel that a row waited for until `time`."""
+        rows = self.rows
+        wait = rows.wait_index[row] + binding - _BY_WAIT
         if binding == _LAST_WAIT:  # this one or a later one
-            for kernel in kernels:
-                if self.end[kernel : self.code.last[kernel] + 1].max() == time:
-                    return int(kernel)
-        return int(kernels[0])
+            for later in rows.wait_row[wait : rows.wait_index[row + 1]]:
+                kernel = rows.first[later]
+                if rows.ends[kernel : rows.last[kernel] + 1].max() == time:
+                    return kernel
+        return rows.first[rows.wait_row[wait]]
 
-    def _add(self, kind: PieceKind, row: int, begin: int, end: int) -> None:
-        name = int(self.table.name[row]) if row >= 0 else -1
-        self.walk.add(kind, self.rank, row, name, begin, end)
+    def _add(self, kind: int, row: int, begin: int, end: int) -> None:
+        """Add a piece, cut to what is not covered yet."""
+        time = self.time
+        assert end >= time, "the critical path has a hole"
+        if begin < time:
+            self.time = begin = max(begin, 0)
+            name = self.rows.name[row] if row >= 0 else -1
+            self.pieces.extend((kind, self.rank, row, begin, time, name))
 
 
 # --- between processes ------------------------------------------------------------------------
@@ -274,10 +298,13 @@ class _RankWalk:
 
 def _renumber(part: NDArray[np.int64], names: tuple[str, ...]) -> list[str]:
     """Renumber a part's names by first use, in place; return them."""
-    numbers = list(dict.fromkeys(part[:, 5].tolist()))
-    new = {old: i for i, old in enumerate(numbers)}
-    part[:, 5] = [new[old] for old in part[:, 5].tolist()]
-    return ["start" if old < 0 else names[old] for old in numbers]
+    old = part[:, 5] + 1  # 0: the start of a rank
+    found, first = np.unique(old, return_index=True)
+    found = found[np.argsort(first)]
+    new = np.empty(len(names) + 1, np.int64)
+    new[found] = np.arange(len(found))
+    part[:, 5] = new[old]
+    return ["start" if not number else names[number - 1] for number in found.tolist()]
 
 
 def _handed_over(at: _Meeting, time: int, comm: Intracomm, owner: int) -> tuple[_Meeting, int]:
