@@ -110,7 +110,8 @@ class Candidate:
             return lasting
         # Chunks shrink with the message: a small one fills with little, a large one with whole
         # buffers.
-        return lasting + bytes * self.fill / (bytes + self.fill) / self.bandwidth
+        filling: Floats = np.asarray(bytes * self.fill / (bytes + self.fill) / self.bandwidth)
+        return lasting + filling
 
     def _plateau(self, bytes: Sizes) -> Floats:
         if self.plateau_factor == 1.0:
@@ -241,19 +242,17 @@ def _is_slow(graphs: dict[str, Graph], tables: Tables) -> bool:
 def _channel_bandwidth(
     operation: Operation, algorithm: str, protocol: int, shape: Shape, tables: Tables
 ) -> float:
-    """Return the payload that one block of threads can move, in bytes of the full buffer.
+    """Return the payload that one channel can move, in bytes of the full buffer.
 
-    NCCL's highest speeds of a channel on one node, halved: the tuner counts channels before they
-    are doubled. Of LL, half is payload.
+    Half of what LL moves is flags, 8 of 128 bytes of LL128.
     """
     if algorithm in ("nvls", "nvls-tree"):
         return float("inf")
-    most = tables.caps["ring-ll128" if protocol == LL128 else "tree"][0] / 2
-    if protocol == LL:
-        most /= 2
+    most = tables.block * (1 / 2, 120 / 128, 1)[protocol]
     ranks = shape.ranks
     if algorithm == "ring" and operation is Operation.ALL_REDUCE:
         return most * ranks / (2 * (ranks - 1))
     if algorithm == "ring" and operation in _HALVES:
         return most * ranks / (ranks - 1)
-    return most / 2 if operation is Operation.ALL_REDUCE else most
+    # A tree's blocks have threads for the way up and others for the way down.
+    return most

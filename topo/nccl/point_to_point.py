@@ -89,17 +89,15 @@ def traffic(
         connection = min(per_peer * _connection(one, settings, tables), found.across)
     inside = across = 0.0
     channels = per_peer if there else _channels(part, shape, settings, tables)
-    # One block of threads moves half of what the tuner counts for a channel: see candidates.
-    block = tables.caps["tree"][0] / 2
     if operation is Operation.SEND_RECV:
         if there:
             across = 1 / connection
         else:
-            inside = 1 / min(_pair(found, shape, system), channels * block)
+            inside = 1 / min(_pair(found, shape, system), channels * tables.block)
     elif operation is Operation.ALL_TO_ALL:
         if here:
             relay = there / n * (r - 1) / r if relayed else 0.0
-            rate = min(found.inside, here * channels * block) if not there else found.inside
+            rate = min(found.inside, here * channels * tables.block) if not there else found.inside
             inside = (here / n + relay) / rate
         if there:
             across = r * there / n / min(found.across, r * there * connection)

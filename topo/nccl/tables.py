@@ -57,6 +57,8 @@ class Tables:
     plateau_factor : float
     connection : Quantity
         What one connection of a send over the network moves.
+    block : float
+        What one block of threads, a channel, moves over links.
     latency_error, bandwidth_error : float
         Relative error bars of the model without a calibration.
     raw : mapping
@@ -75,6 +77,7 @@ class Tables:
     correction: NDArray[np.float64]
     plateau_factor: float
     connection: Quantity
+    block: float
     latency_error: float
     bandwidth_error: float
     raw: Mapping[str, Any]
@@ -113,14 +116,18 @@ def tables(arch: str, version: tuple[int, ...]) -> Tables:
         correction=np.array([raw["correction"][protocol] for protocol in PROTOCOLS], float),
         plateau_factor=plateau["factor" if gpu["generation"] >= 80 else "factor-before-ampere"],
         connection=_quantity("point-to-point", "connection"),
+        block=_quantity("arch", arch, "block").si,
         latency_error=_quantity("error", "latency").error,
         bandwidth_error=_quantity("error", "bandwidth").error,
         raw=raw,
     )
 
 
-def _quantity(table: str, key: str) -> Quantity:
-    return build(Quantity, packaged(FILE)[table][key], FILE, f"{table}.{key}")
+def _quantity(*keys: str) -> Quantity:
+    found: Any = packaged(FILE)
+    for key in keys:
+        found = found[key]
+    return build(Quantity, found, FILE, ".".join(keys))
 
 
 def _caps(name: str, version: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
