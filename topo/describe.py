@@ -16,9 +16,13 @@ __all__ = ["figures", "measured", "render"]
 
 INSIDE = (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
 NODES = {
-    NodeKind.GPU: "GPUs", NodeKind.NVSWITCH: "NVSwitch domains", NodeKind.PCIE: "PCIe switches",
-    NodeKind.CPU: "CPUs", NodeKind.NIC: "NICs", NodeKind.SWITCH: "switches",
-}  # fmt: skip
+    NodeKind.GPU: ("GPU", "GPUs"),
+    NodeKind.NVSWITCH: ("NVSwitch domain", "NVSwitch domains"),
+    NodeKind.PCIE: ("PCIe switch", "PCIe switches"),
+    NodeKind.CPU: ("CPU", "CPUs"),
+    NodeKind.NIC: ("NIC", "NICs"),
+    NodeKind.SWITCH: ("switch", "switches"),
+}
 LINKS = {
     LinkKind.NVLINK: "NVLink, xGMI", LinkKind.PCIE: "PCIe", LinkKind.HOST: "GPU to CPU",
     LinkKind.SOCKET: "CPU to CPU", LinkKind.NIC: "to and from ports",
@@ -67,10 +71,11 @@ def measured(topology: Topology) -> dict[str, Any]:
 
 def render(found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12) -> str:
     """Write `figures`, and `measured` if given, for people."""
+    counts = found["nodes"] | ({"nic": found["nics"]} if found["nics"] else {})
     nodes = [
-        f"{found['nics'] if kind is NodeKind.NIC else count:,} {NODES[kind]}"
+        f"{count:,} {NODES[kind][count > 1]}"
         for kind in NodeKind
-        if (count := found["nodes"].get(kind.name.lower()))
+        if (count := counts.get(kind.name.lower()))
     ]
     lines = [found["title"], ", ".join(nodes), ""]
     for head, inside in (("inside nodes", True), ("between nodes", False)):

@@ -148,7 +148,8 @@ def _graphml(source: str) -> tuple[str, list[NodeEntry], list[LinkEntry]]:
         text = " ".join(str(error).split())
         raise InputError(f"{source}: not valid GraphML: {text}") from error
     nodes = [
-        build(NodeEntry, {"name": str(name), **_keys(data, NodeEntry)}, source, f"node {name!r}")
+        build(NodeEntry, _keys(data, ("kind", "rank")) | {"name": str(name)}, source,
+              f"node {name!r}")  # fmt: skip
         for name, data in graph.nodes(data=True)
     ]
     links = []
@@ -162,15 +163,20 @@ def _graphml(source: str) -> tuple[str, list[NodeEntry], list[LinkEntry]]:
                 f"{source}: the edge from {a!r} to {b!r} has the kind {kind!r}"
                 f"{nearest(str(kind), allowed)}; allowed: {', '.join(allowed)}"
             )
+        name = data.get("name")
         links.append(
-            LinkEntry(ends=(str(a), str(b)), one_way=graph.is_directed(), **_keys(data, LinkEntry))
-        )
+            LinkEntry(
+                (str(a), str(b)), one_way=graph.is_directed(), kind=kind and str(kind),
+                name=None if name is None else str(name),
+                **_keys(data, ("bandwidth", "latency")),
+            )
+        )  # fmt: skip
     return str(graph.graph.get("title", "")), nodes, links
 
 
-def _keys(data: Mapping[str, Any], cls: type) -> dict[str, Any]:
+def _keys(data: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """Return the attributes that mean something here; GraphML files often have others."""
-    return {key: data[key] for key in cls.__annotations__ if key in data and key != "ends"}
+    return {key: data[key] for key in keys if key in data}
 
 
 def _freeze(

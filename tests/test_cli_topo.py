@@ -1,0 +1,72 @@
+"""``mpisim topo show``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from mpisim.cli import main
+
+
+def test_a_cluster_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topo", "show", "dgx-h100"]) == 0
+    out = capsys.readouterr().out
+    assert "8 GPUs, 1 NVSwitch domain, 8 PCIe switches, 2 CPUs, 8 NICs" in out
+    assert "NVLink, xGMI          16  370.8" in out
+
+
+def test_what_nodes_carry(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    assert main(["topo", "show", "dgx-a100", "--nodes", "4", "--test", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    # 2 nodes of 8 cards of 200 Gb/s, of which 0.948 are payload.
+    assert "bisection: 379.2 GB/s" in out
+    assert "GPU 0 to GPU 31: 23.7 GB/s" in out
+    assert "a node's ports into the fabric: 8 of 23.7 GB/s" in out
+    found = json.loads(path.read_text())
+    assert found["gpus"] == found["nics"] == 32
+    assert found["test"]["bisection"] == pytest.approx(2 * 8 * 23.7e9, rel=1e-3)
+    assert sum(row["count"] for row in found["links"]) == found["n_links"]
+
+
+def test_links_are_set_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "net.svg"
+    slow = "links.node0.nic3->*.bandwidth=1 GB/s"
+    assert main(["topo", "show", "dgx-h100", "--test", "--set", slow, "--nodes", "2",
+                 "--draw", str(path)]) == 0  # fmt: skip
+    assert "7 of 48.9 GB/s, 1 of 1.0 GB/s" in capsys.readouterr().out
+    assert path.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dgx-h10"], "unknown cluster 'dgx-h10' (did you mean 'dgx-h100'?)"),
+        (["a40-4gpu", "--nodes", "2"], "2 nodes, but its GPUs have no NIC"),
+        (["dgx-h100", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),
+        (["dgx-h100", "--set", "links.x"], "--set 'links.x': it must be LINK=VALUE"),
+        (["dgx-h100", "--set", "links.x=cut"], "has no such link"),
+        (["dgx-h100", "--draw", "net.gif"], "net.gif: pictures end in .svg, .png or .pdf"),
+        (["missing.toml"], "missing.toml: cannot be read: No such file"),
+        (["missing.graphml"], "missing.graphml: cannot be read: No such file"),
+        (["missing.graphml", "--nodes", "2"], "--nodes 2: missing.graphml lists its nodes itself"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["topo", "show", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
+def test_png_needs_matplotlib(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "net.png"
+    assert main(["topo", "show", "dgx-h100", "--draw", str(path)]) == 2
+    assert "needs matplotlib, which is not installed" in capsys.readouterr().err
+    assert not path.exists()
