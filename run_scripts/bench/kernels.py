@@ -4,7 +4,7 @@
     source run_scripts/env.sh
     .venv/bin/python run_scripts/bench/kernels.py [GPU] [--json FILE]
 
-For each family: microseconds an estimate, ``model.estimate(kernel)`` of 1,000 shapes one after the
+For each family: microseconds of CPU time an estimate, ``model.estimate(kernel)`` of 1,000 shapes one after the
 other, best of five models; making the description of the shape, apart; and seconds for the
 durations of 100,000 shapes at once, ``model.estimate_many``. The mean counts every line the same.
 """
@@ -69,22 +69,22 @@ KINDS: dict[str, Callable[[Draw], Kernel]] = {
 def measured(gpu: str, make: Callable[[Draw], Kernel]) -> dict[str, float]:
     """Price shapes of one kind: seconds an estimate, a description, and of many at once."""
     draw = random.Random(0).randint
-    begin = time.perf_counter()
+    begin = time.process_time()
     kernels = [make(draw) for _ in range(SHAPES)]
-    described = (time.perf_counter() - begin) / SHAPES
+    described = (time.process_time() - begin) / SHAPES
     first = make(draw)
     best = float("inf")
     for _ in range(REPEATS):
         model = Analytical(find_gpu(gpu))
         model.estimate(first)
-        begin = time.perf_counter()
+        begin = time.process_time()
         for kernel in kernels:
             model.estimate(kernel)
-        best = min(best, (time.perf_counter() - begin) / SHAPES)
+        best = min(best, (time.process_time() - begin) / SHAPES)
     columns = stack(kernels * (MANY // SHAPES))
-    begin = time.perf_counter()
+    begin = time.process_time()
     model.estimate_many(family_module(first.family).FAMILY, columns)
-    return {"estimate": best, "description": described, "many": time.perf_counter() - begin}
+    return {"estimate": best, "description": described, "many": time.process_time() - begin}
 
 
 def main() -> None:
