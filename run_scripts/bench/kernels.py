@@ -4,9 +4,10 @@
     source run_scripts/env.sh
     .venv/bin/python run_scripts/bench/kernels.py [GPU] [--json FILE]
 
-For each family: microseconds of CPU time an estimate, ``model.estimate(kernel)`` of 1,000 shapes one after the
-other, best of five models; making the description of the shape, apart; and seconds for the
-durations of 100,000 shapes at once, ``model.estimate_many``. The mean counts every line the same.
+For each family: microseconds of CPU time that an estimate takes, ``model.estimate(kernel)`` of
+1,000 shapes one after the other, best of five models; the same of making the description of a
+shape; and seconds for the durations of 100,000 shapes at once, ``model.estimate_many``. The mean
+counts every line the same.
 """
 
 from __future__ import annotations
