@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .calibrate_collectives import add_kind as add_collectives
 
 if TYPE_CHECKING:
     from ..kernels.analytical.calibration import Table
@@ -19,6 +20,7 @@ examples:
   mpisim calibrate kernels gemm.csv vector.csv -o mine.toml
   mpisim calibrate kernels *.csv -o old.toml --gpus P100 V100 --train train
   mpisim validate kernels gemm.csv --calibration mine.toml --split test
+  mpisim calibrate collectives nccl_measurements.csv -o mine.toml
 """
 
 
@@ -26,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the parser of ``mpisim calibrate``."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="fit kernel models to measured kernels",
+        help="fit the simulator's constants to measurements",
         description="Fit the simulator's constants to measurements.",
         epilog=EXAMPLES,
     )
@@ -54,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
         help="rows of these splits (default: train; rows without one are divided by shape)",
     )
     kernels.set_defaults(run=run)
+    add_collectives(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

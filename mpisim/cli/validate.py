@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TraceError
 from .output import check_outputs
+from .validate_collectives import add_kind as add_collectives
 from .validate_kernels import add_kind as add_kernels
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ examples:
   mpisim validate traces TRACES/ --cross-step      does a step predict the next?
   mpirun -n 4 python -m mpisim validate traces TRACES/
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
+  mpisim validate collectives nccl_measurements.csv --split test
 """
 
 
@@ -52,6 +54,7 @@ def add_parser(subparsers: Any) -> None:
     )
     traces.set_defaults(run=run)
     add_kernels(kinds)
+    add_collectives(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mpisim.program import Operation
 
+from .deepep import NIC_ALONE
 from .measurement import Measurement
 
 __all__ = ["FORMS", "GRADES", "Form", "curve"]
@@ -225,6 +226,7 @@ def _deepep(row: Row, file: str, line: int) -> Measurement | str:
         library=f"deepep-{kernel.replace('_', '-')}",
         version=row["version"],
         notes=row["setting"],
+        settings=(NIC_ALONE,) if row["bandwidth_kind"] == "RDMA only" else (),
         source=row["source"],
     )
 
@@ -245,7 +247,8 @@ FORMS = (
     Form("vTrain", ("gpu", "num_gpus", "size_bytes", "time_us"), _vtrain),
     Form(
         "DeepEP",
-        ("kernel", "version", "gpu", "ep_size", "direction", "latency_us", "bandwidth_GBps"),
+        ("kernel", "version", "gpu", "ep_size", "direction", "latency_us", "bandwidth_GBps",
+         "bandwidth_kind", "setting"),
         _deepep,
     ),
     Form("AICB", ("op", "group", "group_size_field", "msg_bytes", "median_ms"), _aicb),

@@ -1,0 +1,93 @@
+"""``mpisim calibrate collectives``: fit the model of collectives to measured ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..topo.collectives.calibration import Table
+
+__all__ = ["add_kind", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim calibrate collectives nccl_measurements.csv -o mine.toml
+  mpisim calibrate collectives *.csv -o mine.toml --train all
+  mpisim validate collectives nccl_measurements.csv --calibration mine.toml --split test
+"""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim calibrate collectives``."""
+    parser = kinds.add_parser(
+        "collectives",
+        help="fit the model of collectives",
+        description="Fit a few numbers a platform to tables of measured collectives (which: "
+        "docs/collectives.md), and find their errors on curves that are left out in turn.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measured collectives")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="write the calibration (TOML)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument(
+        "--train",
+        choices=("half", "all"),
+        default="half",
+        help="fit half of the curves, chosen by their names, or all (default: half)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit, print a line a table, write the file; under a launcher only the first process does."""
+    from .launch import launched_rank
+    from .output import check_outputs
+
+    check_outputs(args)
+    if launched_rank() != 0:
+        return 0
+    from ..files import check_output, staged
+    from ..topo.collectives.batches import batches
+    from ..topo.collectives.calibrate import calibrate
+    from ..topo.collectives.calibration import Calibration
+    from ..topo.collectives.measured import read
+    from ..topo.collectives.measurement import TRAIN, select
+
+    check_output(args.output, overwrite=args.overwrite)
+    split = "all" if args.train == "all" else TRAIN
+    rows, skipped = read(args.paths)
+    measured, left = batches(select(rows, split=split))
+    skipped += left
+    if not measured:
+        reasons = "; ".join(sorted(skipped))
+        raise InputError(
+            f"no row of {', '.join(args.paths)} can be fitted"
+            + (f": {reasons}" if reasons else "; try --train all")
+        )
+    print(f"{'table':24s} {'curves':>6s} {'rows':>6s} {'median':>7s} {'p90':>7s}")
+    tables: dict[str, Table] = {}
+    for owner, table in calibrate(measured, split):
+        tables[owner] = table
+        print(_line(owner, table))
+        sys.stdout.flush()
+    for reason, count in sorted(skipped.items()):
+        print(f"skipped: {count} × {reason}")
+    print("median, p90: of errors of curves left out in turn, or of the next wider table")
+    with staged(args.output, overwrite=args.overwrite) as file:
+        file.write(Calibration(tables, args.output).text().encode())
+    return 0
+
+
+def _line(owner: str, table: Table) -> str:
+    """One table: errors over all sizes, each by its number of rows."""
+    rows = sum(each.rows for each in table.errors)
+    median = sum(each.rows * each.median for each in table.errors) / rows
+    p90 = sum(each.rows * each.p90 for each in table.errors) / rows
+    numbers = ", ".join(f"{name} {value:.3g}" for name, value in table.numbers.items())
+    return f"{owner:24s} {table.curves:6d} {table.rows:6,d} {median:7.1%} {p90:7.1%}  {numbers}"

@@ -1,0 +1,126 @@
+"""``mpisim validate collectives``: models of collectives beside measured ones."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..errors import InputError
+
+__all__ = ["add_kind", "run"]
+
+MODELS = ("nccl", "alpha-beta", "echo", "sigmoid")
+
+EXAMPLES = """\
+examples:
+  mpisim validate collectives nccl_measurements.csv --split test --grades A
+  mpisim validate collectives mine.csv curves_index.csv --calibration mine.toml
+  mpisim validate collectives nccl_measurements.csv --model echo --split test
+"""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate collectives``."""
+    parser = kinds.add_parser(
+        "collectives",
+        help="models of collectives beside measured collectives",
+        description="Predict measured collectives (tables: docs/collectives.md) and print the "
+        "errors by operation, platform, number of GPUs and size.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measurements")
+    parser.add_argument(
+        "--model", metavar="MODEL", choices=MODELS, default=MODELS[0], help=", ".join(MODELS)
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "test", "all"),
+        default="all",
+        help="the half of the curves that is fitted with --train half, the other, or all (default)",
+    )
+    parser.add_argument(
+        "--grades", metavar="GRADE", nargs="+", default=[], choices=("A", "B", "C"),
+        help="only curves of these grades: A, B, C (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print tables of errors; under a launcher only the first process does."""
+    from .launch import launched_rank
+    from .output import check_json, check_outputs
+
+    check_outputs(args)
+    if launched_rank() != 0:
+        return 0
+    check_json(args)
+    from ..topo.collectives.batches import batches
+    from ..topo.collectives.calibration import Calibration, ours
+    from ..topo.collectives.measured import read
+    from ..topo.collectives.measurement import TRAIN, select
+    from ..topo.collectives.models import predictor
+    from ..validate.collectives import as_cases, compare, tabulate
+
+    calibration = Calibration.read(args.calibration) if args.calibration else ours()
+    rows, skipped = read(args.paths)
+    wanted = select(rows, split=args.split, grades=args.grades)
+    if not wanted:
+        raise InputError(
+            f"no row of {', '.join(args.paths)} is of the split and grades asked for: there are "
+            f"{', '.join(sorted({each.grade or 'none' for each in rows})) or 'no rows'}"
+        )
+    measured, left = batches(wanted)
+    training, _ = batches(select(rows, split=TRAIN)) if args.model != "nccl" else ([], None)
+    found = compare(measured, predictor(args.model, calibration, training))
+    skipped += left + found.skipped
+    tables = tabulate(found)
+    for grouping, groups in tables.items():
+        print(
+            f"\n{grouping:44s} {'rows':>7s} {'mean':>7s} {'median':>7s} {'p90':>7s} "
+            f"{'bias':>7s} {'in 90 %':>8s}"
+        )
+        for name, group in groups.items():
+            print(_line(name, group))
+    for reason, count in sorted(skipped.items()):
+        print(f"skipped: {count} × {reason}")
+    print(
+        "\nmean, median, p90: of |predicted / measured - 1|; bias: its median with sign; in 90 %:\n"
+        "share of rows within the model's stated 90 % interval"
+    )
+    if not tables:
+        raise InputError(f"{args.model} can predict none of the rows: {next(iter(skipped))}")
+    if args.json is not None:
+        from ..files import write_json
+
+        write_json(
+            args.json,
+            {
+                "kind": "collectives",
+                "model": args.model,
+                "calibration": calibration.source,
+                "split": args.split,
+                "rows": len(wanted),
+                "predicted": tables["all"]["all"]["n"],
+                "skipped": dict(sorted(skipped.items())),
+                **{key: tables["all"]["all"][key] for key in ("mape", "median", "p90", "covered")},
+                "groups": {
+                    f"{grouping}={name}": group
+                    for grouping, groups in tables.items()
+                    for name, group in groups.items()
+                },
+                "cases": as_cases(found),
+            },
+        )
+    return 0
+
+
+def _line(name: str, group: dict[str, Any]) -> str:
+    covered = "" if group["covered"] is None else f"{group['covered']:8.1%}"
+    return (
+        f"{name:44s} {group['n']:7,d} {group['mape']:7.1%} {group['median']:7.1%} "
+        f"{group['p90']:7.1%} {group['bias']:+7.1%} {covered}"
+    ).rstrip()

@@ -1,0 +1,97 @@
+"""Measurements sorted into batches: one curve, one operation, one group, on one platform."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+
+from ..nccl import Shape
+from .measurement import Measurement, Split
+from .platforms import Platform, platform_of, shape_of
+
+__all__ = ["Batch", "batches"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that differ in size alone.
+
+    Attributes
+    ----------
+    platform : Platform
+    operation : Operation
+    shape : Shape
+    settings : tuple of (str, str)
+        ``NCCL_*`` variables.
+    library, curve, grade : str
+    split : str
+    bytes : float64, shape (n,)
+        Of the full buffer.
+    seconds : float64, shape (n,)
+    rows : tuple of Measurement
+    """
+
+    platform: Platform
+    operation: Operation
+    shape: Shape
+    settings: tuple[tuple[str, str], ...]
+    library: str
+    curve: str
+    grade: str
+    split: Split
+    bytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    rows: tuple[Measurement, ...]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def batches(rows: Iterable[Measurement]) -> tuple[list[Batch], Counter[str]]:
+    """Sort measurements, in the order in which their curves are met.
+
+    Returns
+    -------
+    list of Batch
+    Counter
+        Rows that have no platform or no shape: how many, by reason.
+    """
+    found: dict[object, tuple[Platform, Shape, list[Measurement]]] = {}
+    skipped: Counter[str] = Counter()
+    for row in rows:
+        try:
+            if row.gpus == 1:
+                raise InputError("a group of one GPU")
+            platform = platform_of(row)
+            key = (row.curve, row.operation, row.gpus, row.nodes, row.settings, platform.name)
+            if key not in found:
+                found[key] = (platform, shape_of(row, platform), [])
+        except InputError as reason:
+            skipped[str(reason)] += 1
+            continue
+        found[key][2].append(row)
+    return [_batch(*each) for each in found.values()], skipped
+
+
+def _batch(platform: Platform, shape: Shape, rows: list[Measurement]) -> Batch:
+    first = rows[0]
+    return Batch(
+        platform=platform,
+        operation=first.operation,
+        shape=shape,
+        settings=first.settings,
+        library=first.library,
+        curve=first.curve,
+        grade=first.grade,
+        split=first.split,
+        bytes=np.array([row.bytes for row in rows], np.float64),
+        seconds=np.array([row.seconds for row in rows], np.float64),
+        rows=tuple(rows),
+    )

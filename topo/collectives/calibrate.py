@@ -1,0 +1,108 @@
+"""From measured communications to a calibration: fits for every platform, family, architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batches import Batch
+from .calibration import Bin, Table
+from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners
+from .models import form_of
+
+__all__ = ["calibrate"]
+
+_FEWEST = 2
+"""Curves from which on those left out in turn say how far off a table is."""
+
+
+def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]:
+    """Fit all that some batches allow.
+
+    Errors are those of curves left out in turn. An owner with a single curve has those of the next
+    wider owner.
+
+    Parameters
+    ----------
+    measured : sequence of Batch
+    split : str
+        What to call the half that they are.
+
+    Yields
+    ------
+    str
+        Owner.
+    Table
+    """
+    for kernels in (False, True):
+        members = [each for each in measured if (chain(each)[-1] == DEEPEP) is kernels]
+        yield from _tables(members, split)
+
+
+def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]:
+    done: dict[str, Fit] = {}
+    errors: dict[str, tuple[Bin, ...]] = {}
+    form = form_of(members[0].library) if members else None
+    for owner, found in fit_all(form, members) if form else ():
+        assert form is not None
+        done[owner] = found
+        own = learners(owner, members)
+        wider = done[found.wider].numbers if found.wider else None
+        if not found.curves:
+            errors[owner] = errors[found.wider] if found.wider else ()
+            continue
+        known = found.wider is not None and errors[found.wider]
+        if found.curves >= _FEWEST or not known:
+            errors[owner] = _bins(cross_validate(form, own, wider))
+        else:
+            errors[owner] = errors[str(found.wider)]
+        yield owner, Table(
+            form=form.name,
+            numbers={name: float(f"{value:.4g}") for name, value in found.numbers.items()},
+            source=_sources(own),
+            files=tuple(sorted({row.file for each in own for row in each.rows})),
+            split=split,
+            curves=found.curves,
+            rows=found.rows,
+            held_out="curves" if found.curves >= _FEWEST or not known else "wider",
+            errors=errors[owner],
+        )
+
+
+def _bins(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> tuple[Bin, ...]:
+    """Return errors by decade of the size."""
+    error = np.concatenate([each for _, each in unseen])
+    decade = np.floor(np.log10(np.concatenate([batch.bytes for batch, _ in unseen]))).astype(int)
+    found = []
+    for power in np.unique(decade).tolist():
+        here = error[decade == power]
+        size = np.abs(here)
+        found.append(
+            Bin(
+                decade=power,
+                rows=len(here),
+                bias=_digits(np.median(here)),
+                median=_digits(np.median(size)),
+                p90=_digits(np.percentile(size, 90)),
+            )
+        )
+    return tuple(found)
+
+
+def _digits(value: float) -> float:
+    """Return a number as the file shows it."""
+    return float(f"{value:.3g}")
+
+
+def _sources(batches: Sequence[Batch]) -> str:
+    """Return the repositories that rows come from."""
+    sources = {row.source.split("#")[0] for each in batches for row in each.rows[:1]}
+    return ", ".join(sorted({_repository(each) for each in sources if each}))
+
+
+def _repository(source: str) -> str:
+    """Return ``github:owner/name`` of a file there."""
+    host, _, rest = source.partition(":")
+    return f"{host}:{rest.split(':')[0].split('@')[0]}" if rest else source

@@ -1,0 +1,222 @@
+"""Calibrations of collectives: numbers by platform, family and architecture, with their errors.
+
+The file (``data/calibration/collectives.toml`` is ours) has one table an owner: a platform, a
+family (architecture and kind of fabric), an architecture, or ``any``. A platform that has no table
+takes its family's, failing that its architecture's, failing that the one of all machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.data import text
+from mpisim.errors import InputError
+from mpisim.files import reason
+from mpisim.quantity import Quantity
+from mpisim.schema import Limits, build, parse
+
+__all__ = ["FILE", "NORMAL", "Bin", "Calibration", "Table", "ours"]
+
+FILE = "calibration/collectives.toml"
+
+NORMAL = 1.645
+"""Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""
+
+_LEAST_ERROR = 0.02
+"""Relative error that is stated at least: repeated runs differ by as much."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Errors of rows that a fit did not see, log(predicted / measured), in one decade of sizes.
+
+    Attributes
+    ----------
+    decade : int
+        Sizes from 10**decade bytes on.
+    rows : int
+    bias : float
+        Median.
+    median, p90 : float
+        Of the absolute errors.
+    """
+
+    decade: int
+    rows: Annotated[int, Limits(least=1)]
+    bias: float
+    median: Annotated[float, Limits(least=0)]
+    p90: Annotated[float, Limits(least=0)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was fitted for one owner.
+
+    Attributes
+    ----------
+    form : str
+        ``"nccl"``, or ``"deepep"``.
+    numbers : dict of str to float
+    source : str
+    files : tuple of str
+    split : str
+        Which half of the curves was fitted: ``"train"``, or ``"all"``.
+    curves, rows : int
+        That the numbers were fitted to.
+    held_out : str
+        Whose errors these are: of ``"curves"`` left out in turn, or of a ``"wider"`` owner.
+    errors : tuple of Bin
+    """
+
+    form: str
+    numbers: dict[str, Annotated[float, Limits(least=0)]]
+    source: str
+    files: tuple[str, ...]
+    split: str
+    curves: Annotated[int, Limits(least=1)]
+    rows: Annotated[int, Limits(least=1)]
+    held_out: str
+    errors: tuple[Bin, ...]
+
+    def __post_init__(self) -> None:
+        if not self.errors:
+            raise InputError("'errors' is empty; it must have at least one decade")
+        for name, value in self.numbers.items():
+            if not value > 0:
+                raise InputError(f"'numbers.{name}' is {value}; it must be above 0")
+
+    def error(self, bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the relative standard error to state for messages of some sizes.
+
+        The 90 % interval is the one that nine tenths of unseen rows of like size were in.
+        """
+        decades = np.array([each.decade for each in self.errors])
+        p90 = np.array([each.p90 for each in self.errors])
+        wanted = np.floor(np.log10(np.maximum(bytes, 1.0)))
+        nearest = np.abs(wanted[:, None] - decades[None, :]).argmin(axis=1)
+        found: NDArray[np.float64] = np.maximum(p90[nearest] / NORMAL, _LEAST_ERROR)
+        return found
+
+    def quantity(self, name: str) -> Quantity:
+        """Return one number with the error bar of large messages."""
+        error = float(self.error(np.array([1e9]))[0])
+        return Quantity(self.numbers[name], "1", error, f"{self.source}: {self.curves} curves")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Tables by owner.
+
+    Attributes
+    ----------
+    tables : dict of str to Table
+    source : str
+        The file.
+    """
+
+    tables: dict[str, Table]
+    source: str
+
+    @classmethod
+    def read(cls, path: str | Path) -> Calibration:
+        """Read a file of ``mpisim calibrate collectives``.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read or is not as it must be.
+        """
+        try:
+            contents = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+        return cls.parse(contents, str(path))
+
+    @classmethod
+    def parse(cls, contents: str, source: str) -> Calibration:
+        """Read the text of such a file; see `read`."""
+        tables: dict[str, Table] = {}
+        for owner, table in parse(contents, source).items():
+            if not isinstance(table, dict):
+                raise InputError(f"{source}: key {owner!r} is {table!r}; it must be a table")
+            tables[owner] = build(Table, table, source, owner)
+        return cls(tables, source)
+
+    def served(self, owners: Iterable[str]) -> tuple[str, Table]:
+        """Return the owner and the table of the first that has one.
+
+        Parameters
+        ----------
+        owners : iterable of str
+            The narrowest first: platform, family, architecture, ``"any"``.
+
+        Raises
+        ------
+        InputError
+            If none has.
+        """
+        names = list(owners)
+        for owner in names:
+            if owner in self.tables:
+                return owner, self.tables[owner]
+        raise InputError(f"{self.source}: has no table for {', '.join(names)}")
+
+    def text(self) -> str:
+        """Return what the file says."""
+        return "\n".join([HEADER, *(_written(name, each) for name, each in self.tables.items())])
+
+
+@cache
+def ours() -> Calibration:
+    """Return the calibration that comes along."""
+    return Calibration.parse(text(FILE), FILE)
+
+
+HEADER = """\
+# What platforms reach beside NCCL's constants, fitted to published measurements. Written by
+#     mpisim calibrate collectives
+# and read by topo/collectives/calibration.py, which says what each key means. Errors are those of
+# curves that a fit did not see, log(predicted / measured), by decade of the size in bytes.
+"""
+
+
+def _written(owner: str, table: Table) -> str:
+    numbers = ", ".join(f"{name} = {value!r}" for name, value in table.numbers.items())
+    lines = [
+        f"[{owner}]",
+        f"form = {_quoted(table.form)}",
+        f"numbers = {{ {numbers} }}",
+        f"source = {_quoted(table.source)}",
+        f"files = {_list(table.files)}",
+        f"split = {_quoted(table.split)}",
+        f"curves = {table.curves}",
+        f"rows = {table.rows}",
+        f"held_out = {_quoted(table.held_out)}",
+        "errors = [",
+        *(
+            f"    {{ decade = {each.decade}, rows = {each.rows}, bias = {each.bias!r}, "
+            f"median = {each.median!r}, p90 = {each.p90!r} }},"
+            for each in table.errors
+        ),
+        "]",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _quoted(value: Any) -> str:
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _list(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_quoted, values))}]"

@@ -1,0 +1,92 @@
+"""What a model of communications is made of: a formula and the few numbers fitted to a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.program import Operation
+
+from ..alpha_beta import AlphaBeta
+from ..nccl import Shape, System
+
+__all__ = ["Form", "Model", "bus_factor"]
+
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
+Settings = tuple[tuple[str, str], ...]
+
+
+class Form(Protocol):
+    """A formula with numbers to be fitted, all above 0."""
+
+    name: str
+    """On the command line."""
+
+    start: Mapping[str, float]
+    """The numbers, and where a fit starts: what is true of a machine that nobody measured."""
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: Settings,
+    ) -> NDArray[np.float64]:
+        """Return the durations of communications that differ in size alone.
+
+        Raises
+        ------
+        InputError
+            If the formula does not cover the operation.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """A formula with its numbers, on one machine.
+
+    Attributes
+    ----------
+    form : Form
+    numbers : mapping of str to float
+    system : System
+    settings : tuple of (str, str)
+        ``NCCL_*`` variables.
+    """
+
+    form: Form
+    numbers: Mapping[str, float]
+    system: System
+    settings: Settings = ()
+
+    def seconds(self, operation: Operation, bytes: Bytes, shape: Shape) -> Bytes:
+        """Return how long a communication takes, or several that differ in size alone."""
+        sizes = np.atleast_1d(np.asarray(bytes, np.float64))
+        found = self.form.seconds(
+            self.numbers, self.system, operation, sizes, shape, self.settings
+        )
+        return found if isinstance(bytes, np.ndarray) else float(found[0])
+
+
+_UNIT = AlphaBeta(latency=0.0, bandwidth=1.0)
+_SIZE = 10**6
+
+
+@cache
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """Return the bytes that a rank sends per byte of the full buffer, in nccl-tests' convention.
+
+    Examples
+    --------
+    >>> bus_factor(Operation.ALL_REDUCE, 4)
+    1.5
+    """
+    return _UNIT.price(operation, _SIZE, (ranks, False)).duration / (_SIZE * 1e12)

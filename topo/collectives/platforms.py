@@ -1,0 +1,264 @@
+"""Platforms: which machine a measurement was taken on, and what NCCL sees of it.
+
+A platform is a GPU, a kind of node and a fabric. ``data/platforms.toml`` says by which words of a
+table it is known. Rows of machines that are not there fall back on their GPU's architecture, with
+the NICs that the row itself names ("8x400G NDR IB"); their factors are their family's, which is the
+architecture and the kind of fabric.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+from mpisim.errors import InputError, nearest
+from mpisim.presets import match, packaged
+from mpisim.quantity import Quantity
+from mpisim.schema import build
+
+from ..cluster import find_cluster
+from ..nccl import Shape, System, version_of
+from .measurement import Measurement
+
+__all__ = ["FILE", "Definition", "Platform", "definitions", "fabric_of", "platform_of", "shape_of"]
+
+FILE = "platforms.toml"
+GPUS = "gpus.toml"
+
+FABRICS = (
+    ("tcpx", r"TCPX"),
+    ("tcp", r"\bTCP\b"),
+    ("efa", r"\bEFA"),
+    ("slingshot", r"Slingshot"),
+    ("roce", r"RoCE|AINIC|Pollara"),
+    ("infiniband", r"\bIB\b|InfiniBand|HDR|NDR|XDR|CX7"),
+)
+"""Kinds of fabrics, and words that tell them; the first that fits is taken."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One table of ``data/platforms.toml``.
+
+    Attributes
+    ----------
+    cluster : str
+        The preset that NCCL's model starts from.
+    gpus, across, notes, libraries : tuple of str
+        Starts of the GPU's name, parts of what a row says of the network, regular expressions found
+        in its notes, and names of what ran. All that are given must fit.
+    archs : tuple of str
+        Architectures of GPUs that no other table has.
+    teaches : str
+        Whose numbers are fitted to its rows beside its own: ``"all"``; ``"family"`` alone, where it
+        is a network of last resort; ``"none"``, where its network is a guess or its times hold more
+        than the communication.
+    own_nics : bool
+        Whether the NICs that a row names replace the preset's.
+    nccl : str
+        Version where a row states none.
+    fabric : str
+        Kind of fabric, where a row's words do not tell.
+    group : int
+        GPUs that NVLink joins, where a table's "node" is a part of that; 0: nodes are nodes.
+    arch, gpus_per_node, intra, link_bandwidth, nics, nic_bandwidth, nic_path, cpu
+        Replace the preset's (`System`).
+    """
+
+    cluster: str
+    gpus: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ("nccl", "rccl")
+    archs: tuple[str, ...] = ()
+    teaches: Literal["all", "family", "none"] = "all"
+    own_nics: bool = False
+    nccl: str = "2.27"
+    fabric: str = ""
+    group: int = 0
+    arch: str | None = None
+    gpus_per_node: int | None = None
+    intra: str | None = None
+    link_bandwidth: Quantity | None = None
+    nics: int | None = None
+    nic_bandwidth: Quantity | None = None
+    nic_path: str | None = None
+    cpu: str | None = None
+
+    def fits(self, gpu: str, across: str, notes: str, library: str) -> bool:
+        """Whether a row that says so was taken on this platform."""
+        return (
+            library in self.libraries
+            and any(gpu.casefold().startswith(each.casefold()) for each in self.gpus)
+            and (not self.across or any(each in across for each in self.across))
+            and (not self.notes or any(re.search(each, notes) for each in self.notes))
+        )
+
+    def system(self) -> System:
+        """Return what NCCL sees of it."""
+        found = System.of(find_cluster(self.cluster), version_of(self.nccl))
+        changes: dict[str, Any] = {
+            key: getattr(self, key)
+            for key in ("arch", "gpus_per_node", "intra", "nics", "nic_path", "cpu")
+            if getattr(self, key) is not None
+        }
+        for key in ("link_bandwidth", "nic_bandwidth"):
+            number = getattr(self, key)
+            if number is not None:
+                changes[key] = number.si
+        return bundled(replace(found, **changes))
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Where a measurement was taken.
+
+    Attributes
+    ----------
+    name : str
+        Of the table; of the family where no table fits.
+    family : str
+        Architecture, a dash, and the kind of fabric.
+    arch : str
+    system : System
+    group : int
+    teaches : str
+        See `Definition`.
+    """
+
+    name: str
+    family: str
+    arch: str
+    system: System
+    group: int = 0
+    teaches: str = "all"
+
+    def feeds(self, owner: str) -> bool:
+        """Whether an owner of this platform's chain may be fitted to its rows."""
+        if owner == self.name or self.teaches == "all":
+            return True
+        return self.teaches == "family" and owner == self.family
+
+
+@cache
+def definitions() -> dict[str, Definition]:
+    """Return the tables of ``data/platforms.toml``, in their order."""
+    return {name: build(Definition, table, FILE, name) for name, table in packaged(FILE).items()}
+
+
+def fabric_of(words: str) -> str:
+    """Return the kind of a fabric.
+
+    Examples
+    --------
+    >>> fabric_of("8x400G NDR IB (400 GB/s)"), fabric_of("32x100G EFAv2 (400 GB/s)"), fabric_of("?")
+    ('infiniband', 'efa', 'unknown')
+    """
+    if not words or words.casefold().startswith("none"):
+        return "none"
+    for kind, pattern in FABRICS:
+        if re.search(pattern, words):
+            return kind
+    return "unknown"
+
+
+def platform_of(row: Measurement) -> Platform:
+    """Return where a measurement was taken.
+
+    Raises
+    ------
+    InputError
+        If its GPU is unknown.
+    """
+    name = _definition(row.gpu, row.across, row.notes, row.library)
+    return _platform(name, row.across, row.version, row.gpus // row.nodes)
+
+
+@lru_cache(maxsize=4096)
+def _definition(gpu: str, across: str, notes: str, library: str) -> str:
+    for name, definition in definitions().items():
+        if definition.fits(gpu, across, notes, library):
+            return name
+    arch = _arch(gpu)
+    for name, definition in definitions().items():
+        if arch in definition.archs and library in definition.libraries:
+            return name
+    raise InputError(f"no platform is known for {library} on GPUs of the architecture {arch!r}")
+
+
+@lru_cache(maxsize=4096)
+def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
+    definition = definitions()[name]
+    system = definition.system()
+    if definition.own_nics:
+        system = _with_nics(system, across)
+    if not definition.group and per_node > system.gpus_per_node:
+        system = bundled(replace(system, gpus_per_node=per_node))
+    printed = re.match(r"2\.\d+(\.\d+)?", version)
+    if printed:
+        system = replace(system, version=version_of(printed.group()))
+    family = f"{system.arch}-{definition.fabric or fabric_of(across)}"
+    return Platform(
+        name=family if definition.own_nics else name,
+        family=family,
+        arch=system.arch,
+        system=system,
+        group=definition.group,
+        teaches=definition.teaches,
+    )
+
+
+def _arch(gpu: str) -> str:
+    """Return the family of a GPU as tables write it: ``"H100-SXM(inferred)"`` is an H100."""
+    tables = packaged(GPUS)
+    text = re.split(r"[(,]", gpu)[0].strip()
+    parts = text.split("-")
+    for length in range(len(parts), 0, -1):
+        for joined in ("-".join(parts[:length]), "-".join(parts[:length]).replace(" ", "-")):
+            try:
+                found = match(joined, tables, "GPU", "")
+            except InputError:
+                continue
+            return str(tables[found]["family"])
+    near = nearest(text.casefold(), tables)
+    raise InputError(f"GPU {gpu!r} is unknown{near}")
+
+
+def _with_nics(system: System, words: str) -> System:
+    """Return the same with the NICs that a row names, if it names any."""
+    named = re.search(r"(\d+)x(\d+)G\b(.*)", words)
+    if named is not None:
+        count, rate = int(named.group(1)), int(named.group(2)) * 1e9 / 8
+        if "per GPU" in named.group(3):
+            count *= system.gpus_per_node
+        if count and rate:
+            return bundled(replace(system, nics=count, nic_bandwidth=rate))
+    return system
+
+
+def bundled(system: System) -> System:
+    """Return the same with no more NICs than GPUs: several small ones a GPU are one to NCCL."""
+    if system.nics <= system.gpus_per_node:
+        return system
+    rate = system.nic_bandwidth * system.nics / system.gpus_per_node
+    return replace(system, nics=system.gpus_per_node, nic_bandwidth=rate)
+
+
+def shape_of(row: Measurement, platform: Platform) -> Shape:
+    """Return the geometry of a measurement's group.
+
+    Raises
+    ------
+    InputError
+        If its GPUs do not spread evenly over the nodes, or several nodes have no network.
+    """
+    nodes = row.nodes
+    if platform.group:
+        nodes = -(-row.gpus // platform.group)
+    if row.gpus % nodes:
+        raise InputError("GPUs do not spread evenly over the nodes")
+    if nodes > 1 and not platform.system.nics:
+        raise InputError("several nodes without a network")
+    return Shape.regular(nodes, row.gpus // nodes, platform.system)

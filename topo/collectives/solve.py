@@ -1,0 +1,74 @@
+"""Robust least squares of positive numbers: what all fits to measured communications share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SCALE", "least_squares", "soft"]
+
+SCALE = 0.1
+"""Relative errors from which on the loss grows linearly."""
+
+Logs = NDArray[np.float64]
+
+
+def soft(errors: Logs) -> Logs:
+    """Return residuals whose squares are the soft-L1 loss of some log errors."""
+    scaled = errors / SCALE
+    size: Logs = SCALE * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
+    return np.copysign(size, errors)
+
+
+def least_squares(
+    log_errors: Callable[[Logs], Logs],
+    start: Logs,
+    weights: Logs,
+    towards: Logs,
+    pull: float,
+    reach: float = 50.0,
+) -> Logs:
+    """Fit positive numbers.
+
+    Parameters
+    ----------
+    log_errors : callable
+        From the numbers to log(predicted / measured) of every row.
+    start : float64, shape (n,)
+        The numbers to start from, above 0.
+    weights : float64
+        Of the squared loss of every row; they should add up to the number of curves.
+    towards : float64, shape (n,)
+        Where the numbers lie if the rows do not say.
+    pull : float
+        In curves: a number that is off `towards` by a factor of e costs as much as so many curves
+        that are off by `SCALE` throughout.
+    reach : float
+        Largest factor by which a number may leave its start.
+
+    Returns
+    -------
+    float64, shape (n,)
+    """
+    from scipy import optimize
+
+    root = np.sqrt(weights)
+    strength = np.sqrt(pull) * SCALE
+    centre, origin = np.log(towards), np.log(start)
+
+    def residuals(point: Logs) -> Logs:
+        numbers = np.exp(point)
+        return np.concatenate([root * soft(log_errors(numbers)), strength * (point - centre)])
+
+    found = optimize.least_squares(
+        residuals,
+        origin,
+        bounds=(origin - np.log(reach), origin + np.log(reach)),
+        diff_step=1e-4,
+        x_scale=1.0,
+        max_nfev=60,
+    )
+    numbers: Logs = np.exp(found.x)
+    return numbers
