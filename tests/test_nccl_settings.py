@@ -91,14 +91,17 @@ def test_p2p_disable_leaves_pcie() -> None:
     assert choose(GiB, P2P_DISABLE="1").bandwidth < choose(GiB).bandwidth / 5
 
 
-def test_pxn() -> None:
-    # Without it no data crosses to other GPUs on its way out.
-    usual = choose(GiB, nodes=2, per_node=8, operation=Operation.ALL_TO_ALL)
-    for off in ({"PXN_DISABLE": "1"}, {"P2P_PXN_LEVEL": "0"}):
-        sends = choose(8, nodes=2, per_node=1, operation=Operation.ALL_TO_ALL, **off)
-        assert sends.latency <= usual.latency
-    both = Settings.of({"NCCL_P2P_PXN_LEVEL": "1"}), Settings.of({"NCCL_PXN_DISABLE": "1"})
-    assert [each.pxn_level for each in both] == [1, 0]
+@pytest.mark.parametrize("off", [{"NCCL_PXN_DISABLE": "1"}, {"NCCL_P2P_PXN_LEVEL": "0"}])
+def test_pxn_loads_links_inside(off: dict[str, str]) -> None:
+    # Of 32 parts 3 stay in the node and 28 leave it, three quarters of them by another GPU's NIC.
+    slow = System("hopper", 4, "nvswitch", 40e9, 48e9, nics=4, nic_bandwidth=50e9)
+    shape = Shape.regular(8, 4, slow)
+    usual, without = (
+        Nccl(slow, Settings.of(each)).choose(Operation.ALL_TO_ALL, GiB, shape).bandwidth
+        for each in ({}, off)
+    )
+    assert usual == pytest.approx(40e9 / ((3 + 28 * 3 / 4) / 32))
+    assert without == pytest.approx(50e9 / (28 / 32))
 
 
 def test_cross_nic_is_read() -> None:

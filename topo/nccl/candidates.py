@@ -19,7 +19,7 @@ from .shape import Shape
 from .system import System
 from .tables import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, Tables
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["Candidate", "Contest", "candidates"]
 
 Floats = np.float64 | NDArray[np.float64]
 Sizes = float | Floats
@@ -29,8 +29,10 @@ _OF_ALL_REDUCE = frozenset(ALGORITHMS) - {"pat"}
 _OF_HALVES = frozenset(("ring", "pat", "nvls", "collnet-direct"))
 _OF_CHAINS = frozenset(("ring",))
 
-_SMALLEST = 64.0
-"""Bytes at which the correction of trees begins."""
+_LOGARITHMS = np.arange(6, 31)
+"""Of the sizes for which the correction of trees is given: 64 bytes and on; the last is 1."""
+
+_POWERS = 2.0 ** _LOGARITHMS[1:]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Candidate:
         Bytes that pass before a pipeline is full, all channels together.
     plateau_from, plateau_factor : float
         Size from which the latency is so much longer.
-    correction : float64, shape (24,), optional
+    correction : float64, shape (25,), optional
         Of the bandwidth by size.
     """
 
@@ -73,17 +75,6 @@ class Candidate:
     plateau_factor: float
     correction: NDArray[np.float64] | None
 
-    def expected(self, bytes: Sizes) -> Floats:
-        """Return the tuner's time, for one size or an array of them."""
-        corrected: Floats = np.float64(self.expected_bandwidth)
-        if self.correction is not None:
-            index = np.floor(np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)).astype(int)
-            last = len(self.correction)
-            corrected = corrected * np.where(
-                index < last, self.correction[np.minimum(index, last - 1)], 1.0
-            )
-        return self._plateau(bytes) * self.expected_latency + bytes / corrected
-
     def predicted(self, bytes: Sizes) -> Floats:
         """Return the time to expect, for one size or an array of them."""
         return self.lasting(bytes) + bytes / self.flowing(bytes)
@@ -92,16 +83,14 @@ class Candidate:
         """Return how many channels carry a message, not rounded."""
         if not self.quantum:
             return np.float64(self.channels)
-        return np.clip(np.asarray(bytes) / self.quantum, 1.0, self.channels)
+        return np.minimum(np.maximum(np.divide(bytes, self.quantum), 1.0), self.channels)
 
     def flowing(self, bytes: Sizes) -> Floats:
         """Return bytes per second once they flow."""
         rate: Floats = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
         if self.correction is None:
             return rate
-        at = np.log2(np.maximum(bytes, _SMALLEST) / _SMALLEST)
-        last = len(self.correction)
-        return rate * np.interp(at, np.arange(last + 1), np.append(self.correction, 1.0))
+        return rate * np.interp(np.log2(np.maximum(bytes, 1)), _LOGARITHMS, self.correction)
 
     def lasting(self, bytes: Sizes) -> Floats:
         """Return the seconds before bytes flow."""
@@ -114,9 +103,35 @@ class Candidate:
         return lasting + filling
 
     def _plateau(self, bytes: Sizes) -> Floats:
-        if self.plateau_factor == 1.0:
-            return np.float64(1.0)
-        return np.where(np.asarray(bytes) >= self.plateau_from, self.plateau_factor, 1.0)
+        return 1.0 + (self.plateau_factor - 1.0) * np.greater_equal(bytes, self.plateau_from)
+
+
+class Contest:
+    """Candidates side by side, for NCCL's choice.
+
+    Parameters
+    ----------
+    candidates : list of Candidate
+        In NCCL's order: of equally fast ones it takes the first.
+    """
+
+    def __init__(self, candidates: list[Candidate]) -> None:
+        self.candidates = candidates
+        self._latency = np.array([[each.expected_latency] for each in candidates])
+        self._rate = np.array([[each.expected_bandwidth] for each in candidates])
+        self._plateau_from = np.array([[each.plateau_from] for each in candidates])
+        self._longer = self._latency * np.array([[each.plateau_factor - 1] for each in candidates])
+        even = np.ones(len(_LOGARITHMS))
+        self._correction = np.array(
+            [even if each.correction is None else each.correction for each in candidates]
+        )
+
+    def expected(self, bytes: Sizes) -> NDArray[np.float64]:
+        """Return the tuner's times, shape (candidates, sizes)."""
+        sizes = np.atleast_1d(bytes)
+        rate = self._rate * self._correction[:, np.searchsorted(_POWERS, sizes, "right")]
+        times: NDArray[np.float64] = sizes / rate + self._latency
+        return times + self._longer * (sizes >= self._plateau_from)
 
 
 def candidates(
@@ -171,7 +186,7 @@ def candidates(
                     fill(operation, algorithm, protocol, shape, count, settings, tables),
                     tables.raw["plateau"]["bytes"] * count * shape.ranks,
                     tables.plateau_factor if plateau else 1.0,
-                    tables.correction[protocol] if algorithm == "tree" else None,
+                    np.append(tables.correction[protocol], 1.0) if algorithm == "tree" else None,
                 )
             )
     return found

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpisim.errors import InputError
 from mpisim.program import Operation
 
-from .candidates import Candidate, candidates
+from .candidates import Candidate, Contest, candidates
 from .factors import Factors
 from .graph import links
 from .point_to_point import OPERATIONS, traffic
@@ -104,7 +104,7 @@ class Nccl:
         self.settings = settings or Settings()
         self.factors = factors or Factors()
         self.tables = tables(system.arch, system.version)
-        self._plans: dict[tuple[Operation, Shape], list[Candidate]] = {}
+        self._contests: dict[tuple[Operation, Shape], Contest] = {}
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
@@ -156,12 +156,12 @@ class Nccl:
             # Sizes of sends are few, and the channels of each differ.
             each = [self.seconds(operation, int(size), shape) for size in sizes.flat]
             return np.reshape(each, sizes.shape)
-        plan = self._plan(operation, shape)
-        chosen = np.argmin([each.expected(sizes) for each in plan], axis=0)
+        contest = self._contest(operation, shape)
+        chosen = np.argmin(contest.expected(sizes.reshape(-1)), axis=0).reshape(sizes.shape)
         times = np.empty(sizes.shape)
         for i in np.unique(chosen):
             at = chosen == i
-            times[at] = plan[i].predicted(sizes[at])
+            times[at] = contest.candidates[i].predicted(sizes[at])
         return times
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
@@ -169,10 +169,9 @@ class Nccl:
         self._check(operation, shape)
         if operation in OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
             return [self.choose(operation, bytes, shape)]
-        plan = sorted(
-            self._plan(operation, shape), key=lambda each: float(each.expected(float(bytes)))
-        )
-        return [_choice(each, bytes) for each in plan]
+        contest = self._contest(operation, shape)
+        order = np.argsort(contest.expected(bytes)[:, 0], kind="stable")
+        return [_choice(contest.candidates[i], bytes) for i in order]
 
     def _choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         self._check(operation, shape)
@@ -182,16 +181,17 @@ class Nccl:
             return self.choose(Operation.ALL_REDUCE, _BARRIER, shape)
         if operation in OPERATIONS:
             return self._sends(operation, bytes, shape)
-        plan = self._plan(operation, shape)
-        return _choice(min(plan, key=lambda each: each.expected(bytes)), bytes)
+        contest = self._contest(operation, shape)
+        return _choice(contest.candidates[int(contest.expected(bytes).argmin())], bytes)
 
-    def _plan(self, operation: Operation, shape: Shape) -> list[Candidate]:
+    def _contest(self, operation: Operation, shape: Shape) -> Contest:
         key = (operation, shape)
-        if key not in self._plans:
-            self._plans[key] = candidates(
+        if key not in self._contests:
+            found = candidates(
                 operation, shape, self.system, self.settings, self.factors, self.tables
             )
-        return self._plans[key]
+            self._contests[key] = Contest(found)
+        return self._contests[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         scaled = self.factors.of(links(self.system, self.settings, shape, self.tables), self.system)
