@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_links_are_set_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["dgx-h10"], "unknown cluster 'dgx-h10' (did you mean 'dgx-h100'?)"),
         (["a40-4gpu", "--nodes", "2"], "2 nodes, but its GPUs have no NIC"),
         (["dgx-h100", "--nodes", "0"], "--nodes is 0; it must be 1 or more"),
+        (["dgx-h100", "--nodes", "999999"], "7,999,992 GPUs; a topology has 1,048,576 at most"),
         (["dgx-h100", "--set", "links.x"], "--set 'links.x': it must be LINK=VALUE"),
         (["dgx-h100", "--set", "links.x=cut"], "has no such link"),
         (["dgx-h100", "--draw", "net.gif"], "net.gif: pictures end in .svg, .png or .pdf"),
@@ -62,6 +64,15 @@ def test_mistakes_are_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "topologies.md").read_text()
+    changes, own, net = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    for name, contents in (("own", own + changes), ("net", net)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(contents)
+        assert main(["topo", "show", str(path), "--test"]) == 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble"]
 
+MOST = 2**20
+"""GPUs: more, with a dozen links each, would fill the memory of a workstation."""
+
 
 def assemble(cluster: Cluster, nodes: int) -> Topology:
     """Build the topology of some nodes of a cluster: rank i is GPU i, nodes are filled in order.
@@ -26,9 +29,12 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
     Raises
     ------
     InputError
-        If there are several nodes and nothing between them, or more than the fabric has room for.
+        If there are several nodes and nothing between them, or more than the fabric or memory has
+        room for.
     """
     node, fabric, gpus = cluster.node, cluster.fabric, cluster.gpus_per_node
+    if nodes * gpus > MOST:
+        raise InputError(f"{cluster.title}: {nodes * gpus:,} GPUs; a topology has {MOST:,} at most")
     box = build_box(node, gpus)
     cables = None
     if fabric is not None:

@@ -147,11 +147,10 @@ def _graphml(source: str) -> tuple[str, list[NodeEntry], list[LinkEntry]]:
     except Exception as error:  # of the parser, of networkx, of values of a wrong type
         text = " ".join(str(error).split())
         raise InputError(f"{source}: not valid GraphML: {text}") from error
-    nodes = [
-        build(NodeEntry, _keys(data, ("kind", "rank")) | {"name": str(name)}, source,
-              f"node {name!r}")  # fmt: skip
-        for name, data in graph.nodes(data=True)
-    ]
+    nodes = []
+    for name, data in graph.nodes(data=True):
+        entry = _keys(data, ("kind", "rank")) | {"name": str(name)}
+        nodes.append(build(NodeEntry, entry, source, f"node {name!r}"))
     links = []
     for a, b, data in graph.edges(data=True):
         if "bandwidth" not in data:
