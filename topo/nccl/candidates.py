@@ -118,20 +118,25 @@ class Contest:
     def __init__(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
         self._latency = np.array([[each.expected_latency] for each in candidates])
-        self._rate = np.array([[each.expected_bandwidth] for each in candidates])
-        self._plateau_from = np.array([[each.plateau_from] for each in candidates])
         self._longer = self._latency * np.array([[each.plateau_factor - 1] for each in candidates])
+        self._plateau_from = np.array([[each.plateau_from] for each in candidates])
+        self._has_plateau = bool(self._longer.any())
         even = np.ones(len(_LOGARITHMS))
-        self._correction = np.array(
-            [even if each.correction is None else each.correction for each in candidates]
+        self._per_byte = 1 / np.array(
+            [
+                each.expected_bandwidth * (even if each.correction is None else each.correction)
+                for each in candidates
+            ]
         )
 
     def expected(self, bytes: Sizes) -> NDArray[np.float64]:
         """Return the tuner's times, shape (candidates, sizes)."""
         sizes = np.atleast_1d(bytes)
-        rate = self._rate * self._correction[:, np.searchsorted(_POWERS, sizes, "right")]
-        times: NDArray[np.float64] = sizes / rate + self._latency
-        return times + self._longer * (sizes >= self._plateau_from)
+        times: NDArray[np.float64] = self._per_byte[:, _POWERS.searchsorted(sizes, "right")] * sizes
+        times += self._latency
+        if self._has_plateau:
+            times += self._longer * (sizes >= self._plateau_from)
+        return times
 
 
 def candidates(

@@ -42,6 +42,8 @@ COLLECTIVES = frozenset(
     )
 )
 
+_KNOWN = (*sorted(COLLECTIVES), *sorted(OPERATIONS), Operation.BARRIER)
+
 _BARRIER = 4
 """Bytes of the all-reduce that frameworks use as a barrier."""
 
@@ -206,11 +208,10 @@ class Nccl:
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)
 
     def _check(self, operation: Operation, shape: Shape) -> None:
-        known = (*sorted(COLLECTIVES), *sorted(OPERATIONS), Operation.BARRIER)
-        if operation not in known:
+        if operation not in _KNOWN:
             raise InputError(
                 f"no cost is known for a communication of kind {operation.name}; known are "
-                f"{', '.join(each.name for each in known)}"
+                f"{', '.join(each.name for each in _KNOWN)}"
             )
         if shape.nodes > 1 and not self.system.nics:
             raise InputError(f"a group on {shape.nodes} nodes, but the nodes have no NICs")
