@@ -138,7 +138,6 @@ class _Rows:
         self.slot, self.ordinal = table.slot.data, table.ordinal.data
         self.host, self.launch = table.host.data, table.launch.data
         self.launch_cost, self.gap = table.launch_cost.data, table.gap.data
-        self.name = table.name.data
         self.wait_index, self.wait_row = table.wait_index.data, table.wait_row.data
         slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
         self.first_group = layout.slot_group[slots].data
@@ -161,7 +160,6 @@ class _Walk:
         self.arrived_last = records.last.data
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0
-        self.pieces = array("q")
 
     def go(self, at: _Meeting, time: int) -> NDArray[np.int64]:
         """Walk until the path leaves this process, for `at`, or comes to time 0.
@@ -169,7 +167,9 @@ class _Walk:
         Returns the pieces, latest first, shape (n, 6): kind, rank, row, begin, end, and name, the
         columns of a `CriticalPath`.
         """
-        self.at, self.time, self.pieces = at, time, array("q")
+        self.at, self.time = at, time
+        self.kind, self.piece_row, self.begin = bytearray(), array("q"), array("q")
+        visits: list[tuple[int, int]] = []  # a rank, and how many pieces there were before
         of_rank, placement = self.plan.cast.classes.of_rank, self.plan.placement
         while self.time > 0:
             simulated = int(of_rank[self.at.rank])
@@ -179,10 +179,29 @@ class _Walk:
                 self.known[simulated] = _Rows(self.plan, self.records, simulated)
             self.rank, self.rows = self.at.rank, self.known[simulated]
             self.bound = self.plan.program.slots_of(self.rank).tolist()
+            visits.append((self.rank, len(self.kind)))
             step: _Step | None = self._entered()
             while step is not None and self.time > 0:
                 step = step()
-        return np.frombuffer(self.pieces, np.int64).reshape(-1, 6).copy()
+        return self._written(time, visits)
+
+    def _written(self, time: int, visits: list[tuple[int, int]]) -> NDArray[np.int64]:
+        part = np.empty((len(self.kind), 6), np.int64)
+        kind, rank, row, begin, end, name = part.T
+        kind[:] = np.frombuffer(self.kind, np.uint8)
+        row[:], begin[:] = self.piece_row, self.begin
+        end[:1], end[1:] = time, begin[:-1]  # the path has no hole
+        ranks, first = np.array(visits, np.int64).reshape(-1, 2).T
+        rank[:] = np.repeat(ranks, np.diff(first, append=len(part)))
+        program = self.plan.program
+        number = program.table[rank]
+        name[:] = -1
+        for which in np.unique(number).tolist():
+            table = program.tables[which]
+            assert table is not None  # or it were not hosted here
+            at = np.flatnonzero((number == which) & (row >= 0))
+            name[at] = table.name[row[at]]
+        return part
 
     def _entered(self) -> _Step:
         """Begin on a rank: at a meeting, at a kernel that ends last, or on the CPU."""
@@ -289,8 +308,9 @@ class _Walk:
         assert end >= time, "the critical path has a hole"
         if begin < time:
             self.time = begin = max(begin, 0)
-            name = self.rows.name[row] if row >= 0 else -1
-            self.pieces.extend((kind, self.rank, row, begin, time, name))
+            self.kind.append(kind)
+            self.piece_row.append(row)
+            self.begin.append(begin)
 
 
 # --- between processes ------------------------------------------------------------------------
