@@ -110,8 +110,8 @@ def test_the_straggler_is_explained() -> None:
     assert kernels[1] == ["350.000", "µs", "70.0", "3", "116.667", "µs", "150.000", "µs", "gemm"]
     met = section(text, "Communications, 250.000 µs over all ranks (60.0 % wire")
     assert met[1].split() == [
-        "1", "4", "KiB", "50.000", "µs", "33.333", "µs", "81.9", "MB/s", "3", "all_reduce,",
-        "data", "parallel",
+        "1", "4", "KiB", "50.000", "µs", "33.333", "µs", "81.9", "MB/s", "109", "MB/s", "3",
+        "all_reduce,", "data", "parallel",
     ]  # fmt: skip
     path = [line.split() for line in section(text, "Critical path, in µs: the chain of 5 pieces")]
     assert ["180.000", "74.7", "2", "compute"] in path

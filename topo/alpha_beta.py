@@ -11,37 +11,10 @@ from mpisim.errors import InputError
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 
+from .bus import bus_factor
 from .price import Price
 
 __all__ = ["AlphaBeta"]
-
-
-def _ring_factor(operation: Operation, n: int) -> float:
-    """Return the bytes each rank sends over its link, per byte of the full buffer.
-
-    Ring all-reduce sends 2 (n - 1) / n, its two halves (reduce-scatter, all-gather) one half each;
-    pipelined broadcast and reduce send everything once; all-to-all keeps 1 / n at home. These are
-    the "bus bandwidth" factors of nccl-tests (doc/PERFORMANCE.md).
-    """
-    share = (n - 1) / n
-    factors = {
-        Operation.ALL_REDUCE: 2 * share,
-        Operation.ALL_GATHER: share,
-        Operation.REDUCE_SCATTER: share,
-        Operation.ALL_TO_ALL: share,
-        Operation.GATHER: share,
-        Operation.SCATTER: share,
-        Operation.BROADCAST: 1.0,
-        Operation.REDUCE: 1.0,
-        Operation.SEND_RECV: 1.0,
-        Operation.BARRIER: 0.0,
-    }
-    if operation not in factors:
-        raise InputError(
-            f"no cost is known for a communication of kind {operation.name}; known are "
-            f"{', '.join(o.name for o in factors)}"
-        )
-    return factors[operation]
 
 
 class AlphaBeta:
@@ -130,7 +103,7 @@ class AlphaBeta:
         self, operation: Operation, bytes: int, group: tuple[int, bool]
     ) -> tuple[float, float]:
         n, inside = group
-        factor = _ring_factor(operation, n)
+        factor = bus_factor(operation, n)
         latency, bandwidth = self.node if inside else self.network
         return (0.0, 0.0) if n == 1 else (latency, factor * bytes / bandwidth)
 

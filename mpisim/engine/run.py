@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Program
+from .flows import Shared
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "PieceKind", "Run"]
 
@@ -162,6 +163,8 @@ class Run:
         When asked for.
     wall : mapping of str to float
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
+    shared : Shared or None
+        The links that communications could share, and what flowed here; None where there are none.
     """
 
     program: Program
@@ -178,6 +181,7 @@ class Run:
     binding: list[NDArray[np.uint8]]
     critical_path: CriticalPath | None
     wall: dict[str, float]
+    shared: Shared | None = None
 
     @cached_property
     def simulated(self) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ def render(results: Results, top: int = 10) -> str:
     if results.recorded:
         sections += [_ranks(results, unit), _slowest(results, unit, top)]
         sections += [_kernels(results, top), _communications(results, top)]
+        sections += [_links(results, top)]
     else:
         sections += [_ends(results, unit, top)]
     if results.critical_path is not None and len(results.critical_path.kind):
@@ -254,18 +255,22 @@ def _communications(results: Results, top: int) -> list[str]:
     spent = (columns["wire"] + columns["waiting"]).tolist()
     whole = sum(spent)
     table = {name: column[:top].tolist() for name, column in columns.items()}
-    rows = [("count", "size each", "wire each", "waiting each", "bytes/wire", "ranks",
+    rows: list[tuple[str, ...]]
+    rows = [("count", "size each", "wire each", "waiting each", "bytes/wire", "busbw", "ranks",
              "operation, communicator")]  # fmt: skip
     for i in range(min(n, top)):
         count, members = table["count"][i], max(table["count"][i] * table["size"][i], 1)
-        size, bandwidth = table["bytes"][i], table["bandwidth"][i]
+        size = table["bytes"][i]
         rows.append(
             (
                 f"{count:,}",
                 quantity(size / max(count, 1), "B", 1024) if size >= 0 else "unknown",
                 duration(round(table["wire"][i] / members)),
                 duration(round(table["waiting"][i] / members)),
-                quantity(bandwidth, "B/s") if bandwidth == bandwidth else "-",
+                *(
+                    quantity(rate, "B/s") if rate == rate else "-"
+                    for rate in (table["bandwidth"][i], table["bus_bandwidth"][i])
+                ),
                 str(table["size"][i]),
                 f"{Operation(table['operation'][i]).name.lower()}, "
                 + one_line(results.communicators.names[table["communicator"][i]]),
@@ -274,8 +279,47 @@ def _communications(results: Results, top: int) -> list[str]:
     return [
         f"Communications, {duration(whole)} over all ranks "
         f"({percent(sum(wires), whole)} % wire, the rest waiting for others)",
-        *(f"  {line}" for line in aligned(rows, left=(6,))),
+        *(f"  {line}" for line in aligned(rows, left=(7,))),
         *_more(n, top, spent, whole),
+    ]
+
+
+def _links(results: Results, top: int) -> list[str]:
+    """The links that communications could fill, and who shared them, if there are any."""
+    use = results.links
+    table = {name: column.tolist() for name, column in use.links.items()}
+    n = len(table["name"])
+    if not n:
+        return []
+    step = results.step_time_ps
+    sharing = [column.tolist() for column in use.sharing.values()]
+    rows = [("alike", "capacity", "bytes", "used", "peak", "busy", "shared", "link")]
+    lines = []
+    for i in range(min(n, top)):
+        used = table["bytes"][i] / (table["capacity"][i] * max(step, 1) * 1e-12)
+        rows.append(
+            (
+                f"{table['count'][i]:,}",
+                quantity(table["capacity"][i], "B/s"),
+                quantity(table["bytes"][i], "B", 1024),
+                f"{100 * used:.1f} %",
+                f"{100 * float(use.utilisation[i].max()):.0f} %",
+                f"{percent(table['busy'][i], step)} %",
+                f"{percent(table['shared'][i], step)} %",
+                one_line(table["name"][i]),
+            )
+        )
+        pairs = [(a, b, time) for link, a, b, time in zip(*sharing, strict=True) if link == i]
+        for a, b, time in pairs[:1]:
+            names = (one_line(results.communicators.names[each]) for each in (a, b))
+            more = f"; {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
+            lines.append(f"{table['name'][i]}: {' and '.join(names)}, {duration(time)}{more}")
+    return [
+        f"Links that can be full: {n:,} kinds, {sum(table['count']):,} links (used: bytes over "
+        "capacity; peak: in a hundredth of the step)",
+        *(f"  {line}" for line in aligned(rows, left=(7,))),
+        *(["  Most shared by:", *(f"    {line}" for line in lines)] if lines else []),
+        *([f"  ... {n - top:,} more kinds"] if n > top else []),
     ]
 
 

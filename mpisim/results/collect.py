@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..engine.flows import Flows
 from ..engine.run import Run
-from ..program import Names, Program
+from ..program import Names, Operation, Program
+from ..topo.bus import bus_factor
 from .accounting import BREAKDOWN, added_up, break_down, total_communications, total_kernels
+from .links import LinkUse, use_of_links
 from .results import SECONDS, Results
 from .steps import rank_steps
 
@@ -66,7 +69,8 @@ def collect(
     kernels = gathered(kernel_rows, comm)
     meetings = gathered(meeting_rows, comm)
     steps = gathered(rank_steps(program, run), comm)
-    if ranks is None or kernels is None or meetings is None or steps is None:
+    links = _links(run, comm)
+    if ranks is None or kernels is None or meetings is None or steps is None or links is None:
         return None
 
     said = ("rank", "rows", *(BREAKDOWN if recorded else ()))
@@ -98,6 +102,7 @@ def collect(
         kernels=_kernel_table(kernels, names),
         communications=_communication_table(meetings, program),
         communicators=program.communicators,
+        links=links,
         critical_path=run.critical_path,
         experiment=experiment,
         seed=seed,
@@ -107,6 +112,16 @@ def collect(
         program=dict(program.attributes),
         wall=dict(run.wall),
     )
+
+
+def _links(run: Run, comm: Intracomm) -> LinkUse | None:
+    """Add up how links were used, on process 0. **Collective.**"""
+    if run.shared is None:
+        return LinkUse.none()
+    flows = gathered(run.shared.flows.rows(), comm)
+    if flows is None:
+        return None
+    return use_of_links(run.shared, Flows.of(flows), run.step_time)
 
 
 def is_recorded(run: Run, comm: Intracomm) -> bool:
@@ -208,8 +223,20 @@ def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str,
         "wire": wire,
         "waiting": waiting,
         "bandwidth": bandwidth,
+        "bus_bandwidth": bandwidth * _bus_factors(operation, group),
     }
     return {column: values[order] for column, values in columns.items()}
+
+
+def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what a rank sends in a ring per byte of the full buffer; NaN where nothing is sent."""
+    known = {
+        pair: bus_factor(Operation(pair[0]), pair[1]) or np.nan
+        for pair in set(zip(operation.tolist(), ranks.tolist(), strict=True))
+        if pair[0] not in (Operation.NONE, Operation.UNKNOWN)
+    }
+    pairs = zip(operation.tolist(), ranks.tolist(), strict=True)
+    return np.array([known.get(pair, np.nan) for pair in pairs], np.float64)
 
 
 def _versions() -> dict[str, str]:

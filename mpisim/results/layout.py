@@ -14,7 +14,10 @@
                                    4 ranks they meet)
     steps, kernels, communications/<column>
     communicators/index, members, names
-    links                          attribute: no link was modelled
+    links/<column>                 links that can be full, the most used first; one entry for all
+                                   that are used alike. Empty where communications share none
+    links/utilisation              share of the capacity in each hundredth of the step, links × 100
+    link_sharing/<column>          which communicators used a link at the same time, and how long
     critical_path/<column>, names  absent if it was not asked for
     timeline/<column>              absent if it was not asked for: virtual datasets over the
                                    shard files, which are named in timeline/shards. Rows of the
@@ -36,6 +39,8 @@ __all__ = [
     "CRITICAL_PATH",
     "FORMAT",
     "KERNELS",
+    "LINKS",
+    "LINK_SHARING",
     "RANKS",
     "RECORDED_RANKS",
     "SHARD_FORMAT",
@@ -46,7 +51,7 @@ __all__ = [
 
 FORMAT = "mpisim-results"
 SHARD_FORMAT = "mpisim-timeline"
-VERSION = 2
+VERSION = 3
 
 Layout: TypeAlias = dict[str, tuple[type, str | None]]
 """Type and unit of each column; the type `object` stands for texts."""
@@ -83,6 +88,21 @@ COMMUNICATIONS: Layout = {
     "wire": (np.int64, "ps"),
     "waiting": (np.int64, "ps"),
     "bandwidth": (np.float64, "bytes/s"),
+    "bus_bandwidth": (np.float64, "bytes/s"),
+}
+LINKS: Layout = {
+    "name": (object, None),
+    "count": (np.int64, None),
+    "capacity": (np.float64, "bytes/s"),
+    "bytes": (np.int64, "bytes"),
+    "busy": (np.int64, "ps"),
+    "shared": (np.int64, "ps"),
+}
+LINK_SHARING: Layout = {
+    "link": (np.int64, None),
+    "communicator": (np.int64, None),
+    "other": (np.int64, None),
+    "time": (np.int64, "ps"),
 }
 CRITICAL_PATH: Layout = {
     "kind": (np.uint8, None),

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
 from ..program import Communicators, Kind, Operation
 from . import layout
+from .links import BINS, LinkUse
 from .results import Results, SharedRows, Timeline
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def open_results(path: str | Path) -> Results:
                 read_column(groups, "members", np.int32),
                 read_texts(groups, "names"),
             ),
+            links=_read_links(file),
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
             experiment=text_of(file.attrs["experiment"]),
             seed=int(file.attrs["seed"]),
@@ -139,6 +141,13 @@ def _check_numbers(path: str, results: Results) -> None:
         ("communications/operation", results.communications["operation"], 0, len(Operation)),
         ("communications/communicator", results.communications["communicator"], 0, n_groups),
     ]
+    numbers += [
+        ("link_sharing/link", results.links.sharing["link"], 0, len(results.links.links["name"])),
+        *(
+            (f"link_sharing/{column}", results.links.sharing[column], 0, n_groups)
+            for column in ("communicator", "other")
+        ),
+    ]
     pieces = results.critical_path
     if pieces is not None:
         numbers += [
@@ -157,6 +166,15 @@ def _check_range(path: str, column: str, values: NDArray[Any], least: int, end: 
             f"{path}: {column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
             f"{least} to {end - 1}"
         )
+
+
+def _read_links(file: File) -> LinkUse:
+    links = _read_table(file, "links", layout.LINKS)
+    shape = (len(links["name"]), BINS)
+    found = file["links"].get("utilisation")
+    if found is None or found.shape != shape:
+        raise InputError(f"{file.filename}: links/utilisation is missing or not of shape {shape}")
+    return LinkUse(links, found[()], _read_table(file, "link_sharing", layout.LINK_SHARING))
 
 
 def _read_critical_path(file: File) -> CriticalPath:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..engine.run import CriticalPath
 from ..errors import InputError, UsageError, nearest
 from ..program import Communicators
+from .links import LinkUse
 
 if TYPE_CHECKING:
     from h5py import File
@@ -139,7 +140,10 @@ class Results:
     communications : mapping of str to array
         communicator, operation, size (members), count, bytes (over all counts; -1 unknown), wire
         and waiting (ps, added up over members), bandwidth (bytes/s: bytes of a communication
-        over its wire time; NaN unknown); the largest wire + waiting first.
+        over its wire time; NaN unknown), bus_bandwidth (the same times what a rank sends per byte
+        in a ring, as nccl-tests has it); the largest wire + waiting first.
+    links : LinkUse
+        How links that can be full were used.
     communicators : Communicators
     critical_path : CriticalPath or None
     experiment : str
@@ -169,6 +173,7 @@ class Results:
     kernels: Columns
     communications: Columns
     communicators: Communicators
+    links: LinkUse
     critical_path: CriticalPath | None
     experiment: str = ""
     seed: int = 0

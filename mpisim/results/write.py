@@ -244,7 +244,12 @@ def _write_main(results: Results, file: File) -> None:
     write_column(groups, "index", results.communicators.index)
     write_column(groups, "members", results.communicators.members)
     write_texts(groups, "names", results.communicators.names)
-    file.create_group("links").attrs["about"] = "no link was modelled"
+    links = file.create_group("links")
+    _write_table(links, results.links.links, layout.LINKS)
+    links.create_dataset(
+        "utilisation", data=results.links.utilisation, track_times=False, compression=1
+    )
+    _write_table(file.create_group("link_sharing"), results.links.sharing, layout.LINK_SHARING)
     if results.critical_path is not None:
         path = file.create_group("critical_path")
         columns = {

@@ -1,0 +1,163 @@
+"""How links that can be full were used: bytes, utilisation over time, and who shared them.
+
+What a communication moves is spread evenly from the moment its bytes begin to flow to its end:
+where its rate changed on the way, the bytes of a bin are an approximation; those of the step are
+not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.flows import Flows, Shared
+from ..engine.refine import ranges
+from ..topo.price import RATE_BITS, WEIGHT_ONE
+
+__all__ = ["BINS", "LinkUse", "use_of_links"]
+
+Ints = NDArray[np.int64]
+
+BINS = 100
+"""Equal parts of the step."""
+
+MOST_PAIRED = 32
+"""Communicators on one link up to which it is said which of them shared it, pair by pair."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinkUse:
+    """Use of links. One entry stands for all links that are used alike at the same times.
+
+    Attributes
+    ----------
+    links : mapping of str to array, shape (n,)
+        name (of one of them), count (how many there are), capacity (bytes/s), bytes (over the step,
+        of one), busy and shared (ps in which one or more, and two or more communications used it);
+        the highest bytes/capacity first.
+    utilisation : float64, shape (n, BINS)
+        Share of the capacity that was used in each part of the step.
+    sharing : mapping of str to array
+        link (an entry above), communicator, other, time (ps in which both used it).
+    """
+
+    links: dict[str, NDArray[Any]]
+    utilisation: NDArray[np.float64]
+    sharing: dict[str, NDArray[Any]]
+
+    @classmethod
+    def none(cls) -> LinkUse:
+        """No links that can be full."""
+        empty = np.empty(0, np.int64)
+        links = dict.fromkeys(("count", "capacity", "bytes", "busy", "shared"), empty)
+        sharing = dict.fromkeys(("link", "communicator", "other", "time"), empty)
+        return cls({"name": np.empty(0, object), **links}, np.empty((0, BINS)), sharing)
+
+
+def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
+    """Add up what flows did to links.
+
+    Parameters
+    ----------
+    shared : Shared
+    flows : Flows
+        Of all processes.
+    step_time : int
+        ps.
+    """
+    routes = shared.routes
+    n = len(routes.capacity)
+    entry, flow = ranges(routes.index, flows.route)
+    link, weight = routes.link[entry], routes.weight[entry] / WEIGHT_ONE
+    begin, end = flows.begin[flow], flows.end[flow]
+    moved = weight * flows.volume[flow]
+    bytes = np.bincount(link, moved, n)
+    capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
+
+    order = np.lexsort((begin, link))
+    cuts = np.cumsum(np.bincount(link, minlength=n))[:-1]
+    busy, both = np.zeros((2, n), np.int64)
+    for i, rows in enumerate(np.split(order, cuts)):
+        busy[i], both[i] = _depths(begin[rows], end[rows])
+
+    stand_in, first, count = np.unique(routes.stand_in, return_index=True, return_counts=True)
+    assert len(stand_in) == n  # every link of the cast stands for one at least
+    by_use = np.lexsort((np.arange(n), -bytes / capacity))
+    place = np.argsort(by_use)
+    utilisation = _spread(place[link], begin, end, moved, n, step_time)
+    of_route = shared.communicator[flows.route[flow]]
+    return LinkUse(
+        links={
+            "name": np.array(
+                [shared.link_name(routes.names[i]) for i in first[by_use].tolist()], object
+            ),
+            "count": count[by_use],
+            "capacity": capacity[by_use],
+            "bytes": np.rint(bytes[by_use]).astype(np.int64),
+            "busy": busy[by_use],
+            "shared": both[by_use],
+        },
+        utilisation=utilisation * (BINS / max(step_time * 1e-12, 1e-12)) / capacity[by_use, None],
+        sharing=_sharing(
+            [(int(place[i]), rows) for i, rows in enumerate(np.split(order, cuts)) if both[i]],
+            of_route, begin, end,
+        ),
+    )  # fmt: skip
+
+
+def _depths(begin: Ints, end: Ints) -> tuple[int, int]:
+    """Return how long at least one, and at least two, of some intervals were under way."""
+    times = np.concatenate([begin, end])
+    order = np.argsort(times, kind="stable")
+    change = np.repeat([1, -1], len(begin))[order]
+    lengths = np.diff(times[order], append=times.max(initial=0))
+    depth = np.cumsum(change)
+    return int(lengths[depth >= 1].sum()), int(lengths[depth >= 2].sum())
+
+
+def _spread(
+    link: Ints, begin: Ints, end: Ints, moved: NDArray[np.float64], n: int, until: int
+) -> NDArray[np.float64]:
+    """Return the bytes that each link carried in each of `BINS` parts of [0, until]."""
+    # The bytes moved before t are the sum of rate × (t - begin) over what has begun, less the same
+    # from its end on: two steps and two slopes a flow, added up bin by bin.
+    width = max(until, 1) / BINS
+    length = np.maximum(end - begin, 1)
+    rate = moved / length
+    value, slope = np.zeros((2, n * (BINS + 1)))
+    for time, sign in ((begin, 1.0), (np.maximum(end, begin + 1), -1.0)):
+        at = np.minimum(time / width, BINS)
+        edge = link * (BINS + 1) + np.ceil(at).astype(np.int64)  # the first edge not before it
+        ahead = (np.ceil(at) - at) * width
+        value += np.bincount(edge, sign * rate * ahead, len(value))
+        slope += np.bincount(edge, sign * rate, len(slope))
+    slope = np.cumsum(slope.reshape(n, BINS + 1), axis=1)
+    steps = value.reshape(n, BINS + 1).copy()
+    steps[:, 1:] += slope[:, :-1] * width
+    return np.asarray(steps[:, 1:])
+
+
+def _sharing(
+    links: list[tuple[int, NDArray[np.intp]]], communicator: Ints, begin: Ints, end: Ints
+) -> dict[str, NDArray[Any]]:
+    """Return which communicators used a link at the same time, and how long."""
+    found = []
+    for number, rows in links:
+        users = np.unique(communicator[rows])
+        if len(users) > MOST_PAIRED:
+            continue
+        own = {one: rows[communicator[rows] == one] for one in users.tolist()}
+        for one, other in combinations(own, 2):
+            both = np.concatenate([own[one], own[other]])
+            time = _depths(begin[both], end[both])[1]
+            for each in (own[one], own[other]):  # what one of them does twice at once is not shared
+                time -= _depths(begin[each], end[each])[1]
+            if time > 0:
+                found.append((number, one, other, time))
+    rows = np.array(found, np.int64).reshape(-1, 4)
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], -rows[:, 3], rows[:, 0]))]
+    return dict(zip(("link", "communicator", "other", "time"), rows.T.copy(), strict=True))

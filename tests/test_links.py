@@ -1,0 +1,86 @@
+"""Use of links: bytes, utilisation and sharing, by hand and by adding up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpisim.engine.flows import Flows, Shared
+from mpisim.engine.routes import Routes
+from mpisim.results.links import BINS, use_of_links
+from mpisim.topo.price import WEIGHT_ONE, rate_of
+
+GB = 10**9
+
+
+def two_links(*communicators: int) -> Shared:
+    """Route 0 uses link 0; route 1 both, half of its bytes on link 1; link 1 stands for two."""
+    routes = Routes(
+        group=np.array([0, 1]),
+        pattern=np.array([0, 0]),
+        index=np.array([0, 1, 3]),
+        link=np.array([0, 0, 1]),
+        weight=np.array([WEIGHT_ONE, WEIGHT_ONE, WEIGHT_ONE // 2]),
+        capacity=np.array([rate_of(GB), rate_of(GB)]),
+        patterns=("a",),
+        names=np.array([4, 7, 9]),
+        stand_in=np.array([0, 1, 1]),
+    )
+    names = {4: "one", 7: "two", 9: "three"}
+    return Shared(routes, np.array(communicators), flows(), names.__getitem__)
+
+
+def flows(*entries: tuple[int, int, int, int]) -> Flows:
+    return Flows(*np.array(entries, np.int64).reshape(-1, 4).T)
+
+
+def test_two_flows_that_overlap() -> None:
+    # Route 0 from 0 to 600 ms, route 1 from 400 to 1000 ms; half a second of the capacity each.
+    ms = 10**9
+    found = use_of_links(
+        two_links(5, 6),
+        flows((0, 0, 600 * ms, GB // 2), (1, 400 * ms, 1000 * ms, GB // 2)),
+        1000 * ms,
+    )  # fmt: skip
+    assert found.links["name"].tolist() == ["one", "two"]
+    assert found.links["count"].tolist() == [1, 2]
+    assert found.links["bytes"].tolist() == [GB, GB // 4]
+    assert found.links["busy"].tolist() == [1000 * ms, 600 * ms]
+    assert found.links["shared"].tolist() == [200 * ms, 0]
+    # Each flows at 0.5 GB in 0.6 s: 5/6 of the link, twice that while both do.
+    assert found.utilisation[0, :40] == pytest.approx(np.full(40, 5 / 6))
+    assert found.utilisation[0, 40:60] == pytest.approx(np.full(20, 10 / 6))
+    assert found.utilisation[1, :40] == pytest.approx(np.zeros(40), abs=1e-9)
+    assert found.utilisation[1, 60:] == pytest.approx(np.full(40, 5 / 12))
+    rows = {column: values.tolist() for column, values in found.sharing.items()}
+    assert rows == {"link": [0], "communicator": [5], "other": [6], "time": [200 * ms]}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)
+        ),
+        max_size=20,
+    )
+)
+def test_what_is_spread_over_the_step_adds_up(entries: list[tuple[int, int, int, int]]) -> None:
+    until = 2 * 10**6 + 1
+    found = use_of_links(
+        two_links(0, 1),
+        flows(*((route, begin, begin + length, size) for route, begin, length, size in entries)),
+        until,
+    )  # fmt: skip
+    carried = found.utilisation.sum(axis=1) / BINS * until * 1e-12 * found.links["capacity"]
+    assert carried == pytest.approx(found.links["bytes"].astype(float), rel=1e-6, abs=1)
+    assert (found.links["shared"] <= found.links["busy"]).all()
+    assert (found.utilisation >= -1e-3).all()
+
+
+def test_nothing_flowed() -> None:
+    found = use_of_links(two_links(0, 1), flows(), 100)
+    assert found.links["bytes"].tolist() == [0, 0]
+    assert not found.utilisation.any()
+    assert not len(found.sharing["link"])
