@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .analytical.calibration import FEWEST, GPUS, KIN, SHAPES, Bin, HeldOut, Table
+from .analytical.calibration import FEWEST, GPUS, Bin, HeldOut, Table
 from .analytical.family import ANY, FamilyModule, load
-from .fit import Fit, cross_validate, fit, log_ratios, machine
+from .fit import Fit, fit, machine
+from .held_out import Stranger, blend, cross_validate, members, shrinkage, strangers
 from .measured import Rows
 
 __all__ = ["calibrate", "write"]
@@ -21,9 +22,10 @@ def calibrate(batches: Sequence[Rows]) -> Iterator[tuple[Key, Table]]:
     """Fit all that the rows allow.
 
     The constants of all GPUs together start from the textbook's, those of an architecture from
-    these, those of a GPU from its architecture's. Errors are found on rows that a fit did not see:
-    for a GPU by leaving out shapes; for an architecture and for all by leaving out GPUs, since
-    they serve GPUs that were not measured.
+    these, those of a GPU from its architecture's. The table of an architecture, which serves its
+    GPUs that were not measured, is shrunk towards all GPUs' (:func:`.held_out.blend`). Errors are
+    found on rows that a fit did not see: for a GPU by leaving out runs or shapes; for an
+    architecture and for all by leaving out chips.
 
     Parameters
     ----------
@@ -47,46 +49,43 @@ def calibrate(batches: Sequence[Rows]) -> Iterator[tuple[Key, Table]]:
 
 def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Table]]:
     everything = fit(module, batches)
-    widest = _table(everything, batches, *_unseen(module, batches, None))
-    yield ANY, widest
+    left_out = strangers(module, batches)
+    share = shrinkage(module, left_out)
+    unseen: tuple[HeldOut, tuple[Bin, ...]]
+    if left_out:
+        unseen = GPUS, _errors(module, left_out, 0.0)
+    else:
+        unseen = _validated(module, batches, None)
+    yield ANY, _table(everything, batches, *unseen)
     for architecture in sorted({machine(rows.gpu).family for rows in batches}):
-        members = [rows for rows in batches if machine(rows.gpu).family == architecture]
-        together = fit(module, members, everything.constants)
-        held_out, errors = _unseen(module, members, everything)
-        kin = [rows for rows in batches if architecture in KIN.get(machine(rows.gpu).family, ())]
-        if held_out == SHAPES and widest.held_out == GPUS:
-            # One GPU says nothing of others of its architecture. They are nearer to it than those
-            # of kindred architectures and those left out of the fit to all: the narrower serves.
-            held_out, errors = GPUS, widest.errors
-            if kin:
-                errors = min(errors, _bins(kin, log_ratios(module, kin, together)), key=_overall)
-        yield architecture, _table(together, members, held_out, errors)
-        for gpu in sorted({rows.gpu for rows in members}):
-            own = [rows for rows in members if rows.gpu == gpu]
+        near = [rows for rows in batches if machine(rows.gpu).family == architecture]
+        together = fit(module, near, everything.constants)
+        served = [each for each in left_out if each.owner == architecture]
+        held_out, errors = (GPUS, _errors(module, served, share)) if served else unseen
+        shrunk = blend(together, everything, members(near), share)
+        yield architecture, _table(shrunk, near, held_out, errors)
+        for gpu in sorted({rows.gpu for rows in near}):
+            own = [rows for rows in near if rows.gpu == gpu]
             alone = fit(module, own, together.constants)
             if alone.rows < FEWEST:
                 # Too few to say how far off they are.
                 yield gpu, _table(alone, own, held_out, errors)
             else:
-                found = _bins(own, cross_validate(module, own, together.constants))
-                yield gpu, _table(alone, own, SHAPES, found)
+                yield gpu, _table(alone, own, *_validated(module, own, together.constants))
 
 
-def _unseen(
-    module: FamilyModule, batches: list[Rows], wider: Fit | None
+def _validated(
+    module: FamilyModule, batches: list[Rows], towards: Mapping[str, float] | None
 ) -> tuple[HeldOut, tuple[Bin, ...]]:
     """Return what was left out at a time, and the errors there."""
-    towards = wider.constants if wider else None
-    gpus = sorted({rows.gpu for rows in batches})
-    if len(gpus) == 1:
-        return SHAPES, _bins(batches, cross_validate(module, batches, towards))
-    held, errors = [], []
-    for gpu in gpus:
-        others = [rows for rows in batches if rows.gpu != gpu]
-        mine = [rows for rows in batches if rows.gpu == gpu]
-        held += mine
-        errors += log_ratios(module, mine, fit(module, others, towards))
-    return GPUS, _bins(held, errors)
+    held_out, errors = cross_validate(module, batches, towards)
+    return held_out, _bins(batches, errors)
+
+
+def _errors(module: FamilyModule, found: Sequence[Stranger], share: float) -> tuple[Bin, ...]:
+    """Return the errors of GPUs that were left out."""
+    rows = [each for stranger in found for each in stranger.rows]
+    return _bins(rows, [each for one in found for each in one.errors(module, share)])
 
 
 def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, ...]:
@@ -109,11 +108,6 @@ def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, .
             )
         )
     return tuple(found)
-
-
-def _overall(bins: Sequence[Bin]) -> float:
-    """Return the 90th percentile over all sizes, each by its number of rows."""
-    return sum(each.rows * each.p90 for each in bins) / sum(each.rows for each in bins)
 
 
 def _digits(value: float) -> float:

@@ -8,9 +8,8 @@ settles what the rows leave open. Nothing here is random.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,9 +19,8 @@ from .analytical.family import Constant, FamilyModule
 from .analytical.machine import Machine
 from .gpu import find_gpu
 from .measured import Rows
-from .operations import Kernel
 
-__all__ = ["LAUNCH", "Fit", "cross_validate", "fit", "log_ratios", "machine"]
+__all__ = ["LAUNCH", "Fit", "fit", "log_ratios", "machine"]
 
 LAUNCH = Constant("launch", 20e-6, 0.0, 200e-6, "CPU time that the measurement holds, s")
 """Where times hold the launch: fitted for every GPU beside the constants, and no part of a kernel's
@@ -43,8 +41,6 @@ THIN = 400
 
 STARTS = 4
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-
-FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -262,35 +258,3 @@ def _soft(error: np.ndarray) -> np.ndarray:
 
 def _gpus(batches: Sequence[Rows]) -> list[str]:
     return sorted({rows.gpu for rows in batches})
-
-
-def cross_validate(
-    module: FamilyModule,
-    batches: Sequence[Rows],
-    towards: Mapping[str, float] | None = None,
-) -> list[np.ndarray]:
-    """Return log(predicted / measured) of every row, by constants fitted without its shape.
-
-    Rows of about the same shape are in one of five folds together: with the shape beside it among
-    the rows, an error that a formula makes for shapes of a kind would not show.
-    """
-    folds = [_folds(rows) for rows in batches]
-    found = [np.empty(len(rows)) for rows in batches]
-    for fold in range(FOLDS):
-        kept = [rows.take(of != fold) for rows, of in zip(batches, folds)]
-        fitted = fit(module, [rows for rows in kept if len(rows)], towards)
-        for rows, of, out in zip(batches, folds, found):
-            held = rows.take(of == fold)
-            if len(held):
-                (out[of == fold],) = log_ratios(module, [held], fitted)
-    return found
-
-
-def _folds(rows: Rows) -> np.ndarray:
-    return np.array([zlib.crc32(repr(_cell(kernel)).encode()) % FOLDS for kernel in rows.kernels])
-
-
-def _cell(kernel: Kernel) -> tuple[object, ...]:
-    """Return what kernels of about the same shape share: every size down to a power of two."""
-    values = (getattr(kernel, each.name) for each in fields(kernel))
-    return tuple(v.bit_length() if type(v) is int else v for v in values)

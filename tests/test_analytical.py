@@ -39,6 +39,11 @@ def table(efficiency: float, *, p90: float = 0.1645, **keys) -> Table:
     )  # fmt: skip
 
 
+def throttling(gpu: Machine) -> float:
+    """Standard deviation of a logarithm that is anywhere from that of `sustained` to 0."""
+    return -np.log(gpu.sustained) / np.sqrt(12)
+
+
 # --- machines ------------------------------------------------------------------------------------
 
 
@@ -108,7 +113,7 @@ def test_own_constants_first_then_the_architectures_then_its_kins_then_all():
         assert served.constants["efficiency"] == efficiency
         assert served.name == f"gemm.{owner}.fp16"
         assert served.borrowed == (owner != gpu.name)
-        assert served.error(2e-3) == pytest.approx(0.1)
+        assert served.error(2e-3) == pytest.approx(np.hypot(0.1, throttling(gpu)))
     for other, name in (("h100-sxm", "gemm.volta.fp16"), ("t4", "gemm.any.fp16")):
         served = Calibration(tables).serve("gemm", Machine.of(find_gpu(other)), "fp16")
         assert served.name == name
@@ -144,6 +149,37 @@ def test_one_gpu_alone_says_less_of_others():
     alone = dataclasses.replace(table(0.5), held_out="shapes")
     served = Calibration({("gemm", "hopper", "fp16"): alone}).serve("gemm", gpu, "fp16")
     assert served.error(1e-3) > 0.1
+
+
+@pytest.mark.usefixtures("toy")
+def test_another_board_of_the_chip_before_the_architecture():
+    alone = dataclasses.replace(table(0.5), held_out="runs")
+    tables = {
+        ("gemm", "a100-sxm", "fp16"): alone,
+        ("gemm", "a100-pcie-40gb", "fp16"): dataclasses.replace(
+            alone, constants=TRUE | {"efficiency": 0.4}
+        ),
+        ("gemm", "ampere", "fp16"): table(0.6),
+    }
+    # The A100 of 80 GB on PCIe: 1.94 TB/s, the boards of 40 GB 1.56 and of SXM 2.04.
+    served = Calibration(tables).serve("gemm", Machine.of(find_gpu("a100-pcie-80gb")), "fp16")
+    assert served.name == "gemm.a100-sxm.fp16"
+    assert served.borrowed
+    assert served.error(2e-3) > np.hypot(0.1, 0.09)
+    # An A40 is another chip of the architecture.
+    assert Calibration(tables).serve("gemm", Machine.of(find_gpu("a40")), "fp16").name == (
+        "gemm.ampere.fp16"
+    )
+
+
+@pytest.mark.usefixtures("toy")
+def test_boards_that_their_power_holds_down_are_known_less_well():
+    t4 = Machine.of(find_gpu("t4"))
+    own = dataclasses.replace(table(0.5), gpus=("t4",))
+    found = Calibration({("gemm", "t4", "fp16"): own}).serve("gemm", t4, "fp16")
+    # Anywhere from 0.45 of the boost clock to all of it: log(1 / 0.45) / sqrt(12) = 0.23.
+    assert found.error(2e-3) == pytest.approx(np.hypot(0.1, throttling(t4)))
+    assert throttling(t4) == pytest.approx(0.23, abs=0.05)
 
 
 def test_errors_by_size():
@@ -215,9 +251,10 @@ def test_estimates():
     # What the estimate rests on is among the model's numbers, with the error bar of its size.
     ((name, share),) = found.shares.items()
     assert name == "gemm model (fp32)"
-    assert found.error == pytest.approx(0.1)
+    held_down = throttling(Machine.of(model.gpu))
+    assert found.error == pytest.approx(np.hypot(0.1, held_down))
     # Kernels of 10 us are foretold half as well, and those of 1 ms are off by half as much.
-    assert model.numbers[name].error == pytest.approx(0.2)
+    assert model.numbers[name].error == pytest.approx(np.hypot(0.2, held_down))
     assert share * model.numbers[name].error == pytest.approx(found.error)
     assert "[gemm.any.fp32], borrowed" in model.numbers[name].source
 

@@ -10,9 +10,7 @@ import toy_family
 from toy_family import TRUE, batch
 
 from mpisim.kernels import fit
-from mpisim.kernels.analytical.calibration import Calibration
-from mpisim.kernels.calibrate import calibrate, write
-from mpisim.kernels.fit import Fit, cross_validate, log_ratios
+from mpisim.kernels.fit import Fit, log_ratios
 
 
 @pytest.fixture(autouse=True)
@@ -73,37 +71,6 @@ def test_few_rows_stay_near_the_wider_fit():
     assert found["floor"] == pytest.approx(5e-6, rel=0.01)
 
 
-def test_cross_validation_sees_the_noise():
-    rows = batch("v100-pcie-32gb", noise=0.05)
-    (errors,) = cross_validate(toy_family, [rows])
-    assert len(errors) == len(rows)
-    assert errors.std() == pytest.approx(0.05, rel=0.2)
-
-
 def test_is_deterministic():
     rows = [batch("v100-pcie-32gb", noise=0.1)]
     assert fit.fit(toy_family, rows) == fit.fit(toy_family, rows)
-
-
-def test_calibration_of_several_gpus():
-    slow = TRUE | {"efficiency": 0.5}
-    tables = list(
-        calibrate([
-            batch("v100-pcie-32gb"), batch("a100-pcie-40gb"), batch("p100-pcie", constants=slow)
-        ])
-    )  # fmt: skip
-    names = [owner for (_, owner, _), _ in tables]
-    assert names == [
-        "any", "ampere", "a100-pcie-40gb", "pascal", "p100-pcie", "volta", "v100-pcie-32gb",
-    ]  # fmt: skip
-    found = dict(zip(names, (table for _, table in tables)))
-    assert found["p100-pcie"].constants["efficiency"] == pytest.approx(0.5, rel=0.03)
-    assert found["v100-pcie-32gb"].constants["efficiency"] == pytest.approx(0.7, rel=0.03)
-    # A GPU's own rows foretell its other shapes; other GPUs' rows do not foretell the slow one.
-    assert found["p100-pcie"].held_out == "shapes"
-    assert found["any"].held_out == found["volta"].held_out == "GPUs"
-    assert max(each.p90 for each in found["p100-pcie"].errors) < 0.05
-    assert max(each.p90 for each in found["any"].errors) > 0.25
-    # What is written is read again.
-    read = Calibration.parse(write(tables), "written")
-    assert read.tables == dict(tables)

@@ -61,6 +61,7 @@ def batch(
     noise: float = 0.0,
     constants: Mapping[str, float] | None = None,
     growth: float = 0.0,
+    run: str = "",
 ) -> Rows:
     """Products of 135 sizes, timed by the formula above."""
     sizes = [2**i for i in range(4, 13)]
@@ -88,5 +89,6 @@ def batch(
         op=np.array(["toy"] * len(kernels)),
         split=np.array(["train"] * len(kernels)),
         line=np.arange(2, 2 + len(kernels)),
+        run=np.array([run] * len(kernels)),
         elapsed=elapsed,
     )

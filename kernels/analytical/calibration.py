@@ -20,6 +20,7 @@ from mpisim.presets import packaged
 from mpisim.schema import Limits, build, parse
 
 from ..gpu import FILE as PRESETS
+from ..gpu import find_gpu
 from .family import ANY, MODULES, Constant, load
 from .machine import Machine
 
@@ -67,11 +68,15 @@ STRANGER = 0.25
 products on MI100 and MI210 are 30 to 45 % off by what NVIDIA's GPUs say, and the best bf16 product
 of an MI300X is (github:stas00/ml-engineering, compute/accelerator) by 32 %."""
 
+COMPUTE = frozenset(("gemm", "grouped_gemm", "attention", "convolution"))
+"""Families whose kernels draw so much power that a board with less of it lowers its clock."""
+
 TEXTBOOK = 0.4
 """Relative error where nothing was fitted at all."""
 
-HeldOut = Literal["shapes", "GPUs"]
+HeldOut = Literal["shapes", "runs", "GPUs"]
 SHAPES: HeldOut = "shapes"
+RUNS: HeldOut = "runs"
 GPUS: HeldOut = "GPUs"
 """What was held out to find errors."""
 
@@ -119,8 +124,9 @@ class Table:
     rows : int
         How many there were.
     held_out : str
-        What was left out at a time to find the errors: ``"shapes"``, or ``"GPUs"``, which says how
-        far off a GPU may be that was not measured.
+        What was left out at a time to find the errors: ``"shapes"``; ``"runs"``, an author's
+        measurements of one go; or ``"GPUs"``, which says how far off a GPU may be that was not
+        measured.
     launch : float
         Seconds of CPU time in the measured times, for comparing with them.
     growth : float
@@ -262,12 +268,15 @@ class Calibration:
     def serve(self, family: str, gpu: Machine, dtype: str) -> Served:
         """Return the constants for a family on a GPU.
 
-        The GPU's own come first, then its architecture's and those of its kin, then those of all
-        GPUs; and the same again for the formats that may stand in.
+        The GPU's own come first, then those of another board with its chip, then its
+        architecture's and those of its kin, then those of all GPUs; and the same again for the
+        formats that may stand in.
         """
+        throttling = _throttling(gpu) if family in COMPUTE else 0.0
         related = {gpu.family, *KIN.get(gpu.family, ())}
         for other in INSTEAD[dtype]:
-            for owner in (gpu.name, gpu.family, *KIN.get(gpu.family, ()), ANY):
+            boards = self._boards(family, gpu, other)
+            for owner in (gpu.name, *boards, gpu.family, *KIN.get(gpu.family, ()), ANY):
                 table = self.tables.get((family, owner, other))
                 if table is not None:
                     alike = other == dtype or {other, dtype} <= SAME_UNITS
@@ -281,10 +290,41 @@ class Calibration:
                             OTHER_FORMAT * (not alike),
                             OTHER_GPU * alone,
                             STRANGER * (not related & _families(table)),
+                            throttling,
                         ),
                     )
         constants = {each.name: each.start for each in load(family).CONSTANTS}
-        return Served(constants, None, "textbook", borrowed=True, added=TEXTBOOK)
+        added = math.hypot(TEXTBOOK, throttling)
+        return Served(constants, None, "textbook", borrowed=True, added=added)
+
+    def _boards(self, family: str, gpu: Machine, dtype: str) -> list[str]:
+        """Return measured GPUs with the chip of this one, nearest memory bandwidth first."""
+        presets = packaged(PRESETS)
+        machines = [
+            _machine(owner)
+            for kind, owner, other in self.tables
+            if (kind, other) == (family, dtype)
+            and presets.get(owner, {}).get("family") == gpu.family
+        ]
+        same = [each for each in machines if each.chip == gpu.chip]
+        same.sort(key=lambda each: (abs(math.log(each.bandwidth / gpu.bandwidth)), each.name))
+        return [each.name for each in same]
+
+
+@cache
+def _machine(gpu: str) -> Machine:
+    return Machine.of(find_gpu(gpu))
+
+
+def _throttling(gpu: Machine) -> float:
+    """Return the relative standard error of a board whose power holds its clock down.
+
+    Where between the clock that its power sustains and the boost clock it runs is a matter of its
+    temperature, its cooling and its chip (arXiv:2208.11035 finds equal boards up to 22 % apart;
+    NeuSight's large products ran at 0.39 of a T4's peak in one run and at 0.49 in another): the
+    standard deviation of a logarithm that may be anywhere between the two.
+    """
+    return math.log(1 / gpu.sustained) / math.sqrt(12)
 
 
 def _families(table: Table) -> set[str]:

@@ -73,6 +73,12 @@ class Machine:
     shared_memory: float
     sustained: float = 1.0
 
+    @property
+    def chip(self) -> tuple[object, ...]:
+        """What boards with one and the same chip share; memory and power differ among them."""
+        peaks = tuple(sorted(self.peaks.items()))
+        return self.family, self.sms, self.clock, self.l2, peaks
+
     @classmethod
     def of(cls, gpu: Gpu) -> Machine:
         """Return the numbers of a GPU.

@@ -1,0 +1,73 @@
+"""Tables that give rates: DeepGEMM's, FlashAttention's and those of ml-engineering; and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import collected
+from ..operations import Attention, Gemm, GroupedGemm, Kernel
+from .rows import ASIDE, Form, Row
+
+__all__ = ["FORMS"]
+
+
+def _deepgemm(row: Mapping[str, str]) -> Row:
+    groups, m, n, k = (int(row[name]) for name in ("groups", "M_per_group", "N", "K"))
+    kernel: Kernel
+    if row["kind"] == "dense":
+        kernel = Gemm(m, n, k, dtype="fp8", output="bf16")
+    else:
+        kernel = GroupedGemm(groups * m, groups, n, k, dtype="fp8", output="bf16")
+    return Row(row["gpu"], row["kind"], kernel, float(row["derived_time_us"]) * 1e-6)
+
+
+def _attention(row: Mapping[str, str]) -> Row:
+    batch, heads, kv_heads, tokens, size = (
+        int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
+    )
+    dtype: Any = row["dtype"]
+    kernel = Attention(
+        *(batch, heads, kv_heads, tokens, tokens, size, size),
+        causal=row["causal"] == "1",
+        backward=row["operation"] == "backward",
+        dtype=dtype,
+    )
+    seconds = kernel.flops / (float(row["tflops"]) * 1e12)
+    return Row(row["gpu"], row["operation"], kernel, seconds)
+
+
+def _fastest(row: Mapping[str, str]) -> Row:
+    m, n, k = (int(each) for each in row["best_MxNxK"].split("x"))
+    dtype: Any = row["dtype"]
+    kernel = Gemm(m, n, k, dtype=dtype, output="bf16")
+    seconds = kernel.flops / (float(row["best_TFLOPS"]) * 1e12)
+    return Row(row["gpu"], "fastest", kernel, seconds, ASIDE)
+
+
+def _collected(row: Mapping[str, str]) -> Row:
+    kernel = collected.description(row)
+    return Row(row["gpu"], row["operation"], kernel, float(row["median_us"]) * 1e-6)
+
+
+FORMS = (
+    Form(
+        "DeepGEMM (github:deepseek-ai/DeepGEMM)",
+        ("kind", "gpu", "dtype", "groups", "M_per_group", "N", "K", "derived_time_us"),
+        _deepgemm,
+        False,
+    ),
+    Form(
+        "FlashAttention (arXiv:2307.08691, arXiv:2407.08608, github:Dao-AILab/flash-attention)",
+        ("gpu", "operation", "dtype", "batch", "heads", "tokens", "head_size", "tflops"),
+        _attention,
+        False,
+    ),
+    Form("collect_gpu.py", collected.COLUMNS, _collected, False),
+    Form(
+        "ml-engineering (github:stas00/ml-engineering)",
+        ("gpu", "dtype", "best_TFLOPS", "best_MxNxK"),
+        _fastest,
+        False,
+    ),
+)
