@@ -78,7 +78,7 @@ def minimum(x: Numbers, y: Numbers) -> Numbers:
     return x if x < y else y
 
 
-def where(condition: Any, x: Numbers, y: Numbers) -> Numbers:
+def where(condition: Any, x: Any, y: Any) -> Any:
     """Return the one where the condition holds and the other elsewhere."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
