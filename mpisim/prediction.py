@@ -17,6 +17,7 @@ from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
 from .kernels import Gpu, KernelModel, Roofline, find_gpu
 from .memory import Verdict, advice, assess, evaluator, remedies
+from .network import network_of
 from .program import Operation, Program
 from .quantity import PICOSECONDS, Quantity
 from .topo import Cluster, Network, find_cluster
@@ -26,10 +27,9 @@ from .workloads import Workload, lay_out, training_step
 __all__ = ["Case", "PathShares", "prepare", "statements"]
 
 LEFT_OUT = (
-    "links shared by communications that run at the same time",
     "the slowdown of kernels and communications that overlap",
     "clocks that fall while kernels run back to back: they are priced as measured one by one",
-    "NCCL's choice of algorithm and protocol: one latency and one bandwidth for each link",
+    "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints, jitter, stragglers",
 )
 
@@ -99,7 +99,8 @@ def prepare(experiment: Experiment) -> Case:
             hints = _fitting(experiment, gpus, verdict, cluster, gpu)
         return Case(
             experiment, cluster, gpu, training_step(layout, _kernel_model(experiment, gpu)),
-            cluster.cost(choice.nodes), verdict, hints,
+            network_of(cluster, choice.nodes, experiment.network, Path(experiment.source).parent),
+            verdict, hints,
         )  # fmt: skip
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
@@ -221,7 +222,7 @@ def _assumed(plan: Plan) -> list[str]:
 
 def _matters(key: str, value: object, experiment: Experiment) -> bool:
     """Whether a default is worth saying: it does something, and can have changed the answer."""
-    if value is not True and value in (None, False, 0, 1, ()):
+    if value is not True and value in (None, False, 0, 1, (), {}):
         return False
     plan, model = experiment.plan, experiment.model
     mixture = isinstance(model, Transformer) and model.experts > 0

@@ -113,14 +113,15 @@ def test_a_slow_card_limits_who_uses_it() -> None:
     assert [net.link_name(link) for link in links[over].tolist()] == ["node1.nic3->leaf0.rail3"]
 
 
-def test_shares_of_the_numbers() -> None:
-    ten = Quantity(1, "1", 0.1, "a test")
-    names = ("node_latency", "node_bandwidth", "network_latency", "network_bandwidth")
+def test_a_price_rests_on_the_factor_of_its_decade() -> None:
     plain = NETWORKS["dgx-h100"]
-    net = NcclNetwork(plain.nccl, plain.topology, numbers=dict.fromkeys(names, ten))
-    for members, where in (((0, 1, 2), "node"), ((0, 8), "network")):
-        found = net.shares(Operation.ALL_REDUCE, 1 << 20, class_of(net, members))
-        assert set(found) == {f"{where}_latency", f"{where}_bandwidth"}
-        assert sum(found.values()) == pytest.approx(1)
-    assert net.shares(Operation.ALL_REDUCE, 1 << 20, class_of(net, (3,))) == {}
-    assert plain.shares(Operation.ALL_REDUCE, 1 << 20, class_of(plain, (0, 1))) == {}
+    net = NcclNetwork(
+        plain.nccl, plain.topology, numbers=lambda bytes: Quantity(1, "1", 1 / bytes, "a test")
+    )
+    inside, across, alone = (class_of(net, group) for group in ((0, 1, 2), (0, 8), (3,)))
+    assert net.shares(Operation.ALL_REDUCE, 999_999, inside) == {"node_collectives_1e5": 1.0}
+    assert net.shares(Operation.ALL_REDUCE, 1_000_000, across) == {"network_collectives_1e6": 1.0}
+    assert net.numbers["network_collectives_1e6"].error == 1e-6
+    assert net.shares(Operation.ALL_REDUCE, 10**18, across) == {"network_collectives_1e12": 1.0}
+    assert net.shares(Operation.ALL_REDUCE, 1 << 20, alone) == {}
+    assert plain.shares(Operation.ALL_REDUCE, 1 << 20, inside) == {}

@@ -77,11 +77,10 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     table = program.tables[0]
     assert table is not None
     first = (table.micro_batch == 0) & (table.phase == 1)
+    pair, met = class_of(case.network, (0, 1)), np.flatnonzero(first & table.is_communication)
     wire = [
-        case.network.price(
-            Operation(int(table.operation[row])), int(table.bytes[row]), (2, True)
-        ).duration
-        for row in np.flatnonzero(first & table.is_communication)
+        case.network.price(Operation(int(operation)), int(size), pair).duration
+        for operation, size in zip(table.operation[met], table.bytes[met], strict=True)
     ]
     kernels = table.duration[first & ~table.is_communication].sum()
     before = int(table.duration[(table.phase == 0) & (table.stream == 0)].sum())
@@ -111,7 +110,8 @@ HOST_BOUND = small(tp=1, dp=1, micro_batch=1, global_batch=4)
 def test_shares_of_the_step_are_its_derivatives(experiment: Experiment) -> None:
     # Each number is made 0.1 % larger in turn, and everything simulated again: the step changes by
     # 0.1 % of the share that was said, less for rates and more for times.
-    case = prepare(dataclasses.replace(experiment, kernels=KernelChoice("roofline")))
+    plain = {"kernels": KernelChoice("roofline"), "network": NetworkChoice("alpha-beta")}
+    case = prepare(dataclasses.replace(experiment, **plain))  # type: ignore[arg-type]
     run = run_of(case)
     exact = {
         name: dataclasses.replace(number, error=1.0)
@@ -142,7 +142,7 @@ def test_statements() -> None:
     assert not any("cp_style" in line or "plan.pp" in line for line in said["assumptions"])
     assert said["memory_peak"] == case.memory.peak < said["memory_capacity"]
     assert any("worst moment" in line for line in said["memory"])
-    assert any("contention" in line or "shared" in line for line in said["not_modelled"])
+    assert any("packets" in line for line in said["not_modelled"])
     assert all(
         len(line) <= 100 for lines in said.values() if isinstance(lines, list) for line in lines
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ Ints = NDArray[np.int64]
 
 _SIZES = tuple(1 << bits for bits in range(10, 37, 2))
 """Sizes at which the highest rate of an algorithm is sought."""
+
+_DECADES = 13
+"""Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
 
 
 class Pattern(NamedTuple):
@@ -47,9 +50,9 @@ class NcclNetwork:
     topology : Topology
     nominal : Topology, optional
         The same links before some were slowed.
-    numbers : mapping of str to Quantity, optional
-        ``node_latency``, ``node_bandwidth``, ``network_latency`` and ``network_bandwidth``: what
-        prices rest on inside and across nodes, relative to what the model says, with error bars.
+    numbers : callable, optional
+        From a number of bytes to the factor that prices of that decade of sizes rest on, 1 with its
+        error bar. Inside nodes and across them prices are off independently of each other.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
     """
@@ -59,13 +62,18 @@ class NcclNetwork:
         nccl: Nccl,
         topology: Topology,
         nominal: Topology | None = None,
-        numbers: Mapping[str, Quantity] | None = None,
+        numbers: Callable[[float], Quantity] | None = None,
         *,
         meshed: bool = False,
     ) -> None:
         self.nccl = nccl
         self.topology = topology
-        self.numbers = dict(numbers or {})
+        self.numbers = {
+            _number(where, decade): numbers(10.0**decade)
+            for where in ("node", "network")
+            for decade in range(_DECADES)
+            if numbers is not None
+        }
         self._nominal = nominal or topology
         self._meshed = meshed
         self._limits: dict[tuple[Pattern, Shape], int] = {}
@@ -89,13 +97,11 @@ class NcclNetwork:
         return Price(latency, bytes, rate, pattern)
 
     def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
-        """Return the shares of latency and of bandwidth, inside or across nodes."""
-        price = self.price(operation, bytes, group)
-        if not price.duration or not self.numbers:
+        """Return the whole of it as the share of the factor for sizes of its decade."""
+        if not self.numbers or not self.price(operation, bytes, group).duration:
             return {}
-        where = "node" if group.nodes == 1 else "network"
-        latency = price.latency / price.duration
-        return {f"{where}_latency": latency, f"{where}_bandwidth": 1 - latency}
+        decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
+        return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
 
     @cached_property
     def capacity(self) -> Ints:
@@ -157,6 +163,10 @@ class NcclNetwork:
                 if choice.algorithm == pattern.algorithm
             )
         return self._limits[key]
+
+
+def _number(where: str, decade: int) -> str:
+    return f"{where}_collectives_1e{decade}"
 
 
 def _rates(topology: Topology) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from ..errors import InputError
 from ..schema import Limits
 from .models import Count, Model
 from .plan import Plan
@@ -58,10 +59,34 @@ class NetworkChoice:
 
     Attributes
     ----------
-    model : {"alpha-beta"}
+    model : {"nccl", "alpha-beta"}
+        NCCL's own choices of algorithm and protocol on the links of the cluster, with factors
+        calibrated on measured collectives; or two latencies and two bandwidths.
+    contention : bool
+        Whether communications that use one link at the same time share it; otherwise each is as
+        fast as alone.
+    changes : mapping of str to str
+        Links to slow or to cut: ``"links.node0.nic3->*.bandwidth" = "50 %"``, ``"links.…" = "cut"``;
+        names are those of ``mpisim topo show``.
+    nccl : mapping of str to str
+        NCCL's variables: ``NCCL_ALGO = "ring"``.
+    calibration : str, optional
+        Factors of NCCL's model: a file that ``mpisim calibrate collectives`` has written, its path
+        relative to the experiment's. Those that come with mpisim if not given.
     """
 
-    model: Literal["alpha-beta"] = "alpha-beta"
+    model: Literal["nccl", "alpha-beta"] = "nccl"
+    contention: bool = True
+    changes: dict[str, str] = field(default_factory=dict)
+    nccl: dict[str, str] = field(default_factory=dict)
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model == "nccl":
+            return
+        for key in ("changes", "nccl", "calibration"):
+            if getattr(self, key):
+                raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
 
 
 @dataclass(frozen=True)
