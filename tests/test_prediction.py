@@ -17,6 +17,7 @@ from mpisim.experiment import (
     ClusterChoice,
     Experiment,
     KernelChoice,
+    NetworkChoice,
     Plan,
     Transformer,
     defaulted,
