@@ -18,6 +18,10 @@ __all__ = ["Stranger", "blend", "cross_validate", "members", "shrinkage", "stran
 
 FOLDS = 5
 
+MOST = 0.75
+"""Share of the rows from which on a run is divided by shape: the rest could not tell what the
+constants are."""
+
 SHARES = (0.0, 0.2, 1 / 3, 0.5, 2 / 3, 0.8, 1.0)
 """What one chip may count beside all others, for `shrinkage` to choose from."""
 
@@ -34,9 +38,9 @@ def cross_validate(
 
     Where an author measured in several runs, one is left out at a time: what a board's temperature
     and power do to a whole run shows in none of its rows alone, and no user's run is among those
-    that were fitted to. Within one run, rows of about the same shape are in one of five folds
-    together: with the shape beside it among the rows, an error that a formula makes for shapes of
-    a kind would not show.
+    that were fitted to. Within one run, and one that has most of the rows, rows of about the same
+    shape are in one of five folds together: with the shape beside it among the rows, an error that
+    a formula makes for shapes of a kind would not show.
 
     Returns
     -------
@@ -46,15 +50,9 @@ def cross_validate(
         One for each batch.
     """
     runs = sorted({(rows.file, each) for rows in batches for each in np.unique(rows.run).tolist()})
-    if len(runs) > 1:
-        numbers = {run: number for number, run in enumerate(runs)}
-        folds = [
-            np.array([numbers[rows.file, each] for each in rows.run.tolist()]) for rows in batches
-        ]
-    else:
-        folds = [_folds(rows) for rows in batches]
+    folds = _runs(batches, runs) if len(runs) > 1 else [_folds(rows) for rows in batches]
     found = [np.empty(len(rows)) for rows in batches]
-    for fold in range(max(len(runs), FOLDS)):
+    for fold in range(FOLDS + len(runs)):
         kept = [rows.take(of != fold) for rows, of in zip(batches, folds)]
         held = [rows.take(of == fold) for rows, of in zip(batches, folds)]
         if not any(len(rows) for rows in held):
@@ -64,6 +62,17 @@ def cross_validate(
             if len(rows):
                 (out[of == fold],) = log_ratios(module, [rows], fitted)
     return (RUNS if len(runs) > 1 else SHAPES), found
+
+
+def _runs(batches: Sequence[Rows], runs: Sequence[tuple[str, str]]) -> list[np.ndarray]:
+    """Return a fold for each run, those of shapes for a run of most rows."""
+    numbers = {run: FOLDS + number for number, run in enumerate(runs)}
+    found = [np.array([numbers[rows.file, each] for each in rows.run.tolist()]) for rows in batches]
+    counts = np.bincount(np.concatenate(found))
+    for rows, of in zip(batches, found):
+        most = counts[of] > MOST * counts.sum()
+        of[most] = _folds(rows)[most]
+    return found
 
 
 def _folds(rows: Rows) -> np.ndarray:
