@@ -45,7 +45,7 @@ def by_hand() -> list[dict[str, Any]]:
         {"name": "one slow link", "bandwidth": [50 * GB, 10 * GB, 50 * GB],
          "flows": [flow(0, [0, 1], 1e8), flow(0, [0, 2], 1e8), flow(0, [2], 2e8)]},
         {"name": "a chain: one flow over all links, one over each", "bandwidth": [40 * GB] * 5,
-         "flows": [flow(0, [0, 1, 2, 3, 4], 1e8)] + [flow(0, [i], 1e8 * i + 1e8) for i in range(5)]},
+         "flows": [flow(0, [*range(5)], 1e8), *(flow(0, [i], 1e8 * (i + 1)) for i in range(5))]},
         {"name": "capped flows leave the rest to others", "bandwidth": [50 * GB],
          "flows": [flow(0, [0], 1e8, 5 * GB), flow(0, [0], 1e8, 12 * GB), flow(0, [0], 3e8)]},
     ]  # fmt: skip
