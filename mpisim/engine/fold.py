@@ -130,7 +130,6 @@ def quotient(
         n_groups=len(program.communicators),
     )
     loads = NO_LOADS if routes is None else _loads(routes)
-    group = _loading_alike(group, loads)
     found = refine(alike, group, met, most, loads)
     if found is None:
         return None
@@ -145,7 +144,7 @@ def quotient(
         of_rank=number[ranks].astype(np.int32),
         representative=representative,
         count=count,
-        apart=_apart(program, representative, count, group, met),
+        apart=_apart(program, representative, count, group, met, loads),
     )
     folded = None if routes is None else _folded(routes, groups, links)
     return _cast_of(program, classes, groups, met, folded)
@@ -184,23 +183,13 @@ def _cast_of(
 def _loads(routes: Routes) -> Loads:
     """Return the loads of all routes; links begin with their capacity."""
     route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
-    weights, weight = np.unique(routes.weight, return_inverse=True)
+    weight, n_weights = dense(routes.weight)
     return Loads(
         group=routes.group[route],
         link=routes.link,
-        way=dense(routes.pattern[route] * max(len(weights), 1) + weight.reshape(-1))[0],
+        way=dense(routes.pattern[route] * n_weights + weight)[0],
         label=np.unique(routes.capacity, return_inverse=True)[1].reshape(-1),
     )
-
-
-def _loading_alike(group: NDArray[np.int64], loads: Loads) -> NDArray[np.int64]:
-    """Tell groups apart by how heavily they load links of which capacities, too."""
-    n_ways = int(loads.way.max(initial=-1)) + 1
-    owners, values, index = multisets(loads.group, loads.label[loads.link] * n_ways + loads.way)
-    part, n_parts = partition(np.zeros(len(owners), np.int64), values, index)
-    own = np.zeros(len(group), np.int64)
-    own[owners] = 1 + part
-    return dense(group * (n_parts + 1) + own)[0]
 
 
 def _folded(routes: Routes, groups: NDArray[np.int64], links: NDArray[np.int64]) -> Routes:
@@ -264,6 +253,7 @@ def _apart(
     count: NDArray[np.int64],
     group: NDArray[np.int64],
     met: Incidences,
+    loads: Loads,
 ) -> NDArray[np.uint8]:
     """Say what tells each class from the largest class of the same table; an `Apart` each."""
     table = program.table[representative]
@@ -272,7 +262,10 @@ def _apart(
     usual = order[first[np.searchsorted(tables, table)]]
     at, owner = ranges(met.index, representative.astype(np.int64))
     index = np.searchsorted(owner, np.arange(len(table) + 1))
-    kinds, _ = partition(np.zeros(len(table), np.int64), group[met.group[at]], index)
+    own = group[met.group[at]]
+    if len(loads.group):
+        own = _with_loads(own, met.group[at], loads)
+    kinds, _ = partition(np.zeros(len(table), np.int64), own, index)
 
     def differs(values: NDArray[Any]) -> NDArray[np.bool_]:
         return values != values[usual]
@@ -287,3 +280,19 @@ def _apart(
         [Apart.NOT, Apart.SPEED, Apart.START, Apart.GROUPS],
         Apart.NEIGHBOURS,
     ).astype(np.uint8)
+
+
+def _with_loads(
+    label: NDArray[np.int64], group: NDArray[np.int64], loads: Loads
+) -> NDArray[np.int64]:
+    """Tell labels of some groups apart by how heavily these load links of which capacities, too."""
+    asked = np.zeros(int(loads.group.max()) + 1 + int(group.max(initial=0)), bool)
+    asked[group] = True
+    at = np.flatnonzero(asked[loads.group])
+    n_ways = int(loads.way.max()) + 1
+    entries = loads.label[loads.link[at]] * n_ways + loads.way[at]
+    owners, values, index = multisets(loads.group[at], entries)
+    part, n_parts = partition(np.zeros(len(owners), np.int64), values, index)
+    number = np.zeros(len(asked), np.int64)
+    number[owners] = 1 + part
+    return label * (n_parts + 1) + number[group]
