@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +13,10 @@ from .experiment import NetworkChoice
 from .quantity import Quantity
 from .topo import Cluster, Network
 
-__all__ = ["network_of"]
+if TYPE_CHECKING:
+    from .topo.nccl import Nccl
+
+__all__ = ["calibrated", "network_of"]
 
 MESHES = ("nvlink-mesh", "xgmi-mesh", "hypercube-mesh")
 """Kinds of nodes whose GPUs are joined pair by pair."""
@@ -38,18 +43,43 @@ def network_of(
         NCCL is unknown.
     """
     choice = choice or NetworkChoice()
-    folder = folder or Path()
     if choice.model == "alpha-beta":
         return cluster.cost(nodes)
 
     from .topo.changes import changed
+    from .topo.nccl_network import NcclNetwork
+
+    nccl, factor = calibrated(cluster, choice, folder)
+    nominal = replace(cluster, changes={}).topology(nodes)
+    changes = cluster.changes | choice.changes
+    return NcclNetwork(
+        nccl,
+        changed(nominal, changes) if changes else nominal,
+        nominal,
+        factor,
+        meshed=cluster.node.kind in MESHES,
+    )
+
+
+def calibrated(
+    cluster: Cluster, choice: NetworkChoice, folder: Path | None = None
+) -> tuple[Nccl, Callable[[float], Quantity]]:
+    """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
+
+    Returns
+    -------
+    Nccl
+    callable
+        From a number of bytes to the factor that times of such sizes rest on: 1 with its error bar.
+    """
     from .topo.collectives.calibration import Calibration, ours
     from .topo.collectives.fit import ANY
     from .topo.nccl import Factors, Nccl, Settings, System
-    from .topo.nccl_network import NcclNetwork
 
     system = System.of(cluster)
-    calibration = Calibration.read(folder / choice.calibration) if choice.calibration else ours()
+    calibration = (
+        Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
+    )
     platform = () if cluster.nccl.platform is None else (cluster.nccl.platform,)
     owner, table = calibration.served((*platform, system.arch, ANY))
     source = f"{calibration.source} [{owner}]: curves that the fit did not see"
@@ -57,12 +87,4 @@ def network_of(
     def factor(bytes: float) -> Quantity:
         return Quantity(1, "1", float(table.error(np.array([bytes]))[0]), source)
 
-    nominal = replace(cluster, changes={}).topology(nodes)
-    changes = cluster.changes | choice.changes
-    return NcclNetwork(
-        Nccl(system, Settings.of(choice.nccl), Factors(**table.numbers)),
-        changed(nominal, changes) if changes else nominal,
-        nominal,
-        factor,
-        meshed=cluster.node.kind in MESHES,
-    )
+    return Nccl(system, Settings.of(choice.nccl), Factors(**table.numbers)), factor

@@ -192,7 +192,9 @@ def _size(text: str) -> int:
 def _nccl(
     cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
 ) -> Callable[[int], Line]:
-    from ..topo.nccl import Nccl, Settings, Shape, System
+    from ..experiment import NetworkChoice
+    from ..network import calibrated
+    from ..topo.nccl import Shape
 
     variables = {}
     for setting in settings:
@@ -200,17 +202,15 @@ def _nccl(
         if not equals:
             raise UsageError(f"--set {setting!r}: it must be NAME=VALUE, such as NCCL_ALGO=ring")
         variables[name.strip()] = value
-    system = System.of(cluster)
-    model = Nccl(system, Settings.of(variables))
-    shape = Shape.regular(nodes, per_node, system)
+    model, factor = calibrated(cluster, NetworkChoice(nccl=variables))
+    shape = Shape.regular(nodes, per_node, model.system)
 
     def price(size: int) -> Line:
         choice = model.choose(operation, size, shape)
-        seconds = choice.seconds(size)
-        share = choice.latency / seconds
-        tables = model.tables
-        error = math.hypot(share * tables.latency_error, (1 - share) * tables.bandwidth_error)
-        return Line(seconds, error, choice.algorithm, choice.protocol, choice.channels)
+        return Line(
+            choice.seconds(size), factor(size).error,
+            choice.algorithm, choice.protocol, choice.channels,
+        )  # fmt: skip
 
     return price
 
