@@ -91,30 +91,41 @@ class TestLatency:
     def test_ring(self, n: int) -> None:
         # base + 2 (n - 1) hops over NVLink
         found = pair(Nccl(A100), ALL_REDUCE, 1, Shape.regular(1, n, A100), "ring", "ll")
-        assert found.latency == pytest.approx((6.6 + 2 * (n - 1) * 0.6) * US)
+        assert found.latency == pytest.approx((6.6 + 2 * (n - 1) * 0.6) * US, rel=2e-3)
 
     def test_ring_across(self) -> None:
         # 2 × 31 steps, of which 2 × 3 between nodes; inside, posting (Simple: 3 × 2 us) is slower
-        # than the hop, 3.4.
+        # than the hop, 3.4; 0.53 of the tuner's latency between nodes is met.
         found = pair(Nccl(A100), ALL_REDUCE, 1, Shape.regular(4, 8, A100), "ring", "simple")
-        assert found.latency == pytest.approx((8.4 + 56 * 6.0 + 6 * 14.0) * US)
+        assert found.latency == pytest.approx((8.4 + 56 * 6.0 + 6 * 0.53 * 14.0) * US, rel=2e-3)
 
-    def test_ring_plateau(self) -> None:
-        model, shape = Nccl(A100), Shape.regular(4, 8, A100)
+    def test_pipelines_lose_the_square_root_of_the_size(self) -> None:
+        # Four times the size: twice the loss above the latency.
+        model, shape = Nccl(A100), Shape.regular(1, 8, A100)
         small, large = (
-            pair(model, ALL_REDUCE, bytes, shape, "ring", "simple") for bytes in (KiB, GiB)
+            pair(model, ALL_REDUCE, size * GiB, shape, "ring", "simple").latency for size in (1, 4)
         )
-        assert large.latency == pytest.approx(1.4 * small.latency)
+        steps = (8.4 + 14 * 3.4) * US
+        assert large - steps == pytest.approx(2 * (small - steps))
+
+    def test_large_messages_have_their_own_latency_across(self) -> None:
+        shape, bulk = Shape.regular(4, 8, A100), Factors(latency_bulk=3)
+        for bytes, more in ((1024, False), (64 * MiB, True)):
+            one, found = (
+                pair(Nccl(A100, factors=factors), ALL_REDUCE, bytes, shape, "tree", "ll").latency
+                for factors in (None, bulk)
+            )
+            assert (found > 1.5 * one) == more
 
     def test_tree(self) -> None:
         # base + 2 (7 hops inside + 3 between nodes)
         found = pair(Nccl(A100), ALL_REDUCE, 1, Shape.regular(8, 8, A100), "tree", "ll128")
-        assert found.latency == pytest.approx((14.0 + 2 * (7 * 1.25 + 3 * 8.5)) * US)
+        assert found.latency == pytest.approx((14.0 + 2 * (7 * 1.25 + 3 * 8.5)) * US, rel=5e-3)
 
     def test_older_versions_have_their_own_constants(self) -> None:
         old = replace(A100, version=(2, 17))
         found = pair(Nccl(old), ALL_REDUCE, 1, Shape.regular(1, 8, A100), "ring", "ll")
-        assert found.latency == pytest.approx((3.6 + 14 * 0.6) * US)
+        assert found.latency == pytest.approx((3.6 + 14 * 0.6) * US, rel=2e-3)
 
 
 class TestBandwidth:
@@ -175,7 +186,12 @@ class TestBandwidth:
         one = Nccl(A100).choose(ALL_REDUCE, 8 * GiB, shape)
         found = Nccl(A100, factors=Factors(0.9, 1, 2, 1)).choose(ALL_REDUCE, 8 * GiB, shape)
         assert found.bandwidth == pytest.approx(0.9 * one.bandwidth)
-        assert found.latency == pytest.approx(2 * one.latency)
+        # What pipelines lose grows with the root of the latency times the transfer.
+        small, slow = (
+            Nccl(A100, factors=Factors(1, 1, more, 1)).choose(ALL_REDUCE, 1, shape).latency
+            for more in (1, 2)
+        )
+        assert slow == pytest.approx(2 * small, rel=2e-3)
 
     def test_a_factor_is_above_0(self) -> None:
         with pytest.raises(InputError, match="latency_inside is 0"):

@@ -26,6 +26,7 @@ class NcclForm:
         "bandwidth_across": 1.0,
         "latency_inside": 1.0,
         "latency_across": 1.0,
+        "latency_bulk": 1.0,
     }
 
     def seconds(

@@ -50,15 +50,23 @@ class Candidate:
     expected_latency, expected_bandwidth : float
         What NCCL's tuner believes, seconds and bytes per second.
     latency, bandwidth : float
-        What to expect.
+        What to expect. `latency` is that of messages that a network sends at once.
+    bulk : float
+        Latency of larger messages.
+    eager : float
+        Size from which messages are large.
+    pace : float
+        Latency that every chunk of a pipeline meets again, seconds.
+    spread : float
+        How much of it counts: see `lasting`.
     channel_bandwidth : float
         What one channel can move of payload.
     fill : float
         Bytes that pass before a pipeline is full, all channels together.
     plateau_from, plateau_factor : float
-        Size from which the latency is so much longer.
+        Size from which NCCL believes in so much longer a latency.
     correction : float64, shape (25,), optional
-        Of the bandwidth by size.
+        Of the bandwidth by size, in NCCL's belief.
     """
 
     algorithm: str
@@ -69,6 +77,10 @@ class Candidate:
     expected_bandwidth: float
     latency: float
     bandwidth: float
+    bulk: float
+    eager: float
+    pace: float
+    spread: float
     channel_bandwidth: float
     fill: float
     plateau_from: float
@@ -88,22 +100,25 @@ class Candidate:
     def flowing(self, bytes: Sizes) -> Floats:
         """Return bytes per second once they flow."""
         rate: Floats = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
-        if self.correction is None:
-            return rate
-        return rate * np.interp(np.log2(np.maximum(bytes, 1)), _LOGARITHMS, self.correction)
+        return rate
 
     def lasting(self, bytes: Sizes) -> Floats:
-        """Return the seconds before bytes flow."""
-        lasting = self._plateau(bytes) * self.latency
+        """Return the seconds in which no bytes flow.
+
+        A pipeline whose steps take `pace` together moves what would take t in chunks: few of them,
+        and the last steps wait long for the first; many, and each costs its steps. The best number
+        loses 2 (pace t)^1/2. Steps that vary lose as much of the same form: the slowest of all
+        channels ends last. `spread` stands for both.
+        """
+        lasting = np.where(np.less(bytes, self.eager * self.used(bytes)), self.latency, self.bulk)
+        if self.spread:
+            lasting = lasting + self.spread * np.sqrt(self.pace * bytes / self.flowing(bytes))
         if not self.fill:
             return lasting
         # Chunks shrink with the message: a small one fills with little, a large one with whole
         # buffers.
         filling: Floats = np.asarray(bytes * self.fill / (bytes + self.fill) / self.bandwidth)
         return lasting + filling
-
-    def _plateau(self, bytes: Sizes) -> Floats:
-        return 1.0 + (self.plateau_factor - 1.0) * np.greater_equal(bytes, self.plateau_from)
 
 
 class Contest:
@@ -161,6 +176,7 @@ def candidates(
     graphs = search(seen, shape, tables)
     wired = wires(graphs, scaled, shape)
     counts = channels(graphs, shape, settings, tables, system.arch)
+    pipeline = tables.raw["pipeline"]
     found = []
     for algorithm in _enabled(operation, shape, system, settings, tables):
         for protocol in _protocols(operation, algorithm, shape, system, settings, seen, tables):
@@ -177,6 +193,13 @@ def candidates(
             count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
             several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
             plateau = algorithm == "ring" and protocol == SIMPLE and several
+            crossing = real.across
+            if algorithm == "ring" and protocol == SIMPLE:
+                crossing *= pipeline["ring-simple"]
+            eager = crossing * factors.latency_across
+            bulk = max(eager, crossing * factors.latency_bulk)
+            inside = real.inside * factors.latency_inside
+            parts = shape.ranks if algorithm == "ring" else 1
             found.append(
                 Candidate(
                     algorithm,
@@ -185,8 +208,12 @@ def candidates(
                     quantum(algorithm, protocol, shape, settings, _is_slow(graphs, tables), tables),
                     sum(believed),
                     expected,
-                    real.inside * factors.latency_inside + real.across * factors.latency_across,
+                    inside + eager,
                     reached,
+                    inside + bulk,
+                    pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
+                    bulk if shape.nodes > 1 else inside,
+                    pipeline["spread"].get(algorithm, 0.0),
                     _channel_bandwidth(operation, algorithm, protocol, shape, tables),
                     fill(operation, algorithm, protocol, shape, count, settings, tables),
                     tables.raw["plateau"]["bytes"] * count * shape.ranks,

@@ -22,12 +22,16 @@ class Factors:
         Of links inside nodes, and of NICs.
     latency_inside, latency_across : float
         Of starting and of steps inside nodes, and of steps between nodes.
+    latency_bulk : float
+        Of steps between nodes with messages too large for the network to send at once: it first
+        asks the receiver, and flushes what it has written. Never shorter than of small ones.
     """
 
     bandwidth_inside: float = 1.0
     bandwidth_across: float = 1.0
     latency_inside: float = 1.0
     latency_across: float = 1.0
+    latency_bulk: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -3,10 +3,12 @@
 Choosing: the tuner's own latency and bandwidth, with NCCL's constants and the speeds of its search
 (:mod:`.latency`, :mod:`.bandwidth`, :mod:`.graph`). The fastest pair that is enabled wins.
 
-Predicting differs in four ways. The links have their own speeds, not those of the search's list. A
+Predicting differs in five ways. The links have their own speeds, not those of the search's list. A
 message too small for all channels has only the speed of those it uses. A chain (broadcast, reduce)
-must fill before its end receives. The correction of trees is interpolated between powers of two,
-where NCCL jumps. Latencies and bandwidths are then scaled by a platform's `Factors`.
+must fill before its end receives. What pipelines of chunks lose grows with the square root of the
+size, in place of NCCL's correction of trees and its plateau of rings (:mod:`.candidates`). Messages
+that a network does not send at once have a latency of their own. Latencies and bandwidths are then
+scaled by a platform's `Factors`.
 """
 
 from __future__ import annotations
