@@ -23,6 +23,9 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
+from .fluid cimport Flow, Link, Passage, end_of, int128_t, level_of, quotient, rise, settle, sink
+from .heap cimport Entry, heapify, sift, take
+
 cdef extern from "Python.h":
     void Py_FatalError(const char* message) noexcept nogil
 
@@ -30,66 +33,6 @@ cdef enum:
     RATE_BITS = 40
     WEIGHT_BITS = 20
     FIRST_ROOM = 4
-
-
-cdef inline int64_t level_of(const Link* link) noexcept nogil:
-    """At which rate of all its flows without one a link is full."""
-    if link.left < link.filling:
-        return 1
-    return quotient(link.left, link.filling)
-
-
-cdef inline int64_t quotient(int128_t a, int64_t b) noexcept nogil:
-    """a / b of positive integers; INT64_MAX where it is more."""
-    if a <= INT64_MAX:  # a division of 64 bits is several times faster
-        return <int64_t>a / b
-    a /= b
-    return <int64_t>a if a <= INT64_MAX else INT64_MAX
-
-
-cdef inline int64_t end_of(int64_t time, int128_t remaining, int64_t rate) noexcept nogil:
-    if remaining <= 0:
-        return time
-    return time + min(quotient(remaining + rate - 1, rate), INT64_MAX - time)
-
-
-cdef inline void settle(Flow* flow, int64_t time) noexcept nogil:
-    flow.remaining -= <int128_t>flow.rate * (time - flow.settled)
-    flow.settled = time
-
-
-cdef inline bint before(const Entry* a, const Entry* b) noexcept nogil:
-    return a.key < b.key or (a.key == b.key and a.item < b.item)
-
-
-cdef inline void sift(Entry* heap, int64_t n, int64_t at) noexcept nogil:
-    """Move an entry down to where it belongs."""
-    cdef Entry entry = heap[at]
-    cdef int64_t child = 2 * at + 1
-    while child < n:
-        if child + 1 < n and heap[child + 1].key < heap[child].key:
-            child += 1
-        if entry.key <= heap[child].key:
-            break
-        heap[at] = heap[child]
-        at = child
-        child = 2 * at + 1
-    heap[at] = entry
-
-
-cdef inline void take(Entry* heap, int64_t* n) noexcept nogil:
-    """Take the top off, and leave it behind the last entry."""
-    cdef Entry top = heap[0]
-    n[0] -= 1
-    heap[0] = heap[n[0]]
-    heap[n[0]] = top
-    sift(heap, n[0], 0)
-
-
-cdef void heapify(Entry* heap, int64_t n) noexcept nogil:
-    cdef int64_t at
-    for at in range(n // 2 - 1, -1, -1):
-        sift(heap, n, at)
 
 
 @cython.final
@@ -110,7 +53,9 @@ cdef class Sharing:
         if np.min(capacity, initial=1) < 1 or np.min(route_weight, initial=1) < 1:
             raise ValueError("a capacity or a weight is below 1")
         # One more element each, so that the first has an address.
-        self.kept = (np.append(route_index, 0), np.append(route_link, 0), np.append(route_weight, 0))
+        self.kept = [
+            np.append(route_index, 0), np.append(route_link, 0), np.append(route_weight, 0),
+        ]
         view = self.kept[0]
         self.route_index = &view[0]
         view = self.kept[1]
@@ -175,7 +120,7 @@ cdef class Sharing:
         self.ends[self.n_ends].key = one.end
         self.ends[self.n_ends].item = flow
         self.n_ends += 1
-        self.rise(one.at)
+        rise(self.ends, self.flows, one.at)
         if volume:
             self.begun[self.n_begun] = flow
             self.n_begun += 1
@@ -193,7 +138,7 @@ cdef class Sharing:
         if self.n_ends:
             self.ends[0] = self.ends[self.n_ends]
             self.flows[self.ends[0].item].at = 0
-            self.sink(0)
+            sink(self.ends, self.n_ends, self.flows, 0)
         self.detach(number)
         if self.record and flow.rate:
             self.write(time, flow.tag, 0)
@@ -205,7 +150,7 @@ cdef class Sharing:
             return INT64_MAX
         while self.ends[0].key < self.flows[self.ends[0].item].end:
             self.ends[0].key = self.flows[self.ends[0].item].end
-            self.sink(0)
+            sink(self.ends, self.n_ends, self.flows, 0)
         return self.ends[0].key
 
     cpdef int64_t bound(self, int64_t flow, int64_t time) noexcept nogil:
@@ -396,39 +341,9 @@ cdef class Sharing:
         flow.end = end_of(time, flow.remaining, flow.rate)
         if flow.end < self.ends[flow.at].key:
             self.ends[flow.at].key = flow.end
-            self.rise(flow.at)
+            rise(self.ends, self.flows, flow.at)
         if self.record:
             self.write(time, flow.tag, flow.rate)
-
-    # --- the heap of ends -----------------------------------------------------------------------
-
-    cdef void rise(self, int64_t at) noexcept nogil:
-        cdef Entry entry = self.ends[at]
-        cdef int64_t parent
-        while at:
-            parent = (at - 1) // 2
-            if not before(&entry, &self.ends[parent]):
-                break
-            self.ends[at] = self.ends[parent]
-            self.flows[self.ends[at].item].at = at
-            at = parent
-        self.ends[at] = entry
-        self.flows[entry.item].at = at
-
-    cdef void sink(self, int64_t at) noexcept nogil:
-        cdef Entry entry = self.ends[at]
-        cdef int64_t child = 2 * at + 1
-        while child < self.n_ends:
-            if child + 1 < self.n_ends and before(&self.ends[child + 1], &self.ends[child]):
-                child += 1
-            if before(&entry, &self.ends[child]):
-                break
-            self.ends[at] = self.ends[child]
-            self.flows[self.ends[at].item].at = at
-            at = child
-            child = 2 * at + 1
-        self.ends[at] = entry
-        self.flows[entry.item].at = at
 
     # --- memory, and what came out --------------------------------------------------------------
 
