@@ -321,7 +321,7 @@ def _throttling(gpu: Machine) -> float:
 
     Where between the clock that its power sustains and the boost clock it runs is a matter of its
     temperature, its cooling and its chip (arXiv:2208.11035 finds equal boards up to 22 % apart;
-    NeuSight's large products ran at 0.39 of a T4's peak in one run and at 0.49 in another): the
+    NeuSight's large products ran at 0.37 of a T4's peak in one run and at 0.49 in another): the
     standard deviation of a logarithm that may be anywhere between the two.
     """
     return math.log(1 / gpu.sustained) / math.sqrt(12)
