@@ -30,7 +30,7 @@ def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan
     found = []
     for process in range(n_processes):
         hosted = np.flatnonzero(placed == process).astype(np.int32)
-        found.append(make_plan(whole(program), placed, process, *price(program, hosted)))
+        found.append(make_plan(whole(program), placed, process, price(program, hosted)))
     return found
 
 

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
-from ..topo import Network
+from ..topo import Network, Price
 
-__all__ = ["LONGEST", "price"]
+__all__ = ["LONGEST", "Priced", "price"]
 
 LONGEST = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
 
 
+class Priced(NamedTuple):
+    """What the rows of some ranks cost.
+
+    Attributes
+    ----------
+    durations : list of int64 arrays
+        The distinct ones, each of shape (rows of the table,), in ps.
+    which : int32, shape (h,)
+        The entry of each rank.
+    prices : list of int32 arrays
+        Beside each of the durations: the entry of each row among the prices that were asked for,
+        or -1.
+    """
+
+    durations: list[NDArray[np.int64]]
+    which: NDArray[np.int32]
+    prices: list[NDArray[np.int32]]
+
+
 def price(
-    program: Program, hosted: NDArray[np.int32], network: Network | None = None
-) -> tuple[list[NDArray[np.int64]], NDArray[np.int32]]:
+    program: Program,
+    hosted: NDArray[np.int32],
+    network: Network | None = None,
+    prices: Sequence[Price] = (),
+) -> Priced:
     """Return the duration of every row of the hosted ranks. Local.
 
     Kernels and copies are divided by the rank's speed and rounded to whole ps; communications
@@ -32,13 +55,12 @@ def price(
     hosted : int32, shape (h,)
         Global ranks whose tables are held here.
     network : Network, optional
+    prices : sequence of Price, optional
+        Those to be told of the rows that have them.
 
     Returns
     -------
-    durations : list of int64 arrays
-        The distinct ones, each of shape (rows of the table,), in ps.
-    which : int32, shape (h,)
-        The entry of each hosted rank.
+    Priced
 
     Raises
     ------
@@ -46,38 +68,41 @@ def price(
         For a communication that has no duration and cannot be given one, and for ranks that would
         need more time than clocks can count.
     """
-    pricing = _Pricing(program, network)
+    pricing = _Pricing(program, network, prices)
     known: dict[Hashable, int] = {}
-    durations: list[NDArray[np.int64]] = []
+    found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
     which = np.zeros(len(hosted), np.int32)
     for i, rank in enumerate(hosted.tolist()):
         number, speed = int(program.table[rank]), float(program.speed[rank])
         classes = pricing.classes(rank)
         key = (number, speed, tuple(classes.items()))
         if key not in known:
-            known[key] = len(durations)
-            durations.append(pricing.durations(rank, classes))
+            known[key] = len(found)
+            found.append(pricing.durations(rank, classes))
         which[i] = known[key]
         if not -LONGEST < program.start[rank] < LONGEST:
             raise InputError(
                 f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
             )
-    return durations, which
+    return Priced([one for one, _ in found], which, [one for _, one in found])
 
 
 class _Pricing:
     """Prices rows, and remembers the classes and costs it has asked the model for."""
 
-    def __init__(self, program: Program, network: Network | None) -> None:
+    def __init__(
+        self, program: Program, network: Network | None, prices: Sequence[Price]
+    ) -> None:
         self.program = program
         self.network = network
+        self._number = {one: i for i, one in enumerate(prices)}
         groups = program.communicators
         self._label: NDArray[np.int64]
         self._class: Sequence[Hashable]
         if network is not None:
             self._label, self._class = network.group_classes(groups.index, groups.members)
         self._unpriced: dict[int, NDArray[np.intp]] = {}
-        self._costs: dict[tuple[int, int, Hashable], int] = {}
+        self._costs: dict[tuple[int, int, Hashable], tuple[int, int]] = {}
 
     def classes(self, rank: int) -> dict[int, Hashable]:
         """Return the class of each slot of a rank on which something is to be priced."""
@@ -101,11 +126,14 @@ class _Pricing:
             classes[slot] = self._class[int(self._label[bound[slot]])]
         return classes
 
-    def durations(self, rank: int, classes: dict[int, Hashable]) -> NDArray[np.int64]:
-        """Return the duration of every row of a rank, shape (n,)."""
+    def durations(
+        self, rank: int, classes: dict[int, Hashable]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the duration and the price of every row of a rank, shape (n,) each."""
         table = self.program.table_of(rank)
         speed = float(self.program.speed[rank])
         durations = table.duration.astype(np.int64)
+        prices = np.full(len(table) if self._number else 0, -1, np.int32)
         if speed != 1:
             scaled = table.kind <= Kind.COPY
             with np.errstate(over="ignore"):
@@ -124,13 +152,14 @@ class _Pricing:
             key = (operation, size, group)
             if key not in self._costs:
                 assert self.network is not None  # or `classes` had raised
-                self._costs[key] = self.network.price(
-                    operation, max(size, 0), group
-                ).duration
-            durations[row] = self._costs[key]
+                cost = self.network.price(operation, max(size, 0), group)
+                self._costs[key] = cost.duration, self._number.get(cost, -1)
+            durations[row], number = self._costs[key]
+            if number >= 0:
+                prices[row] = number
         columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
         self._check_length(rank, sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns))
-        return durations
+        return durations, prices
 
     def _where(self, rank: int, row: int) -> str:
         table: Table = self.program.table_of(rank)

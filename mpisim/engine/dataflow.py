@@ -21,6 +21,7 @@ from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..topo import Network
 from ._core import core as core_class
+from .contention import Contention, domains, find
 from .cost import price
 from .deadlock import deadlock
 from .digest import summed_over_processes
@@ -28,7 +29,8 @@ from .exchange import Progress, exchange
 from .fold import quotient, whole
 from .path import Records, walk_back
 from .plan import Plan, block_placement, check_held, check_placement, make_plan
-from .run import CriticalPath, Run
+from .run import CriticalPath, Mode, Run
+from .windows import count_operations, open_window
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -62,6 +64,7 @@ def simulate(
     fold: bool | None = None,
     record: bool = False,
     critical_path: bool = False,
+    contention: bool = True,
     progress: bool = False,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
@@ -85,6 +88,9 @@ def simulate(
         Keep begin, end, wire and binding of every row (25 bytes each).
     critical_path : bool
         Find the critical path; implies `record`.
+    contention : bool
+        Let communications share the links of a `SharedNetwork`; otherwise each takes as long as
+        it does alone.
     progress : bool
         Show progress of long runs on a terminal.
     core : {"compiled", "python"}
@@ -121,24 +127,30 @@ def simulate(
             hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
             check_held(program, hosted)
         _match(program, hosted, partial, comm, several)
+        shared = find(program, network, comm, partial) if contention else None
         with parallel.agreed(comm):
             few = comm.size < program.n_ranks and placement is None and not partial
-            cast = whole(program)
+            routes = None if shared is None else shared.routes
+            cast = whole(program, routes)
             if fold or (fold is None and few):
-                cast = quotient(program, network, None if fold else program.n_ranks // 2) or cast
+                most = None if fold else program.n_ranks // 2
+                cast = quotient(program, network, most, routes) or cast
             if cast.folded:
                 placed = block_placement(cast.n, comm.size)
             ranks = cast.classes.representative[placed == comm.rank]
-            durations, duration = price(program, ranks, network)
-            plan = make_plan(cast, placed, comm.rank, durations, duration)
+            priced = price(program, ranks, network, shared.prices if shared else ())
+        operations = count_operations(cast, placed, several) if shared and several else None
+        plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
         record = record or critical_path
-        engine = core_class(core)(plan.layout, record)
+        engine = core_class(core, shared is not None)(plan.layout, record)
 
     with _timed(wall, "simulate"):
         rounds = _execute(plan, engine, comm, several, progress)
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
-                simulate(program, comm, network=network, fold=False, core=core)
+                simulate(
+                    program, comm, network=network, fold=False, contention=contention, core=core
+                )
             raise deadlock(plan, engine, several)
 
     with _timed(wall, "finish"):
@@ -169,6 +181,10 @@ def simulate(
         step_time=int(end.max()),
         digest=digest,
         rounds=rounds,
+        mode=_mode(shared, several),
+        contended=0 if shared is None else len(np.unique(shared.routes.group)),
+        domains=0 if shared is None else int(domains(shared.routes).max()) + 1,
+        links=0 if shared is None else len(shared.routes.names),
         begin=[records.begin[i] for i in local] if record else [],
         end=[records.end[i] for i in local] if record else [],
         wire=[records.wire[i] for i in local] if record else [],
@@ -176,6 +192,12 @@ def simulate(
         critical_path=path,
         wall=wall,
     )
+
+
+def _mode(contention: Contention | None, comm: Intracomm | None) -> Mode:
+    if contention is None:
+        return "dataflow"
+    return "windows" if comm else "events"
 
 
 @contextmanager
@@ -238,6 +260,7 @@ def _execute(
     Returns the number of exchanges, or None if no rank can move and not all have ended.
     """
     rounds = 0
+    contended = plan.layout.traffic is not None
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
     with parallel.progress(comm, "simulating", int(core.row_index[-1]) if show else 0) as update:
         while True:
@@ -252,7 +275,7 @@ def _execute(
                 state = Progress(core.unfinished, False)
             if state.unfinished == 0:
                 return rounds
-            if not state.moving:
+            if not state.moving and not (several and contended and open_window(core, several)):
                 return None
 
 

@@ -3,8 +3,9 @@
 When no hosted rank can move, a process says of each group whose hosted members are all ready when
 the last was: to the other processes of the group if they are few, otherwise to its owner, who
 answers when it has heard all. Everything travels together: one Alltoall a round, with the counts of
-messages and, where they are few, the messages themselves; else one Alltoallv more. A message is
-three int64: the group as communicator and k in one word, a time, and the rank that was last.
+messages and, where they are few, the messages themselves; else one Alltoallv more. A message is a
+few int64: the group as communicator and k in one word, a time, the rank that was last, and, where
+communications share links, what becomes of the flow.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
     comm : mpi4py.MPI.Intracomm
     """
     messages, sent = _letters(plan, core, comm.size)
-    most = int(sent.max())
+    most, words = int(sent.max()), messages.shape[1]
     # To each process: how many messages there are for it; the same to all: how this process
     # stands; and the messages themselves, if they are few.
-    head = np.zeros((comm.size, _HEAD + 3 * _INLINE), np.int64)
+    head = np.zeros((comm.size, _HEAD + words * _INLINE), np.int64)
     head[:, 0] = sent
     head[:, 1] = core.unfinished
     head[:, 2] = moving or most > 0
@@ -61,7 +62,7 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
     if 0 < most <= _INLINE:
         receiver = np.repeat(np.arange(comm.size), sent)
         nth = np.arange(len(messages)) - first[receiver]
-        head[:, _HEAD:].reshape(comm.size, _INLINE, 3)[receiver, nth] = messages
+        head[:, _HEAD:].reshape(comm.size, _INLINE, words)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
     state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()))
@@ -70,13 +71,13 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
 
     counts = heads[:, 0].copy()
     if heads[:, 3].max() <= _INLINE:  # all see the same here, too
-        slots = heads[:, _HEAD:].reshape(comm.size, _INLINE, 3)
+        slots = heads[:, _HEAD:].reshape(comm.size, _INLINE, words)
         received = slots[np.arange(_INLINE) < counts[:, None]]
     else:
-        received = np.empty((int(counts.sum()), 3), np.int64)
+        received = np.empty((int(counts.sum()), words), np.int64)
         comm.Alltoallv(
-            [messages, (3 * sent, 3 * first)],
-            [received, (3 * counts, 3 * (np.cumsum(counts) - counts))],
+            [messages, (words * sent, words * first)],
+            [received, (words * counts, words * (np.cumsum(counts) - counts))],
         )
     _deliver(plan, core, received)
     return state
@@ -85,16 +86,17 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
 def _letters(
     plan: Plan, core: Any, n_processes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the messages, shape (m, 3), sorted by receiver, and their number for each."""
+    """Return the messages, shape (m, words), sorted by receiver, and their number for each."""
     groups = core.outbox()
+    words = 1 + len(core.message)
     if not len(groups):
-        return np.empty((0, 3), np.int64), np.zeros(n_processes, np.int64)
+        return np.empty((0, words), np.int64), np.zeros(n_processes, np.int64)
     index, k = plan.locate(groups)
     state = core.groups[groups]
-    message = np.empty((len(groups), 3), np.int64)
+    message = np.empty((len(groups), words), np.int64)
     message[:, 0] = (plan.communicators[index] << _K_BITS) | k
-    message[:, 1] = state["time"]
-    message[:, 2] = state["last"]
+    for i, name in enumerate(core.message, 1):
+        message[:, i] = state[name]
 
     # A member writes to the owner; a peer and an owner to every other process.
     to_all = plan.role[index] != Role.MEMBER
@@ -115,5 +117,4 @@ def _deliver(plan: Plan, core: Any, messages: NDArray[np.int64]) -> None:
     index = np.searchsorted(plan.communicators, messages[:, 0] >> _K_BITS)
     groups = plan.first_group[index] + (messages[:, 0] & ((1 << _K_BITS) - 1))
     owned = (plan.role[index] == Role.OWNER).astype(np.uint8)
-    times, lasts = (np.ascontiguousarray(messages[:, i]) for i in (1, 2))
-    core.deliver(groups, times, lasts, owned)
+    core.deliver(groups, *np.ascontiguousarray(messages[:, 1:].T), owned=owned)

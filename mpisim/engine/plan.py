@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ProgramError, UsageError
 from ..program import Program
+from .actors import FLOW_GROUP, Traffic
+from .contention import Contention, sites
+from .cost import Priced
 from .digest import hash_sizes
 from .fold import Cast
 from .lowering import Code, lower
@@ -43,7 +46,8 @@ class Role(IntEnum):
     MEMBER = 2
     """Tell the owner, and wait for its answer."""
     OWNER = 3
-    """When all other processes have told this one, the group starts; tell them."""
+    """When all other processes have told this one, the group starts; tell them. Of a group that may
+    share links: it flows here, and they are told when it has ended."""
 
 
 _MOST_PEERS = 4
@@ -97,6 +101,8 @@ class Layout:
         Before anything has run.
     n_messages : int
         No more messages than this are ever sent by this process.
+    traffic : Traffic, optional
+        Where communications share links. The groups are `FLOW_GROUP` then.
     """
 
     codes: list[Code]
@@ -112,6 +118,7 @@ class Layout:
     slot_hash: NDArray[np.uint64]
     groups: NDArray[Any]
     n_messages: int
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +127,7 @@ class Plan:
 
     Ranks and communicators are those of the cast: where it is folded, classes of them. `n` ranks
     are simulated; `l` is the number of communicators that have a hosted member which communicates
-    on them.
+    on them, or whose flows are run here.
 
     Attributes
     ----------
@@ -236,8 +243,9 @@ def make_plan(
     cast: Cast,
     placement: NDArray[np.int32],
     process: int,
-    durations: list[NDArray[np.int64]],
-    duration: NDArray[np.int32],
+    priced: Priced,
+    contention: Contention | None = None,
+    operations: NDArray[np.int64] | None = None,
 ) -> Plan:
     """Make one process's plan. Local.
 
@@ -248,8 +256,12 @@ def make_plan(
     placement : int32, shape (n,)
     process : int
         This process.
-    durations, duration
-        See `Layout`.
+    priced : Priced
+        Of the ranks of the cast hosted here, with the prices of `contention`.
+    contention : Contention, optional
+        Given if the cast has routes.
+    operations : int64, shape (n_groups,), optional
+        How many operations each group of the cast has; needed for routes and several processes.
     """
     program = cast.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
@@ -260,23 +272,29 @@ def make_plan(
 
     numbers, code = np.unique(program.table[ranks], return_inverse=True)
     codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
-    operations = _operations(codes, code, slot_index)
-    communicators, members = np.unique(bound[operations > 0], return_counts=True)
-    n_operations = np.zeros(len(communicators), np.int64)
+    on_slot = _operations(codes, code, slot_index)
+    active = on_slot > 0
+    site = sites(cast.routes, len(cast.sizes), int(placement.max()) + 1)
+    owned = np.flatnonzero(site == process)
+    communicators = np.union1d(bound[active], owned)
     where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
-    active = operations > 0
-    n_operations[where[active]] = operations[active]
+    members = np.bincount(where[active], minlength=len(communicators))
+    n_operations = np.zeros(len(communicators), np.int64)
+    n_operations[where[active]] = on_slot[active]
+    if operations is not None:
+        n_operations = operations[communicators]
     first_group = np.concatenate([[0], np.cumsum(n_operations)])
 
-    others, others_index, owner = _meeting_points(cast, placement, process, communicators)
+    site = site[communicators]
+    others, others_index, owner = _meeting_points(cast, placement, process, communicators, site)
     n_others = np.diff(others_index)
     role = np.select(
-        [n_others == 0, n_others < _MOST_PEERS, owner == process],
+        [n_others == 0, (n_others < _MOST_PEERS) & (site < 0), owner == process],
         [Role.LOCAL, Role.PEER, Role.OWNER],
         Role.MEMBER,
-    )
+    ).astype(np.uint8)
     away = np.where(role == Role.MEMBER, 1, n_others)
-    groups = np.zeros(first_group[-1], GROUP)
+    groups = np.zeros(first_group[-1], GROUP if contention is None else FLOW_GROUP)
     groups["time"] = np.iinfo(np.int64).min
     groups["last"] = np.iinfo(np.int32).max
     groups["missing"] = np.repeat(members, n_operations)
@@ -286,11 +304,19 @@ def make_plan(
     slot_group, slot_role = np.zeros(len(bound), np.int64), np.zeros(len(bound), np.uint8)
     slot_group[active] = first_group[where[active]]
     slot_role[active] = role[where[active]]
+    traffic = None
+    if contention is not None:
+        groups["end"] = np.iinfo(np.int64).min
+        groups["route"] = groups["price"] = -1
+        groups["owned"] = np.repeat(role == Role.OWNER, n_operations)
+        assert cast.routes is not None
+        alone = bool((placement == process).all())
+        traffic = Traffic.of(cast.routes, contention, codes, priced.prices, bound, alone)
     layout = Layout(
         codes=codes,
         code=code.astype(np.int32),
-        durations=durations,
-        duration=duration,
+        durations=priced.durations,
+        duration=priced.which,
         numbers=hosted,
         count=cast.classes.count[hosted],
         start=program.start[ranks],
@@ -300,6 +326,7 @@ def make_plan(
         slot_hash=hash_sizes(cast.sizes[bound]),
         groups=groups,
         n_messages=int(n_operations[n_others > 0].sum()),
+        traffic=traffic,
     )
     return Plan(
         program=program,
@@ -309,7 +336,7 @@ def make_plan(
         hosted=hosted,
         communicators=communicators,
         first_group=first_group,
-        role=role.astype(np.uint8),
+        role=role,
         owner=owner,
         others_index=others_index,
         others=others,
@@ -334,18 +361,27 @@ def _meeting_points(
     placement: NDArray[np.int32],
     process: int,
     communicators: NDArray[np.int64],
+    site: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the other processes of each communicator (values and index) and its owner."""
+    """Return the other processes of each communicator (values and index) and its owner.
+
+    Where there is a site, it is one of the processes and the owner.
+    """
     at, member_of = ranges(cast.member_index, communicators)
     members = cast.members[at]
     n_processes = int(placement.max()) + 1
-    pairs = np.unique(member_of * n_processes + placement[members])
+    sited = np.flatnonzero(site >= 0)
+    pairs = np.concatenate(
+        [member_of * n_processes + placement[members], sited * n_processes + site[sited]]
+    )
+    pairs = np.unique(pairs)
     which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
     count = np.bincount(which, minlength=len(communicators))
     first = np.cumsum(count) - count
     # Spread ownership: neighbouring communicators over the same processes get different owners.
     spread = (communicators * 0x9E3779B1) >> 15
     owner = processes[first + spread % np.maximum(count, 1)]
+    owner = np.where(site >= 0, site, owner)
     away = processes != process
     index = np.concatenate([[0], np.cumsum(np.bincount(which[away], minlength=len(count)))])
     return processes[away], index.astype(np.int64), owner.astype(np.int32)

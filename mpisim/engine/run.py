@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from ..program import Program
 from .flows import Shared
 
-__all__ = ["Apart", "Binding", "Classes", "CriticalPath", "PieceKind", "Run"]
+__all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
+
+Mode = Literal["dataflow", "events", "windows"]
 
 
 class Binding(IntEnum):
@@ -149,6 +152,14 @@ class Run:
         not.
     rounds : int
         Exchanges between processes.
+    mode : {"dataflow", "events", "windows"}
+        Whether communications shared links, and if so whether on one process or on several.
+    contended : int
+        Number of the program's communicators on which they may have.
+    domains : int
+        Number of sets of those that are joined by links.
+    links : int
+        Number of links that could have been full.
     begin : list of int64 arrays
         KERNEL, COPY: start on the device. Communications: the rank's own ready time, from which
         its kernel occupies the stream. HOST, HOST_WAIT: when the CPU began the row's own work.
@@ -175,6 +186,10 @@ class Run:
     step_time: int
     digest: str
     rounds: int
+    mode: Mode
+    contended: int
+    domains: int
+    links: int
     begin: list[NDArray[np.int64]]
     end: list[NDArray[np.int64]]
     wire: list[NDArray[np.int64]]

@@ -1,12 +1,14 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `advance`, `registers`) and `twin` (plain Python, the one to read
-first) do the same, and tests hold them equal row by row. No other module knows that there are two.
+The compiled modules (Cython: `advance`, `registers`, `contended`, `sharing`) and their twins
+(plain Python, to be read first) do the same, and tests hold them equal row by row. No other module
+knows that there are two.
 
 ``allocate(kernels, last_use)``
     Give every kernel a register that is free until the kernel's last reader has run.
-``core(name)``
-    The class ``Core`` of the compiled core ("compiled") or of the twin ("python").
+``core(name, contended)``
+    The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
+    communications share links, that of `contended` or `contended_twin`.
 
 A ``Core(layout, record)`` has
 
@@ -15,14 +17,21 @@ A ``Core(layout, record)`` has
     some still can.
 ``outbox()``, ``n_posted``
     Groups to tell other processes about, since the last call; how many there are.
-``deliver(groups, times, lasts, owned)``
-    Take in what other processes said about groups.
+``message``, ``deliver(groups, ..., owned)``
+    Which fields of a group a message carries; take in what other processes said about groups.
 ``finish()``
     Resolve what nobody waited for; return ends of ranks and the hash sum.
 ``unfinished``, ``rows_done``, ``rows()``, ``blocked()``
     How far ranks have come, and the groups they are blocked on.
 ``groups``, ``row_index``, ``begin``, ``end``, ``wire``, ``binding``
     What came out: all hosted ranks one after the other, rank i from ``row_index[i]``.
+
+and where communications share links
+
+``next_event()``, ``commit(until)``
+    When the next flow arrives or ends; let that happen, and all until then.
+``n_events``
+    Arrivals and ends so far.
 
 The callers are trusted: a layout was made by `mpisim.engine.plan` from a checked program, and
 nothing here checks an index again.
@@ -37,12 +46,16 @@ from .registers import allocate
 __all__ = ["allocate", "core"]
 
 
-def core(name: str) -> Any:
+def core(name: str, contended: bool = False) -> Any:
     """Return the class of a core by name: "compiled" or "python"."""
-    if name == "compiled":
-        from .advance import Core
-    elif name == "python":
-        from .twin import Core
-    else:
+    if name not in ("compiled", "python"):
         raise ValueError(f"core {name!r} is neither 'compiled' nor 'python'")
+    if contended and name == "compiled":
+        from .contended import Core
+    elif contended:
+        from .contended_twin import Core
+    elif name == "compiled":
+        from .advance import Core
+    else:
+        from .twin import Core
     return Core

@@ -14,15 +14,10 @@ from libc.stdlib cimport calloc, free
 from .state cimport (
     BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, MEET, MEMBER,
     OWNER, PEER, PLAIN, PLAIN_MEET, STARTED, Communication, Group, Instruction, Rank, Register,
+    mix,
 )
 
 cdef int64_t NEVER = INT64_MIN
-
-
-cdef inline uint64_t mix(uint64_t x) noexcept nogil:
-    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
-    return x ^ (x >> 31)
 
 
 cdef inline void merge(Group* group, int64_t ready, int32_t last) noexcept nogil:
@@ -48,6 +43,8 @@ cdef class Core:
     cdef object layout, kept
     cdef readonly int64_t unfinished, rows_done, n_posted
     cdef readonly object groups, begin, end, wire, binding, row_index
+
+    message = ("time", "last")
 
     def __cinit__(self, layout, bint record):
         cdef int64_t n = len(layout.numbers)

@@ -84,3 +84,10 @@ cdef struct Rank:
     int32_t number
     int32_t n_eager
     int32_t next_waiter
+
+
+cdef inline uint64_t mix(uint64_t x) noexcept nogil:
+    """Scramble a word: see mpisim/engine/digest.py."""
+    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)

@@ -99,6 +99,8 @@ def _latest(waits: list[int], time: int, binding: int) -> tuple[int, int]:
 class Core:
     """See the package. `record` keeps begin, end and binding of every row."""
 
+    message = ("time", "last")
+
     def __init__(self, layout: Any, record: bool) -> None:
         self._layout = layout
         self._groups = [

@@ -1,0 +1,280 @@
+"""Lowering for the contended core: a table becomes what a rank's CPU and streams each do in order.
+
+Where communications share links, nothing may be posted that lies before what has happened on the
+links already. A rank is therefore split into *actors*, its CPU and each of its streams, which run
+independently of each other as far as they can: what a stream posts does not have to wait until the
+rank has come to that row in program order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contention import Contention
+from .lowering import Code, Opcode
+from .routes import Routes
+
+if TYPE_CHECKING:
+    from .plan import Layout
+
+__all__ = ["FLOW_GROUP", "STEP", "Script", "Traffic", "script", "stopped"]
+
+STEP = np.dtype(
+    [
+        ("host", np.int64),
+        ("launch", np.int64),
+        ("launch_cost", np.int64),
+        ("gap", np.int64),
+        ("stream", np.int32),  # of the script; -1: the CPU
+        ("index", np.int32),  # how many kernels of the stream come before this row's
+        ("slot", np.int32),
+        ("ordinal", np.int32),
+        ("first_wait", np.int32),  # into Script.waits
+        ("n_waits", np.int32),
+        ("queue", np.int32),  # kernel that must have left the launch queue, or -1
+        ("n_rows", np.int32),  # of the kernel that begins here: JOINED rows count
+        ("eager", np.int32),  # which of the table's EAGER rows this is, or -1
+        ("opcode", np.int32),  # KERNEL, MEET, JOIN, HOST or HOST_WAIT
+    ]
+)
+"""One row for the contended core."""
+
+FLOW_GROUP = np.dtype(
+    [
+        ("time", np.int64),  # latest ready time so far; once complete, the start
+        ("end", np.int64),  # of the flow; before, the latest end of a flow that led to a post
+        ("last", np.int32),  # the rank that was ready at `time`, the lowest if several
+        ("missing", np.int32),  # hosted members still to come; -1 once resolved, -2 while it flows
+        ("away", np.int32),  # messages still to come from other processes
+        ("waiter", np.int32),  # first stream (of all hosted ranks) that waits here, or -1
+        ("route", np.int32),  # of the flow, or -1
+        ("price", np.int32),  # of the flow, or -1
+        ("owned", np.int32),  # whether other processes are to be told what becomes of it
+        ("reserved", np.int32),
+    ]
+)
+"""State of one group, which may be a flow."""
+
+_PLAIN = {
+    Opcode.PLAIN: Opcode.KERNEL,
+    Opcode.PLAIN_MEET: Opcode.MEET,
+    Opcode.BATCH: Opcode.MEET,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """A table as the contended core executes it, shared by all ranks of the table.
+
+    Attributes
+    ----------
+    steps : STEP, shape (n,)
+    waits : int32
+        Kernels (their first rows) that rows wait for.
+    kernels : int32, shape (m,)
+        First rows of kernels, stream by stream, in order.
+    kernel_index : int64, shape (n_streams + 1,)
+        Stream s has the kernels ``kernel_index[s]`` to ``kernel_index[s + 1]``.
+    """
+
+    steps: NDArray[np.void]
+    waits: NDArray[np.int32]
+    kernels: NDArray[np.int32]
+    kernel_index: NDArray[np.int64]
+
+    @property
+    def n_streams(self) -> int:
+        """Number of streams that have kernels."""
+        return len(self.kernel_index) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What the contended core needs beside a `Layout`.
+
+    `p` is the number of prices of which flows may be, `s` that of slots of all hosted ranks.
+
+    Attributes
+    ----------
+    scripts : list of Script
+        One for each of the layout's codes.
+    prices : list of int32 arrays
+        For each of the layout's durations, the price of each row, or -1.
+    latency, volume, rate, pattern : int64, shape (p,)
+        See `mpisim.topo.Price`; patterns are those of the routes.
+    routes : Routes
+        Of the cast.
+    slot_route, slot_n_routes : int32, shape (s,)
+        The first route of the group bound to a slot, and the number of its routes.
+    backwards : bool
+        Some gap or launch latency is negative, so that what follows may begin before what led to
+        it has ended.
+    alone : bool
+        All flows are run here, and no other process takes part.
+    """
+
+    scripts: list[Script]
+    prices: list[NDArray[np.int32]]
+    latency: NDArray[np.int64]
+    volume: NDArray[np.int64]
+    rate: NDArray[np.int64]
+    pattern: NDArray[np.int64]
+    routes: Routes
+    slot_route: NDArray[np.int32]
+    slot_n_routes: NDArray[np.int32]
+    backwards: bool
+    alone: bool
+
+    @classmethod
+    def of(
+        cls,
+        routes: Routes,
+        contention: Contention,
+        codes: list[Code],
+        prices: list[NDArray[np.int32]],
+        bound: NDArray[np.int64],
+        alone: bool,
+    ) -> Traffic:
+        """Collect it.
+
+        Parameters
+        ----------
+        routes : Routes
+            Of the cast.
+        contention : Contention
+        codes : list of Code
+        prices : list of int32 arrays
+            Entries of the contention's prices, or -1, for each of the layout's durations.
+        bound : int64, shape (s,)
+            The group that each slot is bound to.
+        alone : bool
+        """
+        pattern = {pattern: i for i, pattern in enumerate(routes.patterns)}
+        columns = np.array(
+            [(p.latency, p.volume, p.rate, pattern[p.pattern]) for p in contention.prices], np.int64
+        ).T.copy()
+        first = np.searchsorted(routes.group, bound)
+        count = np.searchsorted(routes.group, bound, side="right") - first
+        return cls(
+            scripts=[script(code) for code in codes],
+            prices=prices,
+            latency=columns[0],
+            volume=columns[1],
+            rate=columns[2],
+            pattern=columns[3],
+            routes=routes,
+            slot_route=first.astype(np.int32),
+            slot_n_routes=count.astype(np.int32),
+            backwards=contention.backwards,
+            alone=alone,
+        )
+
+
+def script(code: Code) -> Script:
+    """Translate a table."""
+    table, n = code.table, len(code.table)
+    rows = np.arange(n)
+    steps = np.zeros(n, STEP)
+    for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal"):
+        steps[column] = getattr(table, column)
+    opcode = code.instructions["opcode"].astype(np.int32)
+    for old, new in _PLAIN.items():
+        opcode[opcode == old] = new
+    steps["opcode"] = opcode
+    eager = code.instructions["eager"] != 0
+    steps["eager"] = np.where(eager, np.cumsum(eager) - 1, -1)
+    steps["queue"] = code.queue_row
+    steps["first_wait"] = table.wait_index[:-1]
+    steps["n_waits"] = np.diff(table.wait_index)
+    steps["n_rows"] = code.last - rows + 1
+
+    kernels = np.flatnonzero(table.is_device & (code.first == rows))
+    streams, stream = np.unique(table.stream[kernels], return_inverse=True)
+    order = np.argsort(stream, kind="stable")
+    kernels, stream = kernels[order], stream[order]
+    kernel_index = np.searchsorted(stream, np.arange(len(streams) + 1))
+    steps["stream"], steps["index"] = -1, -1
+    steps["stream"][kernels] = stream
+    steps["index"][kernels] = np.arange(len(kernels)) - kernel_index[stream]
+    for column in ("stream", "index"):  # JOINED rows are their kernel's
+        steps[column] = steps[column][code.first]
+    return Script(
+        steps=steps,
+        waits=code.first[table.wait_row].astype(np.int32),
+        kernels=kernels.astype(np.int32),
+        kernel_index=kernel_index.astype(np.int64),
+    )
+
+
+def stopped(
+    layout: Layout, local: int, host_row: int, done: list[int], missing: NDArray[Any]
+) -> tuple[int, int]:
+    """Say where a rank stands that cannot go on.
+
+    Parameters
+    ----------
+    layout : Layout
+    local : int
+        The hosted rank.
+    host_row : int
+        The row that its CPU has come to.
+    done : list of int
+        How many kernels of each stream have ended.
+    missing : int32, shape (n_groups,)
+        See `FLOW_GROUP`.
+
+    Returns
+    -------
+    row : int
+        The first in program order that cannot begin; the number of rows if all have begun.
+    group : int
+        The one that this row waits for, or the first of those that the rank is in; -1 if none.
+    """
+    assert layout.traffic is not None
+    of_rank = layout.traffic.scripts[layout.code[local]]
+    steps, n = of_rank.steps, len(of_rank.steps)
+
+    def unresolved(kernel: int) -> int:
+        """The group that a kernel waits for, which has begun, or -1."""
+        for row in range(kernel + int(steps["n_rows"][kernel]) - 1, kernel - 1, -1):
+            if steps["opcode"][row] in (Opcode.MEET, Opcode.JOIN) and steps["eager"][row] < 0:
+                slot = layout.slot_index[local] + steps["slot"][row]
+                group = int(layout.slot_group[slot] + steps["ordinal"][row])
+                if missing[group] != -1:
+                    return group
+        return -1
+
+    def ended(kernel: int) -> bool:
+        return done[steps["stream"][kernel]] > steps["index"][kernel]
+
+    pending = []
+    for s in range(of_rank.n_streams):
+        at = int(of_rank.kernel_index[s]) + done[s]
+        if at < of_rank.kernel_index[s + 1]:
+            pending.append(int(of_rank.kernels[at]))
+    begun: list[int] = []
+    for row in range(n):
+        step = steps[row]
+        if step["opcode"] == Opcode.JOIN:
+            continue
+        reads = [] if step["queue"] < 0 else [int(step["queue"])]
+        if step["stream"] >= 0:
+            if ended(row):
+                continue
+            if row not in pending:  # it follows another
+                at = int(of_rank.kernel_index[step["stream"]]) + done[step["stream"]]
+                reads.append(int(of_rank.kernels[at]))
+        elif row < host_row:
+            continue
+        first = int(step["first_wait"])
+        reads += of_rank.waits[first : first + int(step["n_waits"])].tolist()
+        for kernel in reads:
+            if not ended(kernel):
+                return row, unresolved(kernel)
+        if step["stream"] >= 0:
+            begun.append(row)
+    return n, next((g for g in map(unresolved, begun) if g >= 0), -1)

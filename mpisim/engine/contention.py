@@ -1,0 +1,325 @@
+"""Which communications of a program can share links, and by which routes.
+
+Most links of a network can never be full: the communications that use them, all at once and at
+their highest rates, do not load them that heavily. What uses only such links takes as long as it
+does alone. The rest falls into *domains*: communicators, and links that can be full, that are
+joined by each other.
+
+On one communicator at most one operation is under way where some member enters each of them from
+one and the same stream, as NCCL wants it: that member's next kernel begins when the last has
+ended, and the group starts when all are ready. Where no member does (several streams, one kernel of
+several operations, members that go ahead) the links of the communicator always count as such that
+can be full; this costs time but changes nothing, for a link that is not full holds nobody back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..parallel import agreed
+from ..program import UNPRICED, Flag, Operation, Program, Table
+from ..topo import Network, Price, SharedNetwork
+from .refine import ranges
+from .routes import Routes
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Contention", "domains", "find", "sites"]
+
+Ints = NDArray[np.int64]
+
+_LIMB = 20
+_MASK = (1 << _LIMB) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """What can share links in a program; equal on all processes.
+
+    Attributes
+    ----------
+    routes : Routes
+        Of the program's communicators.
+    prices : tuple of Price
+        All that communications with routes may cost.
+    backwards : bool
+        Some gap or launch latency of the program is negative.
+    """
+
+    routes: Routes
+    prices: tuple[Price, ...]
+    backwards: bool
+
+
+class _Use(NamedTuple):
+    """Which patterns the communications of some ranks have: one entry for each communicator, slot
+    of a rank, and pattern."""
+
+    communicator: Ints
+    pattern: Ints  # of `patterns`
+    rate: Ints  # the highest
+    several: NDArray[np.bool_]  # more than one of them may be under way, as far as this rank goes
+    patterns: tuple[Hashable, ...]
+    prices: tuple[Price, ...]
+    backwards: bool
+
+
+def find(
+    program: Program, network: Network | None, comm: Intracomm, partial: bool = False
+) -> Contention | None:
+    """Find the routes of all communications that can share a link which can be full.
+
+    **Collective** on `comm`.
+
+    Parameters
+    ----------
+    program : Program
+    network : Network, optional
+    comm : mpi4py.MPI.Intracomm
+    partial : bool
+        Some process does not hold all tables; together they do.
+
+    Returns
+    -------
+    Contention or None
+        None if there are no such communications.
+
+    Raises
+    ------
+    InputError
+        On all processes, if the network knows no price of some communication.
+    """
+    if not isinstance(network, SharedNetwork):
+        return None
+    with agreed(comm):
+        use = _use(program, network)
+    if partial:
+        use = _joined(comm.allgather(use))
+    if not use.patterns:
+        return None
+    routes = _routes(program, network, use)
+    if not len(routes):
+        return None
+    flowing = set(routes.patterns)
+    prices = tuple(price for price in use.prices if price.pattern in flowing)
+    return Contention(routes, prices, use.backwards)
+
+
+# --- use ----------------------------------------------------------------------------------------
+
+
+def _use(program: Program, network: SharedNetwork) -> _Use:
+    """Find out what the ranks whose tables are held here do. Local."""
+    groups = program.communicators
+    label, classes = network.group_classes(groups.index, groups.members)
+    owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
+    slot = np.arange(len(owner)) - program.slot_index[owner]
+    # All slots of one table, number and class of communicators see the same prices.
+    keys = (label[program.slots], program.table[owner].astype(np.int64), slot)
+    span = [int(key.max(initial=0)) + 1 for key in keys]
+    key = (keys[0] * span[1] + keys[1]) * span[2] + keys[2]
+    kinds, kind = np.unique(key, return_inverse=True)
+
+    number: dict[Hashable, int] = {}
+    prices: dict[Price, None] = {}
+    rows: dict[int, _Rows] = {}
+    found: list[dict[int, int]] = []
+    several = np.zeros(len(kinds), bool)
+    for i, one in enumerate(kinds.tolist()):
+        one, at = divmod(one, span[2])
+        which, table_number = divmod(one, span[1])
+        highest: dict[int, int] = {}
+        found.append(highest)
+        table = program.tables[table_number]
+        if table is None:
+            continue
+        if table_number not in rows:
+            rows[table_number] = _Rows(table)
+        several[i] = rows[table_number].several(at)
+        for operation, size in rows[table_number].unpriced(at):
+            price = network.price(Operation(operation), max(size, 0), classes[which])
+            if price.volume and price.pattern is not None:
+                prices[price] = None
+                pattern = number.setdefault(price.pattern, len(number))
+                highest[pattern] = max(highest.get(pattern, 0), price.rate)
+
+    index = np.concatenate([[0], np.cumsum([len(highest) for highest in found])]).astype(np.int64)
+    pairs = np.array([pair for one in found for pair in one.items()], np.int64).reshape(-1, 2)
+    at, entry = ranges(index, kind.reshape(-1).astype(np.int64))
+    tables = [table for table in program.tables if table is not None]
+    return _Use(
+        communicator=program.slots[entry].astype(np.int64),
+        pattern=pairs[at, 0],
+        rate=pairs[at, 1],
+        several=several[kind.reshape(-1)[entry]],
+        patterns=tuple(number),
+        prices=tuple(prices),
+        backwards=any(bool((t.gap < 0).any() or (t.launch < 0).any()) for t in tables),
+    )
+
+
+class _Rows:
+    """The communications of a table, by slot."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        comm = table.is_communication
+        rows = np.flatnonzero(comm & (table.duration == UNPRICED))
+        what = np.stack([table.slot[rows], table.operation[rows], table.bytes[rows]], axis=1)
+        self._unpriced: dict[int, list[tuple[int, int]]] = {}
+        for slot, operation, size in np.unique(what.astype(np.int64), axis=0).tolist():
+            self._unpriced.setdefault(slot, []).append((operation, size))
+        joined = (table.flags & Flag.JOINED) != 0
+        kernel = np.cumsum(~joined)  # a number for each launch
+
+        rows = np.flatnonzero(comm)
+        slot = table.slot[rows]
+        order = np.argsort(slot, kind="stable")
+        rows, slot = rows[order], slot[order]
+        next_to = slot[1:] == slot[:-1]
+        apart = (table.stream[rows[1:]] != table.stream[rows[:-1]]) | (
+            kernel[rows[1:]] == kernel[rows[:-1]]
+        )
+        eager = (table.flags[rows] & Flag.EAGER) != 0
+        self._several = set(slot[1:][next_to & apart].tolist()) | set(slot[eager].tolist())
+        # Where a duration is given this rank does not wait for the flow that others may make of it.
+        self._several |= set(slot[table.duration[rows] != UNPRICED].tolist())
+
+    def unpriced(self, slot: int) -> list[tuple[int, int]]:
+        """Return (operation, bytes) of all that is to be priced on a slot."""
+        return self._unpriced.get(slot, [])
+
+    def several(self, slot: int) -> bool:
+        """Say whether more than one operation on a slot may be under way."""
+        return slot in self._several
+
+
+def _joined(parts: list[_Use]) -> _Use:
+    """Join what processes have found."""
+    number: dict[Hashable, int] = {}
+    for part in parts:
+        for pattern in part.patterns:
+            number.setdefault(pattern, len(number))
+    of_part = [np.array([number[p] for p in part.patterns], np.int64) for part in parts]
+    return _Use(
+        communicator=np.concatenate([part.communicator for part in parts]),
+        pattern=np.concatenate([new[part.pattern] for new, part in zip(of_part, parts)]),
+        rate=np.concatenate([part.rate for part in parts]),
+        several=np.concatenate([part.several for part in parts]),
+        patterns=tuple(number),
+        prices=tuple(dict.fromkeys(price for part in parts for price in part.prices)),
+        backwards=any(part.backwards for part in parts),
+    )
+
+
+# --- routes -------------------------------------------------------------------------------------
+
+
+def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
+    """Find the routes, without links that cannot be full and without routes that have no others."""
+    n_patterns = len(use.patterns)
+    pairs, pair = np.unique(use.communicator * n_patterns + use.pattern, return_inverse=True)
+    rate = np.zeros(len(pairs), np.int64)
+    np.maximum.at(rate, pair, use.rate)
+    group, pattern = np.divmod(pairs, n_patterns)
+    one_by_one = np.zeros(len(program.communicators), bool)
+    one_by_one[use.communicator[~use.several]] = True
+
+    count = np.zeros(len(pairs), np.int64)
+    parts: list[tuple[Ints, Ints, Ints]] = []  # route, link, weight
+    groups = program.communicators
+    for p in range(n_patterns):
+        of_pattern = np.flatnonzero(pattern == p)
+        at, owner = ranges(groups.index, group[of_pattern])
+        index = np.searchsorted(owner, np.arange(len(of_pattern) + 1)).astype(np.int64)
+        loaded, links, weights = network.loads(index, groups.members[at], use.patterns[p])
+        count[of_pattern] = np.diff(loaded)
+        parts.append((np.repeat(of_pattern, np.diff(loaded)), links, weights))
+    route, link, weight = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    order = np.lexsort((link, route))
+    route, link, weight = route[order], link[order], weight[order]
+
+    names = _can_be_full(network.capacity, group[route], link, weight, rate[route], one_by_one)
+    kept = np.isin(link, names)
+    route, link, weight = route[kept], np.searchsorted(names, link[kept]), weight[kept]
+    used = np.unique(route)
+    patterns, pattern = np.unique(pattern[used], return_inverse=True)
+    return Routes(
+        group=group[used],
+        pattern=pattern.reshape(-1).astype(np.int64),
+        index=np.searchsorted(route, np.append(used, len(pairs))).astype(np.int64),
+        link=link.astype(np.int64),
+        weight=weight,
+        capacity=network.capacity[names].astype(np.int64),
+        patterns=tuple(use.patterns[p] for p in patterns.tolist()),
+        names=names,
+        stand_in=np.arange(len(names)),
+    )
+
+
+def _can_be_full(
+    capacity: Ints, group: Ints, link: Ints, weight: Ints, rate: Ints, one_by_one: NDArray[np.bool_]
+) -> Ints:
+    """Return the links that can be full, ascending.
+
+    For each load: whose it is, on which link, how heavy, and the highest rate. Products and sums
+    are exact: two limbs of 20 bits and the rest.
+    """
+    low = weight * (rate & _MASK)
+    high = weight * (rate >> _LIMB) + (low >> _LIMB)
+    low &= _MASK
+    # Of the patterns of a communicator, which takes turns with itself, the heaviest.
+    order = np.lexsort((low, high, group, link))
+    group, link, low, high = group[order], link[order], low[order], high[order]
+    heaviest = np.ones(len(link), bool)
+    heaviest[:-1] = (link[1:] != link[:-1]) | (group[1:] != group[:-1])
+    group, link, low, high = group[heaviest], link[heaviest], low[heaviest], high[heaviest]
+    links, first = np.unique(link, return_index=True)
+    low, high = np.add.reduceat(low, first), np.add.reduceat(high, first)
+    high, low = high + (low >> _LIMB), low & _MASK
+    full = (high > capacity[links]) | ((high == capacity[links]) & (low > 0))
+    return links[full | ~np.logical_and.reduceat(one_by_one[group], first)]
+
+
+def domains(routes: Routes) -> Ints:
+    """Number the domains of routes: those joined by links and groups have one number.
+
+    Returns
+    -------
+    int64, shape (r,)
+        The domain of each route, 0 and up, in the order of their lowest groups.
+    """
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
+    groups, of_route = np.unique(routes.group, return_inverse=True)
+    group = of_route.reshape(-1)[route]
+    label = np.arange(len(groups))  # of groups; the lowest group known to be joined
+    while True:
+        on_link = np.full(len(routes.capacity), len(groups))
+        np.minimum.at(on_link, routes.link, label[group])
+        lower = label.copy()
+        np.minimum.at(lower, group, on_link[routes.link])
+        lower = lower[lower]  # what that one knows by now
+        if (lower == label).all():
+            break
+        label = lower
+    return np.unique(label, return_inverse=True)[1].reshape(-1)[of_route.reshape(-1)]
+
+
+def sites(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:
+    """Deal domains out to processes: which one runs the flows of each group, -1 if it has none.
+
+    Returns
+    -------
+    int32, shape (n_groups,)
+    """
+    site = np.full(n_groups, -1, np.int32)
+    if routes is not None:
+        domain = domains(routes)
+        site[routes.group] = domain * n_processes // (domain.max() + 1)
+    return site

@@ -1,0 +1,287 @@
+"""Communications that share links, on one process: by hand, against dataflow mode, and the twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import pytest
+from contended import Links, huge, random_links
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import random_program
+
+from mpisim.engine import Run, contention, simulate
+from mpisim.errors import DeadlockError
+from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
+
+Core = Literal["compiled", "python"]
+
+
+@pytest.fixture(params=["compiled", "python"])
+def core(request: pytest.FixtureRequest) -> Core:
+    return request.param
+
+
+def assert_equal(a: Run, b: Run) -> None:
+    """Check that two runs with a critical path are equal in all that they found."""
+    assert a.digest == b.digest
+    np.testing.assert_array_equal(a.rank_end, b.rank_end)
+    for name in ("begin", "end", "wire", "binding"):
+        for one, other in zip(getattr(a, name), getattr(b, name), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert a.critical_path is not None
+    assert b.critical_path is not None
+    for name in ("kind", "rank", "row", "begin", "end", "name"):
+        np.testing.assert_array_equal(
+            getattr(a.critical_path, name), getattr(b.critical_path, name)
+        )
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def steps(sizes: list[tuple[int, int]], groups: list[list[int]], n_ranks: int) -> Program:
+    """Ranks that work and then all-reduce: (work in ps, bytes) for each of some groups."""
+    builder = ProgramBuilder()
+    for rank in range(n_ranks):
+        rows = builder.table(f"rank {rank}")
+        bound = []
+        for (work, size), group in zip(sizes, groups, strict=True):
+            if rank in group:
+                rows.kernel("work", 0, work)
+                rows.collective(Operation.ALL_REDUCE, len(bound), 0, size)
+                bound.append(builder.communicator(group))
+        builder.add_table(rows.build())
+        builder.add_rank(rank, bound)
+    return builder.build()
+
+
+def wires(*links: float, weight: float = 1.0, **settings: int) -> Links:
+    """Every rank loads the link of its node of two; `links` are capacities in bytes per ps."""
+    routes = tuple(((rank // 2, weight),) for rank in range(2 * len(links)))
+    return Links(links, {"nic": routes}, **settings)  # type: ignore[arg-type]
+
+
+def test_two_groups_over_one_nic(core: Core) -> None:
+    """Ranks 0 and 1 on one node, 2 and 3 on another; each pair across shares both NICs."""
+    program = steps([(100, 1000), (300, 1000)], [[0, 2], [1, 3]], 4)
+    run = simulate(program, network=wires(1, 1, latency=50), fold=False, record=True, core=core)
+    # The first flows alone from 150 to 350: 200 of its 1000 bytes. Then each has 1/2: the first
+    # needs 1600 ps for the other 800, until 1950. The second has sent 800 by then, and its last
+    # 200 have the NIC alone: until 2150.
+    assert [end.tolist() for end in run.end] == [[100, 1950], [300, 2150]] * 2
+    assert [wire.tolist()[1] for wire in run.wire] == [100, 300] * 2
+    assert (run.mode, run.contended, run.domains, run.links) == ("events", 2, 1, 2)
+
+
+def test_nothing_shared_is_dataflow_mode(core: Core) -> None:
+    """A NIC that carries both at their highest rates holds nobody back."""
+    program = steps([(100, 1000), (300, 1000)], [[0, 2], [1, 3]], 4)
+    run = simulate(program, network=wires(2, 2, latency=50), fold=False, record=True, core=core)
+    assert [end.tolist()[1] for end in run.end] == [100 + 1050, 300 + 1050] * 2
+    assert (run.mode, run.contended, run.domains, run.links) == ("dataflow", 0, 0, 0)
+    shared = simulate(program, network=wires(1, 1, latency=50), contention=False, core=core)
+    assert (shared.digest, shared.mode) == (run.digest, "dataflow")
+
+
+def test_oversubscribed_tree(core: Core) -> None:
+    """Four pairs over their own NICs of 1 byte/ps and one spine of 1: a quarter each."""
+    nic = tuple(((rank % 4, 1.0), (4, 0.5)) for rank in range(8))
+    network = Links((1, 1, 1, 1, 1), {"tree": nic}, rate=1.0)
+    # Both members of a pair load its NIC, so that alone it has 1/2 as well.
+    program = steps([(0, 1000)] * 4, [[i, i + 4] for i in range(4)], 8)
+    run = simulate(program, network=network, fold=False, core=core)
+    assert run.rank_end.tolist() == [4000] * 8
+    assert run.links == 5
+    alone = simulate(steps([(0, 1000)], [[0, 4]], 8), network=network, fold=False, core=core)
+    assert alone.step_time == 2000
+
+
+def test_slow_link(core: Core) -> None:
+    """Two groups over three nodes: one is held back by a slow link, the other has what is left."""
+    # Group A on nodes 0 and 1, B on 1 and 2; capacities 3, 4 and 1 bytes/ps; rates up to 4.
+    program = steps([(0, 4000), (0, 4000)], [[0, 2], [3, 4]], 6)
+    run = simulate(program, network=wires(3, 4, 1, rate=4), fold=False, core=core)
+    # B is held to 1 by node 2: 4000 ps. A has 3 (node 0; node 1 leaves it 4 - 1 = 3): 1334 ps.
+    assert run.rank_end.tolist() == [1334, 0, 1334, 4000, 4000, 0]
+
+
+def test_send_beside_an_all_reduce(core: Core) -> None:
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        pair = builder.communicator((0, 2) if rank in (0, 2) else (1, 3))
+        if rank in (0, 2):
+            rows.collective(Operation.ALL_REDUCE, 0, 1, 3000)
+        else:
+            rows.host(500)
+            kind = Kind.SEND if rank == 1 else Kind.RECV
+            row = rows.point_to_point(kind, 0, 0, 300)
+            rows.kernel("next", 1, 10, waits=[row])
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [pair])
+    network = Links(
+        (1, 1),
+        {"ring": tuple(((rank // 2, 1.0),) for rank in range(4)),
+         "pair": tuple(((rank // 2, 1.0),) for rank in range(4))},
+        by_operation={Operation.SEND_RECV: "pair"},
+    )  # fmt: skip
+    run = simulate(builder.build(), network=network, critical_path=True, fold=False, core=core)
+    # The all-reduce has 1 until 500, then 1/2 until the message of 300 is through at 1100 (800
+    # bytes by then), then 1 again for the other 2200.
+    assert run.rank_end.tolist() == [3300, 1110, 3300, 1110]
+    assert run.critical_path is not None
+    assert run.critical_path.end.tolist() == [3300]
+
+
+def test_two_patterns_of_one_group_and_what_is_too_small_to_flow(core: Core) -> None:
+    program = steps([(0, 1000), (0, 10)], [[0, 2], [1, 3]], 4)
+    run = simulate(program, network=wires(1, 1, latency=50, small=10), fold=False, core=core)
+    assert run.rank_end.tolist() == [1050, 50, 1050, 50]
+    assert run.mode == "dataflow"
+
+
+def test_next_operation_follows_at_once(core: Core) -> None:
+    """A communicator's operations take turns; another's fills in."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        for size in (100, 100) if rank % 2 == 0 else (50, 250):
+            rows.collective(Operation.ALL_REDUCE, 0, 0, size)
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
+    run = simulate(builder.build(), network=wires(1, 1), fold=False, record=True, core=core)
+    # Halves until 100: 50 each. Then 50 left of the first, 250 of the other: until 200, and the
+    # second 100 of the first until 400; the last 100 of the other alone until 500.
+    assert run.end[0].tolist() == [200, 400]
+    assert run.end[1].tolist() == [100, 500]
+
+
+def test_streams_do_not_wait_for_rows_of_others(core: Core) -> None:
+    """What a stream posts does not have to wait for a row above it on another stream."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        if rank % 2 == 0:  # two all-reduces on one stream, a third on another, launched last
+            for slot, stream in ((0, 0), (0, 0), (1, 1)):
+                rows.collective(Operation.ALL_REDUCE, slot, stream, 1000)
+            bound = [builder.communicator((0, 2)), builder.communicator((0, 2), "other")]
+        else:
+            rows.host(1)
+            bound = []
+        builder.add_table(rows.build())
+        builder.add_rank(rank, bound)
+    run = simulate(builder.build(), network=wires(1, 1), fold=False, record=True, core=core)
+    # Three times 1000 over a link of 1: first and third share it until 2000.
+    assert run.end[0].tolist() == [2000, 3000, 2000]
+
+
+def test_bytes_do_not_flow_before_what_led_to_them(core: Core) -> None:
+    """A trace says that the second begins 30 ps before the first has ended."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        rows.collective(Operation.ALL_REDUCE, 0, 0, 100)
+        if rank % 2 == 0:
+            rows.collective(Operation.ALL_REDUCE, 0, 0, 100, gap=-30)
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
+    network = wires(1, 1, latency=10)
+    run = simulate(builder.build(), network=network, fold=False, record=True, core=core)
+    # Both flow from 10 to 210 at half the rate. The second is ready at 180, and would flow at 190.
+    assert run.wire[0].tolist() == [0, 180]
+    assert run.end[0].tolist() == [210, 310]
+
+
+def test_eager_and_given_durations_do_not_wait_for_the_flow(core: Core) -> None:
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        flags = Flag.EAGER if rank == 0 else Flag.NONE
+        rows.collective(
+            Operation.BROADCAST, 0, 0, 1000, flags=flags, duration=70 if rank == 3 else -1
+        )
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
+    run = simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+    # Rank 0 goes ahead for what it takes alone; rank 3 knows its own duration.
+    assert run.rank_end.tolist() == [1000, 2000, 2000, 70]
+
+
+def test_deadlock_is_named(core: Core) -> None:
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        order = (0, 1) if rank in (0, 1) else (1, 0)
+        for slot in order:
+            rows.collective(Operation.ALL_REDUCE, slot, 0, 1000, name=f"sum {slot}")
+        builder.add_table(rows.build())
+        pair = (0, 2) if rank % 2 == 0 else (1, 3)
+        builder.add_rank(rank, [builder.communicator(pair, n) for n in ("left", "right")])
+    with pytest.raises(DeadlockError) as caught:
+        simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+    assert str(caught.value).startswith(
+        "deadlock: rank 0 waits at row 1 (sum 1) for operation 0 of communicator 0 (left), to "
+        "which rank 2 never came; rank 1 waits at row 1"
+    )
+
+
+# --- of every program ---------------------------------------------------------------------------
+
+PROGRAMS = st.builds(
+    random_program,
+    seed=st.integers(0, 2**32 - 1),
+    n_tables=st.integers(1, 3),
+    n_replicas=st.integers(1, 4),
+    n_events=st.integers(5, 30),
+    unpriced=st.just(True),
+)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(program=PROGRAMS, seed=SEEDS)
+@settings(max_examples=80)
+def test_compiled_core_does_what_its_twin_does(program: Program, seed: int) -> None:
+    network = random_links(seed, program.n_ranks)
+    compiled, python = (
+        simulate(program, network=network, fold=False, critical_path=True, core=core)
+        for core in ("compiled", "python")
+    )
+    assert compiled.mode == python.mode
+    assert_equal(compiled, python)
+
+
+@given(program=PROGRAMS, seed=SEEDS)
+@settings(max_examples=80)
+def test_links_that_are_never_full_change_nothing(program: Program, seed: int) -> None:
+    """Every communication flows over links, but none is ever full: dataflow mode to the last bit.
+
+    The latency is longer than kernels of these programs begin before what they wait for has ended.
+    """
+    network = dataclasses.replace(huge(random_links(seed, program.n_ranks)), latency=20)
+    alone = simulate(
+        program, network=network, fold=False, contention=False, critical_path=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contention, "_can_be_full", lambda capacity, group, link, *_: np.unique(link))
+        shared = simulate(program, network=network, fold=False, critical_path=True)
+    assert_equal(shared, alone)
+
+
+@given(program=PROGRAMS, seed=SEEDS)
+@settings(max_examples=60)
+def test_leaving_links_out_changes_nothing(program: Program, seed: int) -> None:
+    network = random_links(seed, program.n_ranks)
+    run = simulate(program, network=network, fold=False, critical_path=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contention, "_can_be_full", lambda capacity, group, link, *_: np.unique(link))
+        everything = simulate(program, network=network, fold=False, critical_path=True)
+    if not goes_backwards(program):
+        assert_equal(run, everything)
+
+
+def goes_backwards(program: Program) -> bool:
+    """Whether bytes may be held back by an event although their link is never full."""
+    return any(bool((t.gap < 0).any() or (t.launch < 0).any()) for t in program.tables if t)

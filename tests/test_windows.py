@@ -1,0 +1,78 @@
+"""Communications that share links, on several processes: what one process finds, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from contended import random_links
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import partial, programs
+from test_engine_processes import assert_same, first, shuffled
+
+from mpisim.engine import simulate
+from mpisim.program import Program
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+pytestmark = pytest.mark.mpi
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Intracomm]:
+    """A communicator for the examples of a property; those share one fixture."""
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
+@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
+@settings(max_examples=60)
+def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
+    network = random_links(seed, program.n_ranks)
+    alone = simulate(program, network=network, fold=False, critical_path=True)
+    for n in range(1, world.size + 1):
+        with first(world, n) as part:
+            if part is None:
+                continue
+            for placement in (None, shuffled(program, n, seed)):
+                run = simulate(
+                    program, part, network=network, placement=placement, fold=False,
+                    critical_path=True,
+                )  # fmt: skip
+                assert_same(run, alone)
+                assert part.allreduce(run.rounds) == n * run.rounds
+
+
+@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
+@settings(max_examples=30)
+def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None:
+    """Each process holds only the tables of its own ranks."""
+    network = random_links(seed, program.n_ranks)
+    alone = simulate(program, network=network, fold=False, critical_path=True)
+    placement = shuffled(program, world.size, seed)
+    hosted = {rank for rank, process in enumerate(placement) if process == world.rank}
+    run = simulate(
+        partial(program, hosted), world, network=network, placement=placement, critical_path=True
+    )
+    assert_same(run, alone)
+
+
+@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
+@settings(max_examples=20)
+def test_python_core(world: Intracomm, program: Program, seed: int) -> None:
+    network = random_links(seed, program.n_ranks)
+    alone = simulate(program, network=network, fold=False, critical_path=True)
+    placement = shuffled(program, world.size, random.Random(seed).randrange(99))
+    run = simulate(
+        program, world, network=network, placement=placement, critical_path=True, core="python"
+    )
+    assert_same(run, alone)
