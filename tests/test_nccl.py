@@ -109,7 +109,7 @@ class TestLatency:
         assert large - steps == pytest.approx(2 * (small - steps))
 
     def test_large_messages_have_their_own_latency_across(self) -> None:
-        shape, bulk = Shape.regular(4, 8, A100), Factors(latency_bulk=3)
+        shape, bulk = Shape.regular(4, 8, A100), Factors(latency_bulk=2)
         for bytes, more in ((1024, False), (64 * MiB, True)):
             one, found = (
                 pair(Nccl(A100, factors=factors), ALL_REDUCE, bytes, shape, "tree", "ll").latency

@@ -41,7 +41,7 @@ DEEPEP = "deepep"
 PULL = 0.5
 """Curves that the wider fit counts as."""
 
-THIN = 48
+THIN = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
 
 FOLDS = 5

@@ -68,7 +68,9 @@ def least_squares(
         bounds=(origin - np.log(reach), origin + np.log(reach)),
         diff_step=1e-4,
         x_scale=1.0,
-        max_nfev=60,
+        ftol=1e-4,
+        xtol=1e-3,
+        max_nfev=40,
     )
     numbers: Logs = np.exp(found.x)
     return numbers

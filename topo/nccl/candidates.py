@@ -197,7 +197,7 @@ def candidates(
             if algorithm == "ring" and protocol == SIMPLE:
                 crossing *= pipeline["ring-simple"]
             eager = crossing * factors.latency_across
-            bulk = max(eager, crossing * factors.latency_bulk)
+            bulk = crossing * (factors.latency_across + factors.latency_bulk)
             inside = real.inside * factors.latency_inside
             parts = shape.ranks if algorithm == "ring" else 1
             found.append(

@@ -23,20 +23,20 @@ class Factors:
     latency_inside, latency_across : float
         Of starting and of steps inside nodes, and of steps between nodes.
     latency_bulk : float
-        Of steps between nodes with messages too large for the network to send at once: it first
-        asks the receiver, and flushes what it has written. Never shorter than of small ones.
+        Added to `latency_across` for messages too large for the network to send at once: it first
+        asks the receiver, and flushes what it has written. 0: as NCCL's constants say.
     """
 
     bandwidth_inside: float = 1.0
     bandwidth_across: float = 1.0
     latency_inside: float = 1.0
     latency_across: float = 1.0
-    latency_bulk: float = 1.0
+    latency_bulk: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 < value < float("inf"):
+            if not (0 < value < float("inf") or (value == 0 and field.name == "latency_bulk")):
                 raise InputError(f"factor {field.name} is {value}; it must be above 0")
 
     def of(self, found: Links, system: System) -> Links:

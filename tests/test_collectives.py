@@ -1,0 +1,307 @@
+"""Measured collectives: reading, splitting, platforms, fits and the other models."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.program import Operation
+from mpisim.topo.collectives import fit as fits
+from mpisim.topo.collectives.batches import Batch, batches
+from mpisim.topo.collectives.calibrate import calibrate
+from mpisim.topo.collectives.calibration import Calibration, ours
+from mpisim.topo.collectives.form import Model, bus_factor
+from mpisim.topo.collectives.measured import read
+from mpisim.topo.collectives.measurement import Measurement, select, split_of
+from mpisim.topo.collectives.models import form_of, model_of, predictor
+from mpisim.topo.collectives.nccl_form import NcclForm
+from mpisim.topo.collectives.platforms import definitions, fabric_of, platform_of
+from mpisim.topo.nccl import Shape
+
+HEADER = (
+    "id,source,op,gpu,gpus_per_node,num_gpus,num_nodes,intra_link,inter_link,size_bytes,dtype,"
+    "out_of_place_time_us,algbw_GBps,busbw_GBps,nccl_version,notes"
+)
+ROW = (
+    "c1,github:a/b:log#L1,all_reduce,H100-SXM-80GB,8,16,2,NVLink4,8x400G NDR IB,1073741824,fp32,"
+    "4566,235.2,440.9,2.20.3,"
+)
+
+
+def table(folder: Path, *rows: str, header: str = HEADER, name: str = "rows.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join((header, *rows)) + "\n")
+    return path
+
+
+def measurement(
+    curve: str, *, gpus: int = 16, nodes: int = 2, across: str = "8x400G NDR IB",
+    gpu: str = "H100-SXM-80GB", bytes: int = 1 << 30, seconds: float = 4.5e-3,
+    operation: Operation = Operation.ALL_REDUCE,
+) -> Measurement:  # fmt: skip
+    return Measurement(
+        operation, bytes, seconds, gpus, nodes, gpu, "NVLink4", across, curve, "rows.csv", 2
+    )
+
+
+def synthetic(numbers: dict[str, float], groups: list[tuple[int, int]]) -> list[Batch]:
+    """Curves that the model itself makes with some numbers."""
+    sizes = [1 << k for k in range(6, 34, 2)]
+    rows = []
+    for gpus, nodes in groups:
+        first = measurement(f"{gpus} on {nodes}", gpus=gpus, nodes=nodes)
+        model = Model(NcclForm(), numbers, platform_of(first).system)
+        shape = Shape.regular(nodes, gpus // nodes, model.system)
+        for size in sizes:
+            seconds = model.seconds(Operation.ALL_REDUCE, float(size), shape)
+            rows.append(
+                measurement(first.curve, gpus=gpus, nodes=nodes, bytes=size, seconds=seconds)
+            )
+    return batches(rows)[0]
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("file", "operation", "gpus"),
+        [
+            ("nccl_measurements.csv", Operation.SEND_RECV, 2),
+            ("vidur_collectives_fp16.csv", Operation.ALL_REDUCE, 2),
+            ("vtrain_allreduce_nvlink.csv", Operation.ALL_REDUCE, 3),
+            ("alps_spread.csv", Operation.ALL_REDUCE, 4),
+            ("deepep_alltoall.csv", Operation.ALL_TO_ALL, 8),
+            ("aicb_a100_insitu.csv", Operation.ALL_GATHER, 4),
+        ],
+    )
+    def test_the_first_row_of_each_table(
+        self, shared: Path, tmp_path: Path, file: str, operation: Operation, gpus: int
+    ) -> None:
+        lines = (shared / "groundtruth/collectives" / file).read_text().splitlines()[:20]
+        rows, _ = read([table(tmp_path, *lines[1:], header=lines[0])])
+        assert (rows[0].operation, rows[0].gpus, rows[0].line) == (operation, gpus, 2)
+        assert rows[0].bytes > 0
+        assert rows[0].seconds > 0
+
+    def test_grades_are_joined_by_curve(self, tmp_path: Path) -> None:
+        path = table(tmp_path, ROW)
+        graded = table(
+            tmp_path, "B,all_reduce,H100-SXM-80GB,16,2,fp32,1,2.20.3,github:a/b:log,",
+            header="grade,op,gpu,num_gpus,num_nodes,dtype,points,nccl_version,source,notes",
+            name="grades.csv",
+        )  # fmt: skip
+        assert read([path])[0][0].grade == ""
+        assert read([path, graded])[0][0].grade == "B"
+
+    def test_grades_beside_a_table_are_found(self, shared: Path) -> None:
+        rows, _ = read([shared / "groundtruth/collectives/nccl_measurements.csv"])
+        assert {each.grade for each in rows} == {"A", "B", "C"}
+
+    def test_a_size_for_one_rank_becomes_the_full_buffer(self, tmp_path: Path) -> None:
+        # 16 ranks give 64 MiB each: an algorithm bandwidth of 1 GiB over the time says so.
+        row = ROW.replace("all_reduce", "all_gather").replace("1073741824", "67108864")
+        assert read([table(tmp_path, row)])[0][0].bytes == 1 << 30
+
+    def test_nvls_that_was_switched_off_is_a_setting(self, tmp_path: Path) -> None:
+        (row,), _ = read([table(tmp_path, ROW + "NVLS disabled (Ring)")])
+        assert row.settings == (("NCCL_NVLS_ENABLE", "0"),)
+
+    @pytest.mark.parametrize(
+        ("header", "row", "message"),
+        [
+            ("a,b", "1,2", "no known table of measured communications: its columns are a, b"),
+            (HEADER, ROW.replace("4566", "0"), "line 2: a time of 0; it must be above 0"),
+            (HEADER, ROW.replace("4566", "soon"), "line 2: could not convert string to float"),
+            (HEADER, ROW.replace(",16,2,", ",1,2,"), "line 2: 1 GPUs on 2 nodes"),
+            (HEADER.replace("size_bytes", "sizebytes"), ROW, "size_bytes is missing"),
+        ],
+    )
+    def test_bad_tables(self, tmp_path: Path, header: str, row: str, message: str) -> None:
+        with pytest.raises(InputError, match=message) as caught:
+            read([table(tmp_path, row, header=header)])
+        assert "\n" not in str(caught.value)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
+            read([tmp_path / "none.csv"])
+
+    def test_unknown_operations_are_counted(self, tmp_path: Path) -> None:
+        _, skipped = read([table(tmp_path, ROW.replace("all_reduce", "gossip"))])
+        assert skipped == {"operation 'gossip' is unknown": 1}
+
+
+class TestSplit:
+    def test_whole_curves_are_on_one_side(self) -> None:
+        rows = [measurement(f"curve {i}", bytes=1 << k) for i in range(40) for k in (10, 20, 30)]
+        sides: dict[str, set[str]] = {}
+        for row in rows:
+            sides.setdefault(row.curve, set()).add(row.split)
+        assert all(len(side) == 1 for side in sides.values())
+        # The sign of a CRC: 40 curves are on one side alone once in 2**39 lists.
+        assert {row.split for row in rows} == {"train", "test"}
+
+    def test_the_order_of_rows_and_other_rows_do_not_matter(self) -> None:
+        rows = [measurement(f"curve {i}") for i in range(30)]
+        before = {row.curve: row.split for row in rows}
+        random.Random(1).shuffle(rows)
+        assert {row.curve: row.split for row in rows[:10]}.items() <= before.items()
+
+    def test_it_is_the_same_everywhere(self) -> None:
+        found = [split_of(f"curve {i}") for i in range(2, 6)]
+        assert found == ["train", "train", "test", "test"]
+
+    def test_selecting(self) -> None:
+        rows = [measurement(f"curve {i}") for i in range(30)]
+        train, test = select(rows, split="train"), select(rows, split="test")
+        assert len(train) + len(test) == 30
+        assert select(rows, grades=["A"]) == []
+
+
+class TestPlatforms:
+    def test_each_definition_makes_a_system(self) -> None:
+        for name, definition in definitions().items():
+            assert definition.system().gpus_per_node >= 1, name
+
+    @pytest.mark.parametrize(
+        ("gpu", "across", "name", "nics"),
+        [
+            ("H100-SXM-80GB", "32x100G EFAv2 (400 GB/s)", "p5", 8),
+            ("H100-SXM-80GB", "8x400G NDR IB (400 GB/s)", "dgx-h100", 8),
+            ("GH200-96GB", "4x200G Slingshot-11 (100 GB/s)", "alps", 4),
+            ("MI300X", "none", "mi300x", 8),
+            # Of nobody's table: the GPU's architecture, and the NICs that the row names.
+            ("H100-SXM-80GB", "4x200G RoCE (100 GB/s)", "hopper-roce", 4),
+            ("H20", "8x400G NDR IB (400 GB/s)", "hopper-infiniband", 8),
+            ("B300", "8x800G XDR InfiniBand", "blackwell-infiniband", 8),
+            ("L40S", "carrier pigeons", "ada-unknown", 2),
+        ],
+    )
+    def test_where_a_row_was_taken(self, gpu: str, across: str, name: str, nics: int) -> None:
+        found = platform_of(measurement("any", gpu=gpu, across=across))
+        assert (found.name, found.system.nics) == (name, nics)
+
+    def test_an_unknown_gpu_is_named(self) -> None:
+        with pytest.raises(InputError, match="GPU 'Z9' is unknown"):
+            platform_of(measurement("any", gpu="Z9"))
+
+    def test_racks_are_nodes_where_nvlink_joins_them(self) -> None:
+        row = measurement("rack", gpu="GB200", across="none", gpus=72, nodes=18)
+        ((found,), _) = batches([row])
+        assert (found.shape.nodes, found.shape.most) == (1, 72)
+
+    def test_rows_without_a_platform_or_shape_are_counted(self) -> None:
+        rows = [measurement("x", gpu="Z9"), measurement("y", gpus=15), measurement("z", gpus=1)]
+        found, skipped = batches(rows)
+        assert not found
+        assert sorted(skipped.values()) == [1, 1, 1]
+
+    def test_kinds_of_fabrics(self) -> None:
+        assert fabric_of("8x200G GPUDirect-TCPXO (200 GB/s)") == "tcpx"
+        assert fabric_of("TCP sockets on AWS") == "tcp"
+
+
+class TestFitting:
+    def test_known_factors_are_found(self) -> None:
+        truth = {
+            "bandwidth_inside": 0.9, "bandwidth_across": 0.8, "latency_inside": 1.5,
+            "latency_across": 2.0, "latency_bulk": 3.0,
+        }  # fmt: skip
+        groups = [(8, 1), (4, 1), (16, 2), (32, 4), (128, 16)]
+        found = fits.fit(NcclForm(), synthetic(truth, groups))
+        assert found.curves == 5
+        for name, value in truth.items():
+            # The weak pull towards 1, of half a curve, is what keeps them apart.
+            assert found.numbers[name] == pytest.approx(value, rel=0.1), name
+
+    def test_outliers_pull_little(self) -> None:
+        truth = dict(NcclForm.start, bandwidth_across=0.8)
+        curves = synthetic(truth, [(16, 2), (32, 4), (64, 8)])
+        curves[0].seconds[3] *= 50
+        found = fits.fit(NcclForm(), curves)
+        assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.1)
+
+    def test_no_curves_leave_the_wider_numbers(self) -> None:
+        wider = dict(NcclForm.start, latency_inside=1.7)
+        assert fits.fit(NcclForm(), [], wider) == fits.Fit(wider, 0, 0)
+
+    def test_curves_left_out_say_how_far_off(self) -> None:
+        curves = synthetic(dict(NcclForm.start), [(8, 1), (16, 2), (32, 4)])
+        unseen = fits.cross_validate(NcclForm(), curves, None)
+        assert sum(len(errors) for _, errors in unseen) == sum(map(len, curves))
+        assert max(float(np.abs(errors).max()) for _, errors in unseen) < 0.01
+
+    def test_calibrations_survive_a_file(self) -> None:
+        curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])
+        tables = dict(calibrate(curves, "train"))
+        assert list(tables) == ["any", "hopper", "hopper-infiniband", "dgx-h100"]
+        written = Calibration(tables, "mine.toml").text()
+        assert Calibration.parse(written, "mine.toml").tables == tables
+
+    def test_an_unknown_platform_takes_its_familys_numbers(self) -> None:
+        curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])
+        calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
+        row = measurement("new", across="4x200G HDR IB (100 GB/s)")
+        (unknown,), _ = batches([row])
+        assert unknown.platform.name == "hopper-infiniband"
+        served, _ = calibration.served(fits.chain(unknown))
+        assert served == "hopper-infiniband"
+        seconds = model_of(unknown, calibration).seconds(
+            unknown.operation, unknown.bytes, unknown.shape
+        )
+        # At least what four NICs of 25 GB/s need: between two nodes a tree sends all once.
+        assert seconds[0] > (1 << 30) / 100e9
+
+    def test_nothing_of_its_kind_falls_back_on_all_machines(self) -> None:
+        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
+        calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
+        (unknown,), _ = batches([measurement("new", gpu="L40S", across="2x400G IB", gpus=8)])
+        assert calibration.served(fits.chain(unknown))[0] == "any"
+
+
+class TestModels:
+    def test_bus_factors(self) -> None:
+        # nccl-tests' convention: 2 (n - 1) / n, (n - 1) / n, 1
+        n = 8
+        assert bus_factor(Operation.ALL_REDUCE, n) == pytest.approx(2 * (n - 1) / n)
+        assert bus_factor(Operation.ALL_GATHER, n) == pytest.approx((n - 1) / n)
+        assert bus_factor(Operation.SEND_RECV, n) == 1
+
+    @pytest.mark.parametrize("name", ["alpha-beta", "echo", "sigmoid"])
+    def test_other_models_learn_a_line(self, name: str) -> None:
+        # 30 us + 1.75 S / 200 GB/s, on 8 GPUs of a node: every form holds it, but for the corner
+        # where latency and transfer are alike.
+        sizes = [1 << k for k in range(8, 34, 2)]
+        rows = [
+            measurement("line", gpus=8, nodes=1, across="none", bytes=size,
+                        seconds=30e-6 + 1.75 * size / 200e9)
+            for size in sizes
+        ]  # fmt: skip
+        measured, _ = batches(rows)
+        predicted, error = predictor(name, ours(), measured)(measured[0])
+        assert error is None
+        assert np.median(np.abs(np.log(predicted / measured[0].seconds))) < 0.1
+
+    @pytest.mark.parametrize("name", ["alpha-beta", "echo", "sigmoid"])
+    def test_models_that_learn_need_rows(self, name: str) -> None:
+        with pytest.raises(InputError, match="none are for training"):
+            predictor(name, ours(), [])
+
+    def test_the_calibration_that_comes_along_states_errors(self) -> None:
+        (batch,), _ = batches([measurement("x")])
+        predicted, error = predictor("nccl", ours(), [])(batch)
+        assert predicted[0] == pytest.approx(4.5e-3, rel=0.3)
+        assert error is not None
+        assert 0.02 <= error[0] < 0.5
+
+    def test_deepep_is_bound_by_the_nic(self) -> None:
+        # Half of the tokens of 16 GPUs leave the node: 50 GB/s a GPU at the most.
+        form = form_of("deepep-normal")
+        system = definitions()["deepep-normal"].system()
+        shape = Shape.regular(2, 8, system)
+        numbers = dict(form.start, bandwidth_across=1.0)
+        model = Model(form, numbers, system)
+        assert model.seconds(Operation.ALL_TO_ALL, 1e9, shape) > 0.5e9 / 50e9
+        with pytest.raises(InputError, match="DeepEP does all-to-all"):
+            model.seconds(Operation.ALL_REDUCE, 1e9, shape)
