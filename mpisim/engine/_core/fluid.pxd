@@ -62,7 +62,7 @@ cdef inline int64_t quotient(int128_t a, int64_t b) noexcept nogil:
 cdef inline int64_t end_of(int64_t time, int128_t remaining, int64_t rate) noexcept nogil:
     if remaining <= 0:
         return time
-    return time + min(quotient(remaining + rate - 1, rate), INT64_MAX - time)
+    return time + min(quotient(remaining + rate - 1, rate), INT64_MAX - max(time, 0))
 
 
 cdef inline void settle(Flow* flow, int64_t time) noexcept nogil:

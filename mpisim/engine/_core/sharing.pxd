@@ -21,7 +21,6 @@ cdef class Sharing:
     cdef const int64_t* route_index
     cdef const int64_t* route_link
     cdef const int64_t* route_weight
-    cdef int64_t* alone
     cdef int64_t n_links, n_slots, n_ends, n_changed, n_begun, n_component, n_levels, n_rising
     cdef int64_t n_log, log_room
     cdef bint record

@@ -23,7 +23,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
-from .fluid cimport Flow, Link, Passage, end_of, int128_t, level_of, quotient, rise, settle, sink
+from .fluid cimport Flow, Link, Passage, end_of, int128_t, level_of, rise, settle, sink
 from .heap cimport Entry, heapify, sift, take
 
 cdef extern from "Python.h":
@@ -47,8 +47,7 @@ cdef class Sharing:
         const int64_t[::1] route_weight not None,
         bint record=False,
     ):
-        cdef int64_t n = capacity.shape[0], link, route, leg, alone
-        cdef int64_t n_routes = route_index.shape[0] - 1
+        cdef int64_t n = capacity.shape[0], link
         cdef const int64_t[::1] view
         if np.min(capacity, initial=1) < 1 or np.min(route_weight, initial=1) < 1:
             raise ValueError("a capacity or a weight is below 1")
@@ -67,14 +66,8 @@ cdef class Sharing:
         self.links = <Link*>allocated(n, sizeof(Link))
         self.changed = <int64_t*>allocated(n, sizeof(int64_t))
         self.levels = <Entry*>allocated(n, sizeof(Entry))
-        self.alone = <int64_t*>allocated(n_routes, sizeof(int64_t))
         for link in range(n):
             self.links[link].capacity = <int128_t>capacity[link] << WEIGHT_BITS
-        for route in range(n_routes):
-            self.alone[route] = INT64_MAX
-            for leg in range(route_index[route], route_index[route + 1]):
-                alone = quotient(self.links[route_link[leg]].capacity, route_weight[leg])
-                self.alone[route] = min(self.alone[route], max(alone, 1))
 
     def __dealloc__(self):
         cdef int64_t i
@@ -92,7 +85,6 @@ cdef class Sharing:
         free(self.begun)
         free(self.component)
         free(self.log)
-        free(self.alone)
 
     # --- flows come and go ----------------------------------------------------------------------
 
@@ -113,7 +105,7 @@ cdef class Sharing:
         one.remaining = <int128_t>volume << RATE_BITS
         one.settled = time
         one.rate = 0
-        one.cap = max(min(cap, self.alone[route]), 1)
+        one.cap = max(cap, 1)
         one.tag = tag
         one.end = INT64_MAX if volume else time
         one.at = self.n_ends
@@ -154,7 +146,7 @@ cdef class Sharing:
         return self.ends[0].key
 
     cpdef int64_t bound(self, int64_t flow, int64_t time) noexcept nogil:
-        """Return when an active flow would end if it had its route to itself from `time` on."""
+        """Return when an active flow would end if it had its highest rate from `time` on."""
         settle(&self.flows[flow], time)
         return end_of(time, self.flows[flow].remaining, self.flows[flow].cap)
 

@@ -107,13 +107,12 @@ class Sharing:
         volume : int
             Bytes of payload. A flow without any ends at once and loads nothing.
         cap : int
-            Highest rate. What the route carries when alone is a cap as well.
+            Highest rate.
         tag : int, optional
             What the flow is called in `changes`.
         """
         legs = self._routes[route] if volume else []
-        cap = max(1, min([cap, *(self._capacity[link] // weight for link, weight in legs)]))
-        self._flows[flow] = Flow(legs, cap, volume, volume << RATE_BITS, time, tag)
+        self._flows[flow] = Flow(legs, max(1, cap), volume, volume << RATE_BITS, time, tag)
         if not volume:
             self._flows[flow].end = time
 
@@ -176,7 +175,7 @@ class Sharing:
         return number
 
     def bound(self, flow: int, time: int) -> int:
-        """Return when an active flow would end if it had its route to itself from `time` on."""
+        """Return when an active flow would end if it had its highest rate from `time` on."""
         one = self._flows[flow]
         one.settle(time)
         return _end(time, one.remaining, one.cap)
