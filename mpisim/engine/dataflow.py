@@ -19,13 +19,14 @@ from .. import parallel
 from ..errors import UsageError
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
-from ..topo import Network
+from ..topo import Network, SharedNetwork
 from ._core import core as core_class
 from .contention import Contention, domains, find
 from .cost import price
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
+from .flows import used_links
 from .fold import quotient, whole
 from .path import Records, walk_back
 from .plan import Plan, block_placement, check_held, check_placement, make_plan
@@ -191,6 +192,7 @@ def simulate(
         binding=[records.binding[i] for i in local] if record else [],
         critical_path=path,
         wall=wall,
+        shared=used_links(plan, engine, network) if isinstance(network, SharedNetwork) else None,
     )
 
 
@@ -273,10 +275,13 @@ def _execute(
                 rounds += 1
             else:
                 state = Progress(core.unfinished, False)
-            if state.unfinished == 0:
+            # Flows that nobody waits for are run to their ends as well.
+            if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
-            if not state.moving and not (several and contended and open_window(core, several)):
+            if not state.goes_on:
                 return None
+            if several and not state.moving:
+                open_window(core, state.earliest, several)
 
 
 def _records(core: Any, record: bool) -> Records:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..topo import SharedNetwork
+from .refine import ranges
 from .routes import Routes
 
-__all__ = ["Flows", "Shared"]
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["Flows", "Shared", "used_links"]
 
 Ints = NDArray[np.int64]
 
@@ -64,3 +70,42 @@ class Shared:
     communicator: Ints
     flows: Flows
     link_name: Callable[[int], str]
+
+
+def used_links(plan: Plan, core: Any, network: SharedNetwork) -> Shared | None:
+    """Return the links that communications could share, and the flows that were run here. Local.
+
+    None where they share none.
+
+    Parameters
+    ----------
+    plan : Plan
+    core : Core
+        After the run.
+    network : SharedNetwork
+    """
+    from .plan import Role
+
+    cast, traffic = plan.cast, plan.layout.traffic
+    routes = cast.routes
+    if routes is None or traffic is None:
+        return None
+    numbers = np.flatnonzero(core.groups[: plan.first_group[-1]]["route"] >= 0)
+    index, _ = plan.locate(numbers)
+    ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
+    groups = core.groups[numbers[ours]]
+    price = groups["price"]
+    bound, first = np.unique(cast.slots, return_index=True)
+    entry, _ = ranges(plan.program.slot_index, cast.classes.representative.astype(np.int64))
+    used_by = plan.program.slots[entry[first]]
+    return Shared(
+        routes=routes,
+        communicator=used_by[np.searchsorted(bound, routes.group)].astype(np.int64),
+        flows=Flows(
+            route=groups["route"].astype(np.int64),
+            begin=groups["time"] + traffic.latency[price],
+            end=groups["end"].copy(),
+            volume=traffic.volume[price],
+        ),
+        link_name=network.link_name,
+    )

@@ -66,8 +66,8 @@ class NetworkChoice:
         Whether communications that use one link at the same time share it; otherwise each is as
         fast as alone.
     changes : mapping of str to str
-        Links to slow or to cut: ``"links.node0.nic3->*.bandwidth" = "50 %"``, ``"links.…" = "cut"``;
-        names are those of ``mpisim topo show``.
+        Links to slow, ``"links.node0.nic3->*.bandwidth" = "50 %"``, or to cut,
+        ``"links.node0.nic3->*" = "cut"``; names are those of ``mpisim topo show``.
     nccl : mapping of str to str
         NCCL's variables: ``NCCL_ALGO = "ring"``.
     calibration : str, optional

@@ -315,8 +315,8 @@ def _links(results: Results, top: int) -> list[str]:
             more = f"; {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
             lines.append(f"{table['name'][i]}: {' and '.join(names)}, {duration(time)}{more}")
     return [
-        f"Links that can be full: {n:,} kinds, {sum(table['count']):,} links (used: bytes over "
-        "capacity; peak: in a hundredth of the step)",
+        f"Links that can be full, {sum(table['count']):,} of {n:,} kinds (used: of the step's "
+        "capacity; peak: of 1 % of it)",
         *(f"  {line}" for line in aligned(rows, left=(7,))),
         *(["  Most shared by:", *(f"    {line}" for line in lines)] if lines else []),
         *([f"  ... {n - top:,} more kinds"] if n > top else []),

@@ -83,6 +83,7 @@ def collect(
         digest=run.digest,
         n_processes=comm.size,
         rounds=run.rounds,
+        mode=run.mode,
         recorded=recorded,
         ranks={
             "end": run.rank_end,

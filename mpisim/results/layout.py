@@ -3,7 +3,7 @@
 ::
 
     attributes                     format, format_version, creator, digest, step_time (s), seed,
-                                   experiment, n_processes, rounds, versions, ... and whatever
+                                   experiment, n_processes, rounds, mode, versions, ... and whatever
                                    the maker of the program has to say (assumptions, ...)
     summary/<scalar>               ps, s and counts
     ranks/<column>                 one entry a rank; class: its entry in classes

@@ -71,6 +71,7 @@ def open_results(path: str | Path) -> Results:
             digest=text_of(file.attrs["digest"]),
             n_processes=int(file.attrs["n_processes"]),
             rounds=int(file.attrs["rounds"]),
+            mode=text_of(file.attrs["mode"]),
             recorded=recorded,
             ranks=ranks,
             classes=classes,

@@ -124,6 +124,9 @@ class Results:
         How many processes simulated.
     rounds : int
         Exchanges between them.
+    mode : str
+        "dataflow" where no communications can share links, else "events" or, on several processes,
+        "windows".
     recorded : bool
         Whether rows were recorded; if not, there is only the end of each rank, and the breakdown,
         kernels and communications are empty.
@@ -166,6 +169,7 @@ class Results:
     digest: str
     n_processes: int
     rounds: int
+    mode: str
     recorded: bool
     ranks: Columns
     classes: Columns

@@ -31,7 +31,7 @@ __all__ = ["check_results_output", "write_results"]
 
 OWN_ATTRIBUTES = frozenset(
     ("format", "format_version", "creator", "digest", "step_time", "seed", "experiment",
-     "n_processes", "rounds", "recorded", "versions", "attributes", "wall", "said")
+     "n_processes", "rounds", "mode", "recorded", "versions", "attributes", "wall", "said")
 )  # fmt: skip
 """Root attributes that the writer fills; `attributes` of callers may not have these names."""
 
@@ -222,6 +222,7 @@ def _write_main(results: Results, file: File) -> None:
         "experiment": results.experiment,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
+        "mode": results.mode,
         "recorded": results.recorded,
     }
     versions = {**results.versions, "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version}
