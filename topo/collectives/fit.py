@@ -1,15 +1,16 @@
 """Fitting a form's numbers to measured communications.
 
-Least squares of log(predicted / measured) with the soft-L1 loss. Every curve counts the same,
-however many rows it has. What the rows leave open is settled by a weak pull towards a wider fit: a
-platform's numbers towards those of its family (architecture and kind of fabric), these towards its
-architecture's, those towards the ones of all machines, and these towards the form's own start.
-Nothing here is random.
+Least squares of log(predicted / measured) with the soft-L1 loss. Every platform counts the same,
+and of a platform every curve, however many rows it has. What the rows leave open is settled by a
+weak pull towards a wider fit: a platform's numbers towards those of its family (architecture and
+kind of fabric), these towards its architecture's, those towards the ones of all machines, and these
+towards the form's own start. Nothing here is random.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,7 +113,7 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
     if not covered:
         return Fit(wider, 0, 0)
     names = list(wider)
-    weights = np.concatenate([np.full(len(each), 1 / len(each)) for each in covered])
+    weights = _weights(covered)
 
     def errors(point: NDArray[np.float64]) -> NDArray[np.float64]:
         numbers = dict(zip(names, point.tolist()))
@@ -172,6 +173,15 @@ def cross_validate(
             if fold[each.curve] == left_out and _covers(form, each, numbers):
                 found.append((each, log_errors(form, each, numbers)))
     return found
+
+
+def _weights(covered: Sequence[Batch]) -> NDArray[np.float64]:
+    """Return the weight of every row: they add up to the curves of an average platform for each."""
+    held = Counter(each.platform.name for each in covered)
+    average = len(covered) / len(held)
+    return np.concatenate(
+        [np.full(len(each), average / held[each.platform.name] / len(each)) for each in covered]
+    )
 
 
 def _covers(form: Form, batch: Batch, numbers: Mapping[str, float]) -> bool:
