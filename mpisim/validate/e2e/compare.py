@@ -1,0 +1,201 @@
+"""A table of measured steps, row by row beside its predictions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import InputError, UsageError, nearest
+from ...parallel import agreed
+from .experiments import Mapped, Skipped, experiment_of
+from .predict import Outcome, predict
+from .rows import Row, read
+from .settings import Settings, settings
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Compared", "Comparison", "compare", "select"]
+
+NORMAL = 1.6449
+"""Standard deviations on either side of the middle that hold 90 % of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measured step and its prediction, in seconds."""
+
+    mapped: Mapped
+    outcome: Outcome
+
+    @property
+    def row(self) -> Row:
+        """The measured row."""
+        return self.mapped.row
+
+    @property
+    def measured(self) -> float:
+        """As the table has it."""
+        assert self.row.seconds is not None
+        return self.row.seconds
+
+    @property
+    def predicted(self) -> float:
+        """Of the part of the step that was measured."""
+        if self.row.without_optimizer:
+            return self.outcome.before_optimizer
+        return self.outcome.seconds
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the stated 90 % interval holds the measurement."""
+        return abs(math.log(self.predicted / self.measured)) <= NORMAL * self.outcome.uncertainty
+
+
+@dataclass
+class Comparison:
+    """All rows of a table that were asked for.
+
+    Attributes
+    ----------
+    rows : int
+    timed : int
+        Rows with a measured step time.
+    compared : list of Compared
+    skipped : list of Skipped
+        Rows that are no experiment, or whose experiment could not be simulated.
+    """
+
+    rows: int
+    timed: int
+    compared: list[Compared] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Rows left out, by reason."""
+        return Counter(each.why for each in self.skipped)
+
+    @property
+    def defaults(self) -> Counter[str]:
+        """Rows by what they do not state and was filled in."""
+        return Counter(text for each in self.compared for text in each.mapped.defaults)
+
+    @property
+    def approximations(self) -> Counter[str]:
+        """Rows by how their experiment is not what was run."""
+        return Counter(text for each in self.compared for text in each.mapped.approximations)
+
+
+def select(
+    rows: Sequence[Row], where: Mapping[str, str], limit: int | None, known: Settings
+) -> list[Row]:
+    """Return the rows that have certain values in certain columns.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    where : mapping of str to str
+        By column the value, or several between ``|``, in any case of letters; ``source`` is its
+        short name.
+    limit : int, optional
+        The first so many of them.
+    known : Settings
+
+    Raises
+    ------
+    UsageError
+        If there is no such column, or no row has these values.
+    """
+    columns = list(rows[0].texts)
+    for column in where:
+        if column not in columns:
+            raise UsageError(
+                f"--where {column}={where[column]}: there is no such column"
+                f"{nearest(column, columns)}; there are {', '.join(columns)}"
+            )
+
+    def value(row: Row, column: str) -> str:
+        return (known.source(row) if column == "source" else row.texts[column]).casefold()
+
+    wanted = {column: text.casefold().split("|") for column, text in where.items()}
+    found = [
+        row for row in rows if all(value(row, column) in wanted[column] for column in wanted)
+    ]
+    if not found:
+        column = list(where)[-1]
+        there = sorted({value(row, column) for row in rows})
+        more = ", …" if len(there) > 30 else ""
+        raise UsageError(
+            f"--where {','.join(f'{k}={v}' for k, v in where.items())}: no row has these values; "
+            f"{column} is one of {', '.join(there[:30])}{more}"
+        )
+    return found[:limit]
+
+
+def compare(
+    path: str | Path, comm: Intracomm, *, where: Mapping[str, str] | None = None,
+    limit: int | None = None, changes: Sequence[str] = (),
+) -> Comparison | None:  # fmt: skip
+    """Predict the rows of a table. **Collective.**
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `mpisim.validate.e2e.rows.read`.
+    comm : mpi4py.MPI.Intracomm
+        The processes that share the rows.
+    where : mapping of str to str, optional
+        Only rows with these values.
+    limit : int, optional
+        Only the first so many.
+    changes : sequence of str
+        Keys to set in every experiment, as for ``--set``.
+
+    Returns
+    -------
+    Comparison or None
+        On process 0; None on the others.
+
+    Raises
+    ------
+    InputError
+        If the table is not as it must be, or no row can be predicted.
+    """
+    with agreed(comm):
+        known = settings()
+        rows = select(read(path), where or {}, limit, known)
+        found = Comparison(len(rows), sum(row.seconds is not None for row in rows))
+        ready: list[Mapped] = []
+        for row in rows:
+            result = experiment_of(row, known, changes)
+            if isinstance(result, Mapped):
+                ready.append(result)
+            else:
+                found.skipped.append(result)
+        _check_any(path, ready, found.skipped)
+    outcomes = predict(ready, comm)
+    with agreed(comm):
+        if outcomes is not None:
+            for mapped, outcome in zip(ready, outcomes, strict=True):
+                if outcome.failed:
+                    found.skipped.append(Skipped(mapped.row, mapped.source, outcome.failed))
+                else:
+                    found.compared.append(Compared(mapped, outcome))
+            _check_any(path, found.compared, found.skipped)
+    return None if outcomes is None else found
+
+
+def _check_any(path: str | Path, found: Sequence[object], skipped: Sequence[Skipped]) -> None:
+    if not found:
+        why, count = Counter(each.why for each in skipped).most_common(1)[0]
+        raise InputError(f"{path}: no row could be predicted; {count} of them: {why}")

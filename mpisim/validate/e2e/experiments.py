@@ -1,0 +1,304 @@
+"""From a measured row to the experiment that was run, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InputError
+from ...experiment import Experiment, Transformer
+from ...experiment import read as read_experiment
+from ...experiment.presets import find_model
+from .clusters import choose
+from .rows import Row
+from .settings import Settings, assigned
+
+__all__ = ["Mapped", "Skipped", "experiment_of"]
+
+MODEL_KEYS = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "ffn_hidden": "ffn_hidden",
+    "vocab": "vocab",
+    "num_experts": "experts",
+    "topk": "topk",
+    "moe_ffn": "moe_ffn_hidden",
+    "seq_len": "seq_len",
+}
+"""Keys of ``[model]`` by columns."""
+
+PLAN_KEYS = {
+    "tp": "tp",
+    "pp": "pp",
+    "vpp": "vpp",
+    "dp": "dp",
+    "cp": "cp",
+    "ep": "ep",
+    "etp": "etp",
+    "sp": "sp",
+    "zero_stage": "zero",
+    "zero_group": "zero_group",
+    "micro_batch": "micro_batch",
+    "global_batch": "global_batch",
+    "precision": "precision",
+    "activation_recompute": "recompute",
+    "tp_overlap": "tp_overlap",
+    "dp_overlap": "dp_overlap",
+}
+"""Keys of ``[plan]`` by columns."""
+
+SHARE = "plan.recompute_share"
+"""Of rules: the share of layers that recompute, resolved to ``plan.recompute_layers``."""
+
+SUFFIXES = (" SFT", "-proxy")
+"""What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
+
+DLRM_FORMATS = ("fp32", "tf32")
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A row as an experiment.
+
+    Attributes
+    ----------
+    row : Row
+    source : str
+        Short name of the row's source.
+    experiment : Experiment
+    text : str
+        The experiment as TOML.
+    defaults : tuple of str
+        What the row does not state and was filled in, as ``key = value``.
+    approximations : tuple of str
+        Where the experiment is not what was run.
+    """
+
+    row: Row
+    source: str
+    experiment: Experiment
+    text: str
+    defaults: tuple[str, ...]
+    approximations: tuple[str, ...]
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether its model is one."""
+        return isinstance(self.experiment.model, Transformer)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a transformer without experts."""
+        model = self.experiment.model
+        return isinstance(model, Transformer) and not model.experts
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is no experiment, and why."""
+
+    row: Row
+    source: str
+    why: str
+
+
+def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> Mapped | Skipped:
+    """Return a row as an experiment.
+
+    What the row states counts; then the last of the rules that hold for it; then the defaults of
+    experiments.
+
+    Parameters
+    ----------
+    row : Row
+    settings : Settings
+    changes : sequence of str
+        Keys to set at last, as for ``--set``.
+    """
+    source = settings.source(row)
+    if row.seconds is None:
+        return Skipped(row, source, "no measured step time")
+    why = settings.refuses(row)
+    if why is not None:
+        return Skipped(row, source, why)
+    try:
+        return _mapped(row, source, settings, changes)
+    except InputError as error:
+        return Skipped(row, source, str(error).removeprefix(f"{row.where()}: "))
+
+
+def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -> Mapped:
+    keys: dict[str, Any] = {}
+    preset, approximations = _preset(row, settings)
+    stated = _stated(row, preset)
+    if "plan.precision" in stated:
+        stated["plan.precision"], notes = _precision(stated["plan.precision"], settings)
+        approximations += notes
+    ruled, replaced = _ruled(row, source, settings)
+    open_keys = {key: value for key, value in ruled.items() if key not in stated}
+    keys = {**open_keys, **stated, **replaced}
+    if preset is not None:
+        keys["model.preset"] = preset
+    else:
+        keys["model.family"] = "gpt"
+    defaults = [f"{key} = {_value(value)}" for key, value in open_keys.items() if key != SHARE]
+    defaults += [f"{key} = {_value(value)} (instead)" for key, value in replaced.items()
+                 if stated.get(key) != value and key != SHARE]  # fmt: skip
+    chosen = choose(row, source, settings)
+    keys |= chosen.keys
+    defaults += chosen.assumed
+    defaults += _settle(keys, row, preset)
+    table = _table(keys)
+    text = f"title = {json.dumps(row.texts['model'])}\n" + _toml(table)
+    experiment = read_experiment(text, row.where(), changes)
+    return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
+
+
+def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
+    """Return the preset of a row's model, None for one whose shape is printed, and a note."""
+    name = row.texts["model"]
+    for each in settings.models:
+        if name.startswith(each.text):
+            return each.preset, [each.note] if each.note else []
+    for suffix in SUFFIXES:
+        name = name.partition(suffix)[0]
+    if name == "GPT" or name.startswith("GPT ("):
+        return None, []
+    try:
+        find_model(name)
+    except InputError as error:
+        raise InputError(f"no such model: {name}") from error
+    return name, []
+
+
+def _stated(row: Row, preset: str | None) -> dict[str, Any]:
+    """Return the keys of an experiment that a row states."""
+    known: Mapping[str, Any] = {**row.texts, **row.integers, **row.flags}
+    transformer = preset is None or "layers" in find_model(preset)
+    found = {}
+    for columns, table in ((MODEL_KEYS, "model"), (PLAN_KEYS, "plan")):
+        for column, key in columns.items():
+            value = known.get(column, "")
+            if value != "" and (transformer or table == "plan"):
+                found[f"{table}.{key}"] = value
+    if preset is None:
+        for key in ("model.seq_len", "model.hidden"):
+            if key not in found:
+                raise InputError(f"{key.partition('.')[2]} is not stated")
+    for key in ("plan.micro_batch", "plan.global_batch"):
+        if row.texts[key.partition(".")[2]] and key not in found:
+            raise InputError("micro_batch is not whole")
+    return found
+
+
+def _precision(name: str, settings: Settings) -> tuple[str, list[str]]:
+    for each in settings.precisions:
+        if each.text == name:
+            return each.precision, [each.note]
+    return name, []
+
+
+def _ruled(
+    row: Row, source: str, settings: Settings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what rules say of keys that a row may state, and of those it is wrong about."""
+    ruled: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
+    for rule in settings.rules:
+        if rule.holds(row, source):
+            (replaced if rule.instead else ruled).update(map(assigned, rule.set))
+    return ruled, replaced
+
+
+def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
+    """Make keys go together; return what was filled in."""
+    filled = []
+    transformer = preset is None or "layers" in find_model(preset)
+    if not transformer:
+        for key in [key for key in keys if key.startswith("model.") and key != "model.preset"]:
+            del keys[key]
+        for key in ("plan.sp", "plan.tp_overlap", "plan.recompute", "plan.kernels", "plan.fused"):
+            keys.pop(key, None)
+    if "plan.global_batch" not in keys:
+        raise InputError("global_batch is not stated")
+    if "plan.micro_batch" not in keys:
+        raise InputError("micro_batch is not stated")
+    if "plan.precision" not in keys:
+        raise InputError("precision is not stated")
+    family = None if preset is None else find_model(preset)["family"]
+    if family == "dlrm" and keys["plan.precision"] not in DLRM_FORMATS:
+        raise InputError(f"a DLRM in {keys['plan.precision']} is not modelled")
+    if keys.get("plan.dp_style") == "deepspeed" and keys.get("plan.precision") == "fp32":
+        keys["plan.grad_precision"] = "fp32"
+    if keys.get("plan.tp", 1) == 1:
+        keys.pop("plan.sp", None)
+    if keys.get("plan.tp", 1) == 1 or not keys.get("plan.sp", True):
+        keys.pop("plan.tp_overlap", None)
+    if not keys.get("plan.zero"):
+        keys.pop("plan.zero_group", None)
+    if keys.get("plan.vpp", 1) > 1:
+        keys["plan.schedule"] = "interleaved"
+    if transformer:
+        filled += _layers(keys, row, preset)
+    share = keys.pop(SHARE, None)
+    if share is not None:
+        parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
+        keys["plan.recompute_layers"] = max(1, round(share * _count(keys, preset) / parts))
+    keys["run.allow_oom"] = True  # it was run, so it fitted
+    return filled
+
+
+def _count(keys: Mapping[str, Any], preset: str | None) -> int:
+    base = {} if preset is None else find_model(preset)
+    return int(keys.get("model.layers", base.get("layers", 0)))
+
+
+def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
+    """Fill in layers that are not stated, and spread them over the pipeline."""
+    filled = []
+    parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
+    if not _count(keys, preset):
+        if "params_b" not in row.numbers:
+            raise InputError("layers are not stated")
+        if "model.vocab" not in keys:
+            raise InputError("vocab is not stated")
+        hidden = keys["model.hidden"]
+        # Matrices of attention and feed-forward blocks (12 h²) and the embedding.
+        exact = (row.numbers["params_b"] * 1e9 - keys["model.vocab"] * hidden) / (12 * hidden**2)
+        keys["model.layers"] = max(1, round(exact / parts)) * parts
+        filled.append("model.layers from the number of parameters")
+    layers = _count(keys, preset)
+    if parts == 1 or layers % parts == 0:
+        return filled
+    if (layers + 2) % parts == 0:
+        keys["plan.account_for_embedding"] = keys["plan.account_for_loss"] = True
+        return [*filled, "plan.account_for_embedding, plan.account_for_loss = true"]
+    each = -(-layers // parts)
+    counts = [max(0, min(each, layers - each * part)) for part in range(parts)]
+    keys["plan.stages"] = counts
+    return [*filled, "plan.stages: the last ones shorter"]
+
+
+def _table(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key in sorted(keys):
+        name, _, last = key.partition(".")
+        tables[name][last] = keys[key]
+    return tables
+
+
+def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+def _value(value: Any) -> str:
+    """Write a value as TOML."""
+    return json.dumps(value)

@@ -1,0 +1,180 @@
+"""Errors of predicted steps by group, and the JSON form of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..cases import summary
+from .compare import Compared, Comparison
+from .pairs import pair_figures, pairs
+
+__all__ = ["GROUPINGS", "coverage", "as_json", "figures", "headlines", "tables"]
+
+WITHIN = (0.05, 0.1, 0.2)
+"""Errors whose share of rows is reported."""
+
+Figures = dict[str, float | int | None]
+
+PARALLEL = ("dp", "tp", "pp", "cp", "ep")
+
+
+def _scale(each: Compared) -> str:
+    """Name a decade of GPUs so that names sort by size."""
+    power = len(str(each.row.integers["num_gpus"])) - 1
+    return f"{10**power} to {10 ** (power + 1) - 1} GPUs"
+
+
+def _parallelism(each: Compared) -> str:
+    plan = each.mapped.experiment.plan
+    gpus = each.row.integers["num_gpus"]
+    sizes = {axis: getattr(plan, axis) for axis in PARALLEL}
+    sizes["dp"] = plan.dp or gpus // (plan.tp * plan.pp * plan.cp)
+    return "+".join(axis for axis in PARALLEL if sizes[axis] > 1) or "one GPU"
+
+
+def _kind(each: Compared) -> str:
+    if each.mapped.is_transformer:
+        return "dense transformer" if each.mapped.is_dense else "mixture of experts"
+    return "other"
+
+
+GROUPINGS: dict[str, Callable[[Compared], str]] = {
+    "trust": lambda each: each.row.texts["trust"],
+    "source": lambda each: each.mapped.source,
+    "gpu": lambda each: each.row.texts["gpu"],
+    "precision": lambda each: each.row.texts["precision"] or "not stated",
+    "scale": _scale,
+    "parallelism": _parallelism,
+    "kind": _kind,
+}
+"""What errors are grouped by."""
+
+
+def figures(rows: Sequence[Compared]) -> Figures:
+    """Return the errors of a group of rows.
+
+    Returns
+    -------
+    dict
+        n; mean (``mape``), median and 90th percentile (``p90``) of absolute relative errors; mean
+        of signed ones (``bias``); shares of rows within 5, 10 and 20 % (``within_5``, …), and
+        within the stated 90 % interval (``covered``). None where there is no row.
+    """
+    errors = [each.error for each in rows]
+    size = np.abs(errors)
+    found: Figures = dict(summary(errors))
+    found["bias"] = float(np.mean(errors)) if errors else None
+    for limit in WITHIN:
+        share = float((size <= limit).mean()) if errors else None
+        found[f"within_{limit:.0%}".rstrip("%")] = share
+    found["covered"] = float(np.mean([each.inside for each in rows])) if errors else None
+    return found
+
+
+def headlines(found: Comparison) -> dict[str, Figures]:
+    """Return the errors of all rows by how much they can be trusted; empty groups left out."""
+    rows = found.compared
+
+    def trusted(levels: str) -> list[Compared]:
+        return [each for each in rows if each.row.texts["trust"] in levels]
+
+    sets = {
+        "trust A, dense transformers": [each for each in trusted("A") if each.mapped.is_dense],
+        "trust A": trusted("A"),
+        "trust A and B": trusted("AB"),
+        "trust A, B and C": trusted("ABC"),
+        "trust F (a formula)": trusted("F"),
+    }
+    lines: dict[str, Figures] = {}
+    for name, group in sets.items():
+        if not group:
+            continue
+        lines[name] = figures(group)
+        sound = [each for each in group if not each.row.texts["suspect"]]
+        if sound and len(sound) < len(group):
+            lines[f"{name}, without suspect rows"] = figures(sound)
+    return lines
+
+
+def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
+    """Return errors by each of `GROUPINGS`; rows of trust F, which follow a formula, left out."""
+    measured = [each for each in rows if each.row.texts["trust"] != "F"]
+    result: dict[str, dict[str, Figures]] = {}
+    for grouping, key in GROUPINGS.items():
+        groups: dict[str, list[Compared]] = {}
+        for each in measured:
+            groups.setdefault(key(each), []).append(each)
+        result[grouping] = {name: figures(group) for name, group in sorted(groups.items())}
+    return result
+
+
+def coverage(found: Comparison) -> dict[str, float]:
+    """Return the share of rows with a measured step time that were predicted.
+
+    Returns
+    -------
+    dict
+        ``all``; ``transformers``: of trust A and B, rows whose layers have a shape or a preset.
+    """
+    done = [each for each in found.compared if each.row.texts["trust"] in "AB"]
+    left = [each for each in found.skipped if each.row.seconds is not None]
+    missed = sum(
+        each.row.texts["trust"] in "AB" and "layers" in each.row.integers for each in left
+    )
+    predicted = sum(each.mapped.is_transformer for each in done)
+    return {
+        "all": len(found.compared) / max(1, found.timed),
+        "transformers": predicted / max(1, predicted + missed),
+    }
+
+
+def as_json(found: Comparison, path: str) -> dict[str, Any]:
+    """Return all figures in the layout that every ``validate`` command writes."""
+    measured = [each for each in found.compared if each.row.texts["trust"] != "F"]
+    whole = figures(measured)
+    refused = sum(not each.outcome.fits for each in found.compared)
+    return {
+        "kind": "e2e",
+        "table": path,
+        "rows": found.rows,
+        "timed": found.timed,
+        "predicted": len(found.compared),
+        "coverage": coverage(found),
+        "refused_by_memory": refused,
+        "skipped": dict(sorted(found.reasons.items())),
+        **{key: whole[key] for key in ("mape", "median", "p90", "bias", "covered")},
+        "headlines": headlines(found),
+        "groups": {
+            f"{grouping}={name}": group
+            for grouping, groups in tables(found.compared).items()
+            for name, group in groups.items()
+        }
+        | {f"trust={t}": figures(g) for t, g in (("F", _formula(found)),) if g},
+        "defaults": dict(found.defaults.most_common()),
+        "approximations": dict(found.approximations.most_common()),
+        "pairs": pair_figures(pairs(found.compared)),
+        "cases": [_case(each) for each in found.compared],
+    }
+
+
+def _formula(found: Comparison) -> list[Compared]:
+    return [each for each in found.compared if each.row.texts["trust"] == "F"]
+
+
+def _case(each: Compared) -> dict[str, Any]:
+    return {
+        "id": each.row.id,
+        "measured": each.measured,
+        "predicted": each.predicted,
+        "error": each.error,
+        "stated_error": each.outcome.uncertainty,
+        "fits": each.outcome.fits,
+        **{name: key(each) for name, key in GROUPINGS.items()},
+        "suspect": each.row.texts["suspect"],
+        "breakdown": each.outcome.breakdown,
+        "defaults": list(each.mapped.defaults),
+        "approximations": list(each.mapped.approximations),
+    }

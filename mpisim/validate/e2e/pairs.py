@@ -1,0 +1,110 @@
+"""Pairs of measured rows that differ in one thing: is its effect predicted?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .compare import Compared
+
+__all__ = ["KINDS", "Pair", "pair_figures", "pairs"]
+
+SAME = (
+    "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "num_experts", "seq_len", "gpu",
+    "gpus_per_node", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "etp", "sp", "zero_stage",
+    "zero_group", "micro_batch", "global_batch", "precision", "activation_recompute", "framework",
+    "tp_overlap", "dp_overlap", "node_network_gbps", "source", "source_version",
+)  # fmt: skip
+"""Columns in which the rows of a pair are alike, but for those that its kind is about."""
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "ZeRO stage or scope": ("zero_stage", "zero_group"),
+    "overlapped tensor parallelism": ("tp_overlap",),
+    "recomputation": ("activation_recompute", "sp"),
+    "weak scaling": ("num_gpus", "dp", "global_batch", "gpus_per_node", "zero_group"),
+    "strong scaling": ("num_gpus", "dp", "gpus_per_node"),
+    "micro-batch": ("micro_batch",),
+    "precision": ("precision",),
+    "context parallelism": ("cp", "dp"),
+    "pipeline": ("pp", "vpp", "dp"),
+}
+"""Columns in which the rows of a pair may differ, the first of which they must."""
+
+CLOSE = 0.05
+"""Error of a ratio within which its effect counts as predicted."""
+
+
+class Pair(NamedTuple):
+    """Two rows; ratios are of the second over the first."""
+
+    kind: str
+    first: Compared
+    second: Compared
+
+    @property
+    def measured(self) -> float:
+        """Ratio of the measured times."""
+        return self.second.measured / self.first.measured
+
+    @property
+    def predicted(self) -> float:
+        """Ratio of the predicted times."""
+        return self.second.predicted / self.first.predicted
+
+    @property
+    def error(self) -> float:
+        """Relative error of the ratio, signed."""
+        return self.predicted / self.measured - 1
+
+
+def pairs(rows: Sequence[Compared]) -> list[Pair]:
+    """Return all pairs of neighbours among rows that differ in one thing.
+
+    Rows of trust F are left out. Of rows that differ in nothing the first is taken.
+    """
+    measured = [each for each in rows if each.row.texts["trust"] != "F"]
+    found = []
+    for kind, varying in KINDS.items():
+        groups: dict[tuple[str, ...], dict[tuple[float, str], Compared]] = {}
+        for each in measured:
+            texts = each.row.texts
+            same = tuple(texts.get(name, "") for name in SAME if name not in varying)
+            groups.setdefault(same, {}).setdefault(_place(each, varying[0]), each)
+        for group in groups.values():
+            ordered = [group[place] for place in sorted(group)]
+            found += [Pair(kind, a, b) for a, b in pairwise(ordered)]
+    return found
+
+
+def _place(each: Compared, column: str) -> tuple[float, str]:
+    """Order by number where the column has one, otherwise by text."""
+    return float(each.row.integers.get(column, -1)), each.row.texts[column]
+
+
+def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:
+    """Return for each kind n, mean error of the ratio, share within 5 %, and the pairs."""
+    result: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        group = [each for each in found if each.kind == kind]
+        if group:
+            size = np.abs([each.error for each in group])
+            result[kind] = {
+                "n": len(group),
+                "mean": float(size.mean()),
+                "median": float(np.median(size)),
+                "within_5": float((size <= CLOSE).mean()),
+                "pairs": [
+                    {
+                        "first": each.first.row.id,
+                        "second": each.second.row.id,
+                        "measured": each.measured,
+                        "predicted": each.predicted,
+                        "error": each.error,
+                    }
+                    for each in group
+                ],
+            }
+    return result

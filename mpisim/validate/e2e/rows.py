@@ -1,0 +1,180 @@
+"""Tables of measured training steps: one row a configuration that somebody ran and timed."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InputError, nearest
+from ...files import reason
+
+__all__ = ["COLUMNS", "Row", "read"]
+
+INTEGERS = (
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "num_experts", "topk",
+    "moe_ffn", "seq_len", "gpus_per_node", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "etp",
+    "zero_stage", "zero_group", "micro_batch", "global_batch",
+)  # fmt: skip
+
+NUMBERS = ("params_b", "step_time_ms", "step_time_ms_via_flops", "node_network_gbps")
+
+FLAGS = ("sp", "tp_overlap", "dp_overlap")
+
+TEXTS = (
+    "id", "source", "model", "gpu", "precision", "activation_recompute", "framework", "trust",
+    "suspect", "step_time_basis",
+)  # fmt: skip
+
+COLUMNS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS)
+"""What a table must have; it may have more."""
+
+TRUST = ("A", "B", "C", "F")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured configuration.
+
+    Attributes
+    ----------
+    file : str
+    line : int
+        Of the file, for messages.
+    texts : mapping of str to str
+        Every column as it stands in the table.
+    numbers : mapping of str to float
+        The columns `NUMBERS` that are not blank.
+    integers : mapping of str to int
+        The columns `INTEGERS` that are not blank; of micro-batches only whole ones.
+    flags : mapping of str to bool
+        The columns `FLAGS` that are not blank.
+    """
+
+    file: str
+    line: int
+    texts: Mapping[str, str]
+    numbers: Mapping[str, float]
+    integers: Mapping[str, int]
+    flags: Mapping[str, bool]
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.texts["id"]
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured seconds of a step, if they were measured and not derived from FLOP/s."""
+        found = self.numbers.get("step_time_ms")
+        return None if found is None else found / 1e3
+
+    @property
+    def without_optimizer(self) -> bool:
+        """Whether the optimizer's part is not in the measured time."""
+        return "EXCLUDES optimizer" in self.texts["step_time_basis"]
+
+    def where(self) -> str:
+        """Return file and line, for messages."""
+        return f"{self.file}:{self.line}"
+
+
+def read(path: str | Path) -> list[Row]:
+    """Read a table.
+
+    Parameters
+    ----------
+    path : str or Path
+        CSV in UTF-8 with a line of headings, among them `COLUMNS`.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, a column is missing, or a value is not what its column holds; the
+        message names file, line and column.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            reader = csv.reader(file, strict=True)
+            headings = next(reader, [])
+            _check_headings(headings, path)
+            rows = [_row(dict(zip(headings, cells)), len(cells) - len(headings), path, reader.line_num)
+                    for cells in reader if cells]  # fmt: skip
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: not a table in CSV: {error}") from error
+    except (OSError, ValueError) as error:  # a name with a null character
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+    if not rows:
+        raise InputError(f"{path}: has headings, but no rows")
+    known: dict[str, int] = {}
+    for row in rows:
+        if row.id in known:
+            raise InputError(f"{row.where()}: id {row.id!r} is also in line {known[row.id]}")
+        known[row.id] = row.line
+    return rows
+
+
+def _check_headings(headings: list[str], path: str | Path) -> None:
+    for name in COLUMNS:
+        if name not in headings:
+            near = nearest(name, headings)
+            raise InputError(f"{path}: there is no column {name!r}{near}; it needs {_list(COLUMNS)}")
+    for name in headings:
+        if headings.count(name) > 1:
+            raise InputError(f"{path}: column {name!r} is there twice")
+
+
+def _row(texts: dict[str, str], beyond: int, path: str | Path, line: int) -> Row:
+    if beyond:
+        raise InputError(f"{path}:{line}: has {abs(beyond)} cells {'more' if beyond > 0 else 'less'} "
+                         "than there are headings")  # fmt: skip
+    texts = {name: text.strip() for name, text in texts.items()}
+    where = f"{path}:{line}"
+    for name in ("id", "model", "gpu", "num_gpus"):
+        if not texts[name]:
+            raise InputError(f"{where}: column {name!r} is blank; every row needs it")
+    if texts["trust"] not in TRUST:
+        raise InputError(
+            f"{where}: column 'trust' is {texts['trust']!r}; allowed: {', '.join(TRUST)}"
+        )
+    numbers = {name: _number(texts[name], name, where) for name in NUMBERS if texts[name]}
+    integers = {}
+    for name in INTEGERS:
+        if texts[name]:
+            value = _number(texts[name], name, where)
+            if name == "micro_batch" and value != int(value):
+                continue  # a mean over ranks: nothing that can be run
+            if value != int(value):
+                raise InputError(f"{where}: column {name!r} is {texts[name]!r}; it must be whole")
+            integers[name] = int(value)
+    flags = {}
+    for name in FLAGS:
+        if texts[name] not in ("", "True", "False"):
+            raise InputError(
+                f"{where}: column {name!r} is {texts[name]!r}; allowed: True, False, or nothing"
+            )
+        if texts[name]:
+            flags[name] = texts[name] == "True"
+    return Row(str(path), line, texts, numbers, integers, flags)
+
+
+def _number(text: str, name: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    least = 0 if name == "zero_stage" else 1e-9
+    if not math.isfinite(value) or value < least:
+        raise InputError(
+            f"{where}: column {name!r} is {text!r}; it must be a number"
+            f"{', 0 or more' if least == 0 else ' above 0'}, or nothing"
+        )
+    return value
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return ", ".join(names)

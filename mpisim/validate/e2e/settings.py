@@ -1,0 +1,160 @@
+"""What makes experiments of rows whose source does not say everything: ``data/validation/e2e.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any
+
+from ...presets import packaged
+from ...schema import Limits, build
+from .rows import Row
+
+__all__ = ["ClusterFor", "Rule", "Settings", "assigned", "settings"]
+
+FILE = "validation/e2e.toml"
+
+OTHER = "other"
+"""The source of rows whose source has no short name."""
+
+Count = Annotated[int, Limits(least=0)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A short name of a source."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A preset by what a model's name begins with; `note` says what is not the same."""
+
+    text: str
+    preset: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Rows that cannot be predicted, by a text that a column contains."""
+
+    column: str
+    text: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PrecisionName:
+    """Our precision for one that is not modelled; `note` says so."""
+
+    text: str
+    precision: str
+    note: str
+
+
+@dataclass(frozen=True)
+class ClusterFor:
+    """A cluster for rows with a GPU.
+
+    Attributes
+    ----------
+    gpu : str
+        As in the table.
+    preset : str
+    gpus_per_node : int
+        Of rows it fits; 0 fits any.
+    network : int
+        Gb/s of a node, to be compared with a row's.
+    sources : tuple of str
+        Short names of the sources it is for; all if empty.
+    changes : tuple of str
+        Keys of the preset to change, as for ``--set``.
+    why : str
+        What the changes rest on.
+    """
+
+    gpu: str
+    preset: str
+    gpus_per_node: Count
+    network: Count
+    sources: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Keys of an experiment for rows that do not state them.
+
+    Attributes
+    ----------
+    set : tuple of str
+        As for ``--set``.
+    why : str
+        The evidence.
+    sources : tuple of str
+        Short names; all if empty.
+    where : mapping of str to str
+        By column, what it must contain: one of the texts between ``|``; an empty text means that
+        the column is blank.
+    instead : bool
+        Whether it holds also where the row states the key.
+    """
+
+    set: tuple[str, ...]
+    why: str
+    sources: tuple[str, ...] = ()
+    where: dict[str, str] = field(default_factory=dict)
+    instead: bool = False
+
+    def holds(self, row: Row, source: str) -> bool:
+        """Whether it is about a row."""
+        if self.sources and source not in self.sources:
+            return False
+        return all(_contains(row, column, text) for column, text in self.where.items())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of the file, in its order."""
+
+    sources: tuple[Source, ...]
+    models: tuple[ModelName, ...]
+    refused: tuple[Refused, ...]
+    precisions: tuple[PrecisionName, ...]
+    clusters: tuple[ClusterFor, ...]
+    rules: tuple[Rule, ...]
+
+    def source(self, row: Row) -> str:
+        """Return the short name of a row's source."""
+        found = (each.name for each in self.sources if each.text in row.texts["source"])
+        return next(found, OTHER)
+
+    def refuses(self, row: Row) -> str | None:
+        """Return why a row cannot be predicted, if the file says so."""
+        found = (each.why for each in self.refused if each.text in row.texts.get(each.column, ""))
+        return next(found, None)
+
+
+@cache
+def settings() -> Settings:
+    """Return what comes with mpisim."""
+    return build(Settings, packaged(FILE), FILE)
+
+
+def assigned(assignment: str) -> tuple[str, Any]:
+    """Split ``key=value`` and read the value: TOML, or a text without quotes."""
+    key, _, value = assignment.partition("=")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _contains(row: Row, column: str, text: str) -> bool:
+    found = row.texts.get(column, "")
+    return any(each in found for each in text.split("|")) if text else not found
