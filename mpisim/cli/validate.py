@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TraceError
 from .output import check_outputs
 from .validate_collectives import add_kind as add_collectives
+from .validate_e2e import add_kind as add_e2e
 from .validate_kernels import add_kind as add_kernels
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ examples:
   mpirun -n 4 python -m mpisim validate traces TRACES/
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
   mpisim validate collectives nccl_measurements.csv --split test
+  mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
 """
 
 
@@ -55,6 +57,7 @@ def add_parser(subparsers: Any) -> None:
     traces.set_defaults(run=run)
     add_kernels(kinds)
     add_collectives(kinds)
+    add_e2e(kinds)
 
 
 def run(args: argparse.Namespace) -> int:
