@@ -1,7 +1,13 @@
 """Measured collectives, what is fitted to them, and models beside NCCL's own.
 
-``measured.read(paths)``
-    Tables of measurements.
-``platforms.Platforms``
-    Which system a measurement was taken on.
+``measured.read(paths)``, ``measurement.select``, ``batches.batches``
+    Tables of measurements, halves and grades of them, and rows sorted by curve and group.
+``platforms.platform_of(row)``
+    Which machine a measurement was taken on, and what NCCL sees of it.
+``calibration.ours()``, ``calibration.Calibration.read(path)``
+    Fitted numbers by platform, family and architecture, with their errors.
+``calibrate.calibrate(batches, split)``
+    Fits all tables that some measurements allow.
+``models.predictor(name, calibration, training)``
+    NCCL's model, and three that learn from measurements.
 """
