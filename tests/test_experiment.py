@@ -142,6 +142,13 @@ def test_a_hugging_face_config(tmp_path: Path) -> None:
     assert (model.layers, model.hidden, model.seq_len) == (12, 768, 1024)
 
 
+def test_parts_of_a_key_may_be_in_quotes() -> None:
+    change = 'network.changes."links.node0.nic3->*.bandwidth" = "50 %"'
+    assert load(changes=[change])[1].network.changes == {"links.node0.nic3->*.bandwidth": "50 %"}
+    change = "network.changes.'links.a=b'=cut"
+    assert load(changes=[change])[1].network.changes == {"links.a=b": "cut"}
+
+
 def test_changes_are_toml_or_words() -> None:
     changes = ["plan.tp=4", "plan.schedule=gpipe", "plan.stages=[4]", "cluster.nodes = 2"]
     experiment = read(SMALL, "e", [*changes, "plan.sp=false", 'title="other"'])

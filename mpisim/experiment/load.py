@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -187,17 +188,35 @@ def _model(table: Mapping[str, Any], source: str) -> Model:
 def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Return the table with keys set as on the command line."""
     for change in changes:
-        key, equals, value = change.partition("=")
-        *path, last = key.strip().split(".")
-        if not equals or not last or not all(path):
-            raise UsageError(f"--set {change}: not of the form TABLE.KEY=VALUE")
+        *path, last = _key(change)
         within = table
         for name in path:
             within = within.setdefault(name, {})
             if not isinstance(within, dict):
                 raise UsageError(f"--set {change}: {name!r} is no table")
+        value = _ASSIGNMENT.sub("", change, count=1)
         try:
             within[last] = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             within[last] = value.strip()
     return table
+
+
+_ASSIGNMENT = re.compile(r"""(?:[^"'=]|"[^"]*"|'[^']*')*=""")
+"""A key, whose parts may be in quotes, and the sign behind it."""
+
+
+def _key(change: str) -> list[str]:
+    """Return the parts of the key of a change: ``plan.tp``, ``network.changes."links.a.b"``."""
+    found = _ASSIGNMENT.match(change)
+    path: list[str] = []
+    try:
+        within: Any = tomllib.loads(f"{found[0]} 0") if found else {}
+    except (tomllib.TOMLDecodeError, RecursionError):
+        within = {}
+    while isinstance(within, dict) and within:
+        ((name, within),) = within.items()
+        path.append(name)
+    if len(path) < 1 or within != 0:
+        raise UsageError(f"--set {change}: not of the form TABLE.KEY=VALUE")
+    return path
