@@ -236,7 +236,7 @@ BAD = [
     (SMALL, '"dgx-h100"', '"dgx-h100"\ngpus = 9', "cluster.gpus is 9, but 1 nodes of 'dgx-h100'"),
     (SMALL, "[plan]", '[kernels]\ngpu = "h10-sxm"\n[plan]', "h10-sxm"),
     (SMALL, "[plan]", '[kernels]\nmodel = "rofline"\n[plan]', "(did you mean 'roofline'?); allow"),
-    (SMALL, "[plan]", '[network]\nmodel = "ab"\n[plan]', "allowed: alpha-beta"),
+    (SMALL, "[plan]", '[network]\nmodel = "ab"\n[plan]', "allowed: nccl, alpha-beta"),
     (SMALL, "[plan]", "[run]\nallow_oom = 1\n[plan]", "key 'run.allow_oom' is 1; it must be true"),
     (SMALL, "[plan]", '[kernels]\ngpu = "v100-sxm2-32gb"\n[plan]', "bf16"),
 ]  # fmt: skip
