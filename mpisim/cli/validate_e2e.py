@@ -41,6 +41,11 @@ def add_kind(kinds: Any) -> None:
         "--set", metavar="KEY=VALUE", nargs="+", default=[], dest="changes",
         help="set keys of every experiment",
     )  # fmt: skip
+    parser.add_argument(
+        "--every-micro-batch", action="store_true",
+        help="simulate long steps in full, in place of two shorter ones that say how long each "
+        "further micro-batch takes (several times slower)",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw predicted over measured times")
     parser.add_argument(
@@ -70,7 +75,10 @@ def run(args: argparse.Namespace) -> int:
             if args.plot is not None:
                 check_plot(args.plot)
     path = args.paths[0]
-    found = compare(path, comm, where=where, limit=args.limit, changes=args.changes)
+    found = compare(
+        path, comm, where=where, limit=args.limit, changes=args.changes,
+        every=args.every_micro_batch,
+    )  # fmt: skip
     with agreed(comm):
         if found is not None:
             print(render(found, args.top))

@@ -144,7 +144,7 @@ def select(
 
 def compare(
     path: str | Path, comm: Intracomm, *, where: Mapping[str, str] | None = None,
-    limit: int | None = None, changes: Sequence[str] = (),
+    limit: int | None = None, changes: Sequence[str] = (), every: bool = False,
 ) -> Comparison | None:  # fmt: skip
     """Predict the rows of a table. **Collective.**
 
@@ -160,6 +160,8 @@ def compare(
         Only the first so many.
     changes : sequence of str
         Keys to set in every experiment, as for ``--set``.
+    every : bool
+        Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
 
     Returns
     -------
@@ -183,7 +185,7 @@ def compare(
             else:
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
-    outcomes = predict(ready, comm)
+    outcomes = predict(ready, comm, every=every)
     with agreed(comm):
         if outcomes is not None:
             for mapped, outcome in zip(ready, outcomes, strict=True):

@@ -129,7 +129,7 @@ def experiment_of(row: Row, settings: Settings, changes: Sequence[str] = ()) -> 
     try:
         return _mapped(row, source, settings, changes)
     except InputError as error:
-        return Skipped(row, source, str(error).removeprefix(f"{row.where()}: "))
+        return Skipped(row, source, str(error).removeprefix(f"{row.where}: "))
 
 
 def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -> Mapped:
@@ -155,7 +155,7 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     defaults += _settle(keys, row, preset)
     table = _table(keys)
     text = f"title = {json.dumps(row.texts['model'])}\n" + _toml(table)
-    experiment = read_experiment(text, row.where(), changes)
+    experiment = read_experiment(text, row.where, changes)
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
 
 

@@ -11,7 +11,7 @@ from ..cases import summary
 from .compare import Compared, Comparison
 from .pairs import pair_figures, pairs
 
-__all__ = ["GROUPINGS", "coverage", "as_json", "figures", "headlines", "tables"]
+__all__ = ["GROUPINGS", "as_json", "coverage", "figures", "headlines", "tables"]
 
 WITHIN = (0.05, 0.1, 0.2)
 """Errors whose share of rows is reported."""
@@ -134,6 +134,7 @@ def coverage(found: Comparison) -> dict[str, float]:
 def as_json(found: Comparison, path: str) -> dict[str, Any]:
     """Return all figures in the layout that every ``validate`` command writes."""
     measured = [each for each in found.compared if each.row.texts["trust"] != "F"]
+    formula = [each for each in found.compared if each.row.texts["trust"] == "F"]
     whole = figures(measured)
     refused = sum(not each.outcome.fits for each in found.compared)
     return {
@@ -152,16 +153,12 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
             for grouping, groups in tables(found.compared).items()
             for name, group in groups.items()
         }
-        | {f"trust={t}": figures(g) for t, g in (("F", _formula(found)),) if g},
+        | ({"trust=F": figures(formula)} if formula else {}),
         "defaults": dict(found.defaults.most_common()),
         "approximations": dict(found.approximations.most_common()),
         "pairs": pair_figures(pairs(found.compared)),
         "cases": [_case(each) for each in found.compared],
     }
-
-
-def _formula(found: Comparison) -> list[Compared]:
-    return [each for each in found.compared if each.row.texts["trust"] == "F"]
 
 
 def _case(each: Compared) -> dict[str, Any]:

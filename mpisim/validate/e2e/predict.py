@@ -17,6 +17,7 @@ from ...quantity import PICOSECONDS
 from ...results import Results
 from ...simulate import simulate
 from .experiments import Mapped
+from .steady import extended, shorter, with_micro_batches
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -55,7 +56,9 @@ class Outcome:
     failed: str = ""
 
 
-def predict(rows: Sequence[Mapped], comm: Intracomm) -> list[Outcome] | None:
+def predict(
+    rows: Sequence[Mapped], comm: Intracomm, *, every: bool = False
+) -> list[Outcome] | None:
     """Simulate rows. **Collective**: every process gives the same rows.
 
     Equal experiments are simulated once. A row that cannot be simulated has an outcome that says
@@ -65,6 +68,8 @@ def predict(rows: Sequence[Mapped], comm: Intracomm) -> list[Outcome] | None:
     ----------
     rows : sequence of Mapped
     comm : mpi4py.MPI.Intracomm
+    every : bool
+        Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
 
     Returns
     -------
@@ -77,12 +82,12 @@ def predict(rows: Sequence[Mapped], comm: Intracomm) -> list[Outcome] | None:
         if row.text not in number:
             number[row.text] = len(unique)
             unique.append(row)
-    mine = _shares([_effort(each.experiment) for each in unique], comm.size)[comm.rank]
+    mine = _shares([_effort(each.experiment, every) for each in unique], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
     with progress(comm, "rows simulated", len(mine)) as update:
         for done, i in enumerate(mine):
             update(done)
-            found[i] = _simulated(unique[i])
+            found[i] = _simulated(unique[i], every)
     gathered = comm.gather(found, root=0)
     if gathered is None:
         return None
@@ -101,31 +106,40 @@ def _shares(efforts: Sequence[float], processes: int) -> list[list[int]]:
     return shares
 
 
-def _effort(experiment: Experiment) -> float:
+def _effort(experiment: Experiment, every: bool) -> float:
     """Return about how many rows there are to simulate, of one rank of each stage."""
     plan, model = experiment.plan, experiment.model
     layers = model.layers if isinstance(model, Transformer) else 50
     dp = plan.dp or 1
     micro_batches = plan.global_batch / (dp * plan.micro_batch)
+    numbers = None if every else shorter(experiment)
+    if numbers is not None:
+        micro_batches = numbers[0] + numbers[1]
     return micro_batches * (layers + 2 * plan.pp * plan.vpp) + 50.0
 
 
-def _simulated(row: Mapped) -> Outcome:
+def _simulated(row: Mapped, every: bool) -> Outcome:
     """Simulate one experiment on this process alone."""
-    from mpi4py import MPI
-
     try:
-        case = prepare(row.experiment)
-        results = simulate(case, MPI.COMM_SELF)
-        assert results is not None
-        return _outcome(case, results)
+        numbers = None if every else shorter(row.experiment)
+        if numbers is None:
+            return _outcome(row.experiment)
+        first, second = (
+            _outcome(with_micro_batches(row.experiment, number)) for number in numbers[:2]
+        )
+        return _extended(first, second, numbers)
     except MpisimError as error:
-        return Outcome(failed=str(error).removeprefix(f"{row.row.where()}: "))
+        return Outcome(failed=str(error).removeprefix(f"{row.row.where}: "))
     except Exception as error:  # a bug met by one row must not cost the other rows
         return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _outcome(case: Case, results: Results) -> Outcome:
+def _outcome(experiment: Experiment) -> Outcome:
+    from mpi4py import MPI
+
+    case = prepare(experiment)
+    results = simulate(case, MPI.COMM_SELF)
+    assert results is not None
     shares = {
         name: float(np.mean(results.ranks[name])) / results.step_time_ps
         for name in (*PARTS, "host_busy")
@@ -135,6 +149,25 @@ def _outcome(case: Case, results: Results) -> Outcome:
         before_optimizer=_before_optimizer(case, results) / PICOSECONDS,
         uncertainty=float(results.attributes["uncertainty"]),
         fits=case.memory.fits,
+        breakdown=shares,
+    )
+
+
+def _extended(first: Outcome, second: Outcome, numbers: tuple[int, int, int]) -> Outcome:
+    """Return the outcome of more micro-batches."""
+    assert first.breakdown is not None
+    assert second.breakdown is not None
+    seconds = extended(first.seconds, second.seconds, numbers)
+    shares = {
+        name: extended(first.breakdown[name] * first.seconds, share * second.seconds, numbers)
+        / seconds
+        for name, share in second.breakdown.items()
+    }
+    return Outcome(
+        seconds=seconds,
+        before_optimizer=extended(first.before_optimizer, second.before_optimizer, numbers),
+        uncertainty=second.uncertainty,
+        fits=second.fits,
         breakdown=shares,
     )
 

@@ -20,9 +20,9 @@ HEADINGS = (
 KEYS = ("mape", "median", "p90", "bias", "within_5", "within_10", "within_20", "covered")
 
 NOTE = """\
-mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 5 %: share of rows; in 90 %
-interval: share within the interval that the prediction states. Rows of trust F follow a formula and
-are in no table but the first."""
+mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 5 %: share of rows; in
+90 % interval: share within the interval that the prediction states. Rows of trust F follow a
+formula and are in no table but the first."""
 
 
 def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
@@ -116,9 +116,9 @@ def _worst(rows: Sequence[Compared], count: int) -> str:
              f"{each.outcome.uncertainty:.0%}", *shares)
         )  # fmt: skip
     return "\n".join(aligned(cells)) + (
-        "\nshares of the predicted step, mean over GPUs: computing; communication that nothing hides, "
-        "moving\ndata and waiting for others (pipeline bubbles too); nothing at all; host: CPU busy, "
-        "beside these"
+        "\nshares of the predicted step, mean over GPUs: computing; communication that nothing "
+        "hides, moving\ndata and waiting for others (pipeline bubbles too); nothing at all; host: "
+        "CPU busy, beside these"
     )
 
 

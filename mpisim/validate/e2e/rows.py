@@ -40,9 +40,8 @@ class Row:
 
     Attributes
     ----------
-    file : str
-    line : int
-        Of the file, for messages.
+    where : str
+        File and line, for messages.
     texts : mapping of str to str
         Every column as it stands in the table.
     numbers : mapping of str to float
@@ -53,8 +52,7 @@ class Row:
         The columns `FLAGS` that are not blank.
     """
 
-    file: str
-    line: int
+    where: str
     texts: Mapping[str, str]
     numbers: Mapping[str, float]
     integers: Mapping[str, int]
@@ -76,10 +74,6 @@ class Row:
         """Whether the optimizer's part is not in the measured time."""
         return "EXCLUDES optimizer" in self.texts["step_time_basis"]
 
-    def where(self) -> str:
-        """Return file and line, for messages."""
-        return f"{self.file}:{self.line}"
-
 
 def read(path: str | Path) -> list[Row]:
     """Read a table.
@@ -100,8 +94,7 @@ def read(path: str | Path) -> list[Row]:
             reader = csv.reader(file, strict=True)
             headings = next(reader, [])
             _check_headings(headings, path)
-            rows = [_row(dict(zip(headings, cells)), len(cells) - len(headings), path, reader.line_num)
-                    for cells in reader if cells]  # fmt: skip
+            rows = [_row(headings, cells, f"{path}:{reader.line_num}") for cells in reader if cells]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     except csv.Error as error:
@@ -110,11 +103,11 @@ def read(path: str | Path) -> list[Row]:
         raise InputError(f"{path}: cannot be read: {reason(error)}") from error
     if not rows:
         raise InputError(f"{path}: has headings, but no rows")
-    known: dict[str, int] = {}
+    known: dict[str, str] = {}
     for row in rows:
         if row.id in known:
-            raise InputError(f"{row.where()}: id {row.id!r} is also in line {known[row.id]}")
-        known[row.id] = row.line
+            raise InputError(f"{row.where}: id {row.id!r} is also at {known[row.id]}")
+        known[row.id] = row.where
     return rows
 
 
@@ -122,18 +115,17 @@ def _check_headings(headings: list[str], path: str | Path) -> None:
     for name in COLUMNS:
         if name not in headings:
             near = nearest(name, headings)
-            raise InputError(f"{path}: there is no column {name!r}{near}; it needs {_list(COLUMNS)}")
+            needed = ", ".join(COLUMNS)
+            raise InputError(f"{path}: there is no column {name!r}{near}; it needs {needed}")
     for name in headings:
         if headings.count(name) > 1:
             raise InputError(f"{path}: column {name!r} is there twice")
 
 
-def _row(texts: dict[str, str], beyond: int, path: str | Path, line: int) -> Row:
-    if beyond:
-        raise InputError(f"{path}:{line}: has {abs(beyond)} cells {'more' if beyond > 0 else 'less'} "
-                         "than there are headings")  # fmt: skip
-    texts = {name: text.strip() for name, text in texts.items()}
-    where = f"{path}:{line}"
+def _row(headings: list[str], cells: list[str], where: str) -> Row:
+    if len(cells) != len(headings):
+        raise InputError(f"{where}: has {len(cells)} cells under {len(headings)} headings")
+    texts = {name: cell.strip() for name, cell in zip(headings, cells, strict=True)}
     for name in ("id", "model", "gpu", "num_gpus"):
         if not texts[name]:
             raise InputError(f"{where}: column {name!r} is blank; every row needs it")
@@ -159,7 +151,7 @@ def _row(texts: dict[str, str], beyond: int, path: str | Path, line: int) -> Row
             )
         if texts[name]:
             flags[name] = texts[name] == "True"
-    return Row(str(path), line, texts, numbers, integers, flags)
+    return Row(where, texts, numbers, integers, flags)
 
 
 def _number(text: str, name: str, where: str) -> float:
@@ -175,6 +167,3 @@ def _number(text: str, name: str, where: str) -> float:
         )
     return value
 
-
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names)

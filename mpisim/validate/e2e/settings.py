@@ -1,4 +1,4 @@
-"""What makes experiments of rows whose source does not say everything: ``data/validation/e2e.toml``."""
+"""What fills in what the sources of rows do not say: ``data/validation/e2e.toml``."""
 
 from __future__ import annotations
 
