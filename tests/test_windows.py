@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from programs import partial, programs
 from test_engine_processes import assert_same, first, shuffled
 
-from mpisim.engine import simulate
+from mpisim.engine import simulate, windows
 from mpisim.program import Program
 
 if TYPE_CHECKING:
@@ -50,6 +50,26 @@ def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: 
                 )  # fmt: skip
                 assert_same(run, alone)
                 assert part.allreduce(run.rounds) == n * run.rounds
+
+
+@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
+@settings(max_examples=60)
+def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) -> None:
+    """A window may be shorter than it could be, but never shorter than to its first event."""
+    network = random_links(seed, program.n_ranks)
+    alone = simulate(program, network=network, fold=False, critical_path=True)
+    rng = random.Random(seed)  # the same on all processes
+
+    def shortened(earliest: int, until: int) -> int:
+        return rng.choice([earliest, rng.randint(earliest, min(until, earliest + 500))])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "_shortened", shortened)
+        run = simulate(
+            program, world, network=network, placement=shuffled(program, world.size, seed),
+            critical_path=True,
+        )  # fmt: skip
+    assert_same(run, alone)
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contention import Contention
+from .cost import Priced
 from .lowering import Code, Opcode
 from .routes import Routes
 
@@ -47,6 +48,7 @@ FLOW_GROUP = np.dtype(
     [
         ("time", np.int64),  # latest ready time so far; once complete, the start
         ("end", np.int64),  # of the flow; before, the latest end of a flow that led to a post
+        ("bound", np.int64),  # while bounds are worked out
         ("last", np.int32),  # the rank that was ready at `time`, the lowest if several
         ("missing", np.int32),  # hosted members still to come; -1 once resolved, -2 while it flows
         ("away", np.int32),  # messages still to come from other processes
@@ -54,7 +56,7 @@ FLOW_GROUP = np.dtype(
         ("route", np.int32),  # of the flow, or -1
         ("price", np.int32),  # of the flow, or -1
         ("owned", np.int32),  # whether other processes are to be told what becomes of it
-        ("reserved", np.int32),
+        ("flow", np.int32),  # its number among active flows, or -1
     ]
 )
 """State of one group, which may be a flow."""
@@ -79,18 +81,39 @@ class Script:
         First rows of kernels, stream by stream, in order.
     kernel_index : int64, shape (n_streams + 1,)
         Stream s has the kernels ``kernel_index[s]`` to ``kernel_index[s + 1]``.
+    clock : int64, shape (n,)
+        What the CPU spends on a row and all before it, waiting aside.
     """
 
     steps: NDArray[np.void]
     waits: NDArray[np.int32]
     kernels: NDArray[np.int32]
     kernel_index: NDArray[np.int64]
+    clock: NDArray[np.int64]
 
     @property
     def n_streams(self) -> int:
         """Number of streams that have kernels."""
         return len(self.kernel_index) - 1
 
+    def spans(self, duration: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how long kernels take, and they and all before them with their gaps.
+
+        Parameters
+        ----------
+        duration : int64, shape (n,)
+            Of each row.
+
+        Returns
+        -------
+        int64, shape (2, m)
+            In the order of `kernels`. Of the sums only differences within a stream mean anything.
+        """
+        first = np.sort(self.kernels)
+        own = np.where(self.steps["stream"] >= 0, duration, 0)
+        longest = np.maximum.reduceat(own, first) if len(first) else own
+        span = longest[np.searchsorted(first, self.kernels)]
+        return np.stack([span, np.cumsum(span + self.steps["gap"][self.kernels])])
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
@@ -113,6 +136,8 @@ class Traffic:
     backwards : bool
         Some gap or launch latency is negative, so that what follows may begin before what led to
         it has ended.
+    spans : list of int64 arrays
+        For each of the layout's durations, see `Script.spans`. Empty if alone.
     alone : bool
         All flows are run here, and no other process takes part.
     """
@@ -127,6 +152,7 @@ class Traffic:
     slot_route: NDArray[np.int32]
     slot_n_routes: NDArray[np.int32]
     backwards: bool
+    spans: list[NDArray[np.int64]]
     alone: bool
 
     @classmethod
@@ -135,7 +161,8 @@ class Traffic:
         routes: Routes,
         contention: Contention,
         codes: list[Code],
-        prices: list[NDArray[np.int32]],
+        code: NDArray[np.int32],
+        priced: Priced,
         bound: NDArray[np.int64],
         alone: bool,
     ) -> Traffic:
@@ -146,9 +173,10 @@ class Traffic:
         routes : Routes
             Of the cast.
         contention : Contention
-        codes : list of Code
-        prices : list of int32 arrays
-            Entries of the contention's prices, or -1, for each of the layout's durations.
+        codes, code
+            As in a layout.
+        priced : Priced
+            Of the hosted ranks.
         bound : int64, shape (s,)
             The group that each slot is bound to.
         alone : bool
@@ -157,11 +185,17 @@ class Traffic:
         columns = np.array(
             [(p.latency, p.volume, p.rate, pattern[p.pattern]) for p in contention.prices], np.int64
         ).T.copy()
+        scripts = [script(one) for one in codes]
+        spans = []
+        if not alone:
+            entry, rank = np.unique(priced.which, return_index=True)
+            of_entry = dict(zip(entry.tolist(), code[rank].tolist()))
+            spans = [scripts[of_entry[i]].spans(d) for i, d in enumerate(priced.durations)]
         first = np.searchsorted(routes.group, bound)
         count = np.searchsorted(routes.group, bound, side="right") - first
         return cls(
-            scripts=[script(code) for code in codes],
-            prices=prices,
+            scripts=scripts,
+            prices=priced.prices,
             latency=columns[0],
             volume=columns[1],
             rate=columns[2],
@@ -170,6 +204,7 @@ class Traffic:
             slot_route=first.astype(np.int32),
             slot_n_routes=count.astype(np.int32),
             backwards=contention.backwards,
+            spans=spans,
             alone=alone,
         )
 
@@ -202,11 +237,15 @@ def script(code: Code) -> Script:
     steps["index"][kernels] = np.arange(len(kernels)) - kernel_index[stream]
     for column in ("stream", "index"):  # JOINED rows are their kernel's
         steps[column] = steps[column][code.first]
+    called = (opcode != Opcode.JOIN) & (opcode != Opcode.HOST)
+    spent = np.where(opcode == Opcode.JOIN, 0, steps["host"])
+    spent += np.where(called, steps["launch_cost"], 0)
     return Script(
         steps=steps,
         waits=code.first[table.wait_row].astype(np.int32),
         kernels=kernels.astype(np.int32),
         kernel_index=kernel_index.astype(np.int64),
+        clock=np.cumsum(spent),
     )
 
 

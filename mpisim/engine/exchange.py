@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "exchange"]
 
 _K_BITS = 32
-_HEAD = 4
+_HEAD = 5
+_NO_EVENT = int(np.iinfo(np.int64).max)
 _INLINE = 4
 """Messages to one process that travel with the counts: most rounds then need one MPI call."""
 
@@ -35,6 +36,13 @@ class Progress(NamedTuple):
     """Ranks that have not ended."""
     moving: bool
     """Whether a message was under way or a rank could still move."""
+    earliest: int = _NO_EVENT
+    """When the next flow arrives or ends; the largest int64 if none will."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is still to come."""
+        return self.moving or self.earliest < _NO_EVENT
 
 
 def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
@@ -58,6 +66,7 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
     head[:, 1] = core.unfinished
     head[:, 2] = moving or most > 0
     head[:, 3] = most
+    head[:, 4] = _NO_EVENT if plan.layout.traffic is None else core.next_event()
     first = np.cumsum(sent) - sent
     if 0 < most <= _INLINE:
         receiver = np.repeat(np.arange(comm.size), sent)
@@ -65,8 +74,9 @@ def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
         head[:, _HEAD:].reshape(comm.size, _INLINE, words)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
-    state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()))
-    if state.unfinished == 0 or not state.moving:
+    state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()))
+    over = state.unfinished == 0 and plan.layout.traffic is None
+    if over or not state.moving:
         return state  # all see the same, so nobody waits for the messages
 
     counts = heads[:, 0].copy()

@@ -261,7 +261,8 @@ def make_plan(
     contention : Contention, optional
         Given if the cast has routes.
     operations : int64, shape (n_groups,), optional
-        How many operations each group of the cast has; needed for routes and several processes.
+        How many operations each group of the cast has. Given if it has routes and several
+        processes take part.
     """
     program = cast.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
@@ -271,6 +272,7 @@ def make_plan(
     bound = cast.slots[at]
 
     numbers, code = np.unique(program.table[ranks], return_inverse=True)
+    code = code.astype(np.int32)
     codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
     on_slot = _operations(codes, code, slot_index)
     active = on_slot > 0
@@ -307,14 +309,15 @@ def make_plan(
     traffic = None
     if contention is not None:
         groups["end"] = np.iinfo(np.int64).min
-        groups["route"] = groups["price"] = -1
+        groups["bound"] = np.iinfo(np.int64).min
+        groups["route"] = groups["price"] = groups["flow"] = -1
         groups["owned"] = np.repeat(role == Role.OWNER, n_operations)
         assert cast.routes is not None
-        alone = bool((placement == process).all())
-        traffic = Traffic.of(cast.routes, contention, codes, priced.prices, bound, alone)
+        alone = operations is None
+        traffic = Traffic.of(cast.routes, contention, codes, code, priced, bound, alone)
     layout = Layout(
         codes=codes,
-        code=code.astype(np.int32),
+        code=code,
         durations=priced.durations,
         duration=priced.which,
         numbers=hosted,

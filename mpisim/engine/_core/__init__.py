@@ -30,6 +30,8 @@ and where communications share links
 
 ``next_event()``, ``commit(until)``
     When the next flow arrives or ends; let that happen, and all until then.
+``horizon(earliest)``
+    A time before which no flow can arrive that ranks here have still to post.
 ``n_events``
     Arrivals and ends so far.
 

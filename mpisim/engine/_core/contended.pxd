@@ -29,6 +29,7 @@ cdef struct Step:
 cdef struct FlowGroup:
     int64_t time
     int64_t end
+    int64_t bound
     int32_t last
     int32_t missing
     int32_t away
@@ -36,7 +37,7 @@ cdef struct FlowGroup:
     int32_t route
     int32_t price
     int32_t owned
-    int32_t reserved
+    int32_t flow
 
 cdef struct Stream:
     int64_t end  # of its last kernel that has ended
@@ -49,7 +50,12 @@ cdef struct Stream:
     int32_t done
     int32_t rank
     int32_t next_waiter
-    int64_t pending  # its next kernel has begun
+    const int64_t* span  # of its kernels: each, and each with all before it
+    const int64_t* spent
+    int64_t bound  # when its next kernel can end at the earliest, as of the horizon
+    int64_t horizon
+    int32_t front  # the first kernel from here on that may flow
+    int32_t pending  # its next kernel has begun
 
 cdef struct Actors:  # of one rank: its CPU, and its streams
     int64_t host
@@ -67,6 +73,9 @@ cdef struct Actors:  # of one rank: its CPU, and its streams
     int64_t* causes
     int64_t* eager_ready
     Stream* streams
+    const int64_t* clock
+    int64_t bound  # when the CPU can have done its row at the earliest, as of the horizon
+    int64_t horizon
     int64_t first_row
     int32_t n_streams
     int32_t n_rows

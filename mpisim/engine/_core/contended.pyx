@@ -48,6 +48,7 @@ cdef class Core:
     cdef Entry* arrivals
     cdef int64_t* flows
     cdef int64_t* spare
+    cdef int64_t* touched
     cdef const int64_t* latency
     cdef const int64_t* volume
     cdef const int64_t* rate
@@ -56,7 +57,8 @@ cdef class Core:
     cdef int64_t* begin_of
     cdef int64_t* end_of
     cdef uint8_t* binding_of
-    cdef int64_t n_ranks, n_ready, n_arrivals, arrivals_room, n_flows, flows_room, n_spare, time
+    cdef int64_t n_ranks, n_ready, n_arrivals, arrivals_room, flows_room, n_spare, time
+    cdef int64_t n_touched, touched_room, n_horizons, earliest
     cdef bint record, alone, backwards
     cdef object layout, kept
     cdef Sharing sharing
@@ -126,7 +128,8 @@ cdef class Core:
     cdef _bind(self, const int64_t[::1] stream_index, const int64_t[::1] eager_index):
         """Point every rank to its part of each array."""
         cdef const Step[::1] steps
-        cdef const int64_t[::1] duration, kernel_index
+        cdef const int64_t[::1] duration, kernel_index, clock
+        cdef const int64_t[:, ::1] span
         cdef const int32_t[::1] price, waits, kernels
         cdef int64_t[::1] eager
         traffic = self.layout.traffic
@@ -144,21 +147,28 @@ cdef class Core:
         cdef Actors* rank
         cdef Stream* stream
         scripts = [
-            (padded(x.steps), padded(x.waits), padded(x.kernels), x.kernel_index, len(x.steps))
+            (
+                padded(x.steps), padded(x.waits), padded(x.kernels), x.kernel_index,
+                padded(x.clock), len(x.steps),
+            )
             for x in traffic.scripts
         ]
+        spans = [np.pad(one, ((0, 0), (0, 1))) for one in traffic.spans]
         durations = [padded(d) for d in self.layout.durations]
         prices = [padded(p) for p in traffic.prices]
         eager_array = np.zeros(eager_index[self.n_ranks] + 1, np.int64)
         eager = eager_array
-        self.kept.extend([scripts, durations, prices, group, role, route, n_routes, eager_array])
+        self.kept.extend([scripts, spans, durations, prices, group, role, route, n_routes, eager_array])
         for i in range(self.n_ranks):
             rank = &self.ranks[i]
-            steps, waits, kernels, kernel_index, rank.n_rows = scripts[code[i]]
+            steps, waits, kernels, kernel_index, clock, rank.n_rows = scripts[code[i]]
             duration = durations[number[i]]
             price = prices[number[i]]
             rank.steps = &steps[0]
             rank.waits = &waits[0]
+            rank.clock = &clock[0]
+            if spans:
+                span = spans[number[i]]
             rank.duration = &duration[0]
             rank.price = &price[0]
             rank.group = &group[slot_index[i]]
@@ -185,6 +195,9 @@ cdef class Core:
                 stream.group = -1
                 stream.need = CPU
                 stream.rank = <int32_t>i
+                if spans:
+                    stream.span = &span[0, kernel_index[s]]
+                    stream.spent = &span[1, kernel_index[s]]
             self.ready[self.n_ranks - 1 - i] = <int32_t>i  # a stack: the lowest rank first
 
     def __dealloc__(self):
@@ -197,6 +210,7 @@ cdef class Core:
         free(self.arrivals)
         free(self.flows)
         free(self.spare)
+        free(self.touched)
 
     # --- running --------------------------------------------------------------------------------
 
@@ -422,20 +436,27 @@ cdef class Core:
         cdef const Step* x = &rank.steps[row]
         cdef int64_t number = rank.group[x.slot] + x.ordinal
         cdef FlowGroup* group = &self.group_of[number]
-        cdef int32_t route, price = rank.price[row]
+        cdef int32_t route = self.route_of(rank, row)
         if x.eager >= 0:
             rank.eager_ready[x.eager] = ready
-        if price >= 0:
-            for route in range(rank.route[x.slot], rank.route[x.slot] + rank.n_routes[x.slot]):
-                if self.route_pattern[route] == self.pattern[price]:
-                    group.route = route
-                    group.price = price
+        if route >= 0:
+            group.route = route
+            group.price = rank.price[row]
         merge(group, ready, rank.number, cause)
         group.missing -= 1
         if group.missing == 0:
             if rank.role[x.slot] == PEER or rank.role[x.slot] == MEMBER:
                 self.tell(number)
             self.start_if_complete(number, rank.role[x.slot] != MEMBER)
+
+    cdef inline int32_t route_of(self, const Actors* rank, int32_t row) noexcept nogil:
+        """By which route a communication flows, or -1."""
+        cdef int32_t price = rank.price[row], slot = rank.steps[row].slot, route
+        if price >= 0:
+            for route in range(rank.route[slot], rank.route[slot] + rank.n_routes[slot]):
+                if self.route_pattern[route] == self.pattern[price]:
+                    return route
+        return -1
 
     cdef inline void start_if_complete(self, int64_t number, bint begins) noexcept nogil:
         """Resolve a group to which all have come, or let it flow if that is this core's task."""
@@ -502,6 +523,7 @@ cdef class Core:
             self.spare[self.n_spare] = slot
             self.n_spare += 1
             self.group_of[number].end = time
+            self.group_of[number].flow = -1
             self.resolve(number)
             self.n_events += 1
             slot = self.sharing.pop_ended(time)
@@ -514,6 +536,7 @@ cdef class Core:
             self.n_spare -= 1
             slot = self.spare[self.n_spare]
             self.flows[slot] = number
+            group.flow = <int32_t>slot
             self.sharing.begin(
                 slot, group.route, time, self.volume[group.price], self.rate[group.price],
                 group.route)
@@ -545,6 +568,144 @@ cdef class Core:
             at = parent
         self.arrivals[at].key = time
         self.arrivals[at].item = number
+
+    # --- bounds ---------------------------------------------------------------------------------
+
+    def horizon(self, int64_t earliest):
+        """Return a time before which no flow can arrive that ranks here have still to post."""
+        cdef int64_t horizon = INT64_MAX, i
+        cdef FlowGroup* group
+        with nogil:
+            self.earliest = earliest
+            self.n_horizons += 1
+            self.n_touched = 0
+            for i in range(self.n_ranks):
+                if self.ranks[i].ended <= self.ranks[i].n_streams:
+                    horizon = min(horizon, self.horizon_of(&self.ranks[i]))
+            for i in range(self.n_touched):
+                horizon = min(horizon, self.group_of[self.touched[i]].bound)
+            for i in range(self.n_touched):
+                self.group_of[self.touched[i]].bound = NEVER
+        return horizon
+
+    cdef int64_t horizon_of(self, Actors* rank) noexcept nogil:
+        """Look at the next post of each stream; return what eager ones say."""
+        cdef int64_t horizon = INT64_MAX, ready, number
+        cdef int32_t s, row, first
+        cdef const Step* x
+        cdef Stream* stream
+        cdef FlowGroup* group
+        for s in range(rank.n_streams):
+            stream = &rank.streams[s]
+            self.find_front(rank, stream)
+            if stream.front == stream.n_kernels:
+                continue
+            if stream.front == stream.done:
+                ready = self.begin_bound(rank, stream)
+            else:
+                ready = self.end_bound(rank, stream)
+                ready += stream.spent[stream.front] - stream.spent[stream.done]
+                ready -= stream.span[stream.front]
+            first = stream.kernels[stream.front]
+            for row in range(first, first + rank.steps[first].n_rows):
+                if self.route_of(rank, row) < 0:
+                    continue
+                x = &rank.steps[row]
+                if x.eager >= 0:  # what follows does not wait for the end of this
+                    horizon = min(horizon, ready)
+                    continue
+                number = rank.group[x.slot] + x.ordinal
+                group = &self.group_of[number]
+                group.bound = max(group.bound, ready + self.latency[rank.price[row]])
+                if self.n_touched == self.touched_room:
+                    self.touched_room = max(2 * self.touched_room, 256)
+                    self.touched = <int64_t*>resized(
+                        self.touched, self.touched_room * sizeof(int64_t))
+                self.touched[self.n_touched] = number
+                self.n_touched += 1
+        return horizon
+
+    cdef inline void find_front(self, Actors* rank, Stream* stream) noexcept nogil:
+        """Find the first kernel of a stream that has not begun and may flow."""
+        cdef int32_t row, first
+        stream.front = max(stream.front, stream.done + stream.pending)
+        while stream.front < stream.n_kernels:
+            first = stream.kernels[stream.front]
+            if rank.steps[first].opcode == MEET:
+                for row in range(first, first + rank.steps[first].n_rows):
+                    if self.route_of(rank, row) >= 0:
+                        return
+            stream.front += 1
+
+    cdef int64_t begin_bound(self, Actors* rank, Stream* stream) noexcept nogil:
+        """When the next kernel of a stream can begin at the earliest."""
+        cdef int32_t row = stream.kernels[stream.done], i
+        cdef const Step* x = &rank.steps[row]
+        cdef int64_t begin = rank.value[row]
+        if rank.row <= row:
+            begin = self.cpu_bound(rank) + rank.clock[row] - rank.clock[rank.row]
+            begin += x.launch - x.launch_cost
+        if stream.done:
+            begin = max(begin, stream.end + x.gap)
+        for i in range(x.first_wait, x.first_wait + x.n_waits):
+            begin = max(begin, self.kernel_bound(rank, rank.waits[i]) + x.gap)
+        return begin if self.backwards else max(begin, self.earliest)
+
+    cdef int64_t end_bound(self, Actors* rank, Stream* stream) noexcept nogil:
+        """When the next kernel of a stream can end at the earliest."""
+        cdef int64_t bound = NEVER
+        cdef int32_t row = stream.kernels[stream.done], i
+        if stream.horizon != self.n_horizons:
+            if stream.pending:
+                for i in range(row, row + rank.steps[row].n_rows):
+                    bound = max(bound, self.group_bound(rank, i, row))
+            else:
+                bound = self.begin_bound(rank, stream) + stream.span[stream.done]
+            stream.bound = bound
+            stream.horizon = self.n_horizons
+        return stream.bound
+
+    cdef int64_t group_bound(self, Actors* rank, int32_t row, int32_t kernel) noexcept nogil:
+        """When a communication that this rank has posted can end at the earliest."""
+        cdef const Step* x = &rank.steps[row]
+        cdef int64_t duration = rank.duration[row], end
+        cdef FlowGroup* group
+        if x.eager >= 0:
+            return rank.value[kernel] + duration
+        group = &self.group_of[rank.group[x.slot] + x.ordinal]
+        if group.missing == RESOLVED:
+            return end_of(rank, row, group)
+        end = group.time + duration
+        if group.missing > 0 and not self.backwards:
+            return max(end, self.earliest + duration)
+        if self.route_of(rank, row) < 0:
+            return end
+        if group.flow >= 0:
+            end = max(end, self.sharing.bound(group.flow, self.earliest))
+        return max(end, self.earliest)
+
+    cdef int64_t cpu_bound(self, Actors* rank) noexcept nogil:
+        """When the CPU can have done the row that it has come to at the earliest."""
+        cdef const Step* x = &rank.steps[rank.row]
+        cdef int64_t bound = rank.host + x.host
+        cdef int32_t i
+        if rank.horizon != self.n_horizons:
+            if x.opcode <= MEET:
+                bound = max(bound, self.kernel_bound(rank, x.queue))
+            else:
+                for i in range(x.first_wait, x.first_wait + x.n_waits):
+                    bound = max(bound, self.kernel_bound(rank, rank.waits[i]))
+            rank.bound = bound + x.launch_cost
+            rank.horizon = self.n_horizons
+        return rank.bound
+
+    cdef int64_t kernel_bound(self, Actors* rank, int32_t kernel) noexcept nogil:
+        """When a kernel, told by its first row, ends, or can end at the earliest."""
+        cdef const Step* x = &rank.steps[kernel]
+        cdef Stream* stream = &rank.streams[x.stream]
+        if stream.done > x.index:
+            return rank.value[kernel]
+        return self.end_bound(rank, stream) + stream.spent[x.index] - stream.spent[stream.done]
 
     # --- other processes ------------------------------------------------------------------------
 

@@ -35,13 +35,17 @@ INFINITY = int(np.iinfo(np.int64).max)
 class Group:
     """State of one group: see `mpisim.engine.actors.FLOW_GROUP`."""
 
-    __slots__ = ("away", "end", "last", "missing", "owned", "price", "route", "time", "waiters")
+    __slots__ = (
+        "away", "bound", "end", "flow", "last", "missing", "owned", "price", "route", "time",
+        "waiters",
+    )  # fmt: skip
 
     def __init__(
         self, time: int, end: int, last: int, missing: int, away: int, owned: int
     ) -> None:
         self.time, self.end, self.last, self.missing, self.away = time, end, last, missing, away
-        self.route = self.price = -1
+        self.route = self.price = self.flow = -1
+        self.bound = NEVER
         self.owned = owned
         self.waiters: list[Rank] = []
 
@@ -59,6 +63,8 @@ class Stream:
         self.pending = False
         self.end = self.cause = NEVER
         self.group, self.need, self.count = -1, CPU, 0
+        self.front = 0  # the first kernel from here on that may flow
+        self.bound: int | None = None
 
 
 class Rank:
@@ -72,6 +78,10 @@ class Rank:
         self.steps = steps
         self.waits: list[int] = script.waits.tolist()
         self.streams = [Stream(kernels[a:b]) for a, b in pairwise(index)]
+        self.kernel_index = index
+        self.clock: list[int] = script.clock.tolist()
+        if traffic.spans:
+            self.span, self.spent = traffic.spans[layout.duration[local]].tolist()
         self.duration: list[int] = layout.durations[layout.duration[local]].tolist()
         self.price: list[int] = traffic.prices[layout.duration[local]].tolist()
         self.group: list[int] = layout.slot_group[slots].tolist()
@@ -82,6 +92,7 @@ class Rank:
         self.row, self.need, self.count = 0, CPU, 0
         self.host = self.device = int(layout.start[local])
         self.cause = NEVER
+        self.bound: int | None = None
         self.value = [0] * len(steps)
         self.causes = [NEVER] * len(steps)
         self.eager_ready = [0] * layout.codes[number].n_eager
@@ -303,17 +314,24 @@ class Core:
         slot = step["slot"]
         number = rank.group[slot] + step["ordinal"]
         group = self._groups[number]
-        if price >= 0:
-            traffic = self._layout.traffic
-            for route in range(rank.route[slot], rank.route[slot] + rank.n_routes[slot]):
-                if traffic.routes.pattern[route] == traffic.pattern[price]:
-                    group.route, group.price = route, price
+        if (route := self._route(rank, row)) >= 0:
+            group.route, group.price = route, price
         self._merge(group, ready, rank.number, cause)
         group.missing -= 1
         if group.missing == 0:
             if rank.role[slot] in (PEER, MEMBER):
                 self._outbox.append(number)
             self._start_if_complete(number, rank.role[slot] != MEMBER)
+
+    def _route(self, rank: Rank, row: int) -> int:
+        """By which route a communication flows, or -1."""
+        price, slot = rank.price[row], rank.steps[row]["slot"]
+        if price >= 0:
+            traffic = self._layout.traffic
+            for route in range(rank.route[slot], rank.route[slot] + rank.n_routes[slot]):
+                if traffic.routes.pattern[route] == traffic.pattern[price]:
+                    return route
+        return -1
 
     @staticmethod
     def _merge(group: Group, ready: int, last: int, cause: int) -> None:
@@ -361,6 +379,7 @@ class Core:
             while (slot := sharing.pop_ended(time)) >= 0:
                 self._free.append(slot)
                 self._groups[self._flow[slot]].end = time
+                self._groups[self._flow[slot]].flow = -1
                 self._resolve(self._flow[slot])
                 self.n_events += 1
             while self._arrivals and self._arrivals[0][0] == time:
@@ -369,12 +388,139 @@ class Core:
                 if not self._free:
                     self._free.append(len(self._flow))
                     self._flow.append(-1)
-                slot = self._free.pop()
+                slot = group.flow = self._free.pop()
                 self._flow[slot] = number
                 volume, rate = traffic.volume[group.price], traffic.rate[group.price]
                 sharing.begin(slot, group.route, time, int(volume), int(rate), group.route)
                 self.n_events += 1
             sharing.solve(time)
+
+    # --- bounds ---------------------------------------------------------------------------------
+
+    def horizon(self, earliest: int) -> int:
+        """Return a time before which no flow can arrive that ranks here have still to post.
+
+        Nothing here may be able to move. The next post of each stream counts: what it posts later
+        comes after the end of that. A group has to wait for the last of its members.
+
+        Parameters
+        ----------
+        earliest : int
+            When the next event of all processes is.
+        """
+        horizon, touched = INFINITY, []
+        for rank in self._ranks:
+            rank.bound = None
+            for stream in rank.streams:
+                stream.bound = None
+            for stream in rank.streams:
+                front = self._front(rank, stream)
+                if front == len(stream.kernels):
+                    continue
+                ready = self._ready_bound(rank, stream, front, earliest)
+                first = stream.kernels[front]
+                for row in range(first, first + rank.steps[first]["n_rows"]):
+                    step = rank.steps[row]
+                    if self._route(rank, row) < 0:
+                        continue
+                    if step["eager"] >= 0:  # what follows does not wait for the end of this
+                        horizon = min(horizon, ready)
+                        continue
+                    group = self._groups[rank.group[step["slot"]] + step["ordinal"]]
+                    latency = int(self._layout.traffic.latency[rank.price[row]])
+                    group.bound = max(group.bound, ready + latency)
+                    touched.append(group)
+        for group in touched:
+            horizon = min(horizon, group.bound)
+        for group in touched:
+            group.bound = NEVER
+        return horizon
+
+    def _front(self, rank: Rank, stream: Stream) -> int:
+        """The first kernel of a stream that has not begun and may flow."""
+        front = max(stream.front, stream.done + stream.pending)
+        while front < len(stream.kernels):
+            first = stream.kernels[front]
+            rows = range(first, first + rank.steps[first]["n_rows"])
+            if any(self._route(rank, row) >= 0 for row in rows):
+                break
+            front += 1
+        stream.front = front
+        return front
+
+    def _ready_bound(self, rank: Rank, stream: Stream, kernel: int, earliest: int) -> int:
+        """When a kernel of a stream, which has not begun, can begin at the earliest."""
+        if kernel == stream.done:
+            return self._begin_bound(rank, stream, earliest)
+        first = rank.kernel_index[rank.streams.index(stream)]
+        ended = self._end_bound(rank, stream, earliest)
+        spent = rank.spent[first + kernel] - rank.spent[first + stream.done]
+        return ended + spent - rank.span[first + kernel]
+
+    def _begin_bound(self, rank: Rank, stream: Stream, earliest: int) -> int:
+        """When the next kernel of a stream can begin at the earliest."""
+        row = stream.kernels[stream.done]
+        step = rank.steps[row]
+        launched = rank.value[row]
+        if rank.row <= row:
+            spent = rank.clock[row] - rank.clock[rank.row]
+            called = self._cpu_bound(rank, earliest) + spent - step["launch_cost"]
+            launched = called + step["launch"]
+        waits = rank.waits[step["first_wait"] : step["first_wait"] + step["n_waits"]]
+        ends = [stream.end] if stream.done else []
+        ends += [self._kernel_bound(rank, kernel, earliest) for kernel in waits]
+        begin = max([launched, *(end + step["gap"] for end in ends)])
+        return begin if self._layout.traffic.backwards else max(begin, earliest)
+
+    def _end_bound(self, rank: Rank, stream: Stream, earliest: int) -> int:
+        """When the next kernel of a stream can end at the earliest."""
+        if stream.bound is None:
+            if stream.pending:
+                row = stream.kernels[stream.done]
+                rows = range(row, row + rank.steps[row]["n_rows"])
+                stream.bound = max(self._group_bound(rank, one, row, earliest) for one in rows)
+            else:
+                at = rank.kernel_index[rank.streams.index(stream)] + stream.done
+                stream.bound = self._begin_bound(rank, stream, earliest) + rank.span[at]
+        return stream.bound
+
+    def _group_bound(self, rank: Rank, row: int, kernel: int, earliest: int) -> int:
+        """When a communication that this rank has posted can end at the earliest."""
+        step, duration = rank.steps[row], rank.duration[row]
+        if step["eager"] >= 0:
+            return rank.value[kernel] + duration
+        group = self._groups[rank.group[step["slot"]] + step["ordinal"]]
+        if group.missing == RESOLVED:
+            return self._end(rank, row, group)
+        end = group.time + duration
+        if group.missing > 0 and not self._layout.traffic.backwards:
+            return max(end, earliest + duration)
+        if self._route(rank, row) < 0:
+            return end
+        if group.flow >= 0:
+            end = max(end, self._sharing.bound(group.flow, earliest))
+        return max(end, earliest)
+
+    def _cpu_bound(self, rank: Rank, earliest: int) -> int:
+        """When the CPU can have done the row that it has come to at the earliest."""
+        if rank.bound is None:
+            step = rank.steps[rank.row]
+            waits = rank.waits[step["first_wait"] : step["first_wait"] + step["n_waits"]]
+            if step["opcode"] <= MEET:
+                waits = [step["queue"]]
+            ends = [self._kernel_bound(rank, kernel, earliest) for kernel in waits]
+            rank.bound = max(rank.host + step["host"], *ends) + step["launch_cost"]
+        return rank.bound
+
+    def _kernel_bound(self, rank: Rank, kernel: int, earliest: int) -> int:
+        """When a kernel, told by its first row, ends, or can end at the earliest."""
+        step = rank.steps[kernel]
+        stream, index = rank.streams[step["stream"]], step["index"]
+        if stream.done > index:
+            return rank.value[kernel]
+        first = rank.kernel_index[step["stream"]]
+        spent = rank.spent[first + index] - rank.spent[first + stream.done]
+        return self._end_bound(rank, stream, earliest) + spent
 
     # --- other processes ------------------------------------------------------------------------
 
