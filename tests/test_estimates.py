@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, family_module, stack
+from mpisim.kernels.analytical.family import MODULES
 from mpisim.kernels.operations import (
     Attention,
     Convolution,
@@ -80,9 +81,12 @@ def test_one_kernel_is_a_row_of_a_table(kernel: Kernel, gpu: str):
     assert share * model.numbers[name].error == pytest.approx(found.error)
 
 
-@pytest.mark.parametrize("family", ["attention", "memory_bound", "softmax", "norm", "embedding"])
+@pytest.mark.parametrize("family", sorted(set(MODULES.values())))
 def test_formulas_take_plain_numbers(family):
     kernel = {
+        "gemm": Gemm(512, 768, 1024),
+        "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
+        "convolution": Convolution(8, 64, 64, 56, 56, 3),
         "attention": Attention(1, 8, 8, 512, 512, 64, 64),
         "memory_bound": Elementwise(10**6),
         "softmax": Softmax(4096, 1500),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Machine, family_module, stack
-from mpisim.kernels.analytical.tiles import Cut, overlapped, preferred, throttled, times
+from mpisim.kernels.analytical.overlap import PIPELINED, divided
+from mpisim.kernels.analytical.tiles import Cut, preferred, throttled, times
 from mpisim.kernels.fit import fit, log_ratios
 from mpisim.kernels.measured import read
 from mpisim.kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
@@ -100,10 +101,10 @@ class TestTiles:
         assert preferred(ways, 0.5)[0] == pytest.approx(expected)
 
     def test_overlap(self) -> None:
-        both = overlapped(one(3.0), one(3.0))
-        assert both["arithmetic"][0] == pytest.approx(3 * 2**0.25 / 2)
-        assert both["memory"][0] == both["arithmetic"][0]
-        assert sum(overlapped(one(3.0), one(0.01)).values())[0] == pytest.approx(3.0)
+        arithmetic, memory = divided(one(3.0), one(3.0), PIPELINED)
+        assert arithmetic[0] == pytest.approx(3 * 2**0.25 / 2)
+        assert memory[0] == arithmetic[0]
+        assert sum(divided(one(3.0), one(0.01), PIPELINED))[0] == pytest.approx(3.0)
 
     def test_the_power_limit_holds_for_long_kernels(self) -> None:
         capped = replace(A100, sustained=0.5)

@@ -12,6 +12,7 @@ import pytest
 from mpisim.kernels import analytical
 from mpisim.kernels.analytical.family import Columns, Constant, stack
 from mpisim.kernels.analytical.machine import Machine
+from mpisim.kernels.analytical.maths import like
 from mpisim.kernels.fit import machine
 from mpisim.kernels.measured import Rows
 from mpisim.kernels.operations import Gemm
@@ -30,17 +31,17 @@ def columns(kernel: Any) -> dict[str, float | int | str]:
     return {"flops": kernel.flops, "traffic": kernel.traffic, "dtype": kernel.dtype}
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Two terms and the floor; they simply add up."""
     arithmetic = columns["flops"] / gpu.peaks[columns["dtype"]] / constants["efficiency"]
     memory = columns["traffic"] / gpu.bandwidth / constants["memory"]
-    floor = np.full(len(arithmetic), constants["floor"])
+    floor = like(arithmetic, constants["floor"])
     return {"arithmetic": arithmetic, "memory": memory, "floor": floor}
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """The sum of the terms."""
-    return np.sum(list(shares(columns, gpu, constants).values()), axis=0)
+    return sum(shares(columns, gpu, constants).values())
 
 
 TRUE = {"efficiency": 0.7, "memory": 0.6, "floor": 4e-6}

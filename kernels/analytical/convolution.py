@@ -24,7 +24,9 @@ import numpy as np
 from ..operations import BYTES, Convolution
 from .family import Columns, Constant
 from .machine import Machine
-from .tiles import Cut, overlapped, preferred, times
+from .maths import ceil, floats, like, some, where
+from .overlap import PIPELINED, divided
+from .tiles import Cut, preferred, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -69,10 +71,10 @@ NEVER = 1e9
 
 
 class _Ways(NamedTuple):
-    """Terms of each way to compute, ndarrays of shape (ways, kernels), in seconds."""
+    """Terms of each way to compute, in seconds: shape (ways,), or (ways, kernels) of several."""
 
-    arithmetic: list[np.ndarray]
-    memory: list[np.ndarray]
+    arithmetic: np.ndarray
+    memory: np.ndarray
 
 
 def columns(kernel: Convolution) -> dict[str, float | int | str]:
@@ -99,40 +101,35 @@ def columns(kernel: Convolution) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
-    """Return durations, float64, shape (kernels,)."""
-    return sum(shares(columns, gpu, constants).values(), np.zeros(()))
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+    """Return the duration of each kernel, in seconds."""
+    ways = _ways(columns, gpu, constants)
+    return preferred(ways.arithmetic + ways.memory, constants["choice"]) + constants["floor"]
 
 
-def shares(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
     ways = _ways(columns, gpu, constants)
-    arithmetic, memory = np.array(ways.arithmetic), np.array(ways.memory)
-    time = arithmetic + memory
+    time = ways.arithmetic + ways.memory
     mean = preferred(time, constants["choice"])
     # Which term makes the time is told of the fastest way.
     fastest = time.argmin(axis=0)[None]
-    part = np.take_along_axis(arithmetic / time, fastest, axis=0)[0]
+    (part,) = np.take_along_axis(ways.arithmetic / time, fastest, axis=0)
     return {
         "arithmetic": mean * part,
         "memory": mean * (1 - part),
-        "floor": np.full(mean.shape, constants["floor"]),
+        "floor": like(mean, constants["floor"]),
     }
 
 
 def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Ways:
     dtype: str = columns["dtype"]
-    batch, inputs, outputs, height, width, side, stride, groups = (
-        np.asarray(columns[name], dtype=float)
-        for name in (
-            *("batch", "inputs", "outputs", "height", "width"),
-            *("kernel", "stride", "groups"),
-        )
+    batch, inputs, outputs, height, width, side, stride, groups = floats(
+        columns,
+        *("batch", "inputs", "outputs", "height", "width"),
+        *("kernel", "stride", "groups"),
     )
-    backward = np.asarray(columns["input"]) > 0
-    weight = np.asarray(columns["weight"]) > 0
+    backward, weight = columns["input"] != 0, columns["weight"] != 0
     size = BYTES[dtype]
     rate = gpu.bandwidth * constants["memory"]
     tiles: dict[str, Any] = {
@@ -143,52 +140,57 @@ def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Wa
     }
 
     # What the result has per pixel, and what is summed over.
-    given = np.where(backward, outputs, inputs)
-    made = np.where(backward, inputs, outputs)
-    blown = np.where(backward, stride**2, 1.0)
+    given = where(backward, outputs, inputs)
+    made = where(backward, inputs, outputs)
+    blown = where(backward, stride * stride, 1.0)
     pixels = batch * height * width
-    images = size * pixels * (inputs * stride**2 + outputs)
-    weights = inputs / groups * outputs * side**2
+    images = size * pixels * (inputs * stride * stride + outputs)
+    weights = inputs / groups * outputs * side * side
+    once = (images + size * weights) / rate
 
-    m, n, k = pixels * blown, made / groups, given / groups * side**2 / blown
+    m, n, k = pixels * blown, made / groups, given / groups * side * side / blown
     product = times(CUTS, dtype, m, n, k, groups, gpu, **tiles)
-    if weight.any():
-        m, n, k = outputs / groups, inputs / groups * side**2, pixels
+    if some(weight):
+        m, n, k = outputs / groups, inputs / groups * side * side, pixels
         product = _widen(product, times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles), weight)
-    implicit = overlapped(product, np.broadcast_to((images + size * weights) / rate, product.shape))
-    arithmetic, memory = list(implicit["arithmetic"]), list(implicit["memory"])
+    ways = [_Ways(*divided(product, once, PIPELINED))]
 
     grouped = groups > 1
-    if grouped.any():
+    if some(grouped):
         flops = 2 * pixels * weights
         cores = gpu.peaks.get("fp32", gpu.peaks[dtype]) * DIRECT
-        direct = overlapped(flops / cores, (images + size * weights) / rate)
-        arithmetic.append(np.where(grouped, direct["arithmetic"], NEVER))
-        memory.append(np.where(grouped, direct["memory"], NEVER))
+        direct = divided(flops / cores, once, PIPELINED)
+        ways.append(_Ways(*(np.array([where(grouped, each, NEVER)]) for each in direct)))
 
-    suits = (dtype == "fp32") & (side == 3) & (stride == 1) & ~grouped & ~weight
-    if suits.any():
-        blocks = batch * np.ceil(height / BLOCK) * np.ceil(width / BLOCK)
-        points = np.full_like(blocks, POINTS)
-        tiles["efficiency"] *= constants["winograd"]
-        product = times(CUTS, dtype, blocks, made, given, points, gpu, **tiles)
-        # Transformed images are written and read once each way, and the images themselves once.
-        moved = images + 2 * size * POINTS * blocks * (inputs + outputs)
-        transformed = size * (2 * POINTS + side**2) * inputs * outputs
-        traffic = (
-            moved * constants["transforms"] / rate
-            + transformed * constants["filters"] / gpu.bandwidth
-        )
-        arithmetic += [np.where(suits, each, NEVER) for each in product]
-        memory += [np.where(suits, traffic, NEVER)] * len(product)
-    return _Ways(arithmetic, memory)
+    if dtype == "fp32":
+        suits = (side == 3) & (stride == 1) & (groups == 1) & (columns["weight"] == 0)
+        if some(suits):
+            blocks = batch * ceil(height / BLOCK) * ceil(width / BLOCK)
+            tiles["efficiency"] *= constants["winograd"]
+            product = times(CUTS, dtype, blocks, made, given, POINTS, gpu, **tiles)
+            # Transformed images are written and read once each way, the images themselves once.
+            moved = images + 2 * size * POINTS * blocks * (inputs + outputs)
+            transformed = size * (2 * POINTS + side * side) * inputs * outputs
+            traffic = (
+                moved * constants["transforms"] / rate
+                + transformed * constants["filters"] / gpu.bandwidth
+            )
+            ways.append(
+                _Ways(
+                    where(suits, product, NEVER),
+                    where(suits, traffic + np.zeros_like(product), NEVER),
+                )
+            )
+    return ways[0] if len(ways) == 1 else _Ways(*(np.concatenate(each) for each in zip(*ways)))
 
 
-def _widen(product: np.ndarray, other: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def _widen(product: np.ndarray, other: np.ndarray, weight: np.ndarray | bool) -> np.ndarray:
     """Return the ways of one set where `weight` is False, of the other where it is True."""
+    if not isinstance(weight, np.ndarray):
+        return other if weight else product
     ways = max(len(product), len(other))
     first, second = (
-        np.concatenate([each, np.full((ways - len(each), each.shape[1]), NEVER)])
+        np.concatenate([each, np.full((ways - len(each), *each.shape[1:]), NEVER)])
         for each in (product, other)
     )
     return np.where(weight, second, first)

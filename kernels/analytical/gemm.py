@@ -13,13 +13,14 @@ lose time to address translation on Pascal (`SPAN`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from ..operations import BYTES, Gemm
 from .family import Columns, Constant
 from .machine import Machine
-from .tiles import TILES, Cut, overlapped, preferred, throttled, times
+from .maths import Numbers, floats, like, minimum, where
+from .overlap import PIPELINED, divided, together
+from .tiles import TILES, Cut, preferred, throttled, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -68,35 +69,39 @@ def columns(kernel: Gemm) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
-    """Return durations, float64, shape (kernels,)."""
-    return sum(shares(columns, gpu, constants).values(), np.zeros(()))
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+    """Return the duration of each kernel, in seconds."""
+    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
 
 
-def shares(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
+    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
+    return {
+        "arithmetic": arithmetic,
+        "memory": memory,
+        "floor": like(memory, constants["floor"]),
+    }
+
+
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+    """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    m, n, k, batch = (np.asarray(columns[name], dtype=float) for name in ("m", "n", "k", "batch"))
-    arithmetic = _arithmetic(dtype, m, n, k, batch, gpu, constants)
+    m, n, k, batch = floats(columns, "m", "n", "k", "batch")
     traffic = batch * (BYTES[dtype] * (m * k + k * n) + columns["result"] * m * n)
     memory = traffic / (gpu.bandwidth * constants["memory"])
-    return {
-        **overlapped(arithmetic, memory),
-        "floor": np.full(m.shape, constants["floor"]),
-    }
+    return _arithmetic(dtype, m, n, k, batch, gpu, constants), memory
 
 
 def _arithmetic(
     dtype: str,
-    m: np.ndarray,
-    n: np.ndarray,
-    k: np.ndarray,
-    batch: np.ndarray,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    batch: Numbers,
     gpu: Machine,
     constants: Mapping[str, float],
-) -> np.ndarray:
+) -> Numbers:
     cores = dtype == "fp32"
     cuts = TILES["fp32" if cores else "half"]
     found = times(
@@ -111,8 +116,8 @@ def _arithmetic(
     )
     mean = preferred(found, constants["choice"])
     if cores and gpu.family in BATCHED:
-        mean = np.where(batch > 1, found[cuts.index(BATCHED[gpu.family])], mean)
+        mean = where(batch > 1, found[cuts.index(BATCHED[gpu.family])], mean)
     if cores and gpu.family == "pascal":
-        spread = BYTES[dtype] * k * np.minimum(m, n) / (SPAN * gpu.l2)
-        mean = np.where(batch > 1, mean, mean * (1 + SLOW * spread / (1 + spread)))
+        spread = BYTES[dtype] * k * minimum(m, n) / (SPAN * gpu.l2)
+        mean = where(batch > 1, mean, mean * (1 + SLOW * spread / (1 + spread)))
     return throttled(mean, constants["burst"], gpu)

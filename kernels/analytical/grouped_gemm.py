@@ -9,13 +9,14 @@ number of tokens, rounded up to whole tiles by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from ..operations import BYTES, GroupedGemm
 from .family import Columns, Constant
 from .machine import Machine
-from .tiles import TILES, overlapped, preferred, times
+from .maths import ceil, floats, like, where
+from .overlap import PIPELINED, divided, together
+from .tiles import TILES, preferred, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -54,27 +55,33 @@ def columns(kernel: GroupedGemm) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
-    """Return durations, float64, shape (kernels,)."""
-    return sum(shares(columns, gpu, constants).values(), np.zeros(()))
+def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+    """Return the duration of each kernel, in seconds."""
+    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
 
 
-def shares(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> dict[str, np.ndarray]:
+def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
+    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
+    return {
+        "arithmetic": arithmetic,
+        "memory": memory,
+        "floor": like(memory, constants["floor"]),
+    }
+
+
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+    """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    rows, groups, n, k = (
-        np.asarray(columns[name], dtype=float) for name in ("rows", "groups", "n", "k")
-    )
-    weight = np.asarray(columns["weight"]) > 0
-    tokens = np.ceil(rows / groups)
+    rows, groups, n, k = floats(columns, "rows", "groups", "n", "k")
+    weight = columns["weight"] != 0
+    tokens = ceil(rows / groups)
     found = times(
         TILES["fp32" if dtype == "fp32" else "half"],
         dtype,
-        np.where(weight, k, tokens),
+        where(weight, k, tokens),
         n,
-        np.where(weight, tokens, k),
+        where(weight, tokens, k),
         groups,
         gpu,
         efficiency=constants["efficiency"],
@@ -83,11 +90,8 @@ def shares(
         prologue=constants["prologue"],
     )
     matrices = groups * n * k
-    operands = np.where(weight, rows * (n + k), rows * k + matrices)
-    results = np.where(weight, matrices, rows * n)
+    operands = where(weight, rows * (n + k), rows * k + matrices)
+    results = where(weight, matrices, rows * n)
     traffic = BYTES[dtype] * operands + columns["result"] * results
     memory = traffic / (gpu.bandwidth * constants["memory"])
-    return {
-        **overlapped(preferred(found, CHOICE), memory),
-        "floor": np.full(rows.shape, constants["floor"]),
-    }
+    return preferred(found, CHOICE), memory

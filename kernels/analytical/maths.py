@@ -23,6 +23,7 @@ __all__ = [
     "log1p",
     "maximum",
     "minimum",
+    "some",
     "sqrt",
     "where",
 ]
@@ -83,3 +84,8 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
     return x if condition else y
+
+
+def some(condition: Any) -> bool:
+    """Whether the condition holds for any of the kernels."""
+    return bool(condition.any() if isinstance(condition, np.ndarray) else condition)

@@ -14,14 +14,10 @@ from ..gpu import Gpu
 from ..model import Estimate
 from ..operations import Kernel
 from .calibration import Calibration, Served, decade, packaged_calibration
-from .family import ANY, Columns, FamilyModule, family_module, load, stack
+from .family import ANY, Columns, FamilyModule, family_module, load
 from .machine import Machine
 
 __all__ = ["Analytical"]
-
-BY_WAYS = frozenset(("gemm", "grouped_gemm", "convolution"))
-"""Families whose formulas weigh many ways of computing a kernel against each other: they take
-arrays, also for a single kernel. The others take plain numbers, which is ten times as fast."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,7 @@ class Analytical:
         module = self._modules.get(kernel.family)
         if module is None:
             module = self._modules[kernel.family] = family_module(kernel.family)
-        columns: Columns = stack([kernel]) if module.FAMILY in BY_WAYS else module.columns(kernel)
+        columns = module.columns(kernel)
         dtype: Any = columns.get("dtype", ANY)
         return self._formula(module.FAMILY, dtype), columns
 

@@ -13,14 +13,16 @@ to cut, with w = tiles / multiprocessors:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..operations import BYTES
 from .machine import Machine
+from .maths import Numbers
 
-__all__ = ["TILES", "Cut", "overlapped", "preferred", "throttled", "times"]
+__all__ = ["TILES", "Cut", "preferred", "throttled", "times"]
 
 
 class Cut(NamedTuple):
@@ -71,10 +73,10 @@ WIDE = 100
 def times(
     cuts: Sequence[Cut],
     dtype: str,
-    m: np.ndarray,
-    n: np.ndarray,
-    k: np.ndarray,
-    batch: np.ndarray,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    batch: Numbers,
     gpu: Machine,
     *,
     efficiency: float,
@@ -89,28 +91,60 @@ def times(
     cuts : sequence of Cut
     dtype : str
         Of the operands.
-    m, n, k, batch : ndarray of float64, shape (kernels,)
+    m, n, k, batch : float, or ndarray of float64 of shape (kernels,)
     gpu : Machine
     efficiency, loading, quantisation, prologue : float
         As above.
 
     Returns
     -------
-    ndarray of float64, shape (cuts, kernels)
+    ndarray of float64, shape (cuts,) or (cuts, kernels)
         Seconds.
     """
-    rows, columns, parts = (np.array(each, dtype=float)[:, None] for each in zip(*cuts))
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue(gpu, dtype))
-    loads = loading * BYTES[dtype] * peak / 2 / gpu.l2_bandwidth * (1 / rows + 1 / columns)
-    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (batch * parts)
-    w = tiles / gpu.sms
-    waves = quantisation * np.ceil(w) + (1 - quantisation) * np.maximum(w, 1)
-    found: np.ndarray = waves * (k / parts + prologue) * (2 * rows * columns / rate * (1 + loads))
-    if parts.max() > 1:
+    loads = loading * BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
+    cut = _cut(tuple(cuts), isinstance(m, np.ndarray), rate, loads, prologue)
+    # Whole numbers until the division, so that whole waves come out whole.
+    w = np.ceil(m / cut.rows) * np.ceil(n / cut.columns) * (cut.parts * batch) / gpu.sms
+    waves = np.ceil(w) * quantisation + np.maximum(w, 1.0) * (1 - quantisation)
+    found: np.ndarray = waves * (cut.slope * k + cut.fixed)
+    if cut.sums is not None:
         # Each part's sums are written in fp32 and read once more, through the L2 cache.
-        found += np.where(parts > 1, 8 * parts, 0) / gpu.l2_bandwidth * (batch * m * n)
+        found += cut.sums * (batch * m * n / gpu.l2_bandwidth)
     return found
+
+
+class _Cuts(NamedTuple):
+    """Ways to cut: arrays of shape (cuts,) for one kernel, (cuts, 1) for several.
+
+    Attributes
+    ----------
+    rows, columns, parts : ndarray
+    slope, fixed : ndarray
+        Seconds of a tile a step of k, and beside.
+    sums : ndarray, optional
+        Bytes of the sums of parts; None where nothing is cut along k.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    parts: np.ndarray
+    slope: np.ndarray
+    fixed: np.ndarray
+    sums: np.ndarray | None
+
+
+@lru_cache(maxsize=64)
+def _cut(
+    cuts: tuple[Cut, ...], several: bool, rate: float, loads: float, prologue: float
+) -> _Cuts:
+    """Return what of the ways to cut does not depend on the kernel: a model asks for few."""
+    found = [np.array(each, dtype=float) for each in zip(*cuts)]
+    rows, columns, parts = (each[:, None] for each in found) if several else found
+    tile = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
+    sums = np.where(parts > 1, 8 * parts, 0.0) if parts.max() > 1 else None
+    return _Cuts(rows, columns, parts, tile / parts, tile * prologue, sums)
 
 
 def _issue(gpu: Machine, dtype: str) -> float:
@@ -119,7 +153,7 @@ def _issue(gpu: Machine, dtype: str) -> float:
     return ISSUE if gpu.peaks["fp32"] / (2 * gpu.sms * gpu.clock) > WIDE else 0.0
 
 
-def preferred(found: np.ndarray, choice: float) -> np.ndarray:
+def preferred(found: np.ndarray, choice: float) -> Any:
     """Return the time of the way that a library is expected to choose.
 
     Libraries choose by rules that do not always find the fastest way: the mean over all ways is
@@ -127,30 +161,20 @@ def preferred(found: np.ndarray, choice: float) -> np.ndarray:
 
     Parameters
     ----------
-    found : ndarray of float64, shape (ways, kernels)
+    found : ndarray of float64, shape (ways,) or (ways, kernels)
     choice : float
         Relative loss of time at which a way is 1/e as likely.
 
     Returns
     -------
-    ndarray of float64, shape (kernels,)
+    float, or ndarray of float64 of shape (kernels,)
     """
-    weights = np.exp((1 - found / found.min(axis=0)) / choice)
-    mean: np.ndarray = (weights * found).sum(axis=0) / weights.sum(axis=0)
-    return mean
+    scale = 1 / (np.minimum.reduce(found) * choice)
+    weights = np.exp(1 / choice - found * scale)
+    mean = np.add.reduce(weights * found) / np.add.reduce(weights)
+    return mean if isinstance(mean, np.ndarray) else float(mean)
 
 
-def throttled(found: np.ndarray, burst: float, gpu: Machine) -> np.ndarray:
+def throttled(found: Numbers, burst: float, gpu: Machine) -> Numbers:
     """Return times with the board's power limit: short kernels end before the clock is lowered."""
-    longer: np.ndarray = found * (1 + (1 / gpu.sustained - 1) * found / (found + burst))
-    return longer
-
-
-def overlapped(arithmetic: np.ndarray, memory: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the time of arithmetic and memory traffic that overlap, divided between them.
-
-    They overlap but for their beginnings and ends: the fourth powers add up.
-    """
-    a, m = arithmetic**4, memory**4
-    total = (a + m) ** 0.25
-    return {"arithmetic": total * a / (a + m), "memory": total * m / (a + m)}
+    return found * (1 + (1 / gpu.sustained - 1) * found / (found + burst))
