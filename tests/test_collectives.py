@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpisim.errors import InputError
 from mpisim.program import Operation
+from mpisim.topo.bus import bus_factor
 from mpisim.topo.collectives import fit as fits
-from mpisim.topo.collectives.batches import Batch, batches
+from mpisim.topo.collectives.batches import Batch, batches, select
 from mpisim.topo.collectives.calibrate import calibrate
 from mpisim.topo.collectives.calibration import Calibration, ours
-from mpisim.topo.collectives.form import Model, bus_factor
+from mpisim.topo.collectives.form import Model
+from mpisim.topo.collectives.halves import Unit, halves
 from mpisim.topo.collectives.measured import read
-from mpisim.topo.collectives.measurement import Measurement, select, split_of
+from mpisim.topo.collectives.measurement import Measurement
 from mpisim.topo.collectives.models import form_of, model_of, predictor
 from mpisim.topo.collectives.nccl_form import NcclForm
 from mpisim.topo.collectives.platforms import definitions, fabric_of, platform_of
@@ -132,31 +137,54 @@ class TestReading:
         assert skipped == {"operation 'gossip' is unknown": 1}
 
 
-class TestSplit:
+class TestHalves:
     def test_whole_curves_are_on_one_side(self) -> None:
         rows = [measurement(f"curve {i}", bytes=1 << k) for i in range(40) for k in (10, 20, 30)]
-        sides: dict[str, set[str]] = {}
-        for row in rows:
-            sides.setdefault(row.curve, set()).add(row.split)
-        assert all(len(side) == 1 for side in sides.values())
-        # The sign of a CRC: 40 curves are on one side alone once in 2**39 lists.
-        assert {row.split for row in rows} == {"train", "test"}
+        found, _ = batches(rows)
+        assert [len(each) for each in found] == 40 * [3]
+        assert sorted(each.split for each in found) == 20 * ["test"] + 20 * ["train"]
 
-    def test_the_order_of_rows_and_other_rows_do_not_matter(self) -> None:
-        rows = [measurement(f"curve {i}") for i in range(30)]
-        before = {row.curve: row.split for row in rows}
-        random.Random(1).shuffle(rows)
-        assert {row.curve: row.split for row in rows[:10]}.items() <= before.items()
+    def test_each_platform_of_each_table_is_halved(self) -> None:
+        sizes = {("a.csv", "dgx"): 5, ("a.csv", "alps"): 4, ("b.csv", "dgx"): 1}
+        units = [Unit(*key, f"run {i}") for key, count in sizes.items() for i in range(count)]
+        found = halves(units)
+        for key, count in sizes.items():
+            sides = [side for unit, side in found.items() if unit[:2] == key]
+            assert (sides.count("train"), sides.count("test")) == (count - count // 2, count // 2)
+
+    def test_repetitions_stay_together(self) -> None:
+        rows = [
+            replace(measurement(f"run {run} of {setup}"), setup=f"set-up {setup}")
+            for run in range(5) for setup in range(6)
+        ]  # fmt: skip
+        sides: dict[str, set[str]] = {}
+        for each in batches(rows)[0]:
+            sides.setdefault(each.rows[0].setup, set()).add(each.split)
+        assert sorted(map(sorted, sides.values())) == 3 * [["test"]] + 3 * [["train"]]
+
+    def test_set_ups_of_nccl_tests(self, tmp_path: Path) -> None:
+        other = ROW.replace("log#L1", "other.log#L9").replace("2.20.3,", "2.20.3 (header),again")
+        path = table(tmp_path, ROW, other, ROW.replace("fp32", "fp16"))
+        first, second, third = read([path])[0]
+        assert first.curve != second.curve
+        assert first.setup == second.setup != third.setup
+
+    @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 40))
+    def test_the_order_of_rows_does_not_matter(self, seed: int, count: int) -> None:
+        units = [Unit("a.csv", f"platform {i % 3}", f"run {i}") for i in range(count)]
+        shuffled = random.Random(seed).sample(units, count)
+        assert halves(units) == halves(shuffled)
 
     def test_it_is_the_same_everywhere(self) -> None:
-        found = [split_of(f"curve {i}") for i in range(2, 6)]
-        assert found == ["train", "train", "test", "test"]
+        found = halves(Unit("a.csv", "dgx", f"run {i}") for i in range(6))
+        tested = {unit.setup for unit, side in found.items() if side == "test"}
+        assert tested == {"run 1", "run 2", "run 4"}
 
     def test_selecting(self) -> None:
-        rows = [measurement(f"curve {i}") for i in range(30)]
-        train, test = select(rows, split="train"), select(rows, split="test")
-        assert len(train) + len(test) == 30
-        assert select(rows, grades=["A"]) == []
+        found, _ = batches(measurement(f"curve {i}") for i in range(30))
+        train, test = select(found, split="train"), select(found, split="test")
+        assert {*train, *test} == set(found)
+        assert select(found, grades=["A"]) == []
 
 
 class TestPlatforms:

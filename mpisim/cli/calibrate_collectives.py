@@ -39,7 +39,7 @@ def add_kind(kinds: Any) -> None:
         "--train",
         choices=("half", "all"),
         default="half",
-        help="fit half of the curves, chosen by their names, or all (default: half)",
+        help="fit half of each platform's curves, chosen by their names, or all (default: half)",
     )
     parser.set_defaults(run=run)
 
@@ -53,16 +53,17 @@ def run(args: argparse.Namespace) -> int:
     if launched_rank() != 0:
         return 0
     from ..files import check_output, staged
-    from ..topo.collectives.batches import batches
+    from ..topo.collectives.batches import batches, select
     from ..topo.collectives.calibrate import calibrate
     from ..topo.collectives.calibration import Calibration
+    from ..topo.collectives.halves import TRAIN
     from ..topo.collectives.measured import read
-    from ..topo.collectives.measurement import TRAIN, select
 
     check_output(args.output, overwrite=args.overwrite)
     split = "all" if args.train == "all" else TRAIN
     rows, skipped = read(args.paths)
-    measured, left = batches(select(rows, split=split))
+    known, left = batches(rows)
+    measured = select(known, split=split)
     skipped += left
     if not measured:
         reasons = "; ".join(sorted(skipped))

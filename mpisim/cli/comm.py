@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; under a launcher only the first process does."""
     check_json(args)
     from ..topo import find_cluster
-    from ..topo.nccl.bandwidth import bus_factor
+    from ..topo.bus import bus_factor
     from .launch import launched_rank
 
     operation = _operation(args.operation)

@@ -58,25 +58,26 @@ def run(args: argparse.Namespace) -> int:
     if launched_rank() != 0:
         return 0
     check_json(args)
-    from ..topo.collectives.batches import batches
+    from ..topo.collectives.batches import batches, select
     from ..topo.collectives.calibration import Calibration, ours
+    from ..topo.collectives.halves import TRAIN
     from ..topo.collectives.measured import read
-    from ..topo.collectives.measurement import TRAIN, select
     from ..topo.collectives.models import predictor
     from ..validate.collectives import as_cases, compare, tabulate
 
     calibration = Calibration.read(args.calibration) if args.calibration else ours()
     rows, skipped = read(args.paths)
-    wanted = select(rows, split=args.split, grades=args.grades)
+    known, left = batches(rows)
+    skipped += left
+    wanted = select(known, split=args.split, grades=args.grades)
     if not wanted:
         raise InputError(
             f"no row of {', '.join(args.paths)} is of the split and grades asked for: there are "
-            f"{', '.join(sorted({each.grade or 'none' for each in rows})) or 'no rows'}"
+            f"{', '.join(sorted({each.grade or 'none' for each in known})) or 'no rows'}"
         )
-    measured, left = batches(wanted)
-    training, _ = batches(select(rows, split=TRAIN)) if args.model != "nccl" else ([], None)
-    found = compare(measured, predictor(args.model, calibration, training))
-    skipped += left + found.skipped
+    training = select(known, split=TRAIN) if args.model != "nccl" else []
+    found = compare(wanted, predictor(args.model, calibration, training))
+    skipped += found.skipped
     tables = tabulate(found)
     for grouping, groups in tables.items():
         print(
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
                 "model": args.model,
                 "calibration": calibration.source,
                 "split": args.split,
-                "rows": len(wanted),
+                "rows": sum(map(len, wanted)),
                 "predicted": tables["all"]["all"]["n"],
                 "skipped": dict(sorted(skipped.items())),
                 **{key: tables["all"]["all"][key] for key in ("mape", "median", "p90", "covered")},

@@ -1,7 +1,7 @@
 """Measured collectives, what is fitted to them, and models beside NCCL's own.
 
-``measured.read(paths)``, ``measurement.select``, ``batches.batches``
-    Tables of measurements, halves and grades of them, and rows sorted by curve and group.
+``measured.read(paths)``, ``batches.batches``, ``batches.select``
+    Tables of measurements, rows sorted by curve and group, and halves and grades of them.
 ``platforms.platform_of(row)``
     Which machine a measurement was taken on, and what NCCL sees of it.
 ``calibration.ours()``, ``calibration.Calibration.read(path)``

@@ -13,10 +13,11 @@ from mpisim.errors import InputError
 from mpisim.program import Operation
 
 from ..nccl import Shape
-from .measurement import Measurement, Split
+from .halves import Split, Unit, halves
+from .measurement import Measurement
 from .platforms import Platform, platform_of, shape_of
 
-__all__ = ["Batch", "batches"]
+__all__ = ["Batch", "batches", "select"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Batch:
         ``NCCL_*`` variables.
     library, curve, grade : str
     split : str
+        The half that its curve belongs to, of the curves that were sorted with it.
     bytes : float64, shape (n,)
         Of the full buffer.
     seconds : float64, shape (n,)
@@ -70,17 +72,38 @@ def batches(rows: Iterable[Measurement]) -> tuple[list[Batch], Counter[str]]:
             if row.gpus == 1:
                 raise InputError("a group of one GPU")
             platform = platform_of(row)
-            key = (row.curve, row.operation, row.gpus, row.nodes, row.settings, platform.name)
+            key = (
+                row.file, row.curve, row.operation, row.gpus, row.nodes, row.settings, platform.name
+            )  # fmt: skip
             if key not in found:
                 found[key] = (platform, shape_of(row, platform), [])
         except InputError as reason:
             skipped[str(reason)] += 1
             continue
         found[key][2].append(row)
-    return [_batch(*each) for each in found.values()], skipped
+    units = [_unit(platform, rows[0]) for platform, _, rows in found.values()]
+    split = halves(units)
+    sorted_rows = zip(units, found.values(), strict=True)
+    return [_batch(*each, split[unit]) for unit, each in sorted_rows], skipped
 
 
-def _batch(platform: Platform, shape: Shape, rows: list[Measurement]) -> Batch:
+def select(
+    batches: Iterable[Batch], *, split: str = "all", grades: Iterable[str] = ()
+) -> list[Batch]:
+    """Return the batches of a half (``"all"``: both) and of some grades (none named: all)."""
+    wanted = {each.upper() for each in grades}
+    return [
+        each
+        for each in batches
+        if split in ("all", each.split) and (not wanted or each.grade in wanted)
+    ]
+
+
+def _unit(platform: Platform, row: Measurement) -> Unit:
+    return Unit(row.file, platform.name, row.setup or row.curve)
+
+
+def _batch(platform: Platform, shape: Shape, rows: list[Measurement], split: Split) -> Batch:
     first = rows[0]
     return Batch(
         platform=platform,
@@ -90,7 +113,7 @@ def _batch(platform: Platform, shape: Shape, rows: list[Measurement]) -> Batch:
         library=first.library,
         curve=first.curve,
         grade=first.grade,
-        split=first.split,
+        split=split,
         bytes=np.array([row.bytes for row in rows], np.float64),
         seconds=np.array([row.seconds for row in rows], np.float64),
         rows=tuple(rows),

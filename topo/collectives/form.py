@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -12,10 +11,9 @@ from numpy.typing import NDArray
 
 from mpisim.program import Operation
 
-from ..alpha_beta import AlphaBeta
 from ..nccl import Shape, System
 
-__all__ = ["Form", "Model", "bus_factor"]
+__all__ = ["Form", "Model"]
 
 Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 Settings = tuple[tuple[str, str], ...]
@@ -74,19 +72,3 @@ class Model:
             self.numbers, self.system, operation, sizes, shape, self.settings
         )
         return found if isinstance(bytes, np.ndarray) else float(found[0])
-
-
-_UNIT = AlphaBeta(latency=0.0, bandwidth=1.0)
-_SIZE = 10**6
-
-
-@cache
-def bus_factor(operation: Operation, ranks: int) -> float:
-    """Return the bytes that a rank sends per byte of the full buffer, in nccl-tests' convention.
-
-    Examples
-    --------
-    >>> bus_factor(Operation.ALL_REDUCE, 4)
-    1.5
-    """
-    return _UNIT.price(operation, _SIZE, (ranks, False)).duration / (_SIZE * 1e12)

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from mpisim.program import Operation
 
+from ..bus import bus_factor
 from ..nccl import Shape, System
-from .form import Settings, bus_factor
+from .form import Settings
 
 __all__ = ["Line"]
 

@@ -1,19 +1,12 @@
-"""One measured communication, and which side of a split it is on."""
+"""One measured communication."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from mpisim.program import Operation
 
-__all__ = ["TEST", "TRAIN", "Measurement", "Split", "select", "split_of"]
-
-Split = Literal["train", "test"]
-TRAIN: Split = "train"
-TEST: Split = "test"
+__all__ = ["Measurement"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +42,8 @@ class Measurement:
     settings : tuple of (str, str)
         ``NCCL_*`` variables that the author set.
     source : str
+    setup : str
+        What runs that repeat each other have in common; empty: the curve is one of its kind.
     """
 
     operation: Operation
@@ -68,36 +63,9 @@ class Measurement:
     notes: str = ""
     settings: tuple[tuple[str, str], ...] = field(default=())
     source: str = ""
-
-    @property
-    def split(self) -> Split:
-        """The half that its curve belongs to."""
-        return split_of(self.curve)
+    setup: str = ""
 
     @property
     def id(self) -> str:
         """File and line."""
         return f"{self.file}:{self.line}"
-
-
-def split_of(curve: str) -> Split:
-    """Return the half of a curve, by its identity alone: the same for anybody, in any order.
-
-    Examples
-    --------
-    >>> split_of("all_reduce, H100-SXM-80GB, 16 GPUs, 2 nodes") in ("train", "test")
-    True
-    """
-    return TEST if zlib.crc32(curve.encode()) % 2 else TRAIN
-
-
-def select(
-    measurements: Iterable[Measurement], *, split: str = "all", grades: Iterable[str] = ()
-) -> list[Measurement]:
-    """Return the rows of a half (``"all"``: both) and of some grades (none named: all)."""
-    wanted = {each.upper() for each in grades}
-    return [
-        each
-        for each in measurements
-        if split in ("all", each.split) and (not wanted or each.grade in wanted)
-    ]

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from mpisim.errors import InputError
 from mpisim.program import Operation
 
+from ..bus import bus_factor
 from .batches import Batch
 from .fit import chain
-from .form import bus_factor
 from .solve import least_squares
 
 __all__ = ["Curve", "Sigmoids"]

@@ -57,6 +57,18 @@ def curve(row: Row) -> str:
     )
 
 
+def _setup(row: Row, settings: tuple[tuple[str, str], ...]) -> str:
+    """Return what repeated runs of nccl-tests have in common."""
+    version = re.search(r"\d+\.\d+(\.\d+)?", row["nccl_version"])
+    group = f"{int(row['num_gpus'])} GPUs on {int(row['num_nodes'])} nodes"
+    return " | ".join(
+        (
+            row["op"], group, row["dtype"], version.group() if version else "",
+            " ".join("=".join(each) for each in settings),
+        )
+    )  # fmt: skip
+
+
 def _operation(name: str) -> Operation | str:
     found = OPERATIONS.get(name.strip().casefold())
     return f"operation {name!r} is unknown" if found is None else found
@@ -80,6 +92,7 @@ def _nccl_tests(row: Row, file: str, line: int) -> Measurement | str:
     bandwidth = float(row["algbw_GBps"] or 0) * 1e9
     if bandwidth > 1e9 and abs(bandwidth * seconds / (size * gpus) - 1) < 0.1 and gpus > 1:
         size *= gpus
+    settings = _settings(row["notes"])
     return Measurement(
         operation=operation,
         bytes=size,
@@ -95,8 +108,9 @@ def _nccl_tests(row: Row, file: str, line: int) -> Measurement | str:
         library="rccl" if row["gpu"].startswith("MI") else "nccl",
         version=row["nccl_version"],
         notes=row["notes"],
-        settings=_settings(row["notes"]),
+        settings=settings,
         source=row["source"],
+        setup=_setup(row, settings),
     )
 
 

@@ -14,23 +14,13 @@ from .shape import Shape
 from .system import System
 from .tables import LL, LL128, SIMPLE, Tables
 
-__all__ = ["bandwidth", "bus_factor", "column"]
+__all__ = ["bandwidth", "column"]
 
 _HALVES = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 
 _LL128_SHARE = 0.92
 _TREE_SHARE = 0.92
 _PAT_SHARE = 0.75
-
-
-def bus_factor(operation: Operation, ranks: int) -> float:
-    """Return bus bandwidth over payload bandwidth, as nccl-tests prints it.
-
-    The bytes that each rank sends over its link in a ring, per byte of the full buffer.
-    """
-    if operation in (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER):
-        return (ranks - 1) / ranks
-    return 1.0 if operation is Operation.SEND_RECV else steps(operation, ranks) / ranks
 
 
 def column(shape: Shape) -> int:

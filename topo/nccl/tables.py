@@ -59,8 +59,6 @@ class Tables:
         What one connection of a send over the network moves.
     block : float
         What one block of threads, a channel, moves over links.
-    latency_error, bandwidth_error : float
-        Relative error bars of the model without a calibration.
     raw : mapping
         The file, for what has no history: plateau, threads, channels, buffers, point-to-point.
     """
@@ -78,8 +76,6 @@ class Tables:
     plateau_factor: float
     connection: Quantity
     block: float
-    latency_error: float
-    bandwidth_error: float
     raw: Mapping[str, Any]
 
 
@@ -117,8 +113,6 @@ def tables(arch: str, version: tuple[int, ...]) -> Tables:
         plateau_factor=plateau["factor" if gpu["generation"] >= 80 else "factor-before-ampere"],
         connection=_quantity("point-to-point", "connection"),
         block=_quantity("arch", arch, "block").si,
-        latency_error=_quantity("error", "latency").error,
-        bandwidth_error=_quantity("error", "bandwidth").error,
         raw=raw,
     )
 
