@@ -178,7 +178,8 @@ def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
 
 def _stated(row: Row, preset: str | None) -> dict[str, Any]:
     """Return the keys of an experiment that a row states."""
-    known: Mapping[str, Any] = {**row.texts, **row.integers, **row.flags}
+    words = {name: row.texts[name] for name in ("precision", "activation_recompute")}
+    known: Mapping[str, Any] = {**words, **row.integers, **row.flags}
     transformer = preset is None or "layers" in find_model(preset)
     found = {}
     for columns, table in ((MODEL_KEYS, "model"), (PLAN_KEYS, "plan")):

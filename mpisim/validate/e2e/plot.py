@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from ...errors import InputError, OutputError
@@ -26,10 +27,9 @@ def check_plot(path: str | Path) -> None:
         If the file cannot be written.
     """
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
+        kinds = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
     except ImportError as error:
         raise InputError(f"--plot {path}: needs matplotlib: pip install matplotlib") from error
-    kinds = FigureCanvasBase.get_supported_filetypes()
     if Path(path).suffix.lstrip(".") not in kinds:
         raise InputError(f"--plot {path}: the ending must be one of {', '.join(sorted(kinds))}")
     check_output(path, overwrite=True)
@@ -43,9 +43,7 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 7), layout="constrained")
+    figure = import_module("matplotlib.figure").Figure(figsize=(8, 7), layout="constrained")
     axes = figure.subplots()
     groups: dict[str, list[Compared]] = {}
     for each in rows:

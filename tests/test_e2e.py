@@ -1,0 +1,389 @@
+"""Validation of training steps: rows as experiments, errors, what is counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from mpisim.errors import InputError, UsageError
+from mpisim.experiment import Transformer
+from mpisim.validate.e2e import (
+    Mapped,
+    Row,
+    Skipped,
+    as_json,
+    check_plot,
+    compare,
+    experiment_of,
+    read,
+    render,
+)
+from mpisim.validate.e2e import settings as declared
+from mpisim.validate.e2e.pairs import pairs
+from mpisim.validate.e2e.predict import predict
+from mpisim.validate.e2e.rows import COLUMNS
+from mpisim.validate.e2e.steady import extended, shorter, with_micro_batches
+
+EXTRA = (
+    "notes", "precision_as_printed", "zero_stage_as_printed", "activation_recompute_as_printed",
+    "overlap_as_printed", "cpu_offload", "source_version",
+)  # fmt: skip
+
+VTRAIN: dict[str, Any] = {
+    # VIA-Research/vTrain data/ground_truth_multi.csv, its shape cut to 8 GPUs and 4 layers.
+    "id": "vtrain", "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
+    "model": "GPT", "layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn_hidden": 4096,
+    "seq_len": 1024, "gpu": "A100-SXM-80GB", "gpus_per_node": 8, "num_gpus": 8, "tp": 2, "pp": 2,
+    "vpp": 1, "dp": 2, "cp": 1, "ep": 1, "sp": "False", "zero_stage": 0, "micro_batch": 2,
+    "global_batch": 16, "precision": "fp16", "activation_recompute": "full",
+    "framework": "Megatron-DeepSpeed", "step_time_ms": 60.0, "step_time_basis": "printed",
+    "trust": "A", "tp_overlap": "False", "dp_overlap": "False", "node_network_gbps": 800,
+}  # fmt: skip
+
+BRIDGE: dict[str, Any] = {
+    # NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, 26.04.01 container.
+    "id": "mb-26.04.01-pt-deepseekv3-GB200-256g-mxfp8-gbs4096",
+    "source": "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md",
+    "model": "DeepSeek-V3", "layers": 61, "hidden": 7168, "heads": 128, "ffn_hidden": 18432,
+    "vocab": 129280, "num_experts": 256, "topk": 8, "moe_ffn": 2048, "seq_len": 4096,
+    "gpu": "GB200", "num_gpus": 256, "tp": 1, "pp": 4, "vpp": 4, "dp": 64, "cp": 1, "ep": 64,
+    "zero_stage": 0, "micro_batch": 1, "global_batch": 4096, "precision": "mxfp8",
+    "framework": "Megatron-Bridge/Megatron-Core", "step_time_ms": 13000.0, "trust": "A",
+    "zero_stage_as_printed": "ddp (FSDP=0)",
+}  # fmt: skip
+
+TITAN: dict[str, Any] = {
+    # pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1.
+    "id": "tt-l8b-8g-eager-bf16", "source": "pytorch/torchtitan benchmarks/llama3_h100_202412",
+    "model": "Llama-3.1-8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
+    "ffn_hidden": 14336, "vocab": 128256, "seq_len": 8192, "gpu": "H100-SXM-96GB-500W",
+    "gpus_per_node": 8, "num_gpus": 8, "tp": 1, "pp": 1, "dp": 8, "cp": 1, "zero_stage": 3,
+    "micro_batch": 2, "global_batch": 16, "precision": "bf16", "activation_recompute": "selective",
+    "framework": "torchtitan (PyTorch FSDP2)", "step_time_ms": 2843.46, "trust": "A",
+    "notes": "eager; TPS read at one iteration", "dp_overlap": "True", "node_network_gbps": 3200,
+}  # fmt: skip
+
+NEUSIGHT: dict[str, Any] = {
+    # sitar-lab/NeuSight scripts/asplos/label/Tesla_V100-PCIE-32GB/gpt2_large-train-1024-1.json
+    "id": "ns-gpt2_large", "source": "sitar-lab/NeuSight scripts/asplos/label/Tesla_V100-PCIE",
+    "model": "GPT-2-Large", "layers": 36, "hidden": 1280, "heads": 20, "kv_heads": 20,
+    "ffn_hidden": 5120, "vocab": 50257, "seq_len": 1024, "gpu": "V100-PCIe-32GB",
+    "gpus_per_node": 1, "num_gpus": 1, "tp": 1, "pp": 1, "dp": 1, "cp": 1, "zero_stage": 0,
+    "micro_batch": 1, "global_batch": 1, "precision": "fp32", "activation_recompute": "none",
+    "framework": "HuggingFace/PyTorch", "step_time_ms": 576.921, "trust": "B",
+    "step_time_basis": "measured, but EXCLUDES optimizer step",
+}  # fmt: skip
+
+RESNET: dict[str, Any] = {
+    # Oneflow-Inc/DLPerf reports/dlperf_benchmark_test_report_v1.md
+    "id": "rn50", "source": "Oneflow-Inc/DLPerf reports/dlperf_benchmark_test_report_v1.md",
+    "model": "ResNet50-v1.5", "gpu": "V100-SXM2-16GB", "gpus_per_node": 8, "num_gpus": 1, "tp": 1,
+    "pp": 1, "dp": 1, "cp": 1, "zero_stage": 0, "micro_batch": 128, "global_batch": 128,
+    "precision": "fp32", "framework": "OneFlow", "step_time_ms": 321.899, "trust": "B",
+    "node_network_gbps": 100,
+}  # fmt: skip
+
+
+def table(path: Path, *rows: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*columns, *EXTRA], restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> Any:
+    def make(base: Mapping[str, Any], **changes: Any) -> Row:
+        return read(table(tmp_path / "t.csv", {**base, **changes}))[0]
+
+    return make
+
+
+def mapped(row: Row) -> Mapped:
+    found = experiment_of(row, declared())
+    assert isinstance(found, Mapped), found
+    return found
+
+
+def why(row: Row) -> str:
+    found = experiment_of(row, declared())
+    assert isinstance(found, Skipped)
+    return found.why
+
+
+# --- rows as experiments ------------------------------------------------------------------------
+
+
+def test_what_a_row_states_counts(row: Any) -> None:
+    found = mapped(row(VTRAIN))
+    model, plan, cluster = found.experiment.model, found.experiment.plan, found.experiment.cluster
+    assert isinstance(model, Transformer)
+    assert (model.layers, model.hidden, model.heads, model.seq_len) == (4, 1024, 16, 1024)
+    assert (plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch) == (2, 2, 2, 2, 16)
+    assert (plan.sp, plan.dp_overlap, plan.recompute) == (False, False, "full")
+    assert (cluster.preset, cluster.nodes, cluster.gpus) == ("a100-800g", 1, None)
+    assert found.experiment.run.allow_oom
+
+
+def test_what_it_leaves_open_is_filled_in_and_counted(row: Any) -> None:
+    found = mapped(row(VTRAIN))
+    model, plan = found.experiment.model, found.experiment.plan
+    assert isinstance(model, Transformer)
+    assert (model.vocab, plan.kernels, plan.grad_precision) == (51200, "eager", "fp16")
+    assert "model.vocab = 51200" in found.defaults
+    assert 'plan.kernels = "eager"' in found.defaults
+    assert not any("plan.recompute" in each for each in found.defaults)  # the row states it
+
+
+def test_a_mixture_in_a_rack(row: Any) -> None:
+    found = mapped(row(BRIDGE))
+    plan = found.experiment.plan
+    # 61 layers on 4 × 4 chunks: four on each, one on the last, as Megatron-Bridge lays it out.
+    assert plan.stages == (4,) * 15 + (1,)
+    assert (plan.schedule, plan.vpp, plan.ep, plan.etp) == ("interleaved", 4, 64, 1)
+    assert (plan.precision, found.approximations) == ("fp8", ("mxfp8 priced as fp8",))
+    assert (plan.zero, plan.dp_style) == (1, "megatron")  # FSDP = 0 is no word on ZeRO-1
+    assert "plan.zero = 1 (instead)" in found.defaults
+    # 256 GPUs in four racks of 64.
+    assert found.experiment.cluster.nodes == 4
+    assert "gb200-nvl72" in found.experiment.cluster.preset
+
+
+def test_embedding_and_loss_take_the_place_of_layers(row: Any) -> None:
+    # 126 + 2 = 128 = 8 × 8 × 2.
+    changes = {"model": "Llama-3.1-405B", "layers": 126, "pp": 8, "vpp": 8, "num_experts": "",
+               "topk": "", "moe_ffn": "", "hidden": 16384, "heads": 128, "kv_heads": 8,
+               "ffn_hidden": 53248, "ep": 1, "tp": 4, "dp": 8, "global_batch": 64}  # fmt: skip
+    plan = mapped(row(BRIDGE, **changes)).experiment.plan
+    assert plan.account_for_embedding
+    assert plan.account_for_loss
+    assert plan.tp_overlap  # NeMo's recipes
+    assert plan.sequence_parallel
+
+
+def test_selective_recomputation_of_torchtitan(row: Any) -> None:
+    plan = mapped(row(TITAN)).experiment.plan
+    assert (plan.recompute, plan.recompute_layers) == ("full", 16)  # every second of 32
+    assert (plan.fused, plan.dp_style, plan.zero) == (False, "fsdp", 3)
+    compiled = mapped(row(TITAN, notes="torch.compile; TPS read at one iteration"))
+    assert compiled.experiment.plan.fused
+    assert compiled.experiment.cluster.preset == "hgx-h100-500w"
+
+
+def test_a_gpu_that_no_cluster_has(row: Any) -> None:
+    found = mapped(row(NEUSIGHT))
+    assert found.experiment.kernels.gpu == "V100-PCIe-32GB"
+    assert found.experiment.cluster.gpus == 1
+    assert why(row(NEUSIGHT, num_gpus=4, dp=4)) == "no cluster of V100-PCIe-32GB"
+    assert why(row(NEUSIGHT, gpu="Z1")) == "no GPU Z1"
+
+
+def test_layers_from_the_number_of_parameters(row: Any) -> None:
+    # (181e9 - 250,880 × 14,336) / (12 × 14,336²) = 71.9: on 12 stages 72.
+    base = {"source": "bigscience-workshop/bigscience", "layers": "", "hidden": 14336,
+            "heads": 64, "kv_heads": 64, "ffn_hidden": 57344, "seq_len": 2048, "params_b": 181,
+            "tp": 8, "pp": 12, "dp": 4, "num_gpus": 384, "global_batch": 2048, "zero_stage": 1,
+            "node_network_gbps": 400}  # fmt: skip
+    found = mapped(row(VTRAIN, **base))
+    assert isinstance(found.experiment.model, Transformer)
+    assert found.experiment.model.layers == 72
+    assert "model.layers from the number of parameters" in found.defaults
+    assert found.experiment.cluster.preset == "jean-zay-a100"
+    assert found.experiment.plan.dp_style == "deepspeed"
+    # 78 layers on 12 stages: seven each, one on the last.
+    uneven = mapped(row(VTRAIN, **{**base, "layers": 78}))
+    assert uneven.experiment.plan.stages == (7,) * 11 + (1,)
+
+
+def test_convolutions(row: Any) -> None:
+    found = mapped(row(RESNET))
+    assert not found.is_transformer
+    assert (found.experiment.plan.dp_style, found.experiment.plan.optimizer) == ("ddp", "momentum")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step_time_ms": ""}, "no measured step time"),
+        ({"model": "Llama-2-70B LoRA (r=16)"}, "LoRA is not modelled"),
+        ({"cpu_offload": "True"}, "offloading to the CPU is not modelled"),
+        ({"model": "SSD300 R50"}, "no such model: SSD300 R50"),
+        ({"micro_batch": ""}, "micro_batch is not stated"),
+        ({"micro_batch": 0.5}, "micro_batch is not whole"),
+        ({"precision": ""}, "precision is not stated"),
+    ],
+)
+def test_reasons(row: Any, changes: dict[str, Any], reason: str) -> None:
+    assert why(row(VTRAIN, **changes)) == reason
+
+
+# --- bad tables ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": "many"}, r"t\.csv:2: column 'layers' is 'many'; it must be a number above 0"),
+        ({"layers": 2.5}, r"column 'layers' is '2.5'; it must be whole"),
+        ({"sp": "yes"}, r"column 'sp' is 'yes'; allowed: True, False"),
+        ({"trust": "Z"}, r"column 'trust' is 'Z'; allowed: A, B, C, F"),
+        ({"step_time_ms": "-1"}, r"column 'step_time_ms' is '-1'"),
+        ({"num_gpus": ""}, r"column 'num_gpus' is blank"),
+    ],
+)
+def test_bad_cells(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(table(tmp_path / "t.csv", {**VTRAIN, **changes}))
+
+
+def test_bad_tables(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    with pytest.raises(InputError, match="cannot be read"):
+        read(file)
+    without = tuple(name for name in COLUMNS if name != "gpu")
+    with pytest.raises(InputError, match="there is no column 'gpu'"):
+        read(table(file, columns=without))
+    with pytest.raises(InputError, match="no rows"):
+        read(table(file))
+    with pytest.raises(InputError, match=r"t\.csv:3: id 'vtrain' is also at .*:2"):
+        read(table(file, VTRAIN, VTRAIN))
+    file.write_text(file.read_text() + "one,two\n")
+    with pytest.raises(InputError, match=r"has 2 cells under \d+ headings"):
+        read(file)
+
+
+def test_conditions(tmp_path: Path) -> None:
+    file = table(tmp_path / "t.csv", VTRAIN, NEUSIGHT)
+    with pytest.raises(UsageError, match=r"no such column \(did you mean 'source'\?\)"):
+        compare(file, MPI.COMM_SELF, where={"sourc": "vtrain"})
+    with pytest.raises(UsageError, match="source is one of neusight, vtrain"):
+        compare(file, MPI.COMM_SELF, where={"source": "me"})
+    with pytest.raises(InputError, match=r"no row could be predicted; 2 of them: .*unknown key"):
+        compare(file, MPI.COMM_SELF, changes=["plan.nonsense=1"])
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def test_the_json_form(tmp_path: Path) -> None:
+    file = table(tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "twice", "step_time_ms": 80.0},
+                 {**VTRAIN, "id": "mb4", "micro_batch": 4}, NEUSIGHT,
+                 {**VTRAIN, "id": "odd", "global_batch": 15},
+                 {**VTRAIN, "id": "f", "trust": "F"})  # fmt: skip
+    found = compare(file, MPI.COMM_SELF)
+    assert found is not None
+    figures = as_json(found, str(file))
+    json.dumps(figures, allow_nan=False)
+    assert (figures["kind"], figures["rows"], figures["predicted"]) == ("e2e", 6, 5)
+    assert figures["coverage"]["all"] == pytest.approx(5 / 6)
+    assert {"trust=A", "trust=B", "trust=F", "source=vtrain", "parallelism=dp+tp+pp"} <= set(
+        figures["groups"]
+    )
+    assert figures["groups"]["trust=A"]["n"] == 3
+    (reason,) = figures["skipped"]
+    assert "global_batch is 15" in reason
+    cases = {case["id"]: case for case in figures["cases"]}
+    # Equal experiments, simulated once.
+    assert cases["vtrain"]["predicted"] == cases["twice"]["predicted"]
+    # 80 ms / 60 ms of the same prediction.
+    ratio = (cases["vtrain"]["error"] + 1) / (cases["twice"]["error"] + 1)
+    assert ratio == pytest.approx(80 / 60)
+    shares = cases["vtrain"]["breakdown"]
+    parts = ("compute", "exposed_wire", "exposed_waiting", "idle")
+    assert math.fsum(shares[name] for name in parts) == pytest.approx(1)
+    # The mean over rows of trust F is in their own group only.
+    measured = [case for case in figures["cases"] if case["trust"] != "F"]
+    assert figures["mape"] == pytest.approx(sum(abs(c["error"]) for c in measured) / 4)
+    assert figures["pairs"]["micro-batch"]["n"] == 1
+    text = render(found)
+    assert "5 of them predicted" in text
+    assert "left out:" in text
+
+
+def test_without_the_optimizer(tmp_path: Path) -> None:
+    found = compare(table(tmp_path / "t.csv", NEUSIGHT), MPI.COMM_SELF)
+    assert found is not None
+    (row,) = found.compared
+    assert row.predicted == row.outcome.before_optimizer
+    # Adam moves at least 28 bytes a parameter: 774 million of them at 900 GB/s are 24 ms.
+    assert 0.024 < row.outcome.seconds - row.predicted < 0.2
+
+
+def test_pairs_of_equal_rows_are_none(tmp_path: Path) -> None:
+    found = compare(table(tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "again"}), MPI.COMM_SELF)
+    assert found is not None
+    assert pairs(found.compared) == []
+
+
+def test_a_long_step_from_two_shorter_ones(row: Any) -> None:
+    # 64 micro-batches on 2 stages: rounds of 4, so a = 8 and b = 12.
+    one = mapped(row(VTRAIN, global_batch=256))
+    assert shorter(one.experiment) == (8, 12, 64)
+    assert shorter(mapped(row(VTRAIN)).experiment) is None  # 4 micro-batches
+    assert with_micro_batches(one.experiment, 8).plan.global_batch == 32
+    assert extended(8.0, 12.0, (8, 12, 64)) == 64.0
+    (short,) = predict([one], MPI.COMM_SELF) or []
+    (whole,) = predict([one], MPI.COMM_SELF, every=True) or []
+    assert short.seconds == pytest.approx(whole.seconds, rel=1e-4)
+    assert short.breakdown is not None
+    assert whole.breakdown is not None
+    for name, share in whole.breakdown.items():
+        assert short.breakdown[name] == pytest.approx(share, abs=2e-3)
+
+
+@pytest.mark.mpi
+def test_processes_share_the_rows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    comm = MPI.COMM_WORLD
+    folder = tmp_path_factory.mktemp("e2e") if comm.rank == 0 else None
+    folder = comm.bcast(folder)
+    rows = [{**VTRAIN, "id": f"mb{m}", "micro_batch": m} for m in (1, 2, 4)]
+    if comm.rank == 0:
+        table(folder / "t.csv", *rows)
+    comm.Barrier()
+    found = compare(folder / "t.csv", comm)
+    alone = compare(folder / "t.csv", MPI.COMM_SELF)
+    assert (found is None) == (comm.rank > 0)
+    if found is not None and alone is not None:
+        outcomes = [each.outcome for each in found.compared]
+        assert outcomes == [each.outcome for each in alone.compared]
+
+
+def test_the_command(tmp_path: Path, run_mpisim: Any) -> None:
+    file = table(tmp_path / "t.csv", VTRAIN, NEUSIGHT)
+    out = tmp_path / "out.json"
+    arguments = ["validate", "e2e", str(file), "--where", "source=vtrain", "--json", str(out)]
+    done = run_mpisim(arguments)
+    assert done.rc == 0, done.stderr
+    assert "1 rows" in done.stdout
+    assert json.loads(out.read_text())["predicted"] == 1
+    bad = run_mpisim(["validate", "e2e", str(file), "--where", "vtrain"])
+    assert bad.rc == 2
+    assert "not of the form COLUMN=VALUE" in bad.stderr
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    with pytest.raises(InputError, match=r"s\.png: needs matplotlib"):
+        check_plot(tmp_path / "s.png")
+
+
+def test_the_whole_table_is_understood(shared: Path) -> None:
+    file = shared / "groundtruth" / "e2e" / "all.csv"
+    if not file.exists():
+        pytest.skip("no table of measurements")
+    rows = read(file)
+    known = declared()
+    assert not [row.id for row in rows if known.source(row) == "other"]
+    found = [experiment_of(row, known) for row in rows]
+    timed = [each for each in found if each.row.seconds is not None]
+    mapped = [each for each in timed if isinstance(each, Mapped)]
+    assert len(mapped) >= 0.85 * len(timed)
