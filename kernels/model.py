@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mpisim.quantity import Quantity
 
@@ -14,8 +13,7 @@ from .operations import Kernel
 __all__ = ["Estimate", "KernelModel"]
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The duration of one kernel.
 
     Attributes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,47 @@ def test_one_kernel_is_a_row_of_a_table(kernel: Kernel, gpu: str):
     assert found.error == served.error(seconds)
     ((name, share),) = found.shares.items()
     assert share * model.numbers[name].error == pytest.approx(found.error)
+
+
+def drawn(random: Random) -> list[Kernel]:
+    """Products and convolutions whose formulas weigh many ways against each other."""
+
+    def size(most: int) -> int:
+        return round(most ** random.random())
+
+    formats = ("fp32", "fp16")
+    return [
+        kernel
+        for _ in range(40)
+        for dtype in formats
+        for kernel in (
+            Gemm(size(32768), size(32768), size(32768), size(256), dtype, dtype),
+            GroupedGemm(
+                *(size(65536), size(128), size(16384), size(16384), dtype, dtype),
+                weight=random.random() < 0.5,
+            ),
+            Convolution(
+                *(size(256), size(512), size(512), size(224), size(224)),
+                *(random.choice((1, 3, 7)), random.choice((1, 2)), 1),
+                random.choice(("forward", "input", "weight")),
+                dtype,
+            ),
+        )
+    ]
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm", "h100-sxm", "l4", "p100-pcie", "t4"])
+def test_to_the_picosecond(gpu):
+    model = Analytical(find_gpu(gpu))
+    kernels: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in drawn(Random(1)):
+        kernels.setdefault((kernel.family, kernel.dtype), []).append(kernel)
+    for (family, _), alike in kernels.items():
+        several = model.estimate_many(family, stack(alike))
+        durations = [model.estimate(each).duration for each in alike]
+        # Half a picosecond, and of kernels of seconds the last digits of a float.
+        found = np.abs(several * PICOSECONDS - durations)
+        assert (found <= 0.5 + 1e-14 * np.array(durations)).all()
 
 
 @pytest.mark.parametrize("family", sorted(set(MODULES.values())))

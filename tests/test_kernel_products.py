@@ -57,14 +57,14 @@ class TestTiles:
         cut = [Cut(128, 128)]
         full = times(cut, "bf16", one(108 * 128), one(128), one(512), one(1), A100, **IDEAL)
         more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **IDEAL)
-        assert more[0, 0] == pytest.approx(2 * full[0, 0])
+        assert more[0][0] == pytest.approx(2 * full[0][0])
         smooth = IDEAL | {"quantisation": 0.0}
         more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **smooth)
-        assert more[0, 0] == pytest.approx(109 / 108 * full[0, 0])
+        assert more[0][0] == pytest.approx(109 / 108 * full[0][0])
 
     def test_a_lone_tile_keeps_one_multiprocessor_busy(self) -> None:
         found = times([Cut(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL)
-        assert found[0, 0] == pytest.approx(2 * 64 * 64 * 1000 * A100.sms / A100.peaks["bf16"])
+        assert found[0][0] == pytest.approx(2 * 64 * 64 * 1000 * A100.sms / A100.peaks["bf16"])
 
     def test_parts_along_k_share_the_work_and_add_up_their_sums(self) -> None:
         m, n, k = 128, 128, 8192
@@ -77,8 +77,8 @@ class TestTiles:
     def test_loads_weigh_more_on_small_tiles(self) -> None:
         loads = IDEAL | {"loading": 1.0}
         ratio = [
-            times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0, 0]
-            / times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0, 0]
+            times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0][0]
+            / times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0][0]
             for cut in (Cut(64, 64), Cut(128, 128), Cut(128, 256))
         ]
         assert ratio[0] - 1 == pytest.approx(2 * (ratio[1] - 1))
@@ -87,7 +87,7 @@ class TestTiles:
     def test_one_scheduler_for_32_lanes_costs_in_fp32_alone(self) -> None:
         def share(gpu: Machine, dtype: str) -> float:
             found = times([Cut(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL)
-            return float(found[0, 0]) / (2 * 128 * 128 * gpu.sms / gpu.peaks[dtype])
+            return float(found[0][0]) / (2 * 128 * 128 * gpu.sms / gpu.peaks[dtype])
 
         assert share(H100, "fp32") == pytest.approx(1.12)
         assert share(A100, "fp32") == pytest.approx(1.0)  # 64 lanes

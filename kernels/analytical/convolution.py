@@ -17,6 +17,7 @@ same with channels exchanged; those of the weights sum over the pixels, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..operations import BYTES, Convolution
 from .family import Columns, Constant
 from .machine import Machine
 from .maths import ceil, floats, like, some, where
-from .overlap import PIPELINED, divided
+from .overlap import PIPELINED, divided, each_with
 from .tiles import Cut, preferred, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
@@ -71,10 +72,23 @@ NEVER = 1e9
 
 
 class _Ways(NamedTuple):
-    """Terms of each way to compute, in seconds: shape (ways,), or (ways, kernels) of several."""
+    """Seconds of each way to compute, numbers or arrays of shape (kernels,).
 
-    arithmetic: np.ndarray
-    memory: np.ndarray
+    Attributes
+    ----------
+    overlapped : list
+        Arithmetic, that of one way each, which overlaps with `once`.
+    once : float or ndarray
+        Memory traffic of each operand once.
+    added : list
+        Arithmetic of one way each, after and before which come `transforms`.
+    transforms : float or ndarray
+    """
+
+    overlapped: list[Any]
+    once: Any
+    added: list[Any]
+    transforms: Any
 
 
 def columns(kernel: Convolution) -> dict[str, float | int | str]:
@@ -104,22 +118,32 @@ def columns(kernel: Convolution) -> dict[str, float | int | str]:
 def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the duration of each kernel, in seconds."""
     ways = _ways(columns, gpu, constants)
-    return preferred(ways.arithmetic + ways.memory, constants["choice"]) + constants["floor"]
+    return _expected(ways, constants) + constants["floor"]
 
 
 def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
     ways = _ways(columns, gpu, constants)
-    time = ways.arithmetic + ways.memory
-    mean = preferred(time, constants["choice"])
+    terms = [divided(each, ways.once, PIPELINED) for each in ways.overlapped]
+    terms += [(each, ways.transforms) for each in ways.added]
+    arithmetic, memory = (np.array(each) for each in zip(*terms))
+    time = arithmetic + memory
     # Which term makes the time is told of the fastest way.
     fastest = time.argmin(axis=0)[None]
-    (part,) = np.take_along_axis(ways.arithmetic / time, fastest, axis=0)
+    (part,) = np.take_along_axis(arithmetic / time, fastest, axis=0)
+    mean = _expected(ways, constants)
     return {
         "arithmetic": mean * part,
         "memory": mean * (1 - part),
         "floor": like(mean, constants["floor"]),
     }
+
+
+def _expected(ways: _Ways, constants: Mapping[str, float]) -> Any:
+    """Return the time of the way that the library is expected to choose."""
+    found = each_with(ways.overlapped, ways.once)
+    found += [each + ways.transforms for each in ways.added]
+    return preferred(found, constants["choice"])
 
 
 def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Ways:
@@ -149,48 +173,30 @@ def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Wa
     once = (images + size * weights) / rate
 
     m, n, k = pixels * blown, made / groups, given / groups * side * side / blown
-    product = times(CUTS, dtype, m, n, k, groups, gpu, **tiles)
+    overlapped = times(CUTS, dtype, m, n, k, groups, gpu, **tiles)
     if some(weight):
         m, n, k = outputs / groups, inputs / groups * side * side, pixels
-        product = _widen(product, times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles), weight)
-    ways = [_Ways(*divided(product, once, PIPELINED))]
+        summed = times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles)
+        both = zip_longest(summed, overlapped, fillvalue=like(m, NEVER))
+        overlapped = [where(weight, *each) for each in both]
 
     grouped = groups > 1
     if some(grouped):
-        flops = 2 * pixels * weights
         cores = gpu.peaks.get("fp32", gpu.peaks[dtype]) * DIRECT
-        direct = divided(flops / cores, once, PIPELINED)
-        ways.append(_Ways(*(np.array([where(grouped, each, NEVER)]) for each in direct)))
+        overlapped.append(where(grouped, 2 * pixels * weights / cores, NEVER))
 
-    if dtype == "fp32":
-        suits = (side == 3) & (stride == 1) & (groups == 1) & (columns["weight"] == 0)
-        if some(suits):
-            blocks = batch * ceil(height / BLOCK) * ceil(width / BLOCK)
-            tiles["efficiency"] *= constants["winograd"]
-            product = times(CUTS, dtype, blocks, made, given, POINTS, gpu, **tiles)
-            # Transformed images are written and read once each way, the images themselves once.
-            moved = images + 2 * size * POINTS * blocks * (inputs + outputs)
-            transformed = size * (2 * POINTS + side * side) * inputs * outputs
-            traffic = (
-                moved * constants["transforms"] / rate
-                + transformed * constants["filters"] / gpu.bandwidth
-            )
-            ways.append(
-                _Ways(
-                    where(suits, product, NEVER),
-                    where(suits, traffic + np.zeros_like(product), NEVER),
-                )
-            )
-    return ways[0] if len(ways) == 1 else _Ways(*(np.concatenate(each) for each in zip(*ways)))
-
-
-def _widen(product: np.ndarray, other: np.ndarray, weight: np.ndarray | bool) -> np.ndarray:
-    """Return the ways of one set where `weight` is False, of the other where it is True."""
-    if not isinstance(weight, np.ndarray):
-        return other if weight else product
-    ways = max(len(product), len(other))
-    first, second = (
-        np.concatenate([each, np.full((ways - len(each), *each.shape[1:]), NEVER)])
-        for each in (product, other)
-    )
-    return np.where(weight, second, first)
+    added, transforms = [], 0.0
+    suits = (side == 3) & (stride == 1) & (groups == 1) & (columns["weight"] == 0)
+    if dtype == "fp32" and some(suits):
+        blocks = batch * ceil(height / BLOCK) * ceil(width / BLOCK)
+        tiles["efficiency"] *= constants["winograd"]
+        found = times(CUTS, dtype, blocks, made, given, POINTS, gpu, **tiles)
+        added = [where(suits, each, NEVER) for each in found]
+        # Transformed images are written and read once each way, the images themselves once.
+        moved = images + 2 * size * POINTS * blocks * (inputs + outputs)
+        transformed = size * (2 * POINTS + side * side) * inputs * outputs
+        transforms = (
+            moved * constants["transforms"] / rate
+            + transformed * constants["filters"] / gpu.bandwidth
+        )
+    return _Ways(overlapped, once, added, transforms)

@@ -1,8 +1,8 @@
 """What a module of an operator family offers, and which module serves which kernels.
 
-A family module computes the time of many kernels at once from a few constants. The constants are
-dimensionless or seconds, relative to what the datasheet of a GPU says, so that those fitted on some
-GPUs serve others.
+A family module computes the time of one kernel or of many at once from a few constants. The
+constants are dimensionless or seconds, relative to what the datasheet of a GPU says, so that those
+fitted on some GPUs serve others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .machine import Machine
 __all__ = ["ANY", "MODULES", "Columns", "Constant", "FamilyModule", "family_module", "stack"]
 
 Columns = Mapping[str, Any]
-"""One array a number of the kernels' descriptions, all of one length; and ``"dtype"``, one text for
-all of them, where the family has formats."""
+"""The numbers of the kernels' descriptions: arrays of one length, one row a kernel, or plain
+numbers of one kernel; and ``"dtype"``, one text for all of them, where the family has formats."""
 
 ANY = "any"
 """The format of families that know none, and the calibration that serves all GPUs."""
@@ -82,12 +82,16 @@ class FamilyModule(Protocol):
     def columns(self, kernel: Any) -> dict[str, float | int | str]:
         """Return the numbers of one kernel's description."""
 
-    def seconds(self, columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> np.ndarray:
-        """Return the duration of each kernel, float64, in seconds. No loop over rows."""
+    def seconds(self, columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+        """Return the duration of each kernel, in seconds. No loop over rows.
+
+        An ndarray of float64, shape (kernels,), where the columns are arrays, and a float where
+        they are plain numbers: both to the same picosecond.
+        """
 
     def shares(
         self, columns: Columns, gpu: Machine, constants: Mapping[str, float]
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """Return how the durations divide into terms, in seconds: they add up to `seconds`."""
 
 

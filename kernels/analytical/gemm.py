@@ -18,7 +18,7 @@ from typing import Any
 from ..operations import BYTES, Gemm
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import Numbers, floats, like, minimum, where
+from .maths import Numbers, floats, like, minimum, some, where
 from .overlap import PIPELINED, divided, together
 from .tiles import TILES, Cut, preferred, throttled, times
 
@@ -104,6 +104,9 @@ def _arithmetic(
 ) -> Numbers:
     cores = dtype == "fp32"
     cuts = TILES["fp32" if cores else "half"]
+    batched = BATCHED.get(gpu.family) if cores else None
+    if batched is not None and not some(batch <= 1):
+        cuts = (batched,)
     found = times(
         cuts,
         dtype,
@@ -115,8 +118,8 @@ def _arithmetic(
         prologue=constants["prologue"],
     )
     mean = preferred(found, constants["choice"])
-    if cores and gpu.family in BATCHED:
-        mean = where(batch > 1, found[cuts.index(BATCHED[gpu.family])], mean)
+    if batched is not None:
+        mean = where(batch > 1, found[cuts.index(batched)], mean)
     if cores and gpu.family == "pascal":
         spread = BYTES[dtype] * k * minimum(m, n) / (SPAN * gpu.l2)
         mean = where(batch > 1, mean, mean * (1 + SLOW * spread / (1 + spread)))

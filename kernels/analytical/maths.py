@@ -9,16 +9,18 @@ in the formulas, so that both come to the same last digit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 __all__ = [
+    "Functions",
     "Numbers",
     "ceil",
     "expm1",
     "floats",
+    "functions",
     "like",
     "log1p",
     "maximum",
@@ -34,10 +36,28 @@ Numbers: TypeAlias = float | np.ndarray
 
 def floats(columns: Mapping[str, Any], *names: str) -> list[Any]:
     """Return some of a family's columns as float64: numbers, or arrays where columns are."""
-    found = [columns[name] for name in names]
-    if isinstance(found[0], np.ndarray):
-        return [np.asarray(each, dtype=float) for each in found]
-    return [float(each) for each in found]
+    if isinstance(columns[names[0]], np.ndarray):
+        return [np.asarray(columns[name], dtype=float) for name in names]
+    return [float(columns[name]) for name in names]
+
+
+class Functions(NamedTuple):
+    """Functions for numbers or for arrays: loops over many terms choose once which they need."""
+
+    ceil: Callable[[Any], Any]
+    exp: Callable[[Any], Any]
+    sqrt: Callable[[Any], Any]
+    maximum: Callable[[Any, Any], Any]
+    least: Callable[[Sequence[Any]], Any]
+
+
+OF_NUMBERS = Functions(math.ceil, math.exp, math.sqrt, max, min)
+OF_ARRAYS = Functions(np.ceil, np.exp, np.sqrt, np.maximum, np.minimum.reduce)
+
+
+def functions(x: Numbers) -> Functions:
+    """Return the functions for what is like `x`."""
+    return OF_ARRAYS if isinstance(x, np.ndarray) else OF_NUMBERS
 
 
 def like(x: Numbers, value: float) -> Numbers:

@@ -45,10 +45,11 @@ class _Formula:
     def error(self, seconds: float) -> tuple[float, dict[str, float]]:
         """Return the error bar of a duration, and what it rests on."""
         at = decade(seconds)
-        if at not in self.errors:
+        found = self.errors.get(at)
+        if found is None:
             error, largest = self.served.error(seconds), self.number.error
-            self.errors[at] = error, {self.name: error / largest if largest else 1.0}
-        return self.errors[at]
+            found = self.errors[at] = error, {self.name: error / largest if largest else 1.0}
+        return found
 
 
 class Analytical:
@@ -152,8 +153,8 @@ class Analytical:
         if module is None:
             module = self._modules[kernel.family] = family_module(kernel.family)
         columns = module.columns(kernel)
-        dtype: Any = columns.get("dtype", ANY)
-        return self._formula(module.FAMILY, dtype), columns
+        key: Any = module.FAMILY, columns.get("dtype", ANY)
+        return self._formulas.get(key) or self._formula(*key), columns
 
     def _formula(self, family: str, dtype: str) -> _Formula:
         key = family, dtype
@@ -169,9 +170,7 @@ class Analytical:
 
     def _price(self, kernel: Kernel) -> Estimate:
         formula, columns = self._describe(kernel)
-        seconds = _number(
-            formula.module.seconds(columns, self._machine, formula.served.constants)
-        )
+        seconds: float = formula.module.seconds(columns, self._machine, formula.served.constants)
         error, shares = formula.error(seconds)
         self._numbers[formula.name] = formula.number
         return Estimate(picoseconds(seconds), shares, error)

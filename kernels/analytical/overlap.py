@@ -8,11 +8,12 @@ pipeline (:data:`PIPELINED`); 2 where a thread's work waits for its own loads (:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from .maths import sqrt
+from .maths import functions
 
-__all__ = ["PIPELINED", "WAITING", "divided", "together"]
+__all__ = ["PIPELINED", "WAITING", "divided", "each_with", "together"]
 
 WAITING: Literal[2] = 2
 PIPELINED: Literal[4] = 4
@@ -21,7 +22,16 @@ PIPELINED: Literal[4] = 4
 def together(first: Any, second: Any, power: Literal[2, 4]) -> Any:
     """Return the time of both, in the unit of each; numbers or arrays."""
     a, b = first * first, second * second
+    sqrt = functions(a).sqrt
     return sqrt(a + b) if power == WAITING else sqrt(sqrt(a * a + b * b))
+
+
+def each_with(several: Sequence[Any], second: Any) -> list[Any]:
+    """Return the time of each of several together with one and the same, pipelined."""
+    sqrt = functions(second).sqrt
+    square = second * second
+    b = square * square
+    return [sqrt(sqrt((a := first * first) * a + b)) for first in several]
 
 
 def divided(first: Any, second: Any, power: Literal[2, 4]) -> tuple[Any, Any]:

@@ -52,10 +52,10 @@ def _threads(width: int, size: int, passes: int) -> dict[str, int]:
         unaligned = width * size % SECTOR > 0
         return {"block": WARP, "steps": 1, "passes": 1, "unaligned": int(unaligned)}
     vector = VECTOR // size
-    block = WARP
-    # PyTorch takes the largest block of which about half of the loads are whole vectors.
-    while block < min(width // vector, MOST_THREADS) // 2:
-        block *= 2
+    # PyTorch takes the largest block of which about half of the loads are whole vectors: the power
+    # of two at or above this.
+    half = min(width // vector, MOST_THREADS) // 2
+    block = max(WARP, 1 << (half - 1).bit_length())
     whole, rest = divmod(width, vector * block)
     # What is left is loaded by single elements. Rows that begin between two vectors have one more
     # step, up to the next boundary.

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..operations import BYTES
 from .machine import Machine
-from .maths import Numbers
+from .maths import Numbers, functions
 
 __all__ = ["TILES", "Cut", "preferred", "throttled", "times"]
 
@@ -83,7 +83,7 @@ def times(
     loading: float,
     quantisation: float,
     prologue: float,
-) -> np.ndarray:
+) -> list[Any]:
     """Return the time of the arithmetic for each way to cut.
 
     Parameters
@@ -98,53 +98,63 @@ def times(
 
     Returns
     -------
-    ndarray of float64, shape (cuts,) or (cuts, kernels)
-        Seconds.
+    list of float, or of ndarray of float64 of shape (kernels,)
+        Seconds, one a cut.
     """
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue(gpu, dtype))
     loads = loading * BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
-    cut = _cut(tuple(cuts), isinstance(m, np.ndarray), rate, loads, prologue)
-    # Whole numbers until the division, so that whole waves come out whole.
-    w = np.ceil(m / cut.rows) * np.ceil(n / cut.columns) * (cut.parts * batch) / gpu.sms
-    waves = np.ceil(w) * quantisation + np.maximum(w, 1.0) * (1 - quantisation)
-    found: np.ndarray = waves * (cut.slope * k + cut.fixed)
-    if cut.sums is not None:
-        # Each part's sums are written in fp32 and read once more, through the L2 cache.
-        found += cut.sums * (batch * m * n / gpu.l2_bandwidth)
+    sides, tiles = _tiles(tuple(cuts), rate, loads, prologue)
+
+    ceil, _, _, maximum, _ = functions(m)
+    tall = {side: ceil(m / side) for side in sides}
+    wide = {side: ceil(n / side) for side in sides}
+    sums = batch * m * n / gpu.l2_bandwidth
+    sms, full = gpu.sms, 1 - quantisation
+    alone = not isinstance(m, np.ndarray)
+    found = []
+    for rows, columns, ways in tiles:
+        number = tall[rows] * wide[columns] * batch
+        for parts, slope, fixed, moved in ways:
+            # Whole numbers until the division, so that whole waves come out whole.
+            w = number * parts / sms
+            # A call takes as long as the rest of a line: most kernels by themselves need none.
+            busy = w if alone and w >= 1.0 else maximum(w, 1.0)
+            time = (ceil(w) * quantisation + busy * full) * (slope * k + fixed)
+            found.append(time + moved * sums if moved else time)
     return found
 
 
-class _Cuts(NamedTuple):
-    """Ways to cut: arrays of shape (cuts,) for one kernel, (cuts, 1) for several.
+class _Tile(NamedTuple):
+    """A tile of the result, and what of its time does not depend on the kernel.
 
     Attributes
     ----------
-    rows, columns, parts : ndarray
-    slope, fixed : ndarray
-        Seconds of a tile a step of k, and beside.
-    sums : ndarray, optional
-        Bytes of the sums of parts; None where nothing is cut along k.
+    rows, columns : int
+    ways : list of (parts, slope, fixed, moved)
+        Parts along k; seconds of one a step of k, and beside; bytes an element of the result that
+        go through the L2 cache, as each part's sums are written in fp32 and read once more.
     """
 
-    rows: np.ndarray
-    columns: np.ndarray
-    parts: np.ndarray
-    slope: np.ndarray
-    fixed: np.ndarray
-    sums: np.ndarray | None
+    rows: int
+    columns: int
+    ways: list[tuple[int, float, float, float]]
 
 
 @lru_cache(maxsize=64)
-def _cut(
-    cuts: tuple[Cut, ...], several: bool, rate: float, loads: float, prologue: float
-) -> _Cuts:
-    """Return what of the ways to cut does not depend on the kernel: a model asks for few."""
-    found = [np.array(each, dtype=float) for each in zip(*cuts)]
-    rows, columns, parts = (each[:, None] for each in found) if several else found
-    tile = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
-    sums = np.where(parts > 1, 8 * parts, 0.0) if parts.max() > 1 else None
-    return _Cuts(rows, columns, parts, tile / parts, tile * prologue, sums)
+def _tiles(
+    cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float
+) -> tuple[tuple[int, ...], tuple[_Tile, ...]]:
+    """Return the lengths of the tiles' sides, and the tiles: a model asks for few."""
+    found: list[_Tile] = []
+    for rows, columns, parts in cuts:
+        if not found or found[-1][:2] != (rows, columns):
+            found.append(_Tile(rows, columns, []))
+        time = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
+        moved = 8.0 * parts if parts > 1 else 0.0
+        found[-1].ways.append((parts, time / parts, time * prologue, moved))
+    sides = {side for cut in cuts for side in (cut.rows, cut.columns)}
+    return tuple(sorted(sides)), tuple(found)
 
 
 def _issue(gpu: Machine, dtype: str) -> float:
@@ -153,7 +163,7 @@ def _issue(gpu: Machine, dtype: str) -> float:
     return ISSUE if gpu.peaks["fp32"] / (2 * gpu.sms * gpu.clock) > WIDE else 0.0
 
 
-def preferred(found: np.ndarray, choice: float) -> Any:
+def preferred(found: Sequence[Any], choice: float) -> Any:
     """Return the time of the way that a library is expected to choose.
 
     Libraries choose by rules that do not always find the fastest way: the mean over all ways is
@@ -161,7 +171,8 @@ def preferred(found: np.ndarray, choice: float) -> Any:
 
     Parameters
     ----------
-    found : ndarray of float64, shape (ways,) or (ways, kernels)
+    found : sequence of float, or of ndarray of float64 of shape (kernels,)
+        One a way.
     choice : float
         Relative loss of time at which a way is 1/e as likely.
 
@@ -169,10 +180,11 @@ def preferred(found: np.ndarray, choice: float) -> Any:
     -------
     float, or ndarray of float64 of shape (kernels,)
     """
-    scale = 1 / (np.minimum.reduce(found) * choice)
-    weights = np.exp(1 / choice - found * scale)
-    mean = np.add.reduce(weights * found) / np.add.reduce(weights)
-    return mean if isinstance(mean, np.ndarray) else float(mean)
+    _, exp, _, _, least = functions(found[0])
+    scale = 1 / (least(found) * choice)
+    top = 1 / choice
+    weights = [exp(top - each * scale) for each in found]
+    return sum([weight * each for weight, each in zip(weights, found)]) / sum(weights)
 
 
 def throttled(found: Numbers, burst: float, gpu: Machine) -> Numbers:
