@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 
+from .narrowest import behind_ports
 from .nccl import Nccl, Shape
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
@@ -109,6 +110,13 @@ class NcclNetwork:
         return _rates(self.topology)
 
     @cached_property
+    def _wide(self) -> NDArray[np.bool_]:
+        """Links that hold nobody back; only where no link was changed."""
+        if self._nominal is not self.topology:
+            return np.zeros(self.topology.n_links, bool)
+        return behind_ports(self.topology, self.nccl.system.gpus_per_node)
+
+    @cached_property
     def _capacity_nominal(self) -> Ints:
         return _rates(self._nominal)
 
@@ -141,6 +149,8 @@ class NcclNetwork:
             (groups.base[:, None] + sent.target).reshape(-1),
         )
         transfer = np.repeat(np.arange(len(way) - 1), np.diff(way))
+        seen = ~self._wide[links]
+        transfer, links = transfer[seen], links[seen]
         bytes = sent.bytes[transfer % m] * topology.share[links] if m else np.empty(0)
         key = transfer // max(m, 1) * topology.n_links + links
         keys, at = np.unique(key, return_inverse=True)
