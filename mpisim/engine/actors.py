@@ -48,8 +48,10 @@ FLOW_GROUP = np.dtype(
     [
         ("time", np.int64),  # latest ready time so far; once complete, the start
         ("end", np.int64),  # of the flow; before, the latest end of a flow that led to a post
+        ("follow", np.int64),  # largest gap after the end of the group before, if promised
         ("bound", np.int64),  # while bounds are worked out
         ("last", np.int32),  # the rank that was ready at `time`, the lowest if several
+        ("follower", np.int32),  # the rank with that gap, the lowest if several
         ("missing", np.int32),  # hosted members still to come; -1 once resolved, -2 while it flows
         ("away", np.int32),  # messages still to come from other processes
         ("waiter", np.int32),  # first stream (of all hosted ranks) that waits here, or -1
@@ -57,6 +59,7 @@ FLOW_GROUP = np.dtype(
         ("price", np.int32),  # of the flow, or -1
         ("owned", np.int32),  # whether other processes are to be told what becomes of it
         ("flow", np.int32),  # its number among active flows, or -1
+        ("reserved", np.int32),
     ]
 )
 """State of one group, which may be a flow."""

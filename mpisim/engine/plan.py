@@ -309,7 +309,8 @@ def make_plan(
     traffic = None
     if contention is not None:
         groups["end"] = np.iinfo(np.int64).min
-        groups["bound"] = np.iinfo(np.int64).min
+        groups["bound"] = groups["follow"] = np.iinfo(np.int64).min
+        groups["follower"] = np.iinfo(np.int32).max
         groups["route"] = groups["price"] = groups["flow"] = -1
         groups["owned"] = np.repeat(role == Role.OWNER, n_operations)
         assert cast.routes is not None

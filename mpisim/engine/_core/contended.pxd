@@ -29,8 +29,10 @@ cdef struct Step:
 cdef struct FlowGroup:
     int64_t time
     int64_t end
+    int64_t follow
     int64_t bound
     int32_t last
+    int32_t follower
     int32_t missing
     int32_t away
     int32_t waiter
@@ -38,6 +40,7 @@ cdef struct FlowGroup:
     int32_t price
     int32_t owned
     int32_t flow
+    int32_t reserved
 
 cdef struct Stream:
     int64_t end  # of its last kernel that has ended
@@ -54,6 +57,7 @@ cdef struct Stream:
     const int64_t* spent
     int64_t bound  # when its next kernel can end at the earliest, as of the horizon
     int64_t horizon
+    int64_t promised  # how many kernels after the one that is pending
     int32_t front  # the first kernel from here on that may flow
     int32_t pending  # its next kernel has begun
 

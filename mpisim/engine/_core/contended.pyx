@@ -65,7 +65,7 @@ cdef class Core:
     cdef readonly int64_t unfinished, rows_done, n_posted, n_events
     cdef readonly object groups, begin, end, wire, binding, row_index
 
-    message = ("time", "last", "end", "route", "price")
+    message = ("time", "last", "end", "route", "price", "follow", "follower")
 
     def __cinit__(self, layout, bint record):
         cdef int64_t n = len(layout.numbers)
@@ -93,6 +93,7 @@ cdef class Core:
             self.causes = <int64_t*>allocated(self.row_index[n], sizeof(int64_t))
 
         self.groups = np.append(layout.groups, np.zeros(1, layout.groups.dtype))
+        self.groups["follow"][len(layout.groups)] = NEVER  # none follows the last
         groups = self.groups
         self.group_of = &groups[0]
         rows = int(self.row_index[n]) if record else 0
@@ -257,6 +258,10 @@ cdef class Core:
                     continue
                 if self.run_stream(rank, stream):
                     moved = True
+        if not self.alone:
+            for s in range(rank.n_streams):
+                if rank.streams[s].pending:
+                    self.promise(rank, &rank.streams[s])
         rank.ended = rank.row == rank.n_rows
         for s in range(rank.n_streams):
             rank.ended += rank.streams[s].done == rank.streams[s].n_kernels
@@ -388,7 +393,10 @@ cdef class Core:
             stream.pending = True
             for i in range(row, row + x.n_rows):
                 self.note(rank, i, begin, begin, binding)
-                self.post(rank, i, begin, stream.cause)
+                if stream.promised == 0:
+                    self.post(rank, i, begin, stream.cause)
+            if stream.promised:
+                stream.promised -= 1
         return True
 
     cdef inline bint settle(self, Actors* rank, Stream* stream, int32_t row) noexcept nogil:
@@ -449,6 +457,36 @@ cdef class Core:
                 self.tell(number)
             self.start_if_complete(number, rank.role[x.slot] != MEMBER)
 
+    cdef void promise(self, Actors* rank, Stream* stream) noexcept nogil:
+        """Promise what follows the communication that a stream is in."""
+        cdef int64_t at = stream.done + stream.promised, ready, cause
+        cdef int32_t row = stream.kernels[at], i, kernel
+        cdef const Step* before = &rank.steps[row]
+        cdef const Step* x
+        if before.n_rows > 1 or before.eager >= 0 or self.route_of(rank, row) < 0:
+            return
+        for at in range(at + 1, stream.n_kernels):
+            row = stream.kernels[at]
+            x = &rank.steps[row]
+            if x.slot != before.slot or x.ordinal != before.ordinal + 1:
+                return
+            if x.n_rows > 1 or x.eager >= 0 or self.route_of(rank, row) < 0 or rank.row <= row:
+                return
+            ready = rank.value[row]
+            cause = rank.causes[row] if self.backwards else NEVER
+            for i in range(x.first_wait, x.first_wait + x.n_waits):
+                kernel = rank.waits[i]
+                if not ended(rank, kernel):
+                    return
+                ready = max(ready, rank.value[kernel] + x.gap)
+                if self.backwards:
+                    cause = max(cause, rank.causes[kernel])
+            merge_promise(
+                &self.group_of[rank.group[x.slot] + x.ordinal], x.gap, rank.number)
+            stream.promised += 1
+            self.post(rank, row, ready, cause)
+            before = x
+
     cdef inline int32_t route_of(self, const Actors* rank, int32_t row) noexcept nogil:
         """By which route a communication flows, or -1."""
         cdef int32_t price = rank.price[row], slot = rank.steps[row].slot, route
@@ -461,8 +499,15 @@ cdef class Core:
     cdef inline void start_if_complete(self, int64_t number, bint begins) noexcept nogil:
         """Resolve a group to which all have come, or let it flow if that is this core's task."""
         cdef FlowGroup* group = &self.group_of[number]
+        cdef FlowGroup* before
         if group.missing != 0 or group.away != 0:
             return
+        if begins and group.follow > NEVER:
+            before = &self.group_of[number - 1]
+            if before.missing != RESOLVED:
+                return
+            merge(group, before.end + group.follow, group.follower, before.end)
+            group.follow = NEVER
         if group.route >= 0 and begins:
             group.missing = FLOWING
             self.expect(max(group.time + self.latency[group.price], group.end), number)
@@ -525,6 +570,8 @@ cdef class Core:
             self.group_of[number].end = time
             self.group_of[number].flow = -1
             self.resolve(number)
+            if self.group_of[number + 1].follow > NEVER:
+                self.start_if_complete(number + 1, True)
             self.n_events += 1
             slot = self.sharing.pop_ended(time)
         while self.n_arrivals and self.arrivals[0].key == time:
@@ -600,12 +647,7 @@ cdef class Core:
             self.find_front(rank, stream)
             if stream.front == stream.n_kernels:
                 continue
-            if stream.front == stream.done:
-                ready = self.begin_bound(rank, stream)
-            else:
-                ready = self.end_bound(rank, stream)
-                ready += stream.spent[stream.front] - stream.spent[stream.done]
-                ready -= stream.span[stream.front]
+            ready = self.begin_bound(rank, stream, stream.front)
             first = stream.kernels[stream.front]
             for row in range(first, first + rank.steps[first].n_rows):
                 if self.route_of(rank, row) < 0:
@@ -628,7 +670,7 @@ cdef class Core:
     cdef inline void find_front(self, Actors* rank, Stream* stream) noexcept nogil:
         """Find the first kernel of a stream that has not begun and may flow."""
         cdef int32_t row, first
-        stream.front = max(stream.front, stream.done + stream.pending)
+        stream.front = max(stream.front, <int32_t>(stream.done + stream.pending + stream.promised))
         while stream.front < stream.n_kernels:
             first = stream.kernels[stream.front]
             if rank.steps[first].opcode == MEET:
@@ -637,15 +679,20 @@ cdef class Core:
                         return
             stream.front += 1
 
-    cdef int64_t begin_bound(self, Actors* rank, Stream* stream) noexcept nogil:
-        """When the next kernel of a stream can begin at the earliest."""
-        cdef int32_t row = stream.kernels[stream.done], i
+    cdef int64_t begin_bound(
+        self, Actors* rank, Stream* stream, int32_t kernel
+    ) noexcept nogil:
+        """When a kernel of a stream, which has not begun, can begin at the earliest."""
+        cdef int32_t row = stream.kernels[kernel], i
         cdef const Step* x = &rank.steps[row]
-        cdef int64_t begin = rank.value[row]
+        cdef int64_t begin = rank.value[row], spent
         if rank.row <= row:
             begin = self.cpu_bound(rank) + rank.clock[row] - rank.clock[rank.row]
             begin += x.launch - x.launch_cost
-        if stream.done:
+        if kernel > stream.done:  # what comes before it
+            spent = stream.spent[kernel] - stream.spent[stream.done] - stream.span[kernel]
+            begin = max(begin, self.end_bound(rank, stream) + spent)
+        elif kernel:
             begin = max(begin, stream.end + x.gap)
         for i in range(x.first_wait, x.first_wait + x.n_waits):
             begin = max(begin, self.kernel_bound(rank, rank.waits[i]) + x.gap)
@@ -660,7 +707,8 @@ cdef class Core:
                 for i in range(row, row + rank.steps[row].n_rows):
                     bound = max(bound, self.group_bound(rank, i, row))
             else:
-                bound = self.begin_bound(rank, stream) + stream.span[stream.done]
+                bound = self.begin_bound(rank, stream, stream.done)
+                bound += stream.span[stream.done]
             stream.bound = bound
             stream.horizon = self.n_horizons
         return stream.bound
@@ -727,6 +775,8 @@ cdef class Core:
         const int64_t[::1] ends,
         const int64_t[::1] routes,
         const int64_t[::1] prices,
+        const int64_t[::1] follows,
+        const int64_t[::1] followers,
         *,
         const uint8_t[::1] owned,
     ):
@@ -737,6 +787,7 @@ cdef class Core:
             for i in range(groups.shape[0]):
                 group = &self.group_of[groups[i]]
                 merge(group, times[i], <int32_t>lasts[i], ends[i])
+                merge_promise(group, follows[i], <int32_t>followers[i])
                 group.route = max(group.route, <int32_t>routes[i])
                 group.price = max(group.price, <int32_t>prices[i])
                 group.away -= 1
@@ -833,6 +884,12 @@ cdef inline void merge(
         group.last = last
     if cause > group.end:
         group.end = cause
+
+
+cdef inline void merge_promise(FlowGroup* group, int64_t gap, int32_t last) noexcept nogil:
+    if gap > group.follow or (gap == group.follow and last < group.follower):
+        group.follow = gap
+        group.follower = last
 
 
 cdef void* allocated(size_t n, size_t size) except NULL:

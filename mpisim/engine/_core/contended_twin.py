@@ -10,6 +10,10 @@ at or after the earliest event: that event may happen.
 A trace may tell of a kernel that begins before what it waited for has ended (negative gaps and
 launch latencies). Bytes never flow before the events that led to them: where such times occur,
 each carries along the latest end of a flow that it follows from, its *cause*.
+
+Where several processes take part, a stream *promises* communications that wait for nothing but the
+end of the one before on the same communicator. Whoever runs the flows can then let them follow each
+other at once, without another exchange.
 """
 
 from __future__ import annotations
@@ -30,14 +34,15 @@ KERNEL, MEET, JOIN, HOST, HOST_WAIT = 2, 3, 5, 6, 7
 RESOLVED, FLOWING = -1, -2  # of Group.missing
 CPU = -1  # of Stream.need
 INFINITY = int(np.iinfo(np.int64).max)
+NOBODY = int(np.iinfo(np.int32).max)
 
 
 class Group:
     """State of one group: see `mpisim.engine.actors.FLOW_GROUP`."""
 
     __slots__ = (
-        "away", "bound", "end", "flow", "last", "missing", "owned", "price", "route", "time",
-        "waiters",
+        "away", "bound", "end", "flow", "follow", "follower", "last", "missing", "owned", "price",
+        "route", "time", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -45,7 +50,8 @@ class Group:
     ) -> None:
         self.time, self.end, self.last, self.missing, self.away = time, end, last, missing, away
         self.route = self.price = self.flow = -1
-        self.bound = NEVER
+        self.bound = self.follow = NEVER
+        self.follower = NOBODY
         self.owned = owned
         self.waiters: list[Rank] = []
 
@@ -63,6 +69,7 @@ class Stream:
         self.pending = False
         self.end = self.cause = NEVER
         self.group, self.need, self.count = -1, CPU, 0
+        self.promised = 0  # how many kernels after the one that is pending
         self.front = 0  # the first kernel from here on that may flow
         self.bound: int | None = None
 
@@ -103,12 +110,13 @@ class Rank:
 class Core:
     """See the package. `record` keeps begin, end and binding of every row."""
 
-    message = ("time", "last", "end", "route", "price")
+    message = ("time", "last", "end", "route", "price", "follow", "follower")
 
     def __init__(self, layout: Any, record: bool) -> None:
         self._layout, self._record, traffic = layout, record, layout.traffic
         names = ("time", "end", "last", "missing", "away", "owned")
         self._groups = [Group(*g) for g in layout.groups[list(names)].tolist()]
+        self._groups.append(Group(0, 0, 0, 0, 0, 0))  # none follows the last
         scripts = []
         for script in traffic.scripts:
             rows = script.steps.tolist()
@@ -162,6 +170,10 @@ class Core:
             for stream in rank.streams:
                 if stream.done < len(stream.kernels) and self._may_go(rank, stream):
                     moved |= self._run_stream(rank, stream)
+        if not self._layout.traffic.alone:
+            for stream in rank.streams:
+                if stream.pending:
+                    self._promise(rank, stream)
         ended = sum(stream.done == len(stream.kernels) for stream in rank.streams)
         rank.left = len(rank.streams) - ended + (rank.row < len(rank.steps))
         self.unfinished -= rank.left == 0
@@ -269,7 +281,9 @@ class Core:
             stream.pending = True
             for one in range(row, row + step["n_rows"]):
                 self._note(rank, one, begin, begin, binding)
-                self._post(rank, one, begin, stream.cause)
+                if not stream.promised:
+                    self._post(rank, one, begin, stream.cause)
+            stream.promised = max(stream.promised - 1, 0)
         return True
 
     def _settle(self, rank: Rank, stream: Stream, row: int) -> bool:
@@ -323,6 +337,35 @@ class Core:
                 self._outbox.append(number)
             self._start_if_complete(number, rank.role[slot] != MEMBER)
 
+    def _promise(self, rank: Rank, stream: Stream) -> None:
+        """Promise what follows the communication that a stream is in."""
+        first = stream.kernels[stream.done + stream.promised]
+        before = rank.steps[first]
+        if self._route(rank, first) < 0 or before["n_rows"] > 1 or before["eager"] >= 0:
+            return
+        for row in stream.kernels[stream.done + stream.promised + 1 :]:
+            step = rank.steps[row]
+            same = step["slot"] == before["slot"] and step["ordinal"] == before["ordinal"] + 1
+            if not same or step["n_rows"] > 1 or step["eager"] >= 0:
+                return
+            if self._route(rank, row) < 0 or rank.row <= row:
+                return
+            waits = rank.waits[step["first_wait"] : step["first_wait"] + step["n_waits"]]
+            if self._awaited(rank, waits):
+                return
+            ready = max([rank.value[row], *(rank.value[one] + step["gap"] for one in waits)])
+            cause = max([rank.causes[row], *(rank.causes[one] for one in waits)])
+            number = rank.group[step["slot"]] + step["ordinal"]
+            self._merge_promise(self._groups[number], step["gap"], rank.number)
+            stream.promised += 1
+            self._post(rank, row, ready, cause)
+            before = step
+
+    @staticmethod
+    def _merge_promise(group: Group, gap: int, last: int) -> None:
+        if gap > group.follow or (gap == group.follow and last < group.follower):
+            group.follow, group.follower = gap, last
+
     def _route(self, rank: Rank, row: int) -> int:
         """By which route a communication flows, or -1."""
         price, slot = rank.price[row], rank.steps[row]["slot"]
@@ -344,6 +387,12 @@ class Core:
         group = self._groups[number]
         if group.missing or group.away:
             return
+        if begins and group.follow > NEVER:
+            before = self._groups[number - 1]
+            if before.missing != RESOLVED:
+                return
+            self._merge(group, before.end + group.follow, group.follower, before.end)
+            group.follow = NEVER
         if group.route >= 0 and begins:
             group.missing = FLOWING
             time = group.time + int(self._layout.traffic.latency[group.price])
@@ -381,6 +430,8 @@ class Core:
                 self._groups[self._flow[slot]].end = time
                 self._groups[self._flow[slot]].flow = -1
                 self._resolve(self._flow[slot])
+                if self._groups[self._flow[slot] + 1].follow > NEVER:
+                    self._start_if_complete(self._flow[slot] + 1, True)
                 self.n_events += 1
             while self._arrivals and self._arrivals[0][0] == time:
                 _, number = heapq.heappop(self._arrivals)
@@ -417,7 +468,7 @@ class Core:
                 front = self._front(rank, stream)
                 if front == len(stream.kernels):
                     continue
-                ready = self._ready_bound(rank, stream, front, earliest)
+                ready = self._begin_bound(rank, stream, front, earliest)
                 first = stream.kernels[front]
                 for row in range(first, first + rank.steps[first]["n_rows"]):
                     step = rank.steps[row]
@@ -438,7 +489,7 @@ class Core:
 
     def _front(self, rank: Rank, stream: Stream) -> int:
         """The first kernel of a stream that has not begun and may flow."""
-        front = max(stream.front, stream.done + stream.pending)
+        front = max(stream.front, stream.done + stream.pending + stream.promised)
         while front < len(stream.kernels):
             first = stream.kernels[front]
             rows = range(first, first + rank.steps[first]["n_rows"])
@@ -448,28 +499,23 @@ class Core:
         stream.front = front
         return front
 
-    def _ready_bound(self, rank: Rank, stream: Stream, kernel: int, earliest: int) -> int:
+    def _begin_bound(self, rank: Rank, stream: Stream, kernel: int, earliest: int) -> int:
         """When a kernel of a stream, which has not begun, can begin at the earliest."""
-        if kernel == stream.done:
-            return self._begin_bound(rank, stream, earliest)
-        first = rank.kernel_index[rank.streams.index(stream)]
-        ended = self._end_bound(rank, stream, earliest)
-        spent = rank.spent[first + kernel] - rank.spent[first + stream.done]
-        return ended + spent - rank.span[first + kernel]
-
-    def _begin_bound(self, rank: Rank, stream: Stream, earliest: int) -> int:
-        """When the next kernel of a stream can begin at the earliest."""
-        row = stream.kernels[stream.done]
+        row = stream.kernels[kernel]
         step = rank.steps[row]
-        launched = rank.value[row]
+        begin = rank.value[row]
         if rank.row <= row:
-            spent = rank.clock[row] - rank.clock[rank.row]
-            called = self._cpu_bound(rank, earliest) + spent - step["launch_cost"]
-            launched = called + step["launch"]
-        waits = rank.waits[step["first_wait"] : step["first_wait"] + step["n_waits"]]
-        ends = [stream.end] if stream.done else []
-        ends += [self._kernel_bound(rank, kernel, earliest) for kernel in waits]
-        begin = max([launched, *(end + step["gap"] for end in ends)])
+            begin = self._cpu_bound(rank, earliest) + rank.clock[row] - rank.clock[rank.row]
+            begin += step["launch"] - step["launch_cost"]
+        if kernel > stream.done:  # what comes before it
+            first = rank.kernel_index[rank.streams.index(stream)]
+            spent = rank.spent[first + kernel] - rank.spent[first + stream.done]
+            spent -= rank.span[first + kernel]
+            begin = max(begin, self._end_bound(rank, stream, earliest) + spent)
+        elif kernel:
+            begin = max(begin, stream.end + step["gap"])
+        for one in rank.waits[step["first_wait"] : step["first_wait"] + step["n_waits"]]:
+            begin = max(begin, self._kernel_bound(rank, one, earliest) + step["gap"])
         return begin if self._layout.traffic.backwards else max(begin, earliest)
 
     def _end_bound(self, rank: Rank, stream: Stream, earliest: int) -> int:
@@ -481,7 +527,8 @@ class Core:
                 stream.bound = max(self._group_bound(rank, one, row, earliest) for one in rows)
             else:
                 at = rank.kernel_index[rank.streams.index(stream)] + stream.done
-                stream.bound = self._begin_bound(rank, stream, earliest) + rank.span[at]
+                begin = self._begin_bound(rank, stream, stream.done, earliest)
+                stream.bound = begin + rank.span[at]
         return stream.bound
 
     def _group_bound(self, rank: Rank, row: int, kernel: int, earliest: int) -> int:
@@ -539,11 +586,12 @@ class Core:
         self, groups: NDArray[np.int64], *columns: NDArray[np.int64], owned: NDArray[np.uint8]
     ) -> None:
         """Take in what other processes said about groups, and whether this one owns them."""
-        for number, own, time, last, end, route, price in zip(
+        for number, own, time, last, end, route, price, follow, follower in zip(
             groups.tolist(), owned.tolist(), *(column.tolist() for column in columns)
         ):
             group = self._groups[number]
             self._merge(group, time, last, end)
+            self._merge_promise(group, follow, follower)
             group.route, group.price = max(group.route, route), max(group.price, price)
             group.away -= 1
             self._start_if_complete(number, bool(own))
@@ -554,8 +602,8 @@ class Core:
     def groups(self) -> NDArray[Any]:
         """State of the groups, as `mpisim.engine.actors.FLOW_GROUP`."""
         found = self._layout.groups.copy()
-        for name in ("time", "end", "last", "missing", "away", "route", "price"):
-            found[name] = [getattr(group, name) for group in self._groups]
+        for name in (*self.message, "missing", "away"):
+            found[name] = [getattr(group, name) for group in self._groups[:-1]]
         return found
 
     def _stopped(self) -> list[tuple[int, int]]:
