@@ -26,7 +26,6 @@ __all__ = [
     "maximum",
     "minimum",
     "some",
-    "sqrt",
     "where",
 ]
 
@@ -68,11 +67,6 @@ def like(x: Numbers, value: float) -> Numbers:
 def ceil(x: Numbers) -> Numbers:
     """Return the least integer not below."""
     return np.ceil(x) if isinstance(x, np.ndarray) else float(math.ceil(x))
-
-
-def sqrt(x: Numbers) -> Numbers:
-    """Return the square root."""
-    return np.sqrt(x) if isinstance(x, np.ndarray) else math.sqrt(x)
 
 
 def expm1(x: Numbers) -> Numbers:

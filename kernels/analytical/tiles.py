@@ -104,17 +104,13 @@ def times(
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue(gpu, dtype))
     loads = loading * BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
-    sides, tiles = _tiles(tuple(cuts), rate, loads, prologue)
-
     ceil, _, _, maximum, _ = functions(m)
-    tall = {side: ceil(m / side) for side in sides}
-    wide = {side: ceil(n / side) for side in sides}
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation
     alone = not isinstance(m, np.ndarray)
     found = []
-    for rows, columns, ways in tiles:
-        number = tall[rows] * wide[columns] * batch
+    for rows, columns, ways in _tiles(tuple(cuts), rate, loads, prologue):
+        number = ceil(m / rows) * ceil(n / columns) * batch
         for parts, slope, fixed, moved in ways:
             # Whole numbers until the division, so that whole waves come out whole.
             w = number * parts / sms
@@ -144,8 +140,8 @@ class _Tile(NamedTuple):
 @lru_cache(maxsize=64)
 def _tiles(
     cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float
-) -> tuple[tuple[int, ...], tuple[_Tile, ...]]:
-    """Return the lengths of the tiles' sides, and the tiles: a model asks for few."""
+) -> tuple[_Tile, ...]:
+    """Return the tiles, each with its ways to cut along k: a model asks for few."""
     found: list[_Tile] = []
     for rows, columns, parts in cuts:
         if not found or found[-1][:2] != (rows, columns):
@@ -153,8 +149,7 @@ def _tiles(
         time = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
         moved = 8.0 * parts if parts > 1 else 0.0
         found[-1].ways.append((parts, time / parts, time * prologue, moved))
-    sides = {side for cut in cuts for side in (cut.rows, cut.columns)}
-    return tuple(sorted(sides)), tuple(found)
+    return tuple(found)
 
 
 def _issue(gpu: Machine, dtype: str) -> float:
