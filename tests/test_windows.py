@@ -35,7 +35,7 @@ def world() -> Iterator[Intracomm]:
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
     network = random_links(seed, program.n_ranks)
     alone = simulate(program, network=network, fold=False, critical_path=True)
@@ -53,7 +53,7 @@ def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: 
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) -> None:
     """A window may be shorter than it could be, but never shorter than to its first event."""
     network = random_links(seed, program.n_ranks)
@@ -73,7 +73,7 @@ def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) ->
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None:
     """Each process holds only the tables of its own ranks."""
     network = random_links(seed, program.n_ranks)
@@ -87,7 +87,7 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_python_core(world: Intracomm, program: Program, seed: int) -> None:
     network = random_links(seed, program.n_ranks)
     alone = simulate(program, network=network, fold=False, critical_path=True)

@@ -271,8 +271,8 @@ def make_plan(
     slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
     bound = cast.slots[at]
 
-    numbers, code = np.unique(program.table[ranks], return_inverse=True)
-    code = code.astype(np.int32)
+    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    code = entry.astype(np.int32)
     codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
     on_slot = _operations(codes, code, slot_index)
     active = on_slot > 0
@@ -349,7 +349,7 @@ def make_plan(
 
 
 def _operations(
-    codes: list[Code], code: NDArray[np.intp], slot_index: NDArray[np.int64]
+    codes: list[Code], code: NDArray[np.int32], slot_index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return how many operations a rank does on each of its slots, for all slots of all ranks."""
     operations = np.zeros(slot_index[-1], np.int64)
