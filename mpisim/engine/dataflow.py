@@ -137,10 +137,13 @@ def simulate(
                 most = None if fold else program.n_ranks // 2
                 cast = quotient(program, network, most, routes) or cast
             if cast.folded:
-                placed = block_placement(cast.n, comm.size)
+                # Few ranks that share links: one process runs their events sooner than several
+                # agree on what may happen next.
+                placed = block_placement(cast.n, comm.size if routes is None else 1)
             ranks = cast.classes.representative[placed == comm.rank]
             priced = price(program, ranks, network, shared.prices if shared else ())
-        operations = count_operations(cast, placed, several) if shared and several else None
+        spread = several if placed.max() > 0 else None
+        operations = count_operations(cast, placed, spread) if shared and spread else None
         plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
         record = record or critical_path
         engine = core_class(core, shared is not None)(plan.layout, record)
@@ -182,7 +185,7 @@ def simulate(
         step_time=int(end.max()),
         digest=digest,
         rounds=rounds,
-        mode=_mode(shared, several),
+        mode=_mode(shared, spread),
         contended=0 if shared is None else len(np.unique(shared.routes.group)),
         domains=0 if shared is None else int(domains(shared.routes).max()) + 1,
         links=0 if shared is None else len(shared.routes.names),
