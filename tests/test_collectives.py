@@ -250,6 +250,40 @@ class TestFitting:
         found = fits.fit(NcclForm(), curves)
         assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.1)
 
+    def test_an_odd_platform_pulls_no_more_than_the_middle_one(self) -> None:
+        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4), (64, 8)])
+        mixed = [
+            replace(each, platform=replace(each.platform, name=name), seconds=each.seconds * times)
+            for name, times in (("a", 1), ("b", 1), ("odd", 5)) for each in curves
+        ]  # fmt: skip
+        found = fits.fit(NcclForm(), mixed)
+        # Two of the platforms take NCCL's own times, the third five times as long.
+        assert found.numbers["bandwidth_across"] == pytest.approx(1, rel=0.1)
+
+    def test_repetitions_weigh_no_more_than_one_run(self) -> None:
+        fast = synthetic(dict(NcclForm.start), [(16, 2)])[0]
+        slow = synthetic(dict(NcclForm.start, bandwidth_across=0.7), [(32, 4)])[0]
+        once = fits.fit(NcclForm(), [fast, slow]).numbers["bandwidth_across"]
+        again = fits.fit(NcclForm(), [fast] * 4 + [slow]).numbers["bandwidth_across"]
+        assert again == pytest.approx(once, rel=1e-3)
+
+    def test_latencies_inside_stay_when_only_groups_across_are_measured(self) -> None:
+        truth = dict(NcclForm.start, latency_across=4.0)
+        found = fits.fit(NcclForm(), synthetic(truth, [(16, 2), (32, 4)]))
+        assert found.numbers["latency_inside"] == pytest.approx(1, rel=0.1)
+        assert found.numbers["latency_across"] == pytest.approx(4, rel=0.2)
+
+    def test_platforms_left_out_say_what_a_family_is_worth(self) -> None:
+        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
+        platforms = [replace(curves[0].platform, name=name) for name in ("a", "slow")]
+        members = [
+            replace(each, platform=where, seconds=each.seconds * (1 if where.name == "a" else 3))
+            for where in platforms for each in curves
+        ]  # fmt: skip
+        unseen = fits.cross_validate(NcclForm(), members, dict(NcclForm.start))
+        # Each platform is predicted from the other, which is three times as fast or slow.
+        assert all(np.abs(errors).max() > 0.7 for _, errors in unseen)
+
     def test_no_curves_leave_the_wider_numbers(self) -> None:
         wider = dict(NcclForm.start, latency_inside=1.7)
         assert fits.fit(NcclForm(), [], wider) == fits.Fit(wider, 0, 0)

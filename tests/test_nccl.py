@@ -95,9 +95,17 @@ class TestLatency:
 
     def test_ring_across(self) -> None:
         # 2 × 31 steps, of which 2 × 3 between nodes; inside, posting (Simple: 3 × 2 us) is slower
-        # than the hop, 3.4; 0.53 of the tuner's latency between nodes is met.
+        # than the hop, 3.4.
         found = pair(Nccl(A100), ALL_REDUCE, 1, Shape.regular(4, 8, A100), "ring", "simple")
-        assert found.latency == pytest.approx((8.4 + 56 * 6.0 + 6 * 0.53 * 14.0) * US, rel=2e-3)
+        assert found.latency == pytest.approx((8.4 + 56 * 6.0 + 6 * 14.0) * US, rel=2e-3)
+
+    @pytest.mark.parametrize("protocol", ["ll", "ll128", "simple"])
+    def test_a_platform_adds_the_same_to_all_protocols(self, protocol: str) -> None:
+        # Tree on 2 nodes: 2 crossings of 5 us with LL.
+        shape, slow = Shape.regular(2, 8, A100), Factors(latency_across=3)
+        before = pair(Nccl(A100), ALL_REDUCE, 1, shape, "tree", protocol)
+        after = pair(Nccl(A100, factors=slow), ALL_REDUCE, 1, shape, "tree", protocol)
+        assert after.latency - before.latency == pytest.approx(2 * 2 * 5.0 * US, rel=0.01)
 
     def test_pipelines_lose_the_square_root_of_the_size(self) -> None:
         # Four times the size: twice the loss above the latency.

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
     for reason, count in sorted(skipped.items()):
         print(f"skipped: {count} × {reason}")
-    print("median, p90: of errors of curves left out in turn, or of the next wider table")
+    print("median, p90: errors of platforms or set-ups left out in turn, or of the next wider table")
     with staged(args.output, overwrite=args.overwrite) as file:
         file.write(Calibration(tables, args.output).text().encode())
     return 0

@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 from .batches import Batch
 from .calibration import Bin, Table
-from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners
+from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
 
 __all__ = ["calibrate"]
 
 _FEWEST = 2
-"""Curves from which on those left out in turn say how far off a table is."""
+"""Set-ups from which on those left out in turn say how far off a platform's numbers are."""
 
 
 def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]:
     """Fit all that some batches allow.
 
-    Errors are those of curves left out in turn. An owner with a single curve has those of the next
-    wider owner.
+    A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
+    machine that falls back on them was not measured. A platform's are of set-ups left out; with a
+    single set-up it has its family's errors.
 
     Parameters
     ----------
@@ -54,7 +55,9 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             errors[owner] = errors[found.wider] if found.wider else ()
             continue
         known = found.wider is not None and errors[found.wider]
-        if found.curves >= _FEWEST or not known:
+        fallback = any(each.platform.name != owner for each in own)
+        enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
+        if enough:
             errors[owner] = _bins(cross_validate(form, own, wider))
         else:
             errors[owner] = errors[str(found.wider)]
@@ -66,7 +69,7 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             split=split,
             curves=found.curves,
             rows=found.rows,
-            held_out="curves" if found.curves >= _FEWEST or not known else "wider",
+            held_out="wider" if not enough else "platforms" if fallback else "set-ups",
             errors=errors[owner],
         )
 

@@ -71,7 +71,8 @@ class Table:
     curves, rows : int
         That the numbers were fitted to.
     held_out : str
-        Whose errors these are: of ``"curves"`` left out in turn, or of a ``"wider"`` owner.
+        Whose errors these are: of ``"platforms"`` or of ``"set-ups"`` left out in turn, or those
+        of a ``"wider"`` owner.
     errors : tuple of Bin
     """
 
@@ -185,7 +186,8 @@ HEADER = """\
 # What platforms reach beside NCCL's constants, fitted to published measurements. Written by
 #     mpisim calibrate collectives
 # and read by topo/collectives/calibration.py, which says what each key means. Errors are those of
-# curves that a fit did not see, log(predicted / measured), by decade of the size in bytes.
+# platforms or set-ups that a fit did not see, log(predicted / measured), by decade of the size in
+# bytes.
 """
 
 

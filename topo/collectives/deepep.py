@@ -39,6 +39,7 @@ class DeepEp:
         "latency_inside": 20e-6,
         "latency_across": 5e-6,
     }
+    firm: Mapping[str, float] = {}
 
     def seconds(
         self,

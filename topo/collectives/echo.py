@@ -42,6 +42,7 @@ class Echo:
         "byte_across": 1 / 25e9,
         "reduce": 1 / 2000e9,
     }
+    firm: Mapping[str, float] = {}
 
     def seconds(
         self,

@@ -1,10 +1,11 @@
 """Fitting a form's numbers to measured communications.
 
 Least squares of log(predicted / measured) with the soft-L1 loss. Every platform counts the same,
-and of a platform every curve, however many rows it has. What the rows leave open is settled by a
-weak pull towards a wider fit: a platform's numbers towards those of its family (architecture and
-kind of fabric), these towards its architecture's, those towards the ones of all machines, and these
-towards the form's own start. Nothing here is random.
+but none that is odd more than the middle one; of a platform every set-up counts, however many rows
+and repetitions it has. What the rows leave open is settled by a weak pull towards a wider fit: a
+platform's numbers towards those of its family (architecture and kind of fabric), these towards its
+architecture's, those towards the ones of all machines, and these towards the form's own start.
+Some numbers are held firmly (`Form.firm`). Nothing here is random.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mpisim.errors import InputError
 
 from .batches import Batch
 from .form import Form
-from .solve import least_squares
+from .solve import least_squares, soft
 
 __all__ = [
     "ANY",
@@ -33,6 +34,7 @@ __all__ = [
     "fit_all",
     "learners",
     "log_errors",
+    "setup",
 ]
 
 ANY = "any"
@@ -40,12 +42,15 @@ DEEPEP = "deepep"
 """Owners of what serves all machines, of collectives and of DeepEP's kernels."""
 
 PULL = 0.5
-"""Curves that the wider fit counts as."""
+"""Set-ups that the wider fit counts as."""
 
 THIN = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
 
 FOLDS = 5
+
+ROUNDS = 2
+"""Fits of several platforms after the first, each with the odd ones held back anew."""
 
 Numbers = dict[str, float]
 
@@ -120,7 +125,12 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
         return np.concatenate([log_errors(form, each, numbers) for each in covered])
 
     start = np.array(list(wider.values()))
-    found = least_squares(errors, start, weights, towards=start, pull=PULL)
+    pull = PULL + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
+    found = least_squares(errors, start, weights, towards=start, pull=pull)
+    if len({each.platform.name for each in covered}) > 1:
+        for _ in range(ROUNDS):
+            even = weights * _held_back(covered, soft(errors(found)) ** 2, weights)
+            found = least_squares(errors, start, even, towards=start, pull=pull)
     curves = {each.curve for each in covered}
     rows = sum(len(batch) for batch in training if batch.curve in curves)
     return Fit(dict(zip(names, found.tolist())), len(curves), rows)
@@ -156,31 +166,68 @@ def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
 def cross_validate(
     form: Form, members: Sequence[Batch], wider: Mapping[str, float] | None
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
-    """Return the errors of curves that a fit did not see, leaving out a fifth at a time.
+    """Return the errors of what a fit did not see, leaving out a fifth at a time.
+
+    Of several platforms whole ones are left out, as a machine is that nobody measured; of a single
+    one set-ups, with their repetitions.
 
     Returns
     -------
     list of (Batch, float64)
-        log(predicted / measured). Of a single curve, from the wider numbers alone.
+        log(predicted / measured). Of a single set-up, from the wider numbers alone.
     """
-    curves = sorted({each.curve for each in members}, key=lambda name: zlib.crc32(name.encode()))
-    fold = {name: i % FOLDS for i, name in enumerate(curves)}
+    several = len({each.platform.name for each in members}) > 1
+    names = [each.platform.name if several else setup(each) for each in members]
+    ordered = sorted(set(names), key=lambda name: (zlib.crc32(name.encode()), name))
+    fold = {name: i % FOLDS for i, name in enumerate(ordered)}
     found = []
-    for left_out in range(min(FOLDS, len(curves))):
-        others = [each for each in members if fold[each.curve] != left_out]
+    for left_out in range(min(FOLDS, len(ordered))):
+        others = [each for name, each in zip(names, members) if fold[name] != left_out]
         numbers = fit(form, others, wider).numbers
-        for each in members:
-            if fold[each.curve] == left_out and _covers(form, each, numbers):
+        for name, each in zip(names, members):
+            if fold[name] == left_out and _covers(form, each, numbers):
                 found.append((each, log_errors(form, each, numbers)))
     return found
 
 
+def setup(batch: Batch) -> str:
+    """Return what repetitions of a batch's curve have in common."""
+    return batch.rows[0].setup or batch.curve
+
+
+def _held_back(
+    covered: Sequence[Batch], loss: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return factors of the weights: no platform may cost more than the middle one does."""
+    names = np.repeat([each.platform.name for each in covered], [len(each) for each in covered])
+    platforms, number = np.unique(names, return_inverse=True)
+    costs = np.bincount(number, loss * weights, len(platforms))
+    factors: NDArray[np.float64] = np.minimum(1.0, np.median(costs) / np.maximum(costs, 1e-12))
+    return factors[number]
+
+
 def _weights(covered: Sequence[Batch]) -> NDArray[np.float64]:
-    """Return the weight of every row: they add up to the curves of an average platform for each."""
-    held = Counter(each.platform.name for each in covered)
-    average = len(covered) / len(held)
+    """Return the weight of every row: they add up to the number of set-ups.
+
+    Repetitions share the weight of their set-up, which grows with the root of the sizes that were
+    measured: one size says less than thirty, and thirty less than thirty times as much.
+    """
+    units = [(each.platform.name, setup(each)) for each in covered]
+    rows = Counter[tuple[str, str]]()
+    sizes: dict[tuple[str, str], set[float]] = {}
+    for unit, each in zip(units, covered, strict=True):
+        rows[unit] += len(each)
+        sizes.setdefault(unit, set()).update(each.bytes.tolist())
+    of_unit = {unit: len(found) ** 0.5 for unit, found in sizes.items()}
+    of_platform = Counter[str]()
+    for (platform, _), weight in of_unit.items():
+        of_platform[platform] += weight
+    average = len(sizes) / len(of_platform)
     return np.concatenate(
-        [np.full(len(each), average / held[each.platform.name] / len(each)) for each in covered]
+        [
+            np.full(len(each), average * of_unit[unit] / of_platform[unit[0]] / rows[unit])
+            for unit, each in zip(units, covered, strict=True)
+        ]
     )
 
 

@@ -28,6 +28,10 @@ class Form(Protocol):
     start: Mapping[str, float]
     """The numbers, and where a fit starts: what is true of a machine that nobody measured."""
 
+    firm: Mapping[str, float]
+    """Numbers that differ little between machines, and how firmly they stay near wider fits: a
+    factor of e costs as much as so many times all set-ups."""
+
     def seconds(
         self,
         numbers: Mapping[str, float],

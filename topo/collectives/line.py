@@ -26,6 +26,7 @@ class Line:
         "latency_across": 60e-6,
         "bandwidth_across": 100e9,
     }
+    firm: Mapping[str, float] = {}
 
     def seconds(
         self,

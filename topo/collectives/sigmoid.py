@@ -124,4 +124,4 @@ def _fitted(measured: Sequence[Batch]) -> Curve:
     )
     least = min(float(each.seconds.min()) for each in measured)
     start = np.array([least, fastest, fastest * least, 0.8])
-    return Curve(*least_squares(errors, start, weights, start, pull=0.01).tolist())
+    return Curve(*least_squares(errors, start, weights, start, pull=np.full(4, 0.01)).tolist())

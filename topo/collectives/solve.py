@@ -27,7 +27,7 @@ def least_squares(
     start: Logs,
     weights: Logs,
     towards: Logs,
-    pull: float,
+    pull: Logs,
     reach: float = 50.0,
 ) -> Logs:
     """Fit positive numbers.
@@ -42,7 +42,7 @@ def least_squares(
         Of the squared loss of every row; they should add up to the number of curves.
     towards : float64, shape (n,)
         Where the numbers lie if the rows do not say.
-    pull : float
+    pull : float64, shape (n,)
         In curves: a number that is off `towards` by a factor of e costs as much as so many curves
         that are off by `SCALE` throughout.
     reach : float

@@ -193,12 +193,13 @@ def candidates(
             count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
             several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
             plateau = algorithm == "ring" and protocol == SIMPLE and several
-            crossing = real.across
-            if algorithm == "ring" and protocol == SIMPLE:
-                crossing *= pipeline["ring-simple"]
-            eager = crossing * factors.latency_across
-            bulk = crossing * (factors.latency_across + factors.latency_bulk)
-            inside = real.inside * factors.latency_inside
+            fewest = real  # what the factors are of
+            if algorithm in ("ring", "tree") and protocol != LL:
+                flags = hops(algorithm, LL, system, settings, shape, seen, tables)
+                fewest = latency(operation, algorithm, LL, shape, flags, False, tables)
+            inside = real.inside + (factors.latency_inside - 1) * fewest.inside
+            eager = real.across + (factors.latency_across - 1) * fewest.across
+            bulk = eager + factors.latency_bulk * fewest.across
             parts = shape.ranks if algorithm == "ring" else 1
             found.append(
                 Candidate(

@@ -21,10 +21,12 @@ class Factors:
     bandwidth_inside, bandwidth_across : float
         Of links inside nodes, and of NICs.
     latency_inside, latency_across : float
-        Of starting and of steps inside nodes, and of steps between nodes.
+        Of starting and of steps inside nodes, and of steps between nodes, with LL. What a platform
+        adds there it adds to the other protocols of rings and trees as well: it is its software's
+        and its wires', while the protocols' differences are NCCL's.
     latency_bulk : float
         Added to `latency_across` for messages too large for the network to send at once: it first
-        asks the receiver, and flushes what it has written. 0: as NCCL's constants say.
+        asks the receiver. 0: as NCCL's constants say.
     """
 
     bandwidth_inside: float = 1.0

@@ -7,8 +7,8 @@ Predicting differs in five ways. The links have their own speeds, not those of t
 message too small for all channels has only the speed of those it uses. A chain (broadcast, reduce)
 must fill before its end receives. What pipelines of chunks lose grows with the square root of the
 size, in place of NCCL's correction of trees and its plateau of rings (:mod:`.candidates`). Messages
-that a network does not send at once have a latency of their own. Latencies and bandwidths are then
-scaled by a platform's `Factors`.
+that a network does not send at once have a latency of their own. Latencies and bandwidths are as a
+platform's `Factors` say.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def traffic(
     connection = 0.0
     if there:
         one = found.across / max(shape.nics, 1)
-        connection = min(per_peer * _connection(one, settings, tables), found.across)
+        connection = min(per_peer * _connection(one, nodes, settings, tables), found.across)
     inside = across = 0.0
     channels = per_peer if there else _channels(part, shape, settings, tables)
     if operation is Operation.SEND_RECV:
@@ -109,13 +109,14 @@ def traffic(
     return Traffic(latency_inside, latency_across, inside, across, channels, PROTOCOLS[protocol])
 
 
-def _connection(nic: float, settings: Settings, tables: Tables) -> float:
+def _connection(nic: float, nodes: int, settings: Settings, tables: Tables) -> float:
     """Return what one connection over the network moves.
 
     It spends the same time on each message besides moving it, whatever its size.
     """
     message = tables.raw["point-to-point"]["message"]
-    overhead = max(message / tables.connection.si - message / nic, 0.0)
+    speed = tables.connections[nodes > 2].si
+    overhead = max(message / speed - message / nic, 0.0)
     size = settings.p2p_net_chunksize or message
     return size / (size / nic + overhead)
 

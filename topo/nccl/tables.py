@@ -55,8 +55,8 @@ class Tables:
     correction : float64, shape (3, 24)
         Of a tree's bandwidth, by protocol and size.
     plateau_factor : float
-    connection : Quantity
-        What one connection of a send over the network moves.
+    connections : tuple of Quantity
+        What one connection of a send over the network moves, between two nodes and among more.
     block : float
         What one block of threads, a channel, moves over links.
     raw : mapping
@@ -74,7 +74,7 @@ class Tables:
     generation: int
     correction: NDArray[np.float64]
     plateau_factor: float
-    connection: Quantity
+    connections: tuple[Quantity, Quantity]
     block: float
     raw: Mapping[str, Any]
 
@@ -111,7 +111,10 @@ def tables(arch: str, version: tuple[int, ...]) -> Tables:
         generation=gpu["generation"],
         correction=np.array([raw["correction"][protocol] for protocol in PROTOCOLS], float),
         plateau_factor=plateau["factor" if gpu["generation"] >= 80 else "factor-before-ampere"],
-        connection=_quantity("point-to-point", "connection"),
+        connections=(
+            _quantity("point-to-point", "connection-of-two"),
+            _quantity("point-to-point", "connection"),
+        ),
         block=_quantity("arch", arch, "block").si,
         raw=raw,
     )
