@@ -12,6 +12,7 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -111,7 +112,7 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
                 f"{source}: unknown key {key!r} {where}{nearest(key, fields)}; "
                 f"allowed: {', '.join(fields)}"
             )
-    types = get_type_hints(cls, include_extras=True)
+    types = _types(cls)
     arguments = {}
     for key, field in fields.items():
         full = f"{path}.{key}" if path else key
@@ -164,6 +165,12 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
         elif dataclasses.is_dataclass(expected):
             found |= defaults(expected, values[field.name], key)  # type: ignore[arg-type]
     return found
+
+
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; working them out takes long."""
+    return get_type_hints(cls, include_extras=True)
 
 
 def _without_none(expected: Any) -> Any:
