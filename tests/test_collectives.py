@@ -16,8 +16,8 @@ from mpisim.program import Operation
 from mpisim.topo.bus import bus_factor
 from mpisim.topo.collectives import fit as fits
 from mpisim.topo.collectives.batches import Batch, batches, select
-from mpisim.topo.collectives.calibrate import calibrate
-from mpisim.topo.collectives.calibration import Calibration, ours
+from mpisim.topo.collectives.calibrate import calibrate, completed
+from mpisim.topo.collectives.calibration import Bin, Calibration, ours
 from mpisim.topo.collectives.form import Model
 from mpisim.topo.collectives.halves import Unit, halves
 from mpisim.topo.collectives.measured import read
@@ -300,6 +300,14 @@ class TestFitting:
         assert list(tables) == ["any", "hopper", "hopper-infiniband", "dgx-h100"]
         written = Calibration(tables, "mine.toml").text()
         assert Calibration.parse(written, "mine.toml").tables == tables
+
+    def test_sizes_without_rows_have_the_errors_of_the_wider_table(self) -> None:
+        wider = [Bin(decade, 5, 0.0, 0.1, 0.5) for decade in (2, 5, 8)]
+        own = [Bin(8, 3, 0.0, 0.01, 0.02), Bin(9, 3, 0.0, 0.01, 0.02)]
+        found = completed(own, wider)
+        assert [(each.decade, each.p90) for each in found] == [
+            (2, 0.5), (5, 0.5), (8, 0.02), (9, 0.02),
+        ]  # fmt: skip
 
     def test_an_unknown_platform_takes_its_familys_numbers(self) -> None:
         curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])

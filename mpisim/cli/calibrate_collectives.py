@@ -27,7 +27,7 @@ def add_kind(kinds: Any) -> None:
         "collectives",
         help="fit the model of collectives",
         description="Fit a few numbers a platform to tables of measured collectives (which: "
-        "docs/collectives.md), and find their errors on curves that are left out in turn.",
+        "docs/collectives.md), and find their errors on platforms and set-ups left out in turn.",
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measured collectives")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
     for reason, count in sorted(skipped.items()):
         print(f"skipped: {count} × {reason}")
-    print("median, p90: errors of platforms or set-ups left out in turn, or of the next wider table")
+    print("median, p90: errors of platforms or set-ups left out in turn, or of the wider table")
     with staged(args.output, overwrite=args.overwrite) as file:
         file.write(Calibration(tables, args.output).text().encode())
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from .calibration import Bin, Table
 from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "completed"]
 
 _FEWEST = 2
 """Set-ups from which on those left out in turn say how far off a platform's numbers are."""
@@ -23,7 +23,7 @@ def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Tabl
 
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
-    single set-up it has its family's errors.
+    single set-up, and for sizes that it has no rows of, it has its family's errors.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
         fallback = any(each.platform.name != owner for each in own)
         enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
         if enough:
-            errors[owner] = _bins(cross_validate(form, own, wider))
+            bins = _bins(cross_validate(form, own, wider))
+            errors[owner] = completed(bins, errors[found.wider] if found.wider else ())
         else:
             errors[owner] = errors[str(found.wider)]
         yield owner, Table(
@@ -92,6 +93,12 @@ def _bins(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> tuple[Bin, ...
             )
         )
     return tuple(found)
+
+
+def completed(own: Iterable[Bin], wider: Iterable[Bin]) -> tuple[Bin, ...]:
+    """Return an owner's errors, those of the wider owner where it has no rows of a decade."""
+    found = {each.decade: each for each in wider} | {each.decade: each for each in own}
+    return tuple(found[decade] for decade in sorted(found))
 
 
 def _digits(value: float) -> float:

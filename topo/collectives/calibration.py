@@ -74,6 +74,7 @@ class Table:
         Whose errors these are: of ``"platforms"`` or of ``"set-ups"`` left out in turn, or those
         of a ``"wider"`` owner.
     errors : tuple of Bin
+        Decades of which the owner has no rows are the wider owner's.
     """
 
     form: str
