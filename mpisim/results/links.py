@@ -75,36 +75,40 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     link, weight = routes.link[entry], routes.weight[entry] / WEIGHT_ONE
     begin, end = flows.begin[flow], flows.end[flow]
     moved = weight * flows.volume[flow]
-    bytes = np.bincount(link, moved, n)
+    bytes = np.rint(np.bincount(link, moved, n)).astype(np.int64)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
+    rows_of = np.split(
+        np.lexsort((begin, link)), np.cumsum(np.bincount(link, minlength=n))[:-1]
+    )
+    busy, both = np.array([_depths(begin[rows], end[rows]) for rows in rows_of]).reshape(-1, 2).T
+    utilisation = _spread(link, begin, end, moved, n, step_time)
+    utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
-    order = np.lexsort((begin, link))
-    cuts = np.cumsum(np.bincount(link, minlength=n))[:-1]
-    busy, both = np.zeros((2, n), np.int64)
-    for i, rows in enumerate(np.split(order, cuts)):
-        busy[i], both[i] = _depths(begin[rows], end[rows])
-
-    stand_in, first, count = np.unique(routes.stand_in, return_index=True, return_counts=True)
+    stand_in, lowest, count = np.unique(routes.stand_in, return_index=True, return_counts=True)
     assert len(stand_in) == n  # every link of the cast stands for one at least
-    by_use = np.lexsort((np.arange(n), -bytes / capacity))
-    place = np.argsort(by_use)
-    utilisation = _spread(place[link], begin, end, moved, n, step_time)
-    of_route = shared.communicator[flows.route[flow]]
+    # Links that were used alike are one entry, whether their ranks were simulated once or each.
+    # When in the step they were used shows in the weighted sum.
+    when = np.round(utilisation @ np.linspace(1, 2, BINS), 4)
+    columns = (lowest, when, both, busy, capacity, -bytes / capacity)
+    order = np.lexsort(columns)
+    differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
+    first = np.flatnonzero(differ)
+    kept = order[first]
     return LinkUse(
         links={
             "name": np.array(
-                [shared.link_name(routes.names[i]) for i in first[by_use].tolist()], object
+                [shared.link_name(routes.names[i]) for i in lowest[kept].tolist()], object
             ),
-            "count": count[by_use],
-            "capacity": capacity[by_use],
-            "bytes": np.rint(bytes[by_use]).astype(np.int64),
-            "busy": busy[by_use],
-            "shared": both[by_use],
+            "count": np.add.reduceat(count[order], first),
+            "capacity": capacity[kept],
+            "bytes": bytes[kept],
+            "busy": busy[kept],
+            "shared": both[kept],
         },
-        utilisation=utilisation * (BINS / max(step_time * 1e-12, 1e-12)) / capacity[by_use, None],
+        utilisation=utilisation[kept],
         sharing=_sharing(
-            [(int(place[i]), rows) for i, rows in enumerate(np.split(order, cuts)) if both[i]],
-            of_route, begin, end,
+            [(i, rows_of[link]) for i, link in enumerate(kept.tolist()) if both[link]],
+            shared.communicator[flows.route[flow]], begin, end,
         ),
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class Shape:
             most=max(counts.values()),
             least=min(counts.values()),
             nics=min(near.values()),
-            bridged=len({member // 2 for member in members}) == 1,
+            bridged=len(counts) == 1 and len({member % size // 2 for member in members}) == 1,
         )
 
     @classmethod
