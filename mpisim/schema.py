@@ -12,7 +12,6 @@ import dataclasses
 import math
 import tomllib
 from collections.abc import Mapping
-from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -167,10 +166,15 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
     return found
 
 
-@cache
+_TYPES: dict[type, dict[str, Any]] = {}
+"""Of the fields of dataclasses: working them out takes long."""
+
+
 def _types(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; working them out takes long."""
-    return get_type_hints(cls, include_extras=True)
+    """Return the types of a dataclass's fields."""
+    if cls not in _TYPES:
+        _TYPES[cls] = get_type_hints(cls, include_extras=True)
+    return _TYPES[cls]
 
 
 def _without_none(expected: Any) -> Any:
