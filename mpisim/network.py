@@ -72,8 +72,7 @@ def calibrated(
     callable
         From a number of bytes to the factor that times of such sizes rest on: 1 with its error bar.
     """
-    from .topo.collectives.calibration import Calibration, ours
-    from .topo.collectives.fit import ANY
+    from .topo.collectives.calibration import ANY, Calibration, ours
     from .topo.nccl import Factors, Nccl, Settings, System
 
     system = System.of(cluster)

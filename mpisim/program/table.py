@@ -176,7 +176,7 @@ class Table:
     @cached_property
     def _slots_by_kind(self) -> dict[Kind, tuple[int, ...]]:
         return {
-            kind: tuple(np.unique(self.slot[self.kind == kind]).tolist())
+            kind: tuple(np.flatnonzero(np.bincount(self.slot[self.kind == kind])).tolist())
             for kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
         }
 

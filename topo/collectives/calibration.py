@@ -22,9 +22,12 @@ from mpisim.files import reason
 from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build, parse
 
-__all__ = ["FILE", "NORMAL", "Bin", "Calibration", "Table", "ours"]
+__all__ = ["ANY", "FILE", "NORMAL", "Bin", "Calibration", "Table", "ours"]
 
 FILE = "calibration/collectives.toml"
+
+ANY = "any"
+"""The owner of the numbers of all machines."""
 
 NORMAL = 1.645
 """Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""

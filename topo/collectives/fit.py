@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from mpisim.errors import InputError
 
 from .batches import Batch
+from .calibration import ANY
 from .form import Form
 from .solve import least_squares, soft
 
 __all__ = [
-    "ANY",
     "DEEPEP",
     "Fit",
     "chain",
@@ -37,9 +37,8 @@ __all__ = [
     "setup",
 ]
 
-ANY = "any"
 DEEPEP = "deepep"
-"""Owners of what serves all machines, of collectives and of DeepEP's kernels."""
+"""The owner of what serves DeepEP's kernels on all machines, as `ANY` of collectives."""
 
 PULL = 0.5
 """Set-ups that the wider fit counts as."""
