@@ -93,11 +93,13 @@ def simulate(
         case = prepare(what) if isinstance(what, Experiment) else what
 
     program = case.program if isinstance(case, Case) else case
+    contention = True
     if network is None and isinstance(case, Case):
-        network = case.network
+        network, contention = case.network, case.experiment.network.contention
     run = engine.simulate(
-        program, comm, network=network, fold=fold, critical_path=True, progress=progress
-    )
+        program, comm, network=network, contention=contention, fold=fold, critical_path=True,
+        progress=progress,
+    )  # fmt: skip
 
     said = dict(attributes or {})
     if isinstance(case, Case) and comm.rank == 0:

@@ -211,6 +211,18 @@ def test_it_can_be_simulated_all_the_same() -> None:
     assert "Any of these makes it fit:" in said["memory"]
 
 
+def test_communications_share_links_unless_told_otherwise() -> None:
+    shared, alone = (
+        simulate(load(changes=["plan.tp=4", "plan.dp=2", f"network.contention={value}"])[1])
+        for value in ("true", "false")
+    )
+    assert shared is not None
+    assert alone is not None
+    assert (shared.mode, alone.mode) == ("events", "dataflow")
+    assert len(shared.links.links["name"])
+    assert not len(alone.links.links["name"])
+
+
 def test_communication_shares() -> None:
     # All-gather of 352e6 bytes over 4 GPUs of a node: 3/4 × 352e6 / 352e9 s = 750 us and 30 us.
     model = find_cluster("dgx-h100").cost()
