@@ -120,6 +120,10 @@ class Layout:
     n_messages: int
     traffic: Traffic | None = None
 
+    def durations_of(self, local: int) -> NDArray[np.int64]:
+        """Return the durations of the rows of a hosted rank, by its local number, in ps."""
+        return self.durations[self.duration[local]]
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
