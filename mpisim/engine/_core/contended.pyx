@@ -67,7 +67,7 @@ cdef class Core:
 
     message = ("time", "last", "end", "route", "price", "follow", "follower")
 
-    def __cinit__(self, layout, bint record):
+    def __cinit__(self, layout, bint record=False):
         cdef int64_t n = len(layout.numbers)
         cdef FlowGroup[::1] groups
         cdef int64_t[::1] times
@@ -813,6 +813,42 @@ cdef class Core:
         """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
         return np.array([group for _, group in self._stopped()], np.int64)
 
+    def met(self, int64_t local):
+        """When communications of a hosted rank began and ended, int64, shape (m,) each.
+
+        In the order of its code's communications: from when the wire time ran (EAGER: the own ready
+        time), and when this member ended.
+        """
+        found = padded(self.layout.codes[self.layout.code[local]].communications)
+        cdef const Communication[::1] view = found
+        cdef int64_t n = view.shape[0] - 1, j
+        cdef int64_t[:, ::1] times
+        array = np.empty((2, n), np.int64)
+        times = array
+        for j in range(n):
+            self.times_of(&self.ranks[local], &view[j], &times[0, j], &times[1, j])
+        return array[0], array[1]
+
+    def last(self, int64_t local):
+        """Which simulated rank was ready last, the lowest if several; int32, shape (m,)."""
+        found = self.layout.codes[self.layout.code[local]].communications
+        slots = self.layout.slot_group[self.layout.slot_index[local]:]
+        last = self.groups["last"][slots[found["slot"]] + found["ordinal"]]
+        return np.where(found["eager"] != 0, self.ranks[local].number, last).astype(np.int32)
+
+    cdef inline void times_of(
+        self, const Actors* rank, const Communication* x, int64_t* start, int64_t* end
+    ) noexcept nogil:
+        """When a communication began and ended for a rank."""
+        cdef const FlowGroup* group
+        if x.eager:
+            start[0] = rank.eager_ready[rank.steps[x.row].eager]
+            end[0] = start[0] + rank.duration[x.row]
+        else:
+            group = &self.group_of[rank.group[x.slot] + x.ordinal]
+            start[0] = group.time
+            end[0] = end_of(rank, x.row, group)
+
     def finish(self):
         """Complete what was recorded of communications; return ends of ranks and the hash sum."""
         from ..digest import END_LANES
@@ -825,8 +861,7 @@ cdef class Core:
         cdef const int64_t[::1] slot_index = self.layout.slot_index
         cdef const int32_t[::1] code = self.layout.code
         cdef Actors* rank
-        cdef FlowGroup* group
-        cdef int64_t i, j, at, start, end
+        cdef int64_t i, j, at, start = 0, end = 0
         cdef const int64_t[::1] count = padded(self.layout.count)
         cdef uint64_t low, high, word
         cdef uint64_t low_seed = END_LANES[0], high_seed = END_LANES[1]
@@ -843,13 +878,7 @@ cdef class Core:
             with nogil:
                 for j in range(found.shape[0] - 1):
                     x = &found[j]
-                    if x.eager:
-                        start = rank.eager_ready[rank.steps[x.row].eager]
-                        end = start + rank.duration[x.row]
-                    else:
-                        group = &self.group_of[rank.group[x.slot] + x.ordinal]
-                        start = group.time
-                        end = end_of(rank, x.row, group)
+                    self.times_of(rank, x, &start, &end)
                     if self.record:
                         wire[rank.first_row + x.row] = start
                         self.end_of[rank.first_row + x.row] = end

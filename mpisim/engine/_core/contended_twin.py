@@ -112,7 +112,7 @@ class Core:
 
     message = ("time", "last", "end", "route", "price", "follow", "follower")
 
-    def __init__(self, layout: Any, record: bool) -> None:
+    def __init__(self, layout: Any, record: bool = False) -> None:
         self._layout, self._record, traffic = layout, record, layout.traffic
         names = ("time", "end", "last", "missing", "away", "owned")
         self._groups = [Group(*g) for g in layout.groups[list(names)].tolist()]
@@ -623,6 +623,42 @@ class Core:
         """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
         return np.array([group for _, group in self._stopped()], np.int64)
 
+    def met(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """When communications of a hosted rank began and ended, shape (m,) each.
+
+        In the order of its code's communications: from when the wire time ran (EAGER: the own ready
+        time), and when this member ended.
+        """
+        rank = self._ranks[local]
+        rows = self._layout.codes[self._layout.code[local]].communications["row"]
+        start, end = np.zeros((2, len(rows)), np.int64)
+        for i, row in enumerate(rows.tolist()):
+            step = rank.steps[row]
+            if step["eager"] >= 0:
+                start[i] = rank.eager_ready[step["eager"]]
+                end[i] = start[i] + rank.duration[row]
+            else:
+                group = self._groups[rank.group[step["slot"]] + step["ordinal"]]
+                start[i], end[i] = group.time, self._end(rank, row, group)
+        return start, end
+
+    def last(self, local: int) -> NDArray[np.int32]:
+        """Which simulated rank was ready last, the lowest if several; shape (m,)."""
+        rank = self._ranks[local]
+        steps = [
+            rank.steps[row]
+            for row in self._layout.codes[self._layout.code[local]].communications["row"].tolist()
+        ]
+        return np.array(
+            [
+                rank.number
+                if step["eager"] >= 0
+                else self._groups[rank.group[step["slot"]] + step["ordinal"]].last
+                for step in steps
+            ],
+            np.int32,
+        )
+
     def finish(self) -> tuple[NDArray[np.int64], int]:
         """Complete what was recorded of communications; return ends of ranks and the hash sum."""
         from ..digest import hash_communications, hash_ends, summed
@@ -633,14 +669,7 @@ class Core:
         for local, rank in enumerate(self._ranks):
             found = layout.codes[layout.code[local]].communications
             rows, slot = found["row"], found["slot"]
-            start, end = np.zeros((2, len(rows)), np.int64)
-            for i, row in enumerate(rows.tolist()):
-                step = rank.steps[row]
-                group = self._groups[rank.group[step["slot"]] + step["ordinal"]]
-                start[i], end[i] = group.time, self._end(rank, row, group)
-                if step["eager"] >= 0:
-                    start[i] = rank.eager_ready[step["eager"]]
-                    end[i] = start[i] + rank.duration[row]
+            start, end = self.met(local)
             sizes = layout.slot_hash[layout.slot_index[local] + slot]
             hashes = np.stack([found["low"], found["high"]], axis=1)
             hashes = hash_communications(hashes, sizes, start, end)
