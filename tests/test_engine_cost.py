@@ -72,7 +72,7 @@ def test_speeds_make_their_own_durations() -> None:
     assert [d.tolist() for d in durations] == [[10, 24], [5, 24]]
 
 
-def test_halves_round_to_even() -> None:
+def test_halves_round_up() -> None:
     builder = ProgramBuilder()
     rows = builder.table()
     for duration in (1, 3, 5):
@@ -80,7 +80,7 @@ def test_halves_round_to_even() -> None:
     builder.add_table(rows.build())
     builder.add_rank(0, speed=2.0)
     durations, _, _ = price(builder.build(), np.array([0], np.int32))
-    assert durations[0].tolist() == [0, 2, 2]  # 0.5, 1.5, 2.5
+    assert durations[0].tolist() == [1, 2, 3]  # 0.5, 1.5, 2.5
 
 
 def test_tables_are_not_changed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
+from .refine import dense
+from .variation import ONE, factor_of, jitter_factors, jitter_table, scaled
 
 __all__ = ["LONGEST", "Priced", "price"]
 
@@ -45,9 +47,9 @@ def price(
 ) -> Priced:
     """Return the duration of every row of the hosted ranks. Local.
 
-    Kernels and copies are divided by the rank's speed and rounded to whole ps; communications
-    keep the duration they have, or get that of the network. Ranks that agree in table, speed
-    and classes of communicators share one array.
+    Kernels and copies are divided by the rank's speed, varied where there is jitter, and rounded to
+    whole ps; communications keep the duration they have, or get that of the network. Ranks that
+    agree in table, speed and classes of communicators share one array, unless there is jitter.
 
     Parameters
     ----------
@@ -68,27 +70,44 @@ def price(
         For a communication that has no duration and cannot be given one, and for ranks that would
         need more time than clocks can count.
     """
+    late = np.abs(program.start[hosted]) >= LONGEST
+    if late.any():
+        rank = int(hosted[np.argmax(late)])
+        raise InputError(
+            f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
+        )
     pricing = _Pricing(program, network, prices)
-    known: dict[Hashable, int] = {}
-    found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
     which = np.zeros(len(hosted), np.int32)
-    for i, rank in enumerate(hosted.tolist()):
-        number, speed = int(program.table[rank]), float(program.speed[rank])
-        classes = pricing.classes(rank)
-        key = (number, speed, tuple(classes.items()))
-        if key not in known:
-            known[key] = len(found)
-            found.append(pricing.durations(rank, classes))
-        which[i] = known[key]
-        if not -LONGEST < program.start[rank] < LONGEST:
-            raise InputError(
-                f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
-            )
-    return Priced([one for one, _ in found], which, [one for _, one in found])
+    durations: list[NDArray[np.int64]] = []
+    numbers: list[NDArray[np.int32]] = []
+    for ranks, slots, labels in pricing.alike(hosted):
+        base, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
+        for same in _of_equal_factor(program, hosted, ranks):
+            varied = pricing.varied(int(hosted[same[0]]), base)
+            which[same] = len(durations)
+            durations.append(varied)
+            numbers.append(priced)
+    return Priced(durations, which, numbers)
+
+
+def _of_equal_factor(
+    program: Program, hosted: NDArray[np.int32], ranks: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Cut entries of `hosted` into those whose kernels take the same times."""
+    if program.jitter is not None:
+        return list(ranks[:, None])
+    _, kind = np.unique(program.speed[hosted[ranks]], return_inverse=True)
+    return _cut(ranks, kind.reshape(-1))
+
+
+def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut an array into the parts of equal labels."""
+    order = np.argsort(label, kind="stable")
+    return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
 
 class _Pricing:
-    """Prices rows, and remembers the classes and costs it has asked the model for."""
+    """Prices rows, and remembers the costs it has asked the model for."""
 
     def __init__(
         self, program: Program, network: Network | None, prices: Sequence[Price]
@@ -97,50 +116,54 @@ class _Pricing:
         self.network = network
         self._number = {one: i for i, one in enumerate(prices)}
         groups = program.communicators
-        self._label: NDArray[np.int64]
-        self._class: Sequence[Hashable]
+        self._label: NDArray[np.int64] = np.zeros(len(groups), np.int64)
+        self._class: Sequence[Hashable] = ()
         if network is not None:
             self._label, self._class = network.group_classes(groups.index, groups.members)
-        self._unpriced: dict[int, NDArray[np.intp]] = {}
         self._costs: dict[tuple[int, int, Hashable], tuple[int, int]] = {}
 
-    def classes(self, rank: int) -> dict[int, Hashable]:
-        """Return the class of each slot of a rank on which something is to be priced."""
-        number = int(self.program.table[rank])
-        table = self.program.table_of(rank)
-        if number not in self._unpriced:
-            self._unpriced[number] = np.flatnonzero(
-                table.is_communication & (table.duration == UNPRICED)
-            )
-        rows = self._unpriced[number]
-        if not len(rows):
-            return {}
-        if self.network is None:
-            raise InputError(
-                f"{self._where(rank, int(rows[0]))}: the communication has no duration; "
-                "give one, or a network"
-            )
-        bound = self.program.slots_of(rank)
-        classes = {}
-        for slot in np.unique(table.slot[rows]).tolist():
-            classes[slot] = self._class[int(self._label[bound[slot]])]
-        return classes
+    def alike(
+        self, hosted: NDArray[np.int32]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], list[Hashable]]]:
+        """Cut the hosted ranks into those whose communications cost the same, row by row.
+
+        Yields
+        ------
+        ranks : int64
+            Entries of `hosted`.
+        slots : int64, shape (s,)
+            Those on which something is to be priced.
+        classes : list of s classes of groups
+        """
+        program = self.program
+        table = program.table[hosted]
+        for ranks in _cut(np.arange(len(hosted)), table.astype(np.int64)):
+            held = program.table_of(int(hosted[ranks[0]]))
+            rows = np.flatnonzero(held.is_communication & (held.duration == UNPRICED))
+            if len(rows) and self.network is None:
+                raise InputError(
+                    f"{self._where(int(hosted[ranks[0]]), int(rows[0]))}: the communication has no "
+                    "duration; give one, or a network"
+                )
+            slots = np.unique(held.slot[rows]).astype(np.int64)
+            bound = program.slots[program.slot_index[hosted[ranks]][:, None] + slots]
+            labels = self._label[bound]
+            kind = np.zeros(len(ranks), np.int64)
+            for column in labels.T:
+                kind, _ = dense(kind * (len(self._class) + 1) + column)
+            for part in _cut(np.arange(len(ranks)), kind):
+                yield ranks[part], slots, [self._class[i] for i in labels[part[0]].tolist()]
 
     def durations(
-        self, rank: int, classes: dict[int, Hashable]
+        self, rank: int, slots: NDArray[np.int64], classes: list[Hashable]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the duration and the price of every row of a rank, shape (n,) each."""
+        """Return the duration at speed 1 and the price of every row of a rank, shape (n,) each."""
         table = self.program.table_of(rank)
-        speed = float(self.program.speed[rank])
         durations = table.duration.astype(np.int64)
         prices = np.full(len(table) if self._number else 0, -1, np.int32)
-        if speed != 1:
-            scaled = table.kind <= Kind.COPY
-            with np.errstate(over="ignore"):
-                longer = np.rint(durations[scaled] / speed)
-            self._check_length(rank, float(longer.sum()))
-            durations[scaled] = longer.astype(np.int64)
-        for row in self._unpriced[int(self.program.table[rank])].tolist():
+        of_slot = dict(zip(slots.tolist(), classes, strict=True))
+        unpriced = np.flatnonzero(table.is_communication & (table.duration == UNPRICED))
+        for row in unpriced.tolist():
             size = int(table.bytes[row])
             operation = Operation(int(table.operation[row]))
             if size < 0 and operation is not Operation.BARRIER:
@@ -148,18 +171,36 @@ class _Pricing:
                     f"{self._where(rank, row)}: the communication has neither a duration nor a "
                     "number of bytes to price it by"
                 )
-            group = classes[int(table.slot[row])]
+            group = of_slot[int(table.slot[row])]
             key = (operation, size, group)
             if key not in self._costs:
-                assert self.network is not None  # or `classes` had raised
+                assert self.network is not None  # or `alike` had raised
                 cost = self.network.price(operation, max(size, 0), group)
                 self._costs[key] = cost.duration, self._number.get(cost, -1)
             durations[row], number = self._costs[key]
             if number >= 0:
                 prices[row] = number
-        columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
-        self._check_length(rank, sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns))
         return durations, prices
+
+    def varied(self, rank: int, durations: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the durations of a rank of some speed, with jitter if there is any."""
+        table, speed, jitter = (
+            self.program.table_of(rank), float(self.program.speed[rank]), self.program.jitter
+        )  # fmt: skip
+        rows = np.flatnonzero(table.kind <= Kind.COPY)
+        longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
+        columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
+        own = float(durations[rows].sum(dtype=np.float64))
+        total = sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns)
+        self._check_length(rank, total + own * (longest / speed - 1))
+        if jitter is None and speed == 1:
+            return durations
+        varied = durations.copy()
+        factor: NDArray[np.uint64] = factor_of(speed)
+        if jitter is not None:
+            factor = jitter_factors(jitter, rank, rows, int(factor))
+        varied[rows] = scaled(durations[rows].astype(np.uint64), factor).astype(np.int64)
+        return varied
 
     def _where(self, rank: int, row: int) -> str:
         table: Table = self.program.table_of(rank)

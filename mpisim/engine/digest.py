@@ -27,6 +27,7 @@ __all__ = [
     "hash_ends",
     "hash_rows",
     "hash_sizes",
+    "mix",
     "summed",
     "summed_over_processes",
 ]
@@ -37,7 +38,7 @@ END_LANES = np.array([0x2545F4914F6CDD1D, 0xDA942042E4DD58B5], np.uint64)
 """Seeds of the hash of a rank's end."""
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble 64-bit words: the finalizer of SplitMix64 (Steele, Lea, Flood 2014; bijective)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -62,13 +63,13 @@ def hash_rows(table: Table, rows: NDArray[np.int32]) -> NDArray[np.uint64]:
     k = table.ordinal[rows].astype(np.uint64)
     state = np.tile(_LANES, (len(rows), 1))
     for word in (what, size, k):
-        state = _mix((state ^ word[:, None].astype(np.uint64)) + _LANES)
+        state = mix((state ^ word[:, None].astype(np.uint64)) + _LANES)
     return state
 
 
 def hash_sizes(sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Hash group sizes, shape (n,), to uint64 of shape (n, 2)."""
-    return _mix(sizes.astype(np.uint64)[:, None] ^ _SIZE_LANES)
+    return mix(sizes.astype(np.uint64)[:, None] ^ _SIZE_LANES)
 
 
 def hash_communications(
@@ -90,13 +91,13 @@ def hash_communications(
     -------
     uint64, shape (m, 2)
     """
-    state = _mix((rows + sizes) ^ start.astype(np.uint64)[:, None])
-    return _mix(state ^ end.astype(np.uint64)[:, None])
+    state = mix((rows + sizes) ^ start.astype(np.uint64)[:, None])
+    return mix(state ^ end.astype(np.uint64)[:, None])
 
 
 def hash_ends(end: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Hash the ends of ranks, shape (h,), to uint64 of shape (h, 2)."""
-    return _mix(end.astype(np.uint64)[:, None] ^ END_LANES)
+    return mix(end.astype(np.uint64)[:, None] ^ END_LANES)
 
 
 def summed(hashes: NDArray[np.uint64]) -> int:

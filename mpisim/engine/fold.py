@@ -114,7 +114,10 @@ def quotient(
         None where there would be more classes.
     """
     alike = program.table.astype(np.int64)
-    for column in (program.speed, program.start):
+    differing: list[NDArray[Any]] = [program.speed, program.start]
+    if program.jitter is not None:
+        differing.append(np.arange(program.n_ranks))  # no two of them take the same times
+    for column in differing:
         number = np.unique(column, return_inverse=True)[1].reshape(-1)
         alike, n_alike = dense(alike * (number.max() + 1) + number)
     if most is not None and n_alike > most:

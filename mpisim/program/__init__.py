@@ -6,6 +6,7 @@
 - `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row; `columns_of`: from arrays.
 - `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
 - `gather`: make a partial program whole again.
+- `Jitter`: random factors on kernels.
 - `check_matching`, `signatures`: do the communications of all ranks match?
 - `save`, `load`: program files (HDF5).
 - `UNPRICED`: the duration of a communication that a cost model is to price.
@@ -13,6 +14,7 @@
 
 from .builder import Names, ProgramBuilder, TableBuilder, columns_of
 from .gather import gather
+from .jitter import Jitter
 from .kinds import Flag, Kind, Operation, Phase
 from .matching import check_matching, signatures
 from .program import Communicators, Program
@@ -24,6 +26,7 @@ __all__ = [
     "UNPRICED",
     "Communicators",
     "Flag",
+    "Jitter",
     "Kind",
     "Names",
     "Operation",

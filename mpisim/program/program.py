@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProgramError
+from .jitter import Jitter
 from .kinds import Kind
 from .table import Table
 
@@ -105,6 +106,8 @@ class Program:
         Durations of a rank's KERNEL and COPY rows are divided by its speed.
     start : int64, shape (n_ranks,)
         When the rank's host starts, in ps.
+    jitter : Jitter, optional
+        Random factors on KERNEL and COPY rows, another for each row of each rank.
     attributes : mapping of str to str
         Where the program came from; free text for reports.
 
@@ -122,6 +125,7 @@ class Program:
     slots: NDArray[np.int32]
     speed: NDArray[np.float64]
     start: NDArray[np.int64]
+    jitter: Jitter | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

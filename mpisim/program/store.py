@@ -8,6 +8,7 @@
     tables/<i>/wait_index, wait_row
     communicators/index, members, names
     ranks/table, slot_index, slots, speed, start
+                                   attributes jitter_spread, jitter_seed where there is jitter
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..hdf5 import (
     write_column,
     write_texts,
 )
+from .jitter import Jitter
 from .program import Communicators, Program
 from .table import COLUMNS, Table
 
@@ -99,6 +101,9 @@ def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None
         ranks = file.create_group("ranks")
         for column in RANK_COLUMNS:
             write_column(ranks, column, getattr(program, column), UNITS.get(column))
+        if program.jitter is not None:
+            ranks.attrs["jitter_spread"] = program.jitter.spread
+            ranks.attrs["jitter_seed"] = np.uint64(program.jitter.seed)
 
 
 def load(path: str | Path) -> Program:
@@ -136,6 +141,7 @@ def load(path: str | Path) -> Program:
                 read_texts(groups, "names"),
             ),
             **{c: read_column(ranks, c, t, UNITS.get(c)) for c, t in RANK_COLUMNS.items()},
+            jitter=_read_jitter(ranks),
             attributes=read_attributes(file),
         )
 
@@ -143,6 +149,12 @@ def load(path: str | Path) -> Program:
 def _read_table(group: Group, label: str) -> Table:
     columns = {c: read_column(group, c, t, UNITS.get(c)) for c, t in TABLE_COLUMNS.items()}
     return Table(**columns, queue_depth=int(group.attrs["queue_depth"]), label=label)
+
+
+def _read_jitter(ranks: Group) -> Jitter | None:
+    if "jitter_spread" not in ranks.attrs:
+        return None
+    return Jitter(float(ranks.attrs["jitter_spread"]), int(ranks.attrs["jitter_seed"]))
 
 
 def _group(parent: Group, name: str) -> Group:
