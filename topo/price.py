@@ -56,6 +56,23 @@ class Price(NamedTuple):
         """ps from the arrival of the last member to the end, rounded up."""
         return self.latency + (-((-self.volume << RATE_BITS) // self.rate) if self.volume else 0)
 
+    def longer(self, by: int) -> Price:
+        """Return the price if it takes some ps longer, or the least more: its bytes flow slower.
+
+        One without bytes has more latency.
+
+        Examples
+        --------
+        >>> Price(latency=5, volume=1000, rate=rate_of(1e9)).longer(1_000_000).duration
+        2000005
+        """
+        if not by:
+            return self
+        if not self.volume:
+            return self._replace(latency=self.latency + by)
+        flowing = self.duration - self.latency + by
+        return self._replace(rate=max(1, (self.volume << RATE_BITS) // flowing))
+
 
 def rate_of(bytes_per_second: float) -> int:
     """Return a rate as an integer, at least 1.

@@ -142,8 +142,9 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
         if table_number not in rows:
             rows[table_number] = _Rows(table)
         several[i] = rows[table_number].several(at)
-        for operation, size in rows[table_number].unpriced(at):
+        for operation, size, longer in rows[table_number].unpriced(at):
             price = network.price(Operation(operation), max(size, 0), classes[which])
+            price = price.longer(longer)
             if price.volume and price.pattern is not None:
                 prices[price] = None
                 pattern = number.setdefault(price.pattern, len(number))
@@ -171,10 +172,13 @@ class _Rows:
         self.table = table
         comm = table.is_communication
         rows = np.flatnonzero(comm & (table.duration == UNPRICED))
-        what = np.stack([table.slot[rows], table.operation[rows], table.bytes[rows]], axis=1)
-        self._unpriced: dict[int, list[tuple[int, int]]] = {}
-        for slot, operation, size in np.unique(what.astype(np.int64), axis=0).tolist():
-            self._unpriced.setdefault(slot, []).append((operation, size))
+        longer = np.zeros(len(rows), np.int64) if table.longer is None else table.longer[rows]
+        what = np.stack(
+            [table.slot[rows], table.operation[rows], table.bytes[rows], longer], axis=1
+        ).astype(np.int64)
+        self._unpriced: dict[int, list[tuple[int, int, int]]] = {}
+        for slot, operation, size, by in np.unique(what, axis=0).tolist():
+            self._unpriced.setdefault(slot, []).append((operation, size, by))
         joined = (table.flags & Flag.JOINED) != 0
         kernel = np.cumsum(~joined)  # a number for each launch
 
@@ -191,8 +195,8 @@ class _Rows:
         # Where a duration is given this rank does not wait for the flow that others may make of it.
         self._several |= set(slot[table.duration[rows] != UNPRICED].tolist())
 
-    def unpriced(self, slot: int) -> list[tuple[int, int]]:
-        """Return (operation, bytes) of all that is to be priced on a slot."""
+    def unpriced(self, slot: int) -> list[tuple[int, int, int]]:
+        """Return (operation, bytes, ps beside the price) of all that is to be priced on a slot."""
         return self._unpriced.get(slot, [])
 
     def several(self, slot: int) -> bool:

@@ -120,7 +120,7 @@ class _Pricing:
         self._class: Sequence[Hashable] = ()
         if network is not None:
             self._label, self._class = network.group_classes(groups.index, groups.members)
-        self._costs: dict[tuple[int, int, Hashable], tuple[int, int]] = {}
+        self._costs: dict[tuple[int, int, Hashable, int], tuple[int, int]] = {}
 
     def alike(
         self, hosted: NDArray[np.int32]
@@ -172,10 +172,11 @@ class _Pricing:
                     "number of bytes to price it by"
                 )
             group = of_slot[int(table.slot[row])]
-            key = (operation, size, group)
+            longer = 0 if table.longer is None else int(table.longer[row])
+            key = (operation, size, group, longer)
             if key not in self._costs:
                 assert self.network is not None  # or `alike` had raised
-                cost = self.network.price(operation, max(size, 0), group)
+                cost = self.network.price(operation, max(size, 0), group).longer(longer)
                 self._costs[key] = cost.duration, self._number.get(cost, -1)
             durations[row], number = self._costs[key]
             if number >= 0:

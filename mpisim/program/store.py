@@ -84,6 +84,8 @@ def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None
     """
     if program.is_partial:
         raise UsageError(f"{path}: a program whose tables are spread over processes is not saved")
+    if any(table is not None and table.longer is not None for table in program.tables):
+        raise UsageError(f"{path}: a program slowed for one run is not saved; save the original")
     with created(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_attributes(file, program.attributes)
         write_texts(file, "names", program.names)

@@ -84,6 +84,10 @@ class Table:
     queue_depth : int
         At most this many launches of a stream are in flight: the call that launches one more
         blocks until the oldest has ended. 0: no limit.
+    longer : int64, shape (n,), optional
+        Device time in ps that communications without a duration take beside their price, for what
+        runs at the same time on the GPUs of their members; all of these agree on it. Files of
+        programs have no such column: it belongs to one run.
 
     Raises
     ------
@@ -111,6 +115,7 @@ class Table:
     wait_row: NDArray[np.int32]
     queue_depth: int = 0
     label: str = field(default="", compare=False)
+    longer: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         dtypes: dict[str, type] = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
@@ -118,6 +123,12 @@ class Table:
             values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
+        if self.longer is not None:
+            unpriced = self.is_communication & (self.duration == UNPRICED)
+            if self.longer.shape != self.kind.shape or (self.longer < 0).any():
+                raise ProgramError(f"table {self.label!r}: 'longer' is not one time a row")
+            if self.longer[~unpriced].any():
+                raise ProgramError(f"table {self.label!r}: 'longer' of a row with a duration")
         _check_table(self)
 
     def __len__(self) -> int:

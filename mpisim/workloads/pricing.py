@@ -42,6 +42,8 @@ class Pricing:
         Of every device row.
     host_shares : mapping of str to float
         Which numbers of the GPU the CPU time of a launch rests on.
+    shares, kernels : dict
+        What the duration of rows rests on, and their descriptions, by name and duration in ps.
     """
 
     def __init__(self, model: KernelModel, *, cuda_graphs: bool = False) -> None:
@@ -59,6 +61,7 @@ class Pricing:
             "launch_call": call / whole,
         }
         self.shares: dict[tuple[str, int], Mapping[str, float]] = {}
+        self.kernels: dict[tuple[str, int], Kernel] = {}
 
     def estimate(self, name: str, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel; `name` is that of its rows.
@@ -75,4 +78,5 @@ class Pricing:
                 "simulation's clocks cannot hold: is the model too large?"
             )
         self.shares[name, estimate.duration] = estimate.shares
+        self.kernels[name, estimate.duration] = kernel
         return estimate
