@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, family_module, stack
 from mpisim.kernels.analytical.family import MODULES
+from mpisim.kernels.fused_attention import ATTENTION
 from mpisim.kernels.operations import (
     Attention,
     Convolution,
@@ -130,7 +131,10 @@ def test_formulas_take_plain_numbers(family):
         "gemm": Gemm(512, 768, 1024),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
-        "attention": Attention(1, 8, 8, 512, 512, 64, 64),
+        **{
+            each.family: each(1, 8, 8, 512, 512, 64, 64, backward=True)
+            for each in ATTENTION.values()
+        },
         "memory_bound": Elementwise(10**6),
         "softmax": Softmax(4096, 1500),
         "norm": Norm(4096, 1500),

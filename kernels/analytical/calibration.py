@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from mpisim.errors import InputError, nearest
 from mpisim.presets import packaged
 from mpisim.schema import Limits, build, parse
 
+from ..fused_attention import ATTENTION
 from ..gpu import FILE as PRESETS
 from ..gpu import find_gpu
 from .family import ANY, MODULES, Constant, load
@@ -68,7 +69,19 @@ STRANGER = 0.25
 products on MI100 and MI210 are 30 to 45 % off by what NVIDIA's GPUs say, and the best bf16 product
 of an MI300X is (github:stas00/ml-engineering, compute/accelerator) by 32 %."""
 
-COMPUTE = frozenset(("gemm", "grouped_gemm", "attention", "convolution"))
+SUBSTITUTES: dict[str, tuple[str, float]] = {
+    "attention_cudnn": ("attention", 0.15),
+    "attention_flash_2": ("attention", 0.25),
+    "attention_triton": ("attention_flash_2", 0.1),
+}
+"""Families whose constants serve one that was not measured on an architecture, and the relative
+error this adds: on Ampere the newest attention is FlashAttention-2 itself, on an H100 it takes 0.55
+to 0.9 of FlashAttention-2's time and 0.8 to 1.2 of cuDNN's (``data/calibration/attention.csv``).
+What FlashAttention in Triton takes is a multiple of FlashAttention-2's time, known to a tenth."""
+
+COMPUTE = frozenset(
+    ("gemm", "grouped_gemm", "convolution", *(each.family for each in ATTENTION.values()))
+)
 """Families whose kernels draw so much power that a board with less of it lowers its clock."""
 
 TEXTBOOK = 0.4
@@ -270,8 +283,13 @@ class Calibration:
 
         The GPU's own come first, then those of another board with its chip, then its
         architecture's and those of its kin, then those of all GPUs; and the same again for the
-        formats that may stand in.
+        formats that may stand in. A family of `SUBSTITUTES` that has no table down to its
+        architecture's has those of another family.
         """
+        substitute = SUBSTITUTES.get(family)
+        if substitute is not None and not self._measured(family, gpu, dtype):
+            found = self.serve(substitute[0], gpu, dtype)
+            return replace(found, borrowed=True, added=math.hypot(found.added, substitute[1]))
         throttling = _throttling(gpu) if family in COMPUTE else 0.0
         related = {gpu.family, *KIN.get(gpu.family, ())}
         for other in INSTEAD[dtype]:
@@ -296,6 +314,15 @@ class Calibration:
         constants = {each.name: each.start for each in load(family).CONSTANTS}
         added = math.hypot(TEXTBOOK, throttling)
         return Served(constants, None, "textbook", borrowed=True, added=added)
+
+    def _measured(self, family: str, gpu: Machine, dtype: str) -> bool:
+        """Whether a family has constants for a GPU, its chip or its architecture."""
+        formats = [each for each in INSTEAD[dtype] if each == dtype or {each, dtype} <= SAME_UNITS]
+        return any(
+            (family, owner, each) in self.tables
+            for each in formats
+            for owner in (gpu.name, gpu.family, *self._boards(family, gpu, each))
+        )
 
     def _boards(self, family: str, gpu: Machine, dtype: str) -> list[str]:
         """Return measured GPUs with the chip of this one, nearest memory bandwidth first."""

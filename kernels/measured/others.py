@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mpisim.errors import InputError, nearest
+
 from .. import collected
+from ..fused_attention import ATTENTION
 from ..operations import Attention, Gemm, GroupedGemm, Kernel
 from .rows import ASIDE, Form, Row
 
@@ -27,7 +30,14 @@ def _attention(row: Mapping[str, str]) -> Row:
         int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
     dtype: Any = row["dtype"]
-    kernel = Attention(
+    kinds: Mapping[str, type[Attention]] = ATTENTION
+    made = kinds.get(row["kernel"])
+    if made is None:
+        raise InputError(
+            f"kernel is {row['kernel']!r}{nearest(row['kernel'], kinds)}; "
+            f"allowed: {', '.join(kinds)}"
+        )
+    kernel = made(
         *(batch, heads, kv_heads, tokens, tokens, size, size),
         causal=row["causal"] == "1",
         backward=row["operation"] == "backward",
@@ -59,7 +69,7 @@ FORMS = (
     ),
     Form(
         "FlashAttention (arXiv:2307.08691, arXiv:2407.08608, github:Dao-AILab/flash-attention)",
-        ("gpu", "operation", "dtype", "batch", "heads", "tokens", "head_size", "tflops"),
+        ("gpu", "kernel", "operation", "dtype", "batch", "heads", "tokens", "head_size", "tflops"),
         _attention,
         False,
     ),

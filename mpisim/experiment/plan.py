@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ..errors import InputError, nearest
+from ..kernels.fused_attention import AttentionKernel
 from ..schema import Limits
 from .models import Count, Large
 
@@ -92,6 +93,9 @@ class Plan:
         Layers of each part of the pipeline that do so; all if not given.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
+    attention : {"newest", "cudnn", "flash-2", "triton"}
+        Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
+        FlashAttention-2, of FlashAttention in Triton (:mod:`mpisim.kernels.fused_attention`).
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
@@ -147,6 +151,7 @@ class Plan:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     kernels: Literal["flash", "eager"] = "flash"
+    attention: AttentionKernel = "newest"
     fused: bool = True
     cuda_graphs: bool = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpisim.kernels.fused_attention import ATTENTION
 from mpisim.kernels.operations import Attention
 
 from .shapes import Shapes
@@ -56,7 +57,7 @@ class Heads:
         self, s: Shapes, queries: int, keys: int, causal: bool, *, backward: bool = False
     ) -> Attention:
         """Return the fused kernel over so many queries and keys."""
-        return Attention(
+        return ATTENTION[s.plan.attention](
             s.batch, self.heads, self.kv_heads, queries, keys, self.head, self.value, causal,
             backward, s.product,
         )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Kernels of fused attention: their published rates on an H100, and what serves elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpisim.data import path as packaged_path
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.fused_attention import ATTENTION, AttentionKernel
+from mpisim.kernels.measured import read
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash-2"])
+def test_other_kernels(kernel: AttentionKernel) -> None:
+    """Those of an H100, as arXiv:2407.08608 measured them."""
+    family = ATTENTION[kernel].family
+    every = read(packaged_path("calibration/attention.csv"))[0]
+    (rows,) = (rows for rows in every if rows.family == family)
+    model = Analytical(find_gpu("h100-sxm"))
+    (dtype,) = {each.dtype for each in rows.kernels}  # type: ignore[attr-defined]
+    assert model.served(family, dtype).name == f"{family}.h100-sxm.{dtype}"
+    found = model.estimate_many(family, rows.columns)
+    assert np.abs(found / rows.seconds - 1).mean() < 0.07
+
+
+def test_newer_is_faster() -> None:
+    """On an H100: FlashAttention-3, cuDNN, FlashAttention-2, the one in Triton."""
+    model = Analytical(find_gpu("h100-sxm"))
+    order: list[AttentionKernel] = ["newest", "cudnn", "flash-2", "triton"]
+    for backward in (False, True):
+        times = [
+            model.estimate(
+                ATTENTION[each](1, 16, 16, 16384, 16384, 128, 128, True, backward)
+            ).duration
+            for each in order
+        ]
+        assert times == sorted(times)
+
+
+def test_triton_is_a_multiple() -> None:
+    """arXiv:2307.08691: FlashAttention-2 is 1.4 and 2 times as fast, on any GPU."""
+    for gpu in ("a100-sxm", "h100-sxm"):
+        model = Analytical(find_gpu(gpu))
+        for backward, ratio in ((False, 1.4), (True, 2.0)):
+            shape = (2, 16, 16, 4096, 4096, 128, 128, True, backward)
+            slow, fast = (
+                model.estimate(ATTENTION[each](*shape)) for each in ("triton", "flash-2")
+            )
+            assert slow.duration == pytest.approx(ratio * fast.duration, rel=1e-6)
+            assert slow.error > fast.error
+
+
+def test_substitutes() -> None:
+    """A kernel that was not measured on an architecture is taken to be the newest there."""
+    model = Analytical(find_gpu("a100-sxm"))
+    newest, older = (model.served(each, "bf16") for each in ("attention", "attention_flash_2"))
+    assert older.name == newest.name
+    assert older.constants == newest.constants
+    assert older.borrowed
+    assert older.largest_error == pytest.approx(np.hypot(newest.largest_error, 0.25))
+    assert model.served("attention_triton", "fp16").name == newest.name
