@@ -7,24 +7,26 @@ afterwards: its error bar and where it comes from, what was assumed, what was le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .engine.run import PieceKind, Run
+from .calibrated import CalibratedKernels, CalibratedNetwork
+from .engine.run import Run
 from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
 from .kernels import Gpu, KernelModel, Roofline, find_gpu
 from .memory import Verdict, advice, assess, evaluator, remedies
 from .network import network_of
-from .program import Operation, Program
-from .quantity import PICOSECONDS, Quantity
+from .path_shares import PathShares
+from .program import Program
+from .quantity import PICOSECONDS, Quantity, picoseconds
+from .step_constants import Known, StepConstants, chip, ours
 from .topo import Cluster, Network, find_cluster
-from .uncertainty import propagate
+from .uncertainty import Uncertainty, combine
 from .workloads import Workload, lay_out, training_step
 
-__all__ = ["Case", "PathShares", "prepare", "statements"]
+__all__ = ["Case", "PathShares", "error_bar", "prepare", "statements"]
 
 LEFT_OUT = (
     "the slowdown of kernels and communications that overlap",
@@ -34,6 +36,9 @@ LEFT_OUT = (
 )
 
 GIB = 2**30
+
+OURS = "ours"
+"""In place of a file of constants: the one that comes with mpisim."""
 
 WORTH_SAYING = 0.0005
 """Relative effects on the step time below this are not listed one by one."""
@@ -55,6 +60,8 @@ class Case:
         Whether it fits.
     advice : tuple of str
         What would make it fit, if it does not; lines for people.
+    constants : Known, optional
+        Those fitted to measured steps, if the experiment uses any.
     """
 
     experiment: Experiment
@@ -64,6 +71,7 @@ class Case:
     network: Network
     memory: Verdict
     advice: tuple[str, ...] = ()
+    constants: Known | None = None
 
     @property
     def program(self) -> Program:
@@ -71,8 +79,14 @@ class Case:
         return self.workload.program
 
 
-def prepare(experiment: Experiment) -> Case:
+def prepare(experiment: Experiment, constants: StepConstants | None = None) -> Case:
     """Look up the hardware of an experiment and generate its program. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    constants : StepConstants, optional
+        Fitted to steps, in place of the experiment's ``[calibration] file``.
 
     Raises
     ------
@@ -97,13 +111,43 @@ def prepare(experiment: Experiment) -> Case:
         hints: tuple[str, ...] = ()
         if not verdict.fits:
             hints = _fitting(experiment, gpus, verdict, cluster, gpu)
-        return Case(
-            experiment, cluster, gpu, training_step(layout, _kernel_model(experiment, gpu)),
-            network_of(cluster, choice.nodes, experiment.network, Path(experiment.source).parent),
-            verdict, hints,
+        folder = Path(experiment.source).parent
+        file = experiment.calibration.file
+        if constants is None and file is not None:
+            constants = ours() if file == OURS else StepConstants.read(folder / file)
+        kernels = _kernel_model(experiment, gpu)
+        network = network_of(cluster, choice.nodes, experiment.network, folder)
+        if constants is None:
+            workload = training_step(layout, kernels)
+            return Case(experiment, cluster, gpu, workload, network, verdict, hints)
+        known = Known(
+            constants, chip(experiment.kernels.gpu or cluster.gpu),
+            cluster.nccl.platform or Path(choice.preset).stem, experiment.calibration.framework,
+        )  # fmt: skip
+        return _calibrated(
+            Case(experiment, cluster, gpu, training_step(layout, CalibratedKernels(kernels, known)),
+                 network, verdict, hints, known)
         )  # fmt: skip
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
+
+
+def _calibrated(case: Case) -> Case:
+    """Return a case whose communications and starts have the constants fitted to steps, too."""
+    from .topo.nccl_network import NcclNetwork
+
+    assert case.constants is not None
+    if not isinstance(case.network, NcclNetwork):
+        raise InputError(
+            "calibration.file is given; network.model = 'alpha-beta' has no use for it"
+        )
+    late = picoseconds(case.constants.overhead[1])
+    workload = case.workload
+    if late:
+        program = replace(workload.program, start=workload.program.start + late)
+        workload = replace(workload, program=program)
+    network = CalibratedNetwork(case.network, case.constants)
+    return replace(case, workload=workload, network=network)
 
 
 def _fitting(
@@ -158,14 +202,7 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
         bytes.
     """
-    numbers = {
-        name: number
-        for name, number in vars(case.gpu).items()
-        if isinstance(number, Quantity)
-    }
-    numbers |= dict(case.network.numbers) | dict(case.workload.pricing.model.numbers)
-    assert run.critical_path is not None
-    found = propagate(run.critical_path, PathShares(case, run), numbers)
+    found = error_bar(case, run)
     seconds = run.step_time / PICOSECONDS
     work, plan = case.workload, case.experiment.plan
     peak = case.gpu.peak(plan.precision).si
@@ -186,7 +223,8 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         "uncertainty": found.relative,
         "uncertainty_method": (
             "one standard deviation, first order along the critical path, inputs independent of "
-            "each other (error bars and sources: mpisim/data); what is not modelled is not in it"
+            "each other (error bars and sources: mpisim/data); model error: what steps have shown "
+            "that were not fitted"
         ),
         "uncertainty_sources": [
             f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
@@ -209,6 +247,41 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         "memory_peak": case.memory.peak,
         "memory_capacity": case.memory.capacity,
     }
+
+
+def error_bar(case: Case, run: Run, lengths: Mapping[str, float] | None = None) -> Uncertainty:
+    """Return the error bar of a step time, and what it consists of. Local.
+
+    Parameters
+    ----------
+    case : Case
+    run : Run
+        With its critical path.
+    lengths : mapping of str to float, optional
+        `PathShares.lengths`, if known.
+    """
+    numbers = {
+        name: number
+        for name, number in vars(case.gpu).items()
+        if isinstance(number, Quantity)
+    }
+    numbers |= dict(case.network.numbers) | dict(case.workload.pricing.model.numbers)
+    if lengths is None:
+        lengths = PathShares(case, run).lengths()
+    return combine(lengths, run.step_time, numbers, _model_error(case.constants))
+
+
+def _model_error(known: Known | None) -> tuple[str, Quantity] | None:
+    """Return the name and the size of what the model leaves out."""
+    if known is None:
+        found = ours().model_error
+        return None if found is None else ("model error", found.plain)
+    found = known.constants.model_error
+    if found is None:
+        return None
+    if known.constants.knows(known.framework, known.gpu):
+        return "model error (calibrated)", found.known
+    return "model error (calibrated; framework or GPU new)", found.unknown
 
 
 def _assumed(plan: Plan) -> list[str]:
@@ -243,35 +316,3 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
 
 def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class PathShares:
-    """The numbers each piece of a critical path rests on."""
-
-    def __init__(self, case: Case, run: Run) -> None:
-        assert run.critical_path is not None
-        self.case, self.path = case, run.critical_path
-        groups = case.program.communicators
-        self.label, self.classes = case.network.group_classes(groups.index, groups.members)
-        self.communication = cache(case.network.shares)
-
-    def __call__(self, piece: int) -> Mapping[str, float]:
-        path, case = self.path, self.case
-        kind = PieceKind(int(path.kind[piece]))
-        if kind is PieceKind.HOST:
-            return case.workload.pricing.host_shares
-        if kind is PieceKind.LAUNCH:
-            return {"launch_latency": 1.0}
-        if kind not in (PieceKind.COMPUTE, PieceKind.COMMUNICATION):
-            return {}
-        rank, row = int(path.rank[piece]), int(path.row[piece])
-        table = case.program.table_of(rank)
-        if kind is PieceKind.COMPUTE:
-            name = case.program.names[table.name[row]]
-            return case.workload.pricing.shares[name, int(table.duration[row])]
-        group = case.program.slots_of(rank)[table.slot[row]]
-        return self.communication(
-            Operation(int(table.operation[row])),
-            int(table.bytes[row]),
-            self.classes[self.label[group]],
-        )

@@ -4,7 +4,8 @@ First order, along the critical path: its pieces sum exactly to the step time, a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
 proportional to it change together, so the step time changes by e × their length. Different numbers
 are taken as independent: their effects add in squares. A larger error would let another path become
-critical; the first order does not see that, nor what the model leaves out.
+critical; the first order does not see that, nor what the model leaves out. For both there is the
+model's own error, as predictions of measured steps have shown it (:mod:`mpisim.step_constants`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .quantity import Quantity
 if TYPE_CHECKING:
     from .engine.run import CriticalPath
 
-__all__ = ["Effect", "Uncertainty", "propagate"]
+__all__ = ["Effect", "Uncertainty", "combine", "propagate"]
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,41 @@ def propagate(
     -------
     Uncertainty
     """
-    lengths = (path.end - path.begin).tolist()
     total = int(path.end[-1]) if len(path.end) else 0
-    resting: dict[str, float] = {}
-    # Many pieces of a step are alike; adding integers first keeps the sums exact.
-    alike: dict[tuple[tuple[str, float], ...], int] = {}
-    for piece, length in enumerate(lengths):
-        key = tuple(sorted(shares(piece).items()))
-        alike[key] = alike.get(key, 0) + length
-    for key, length in alike.items():
-        for name, share in key:
-            resting[name] = resting.get(name, 0.0) + share * length
+    lengths: dict[str, float] = {}
+    for piece, length in enumerate((path.end - path.begin).tolist()):
+        for name, share in shares(piece).items():
+            lengths[name] = lengths.get(name, 0.0) + share * length
+    return combine(lengths, total, numbers)
+
+
+def combine(
+    lengths: Mapping[str, float],
+    total: int,
+    numbers: Mapping[str, Quantity],
+    model_error: tuple[str, Quantity] | None = None,
+) -> Uncertainty:
+    """Combine the error bars of numbers, given how much of a step rests on each.
+
+    Parameters
+    ----------
+    lengths : mapping of str to float
+        In ps, by name of the number.
+    total : int
+        The step, in ps.
+    numbers : mapping of str to Quantity
+    model_error : tuple of str and Quantity, optional
+        What the model leaves out, as a factor of the whole step: its name, and 1 with the error
+        bar that steps which it was not fitted to have shown.
+    """
     effects = [
         Effect(name, length / total, numbers[name].error, numbers[name].source)
-        for name, length in resting.items()
-        if total and numbers[name].error > 0
+        for name, length in lengths.items()
+        if total and name in numbers and numbers[name].error > 0
     ]
+    if total and model_error is not None:
+        name, number = model_error
+        effects.append(Effect(name, 1.0, number.error, number.source))
     effects.sort(key=lambda each: (-each.effect, each.name))
     relative = math.sqrt(math.fsum(each.effect**2 for each in effects))
     return Uncertainty(relative, tuple(effects))

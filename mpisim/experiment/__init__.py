@@ -1,15 +1,22 @@
 """Experiments: which model, on which cluster, by which parallel plan.
 
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
-wanted ``[kernels]``, ``[network]`` and ``[run]``, read into frozen dataclasses whose fields are the
-keys. ``mpisim new`` writes one with every key explained.
+wanted ``[kernels]``, ``[network]``, ``[calibration]`` and ``[run]``, read into frozen dataclasses
+whose fields are the keys. ``mpisim new`` writes one with every key explained.
 
 - `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults.
 - `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
-  `KernelChoice`, `NetworkChoice`, `RunChoice`.
+  `KernelChoice`, `NetworkChoice`, `CalibrationChoice`, `RunChoice`.
 """
 
-from .experiment import ClusterChoice, Experiment, KernelChoice, NetworkChoice, RunChoice
+from .experiment import (
+    CalibrationChoice,
+    ClusterChoice,
+    Experiment,
+    KernelChoice,
+    NetworkChoice,
+    RunChoice,
+)
 from .load import DEFAULT, defaulted, load, read
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .plan import Plan
@@ -17,6 +24,7 @@ from .plan import Plan
 __all__ = [
     "DEFAULT",
     "FAMILIES",
+    "CalibrationChoice",
     "ClusterChoice",
     "Cnn",
     "Dlrm",

@@ -15,7 +15,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import InputError
-from .experiment import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
+from .experiment import (
+    CalibrationChoice,
+    ClusterChoice,
+    KernelChoice,
+    NetworkChoice,
+    RunChoice,
+)
 from .models import FAMILIES, Cnn, Model, Transformer
 from .plan import Plan
 from .presets import find_model, model_presets
@@ -97,6 +103,7 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
         "[cluster]\n" + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
+        "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]
     return "\n".join(parts)

@@ -10,7 +10,14 @@ from ..schema import Limits
 from .models import Count, Model
 from .plan import Plan
 
-__all__ = ["ClusterChoice", "Experiment", "KernelChoice", "NetworkChoice", "RunChoice"]
+__all__ = [
+    "CalibrationChoice",
+    "ClusterChoice",
+    "Experiment",
+    "KernelChoice",
+    "NetworkChoice",
+    "RunChoice",
+]
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,24 @@ class NetworkChoice:
 
 
 @dataclass(frozen=True)
+class CalibrationChoice:
+    """Constants fitted to measured steps.
+
+    Attributes
+    ----------
+    file : str, optional
+        A file that ``mpisim calibrate e2e`` has written, its path relative to the experiment's, or
+        ``"ours"``: the one that comes with mpisim. Nothing is fitted to steps if not given.
+    framework : str, optional
+        The framework whose launches and overhead of a step to take: a name under ``host`` in the
+        file.
+    """
+
+    file: str | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
 class RunChoice:
     """How to run it.
 
@@ -113,6 +138,7 @@ class Experiment:
     cluster : ClusterChoice
     kernels : KernelChoice
     network : NetworkChoice
+    calibration : CalibrationChoice
     run : RunChoice
     title : str
     source : str
@@ -124,6 +150,7 @@ class Experiment:
     cluster: ClusterChoice
     kernels: KernelChoice = field(default_factory=KernelChoice)
     network: NetworkChoice = field(default_factory=NetworkChoice)
+    calibration: CalibrationChoice = field(default_factory=CalibrationChoice)
     run: RunChoice = field(default_factory=RunChoice)
     title: str = "experiment"
     source: str = "experiment"

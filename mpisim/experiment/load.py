@@ -11,7 +11,14 @@ from typing import Any
 
 from ..errors import InputError, UsageError, nearest
 from ..schema import build, defaults, parse
-from .experiment import ClusterChoice, Experiment, KernelChoice, NetworkChoice, RunChoice
+from .experiment import (
+    CalibrationChoice,
+    ClusterChoice,
+    Experiment,
+    KernelChoice,
+    NetworkChoice,
+    RunChoice,
+)
 from .models import FAMILIES, Model
 from .plan import Plan
 
@@ -27,6 +34,7 @@ TABLES: dict[str, Any] = {
     "cluster": ClusterChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,
+    "calibration": CalibrationChoice,
     "run": RunChoice,
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""

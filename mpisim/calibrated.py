@@ -1,0 +1,144 @@
+"""Kernels and networks with their times multiplied by constants fitted to steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import Estimate, Gpu, KernelModel
+from .kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+from .program import Operation
+from .quantity import Quantity
+from .step_constants import Known
+from .topo.price import Price
+
+if TYPE_CHECKING:
+    from .topo.nccl_network import NcclNetwork, Pattern
+    from .topo.shapes import Shape
+
+__all__ = ["CalibratedKernels", "CalibratedNetwork"]
+
+Ints = NDArray[np.int64]
+
+
+class CalibratedKernels:
+    """A kernel model with its times, and those of launches, multiplied.
+
+    Parameters
+    ----------
+    model : KernelModel
+    known : Known
+    """
+
+    def __init__(self, model: KernelModel, known: Known) -> None:
+        self._model, self._known = model, known
+        self._prices: dict[Kernel, Estimate] = {}
+        name, host = known.number("host", known.framework)
+        self._numbers: dict[str, Quantity] = {name: host}
+        gpu = model.gpu
+        self._gpu = replace(
+            gpu,
+            host_gap=replace(gpu.host_gap, value=gpu.host_gap.value * host.value),
+            launch_call=replace(gpu.launch_call, value=gpu.launch_call.value * host.value),
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU, with its launches as they are on this framework."""
+        return self._gpu
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the model, and the constants."""
+        return {**self._model.numbers, **self._numbers}
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel; errors are those of the model."""
+        found = self._prices.get(kernel)
+        if found is None:
+            name, number = self._known.number(*self._constant(kernel))
+            self._numbers[name] = number
+            plain = self._model.estimate(kernel)
+            found = self._prices[kernel] = Estimate(
+                round(plain.duration * number.value), {**plain.shares, name: 1.0}, plain.error
+            )
+        return found
+
+    def _constant(self, kernel: Kernel) -> tuple[str, str]:
+        gpu = self._known.gpu
+        if isinstance(kernel, (Gemm, GroupedGemm, Convolution)):
+            return "products", f"{gpu} {kernel.dtype}"
+        return ("attention" if isinstance(kernel, Attention) else "memory"), gpu
+
+
+class CalibratedNetwork:
+    """A network with the times of communications multiplied, inside nodes and across them.
+
+    A communication that takes f times as long moves its bytes at 1 / f of the rate; it then counts
+    as using its links as fully as before, so what shares them does not find room that is not there.
+
+    Parameters
+    ----------
+    network : NcclNetwork
+    known : Known
+    """
+
+    def __init__(self, network: NcclNetwork, known: Known) -> None:
+        self._network = network
+        self._constants = {
+            kind: known.number(kind, known.platform) for kind in ("inside", "across")
+        }
+        self.topology = network.topology
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the network, and the constants."""
+        return {**self._network.numbers, **dict(self._constants.values())}
+
+    def _constant(self, nodes: int) -> tuple[str, Quantity]:
+        return self._constants["inside" if nodes == 1 else "across"]
+
+    def group_classes(self, index: Ints, members: NDArray[np.int32]) -> tuple[Ints, list[Shape]]:
+        """Return what the network returns."""
+        return self._network.group_classes(index, members)
+
+    def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
+        """Return the network's price, multiplied."""
+        found = self._network.price(operation, bytes, group)
+        factor = self._constant(group.nodes)[1].value
+        if factor == 1:
+            return found
+        rate = max(1, round(found.rate / factor)) if found.rate else 0
+        return Price(round(found.latency * factor), found.volume, rate, found.pattern)
+
+    def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
+        """Return the network's shares; all of it rests on the constant."""
+        found = self._network.shares(operation, bytes, group)
+        if not self._network.price(operation, bytes, group).duration:
+            return found
+        return {**found, self._constant(group.nodes)[0]: 1.0}
+
+    @property
+    def capacity(self) -> Ints:
+        """What each link carries."""
+        return self._network.capacity
+
+    def link_name(self, link: int) -> str:
+        """Return the name of a link."""
+        return self._network.link_name(link)
+
+    def loads(
+        self, index: Ints, members: NDArray[np.int32], pattern: Pattern
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return the links that groups load, the heavier the slower they move."""
+        first, links, weights = self._network.loads(index, members, pattern)
+        label, shapes = self._network.group_classes(index, members)
+        factors = np.array([self._constant(shape.nodes)[1].value for shape in shapes])
+        if (factors == 1).all():
+            return first, links, weights
+        of_link = np.repeat(factors[label], np.diff(first))
+        return first, links, np.maximum(1, np.floor(weights * of_link)).astype(np.int64)

@@ -1,0 +1,178 @@
+"""Constants fitted to whole training steps: few, each with a meaning, in one TOML file.
+
+``mpisim calibrate e2e`` writes such a file, an experiment takes it by ``[calibration] file``. Every
+constant multiplies times, so 1 is the model as it stands; only the overhead of a step is a time:
+
+    products, attention, memory    kernels of a kind of GPU
+    inside, across                 communications within nodes and between them, by platform
+    host                           CPU time of launches, by framework
+    overhead                       of a step besides its kernels and launches, by framework
+
+The file also says how far steps were off that the fit did not see: the model's own error, besides
+the error bars of its numbers (:mod:`mpisim.uncertainty`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from .errors import InputError
+from .files import reason
+from .presets import packaged
+from .quantity import Quantity
+from .schema import build, parse
+
+__all__ = ["MULTIPLIERS", "OVERHEAD", "Known", "ModelError", "StepConstants", "chip", "ours"]
+
+FILE = "calibration/e2e.toml"
+
+MULTIPLIERS = ("products", "attention", "memory", "inside", "across", "host")
+"""Kinds of constants that multiply times."""
+
+OVERHEAD = "overhead"
+
+ONE = Quantity(1, "1", 0, "not fitted")
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """How far predicted steps are off beyond what the error bars of their inputs explain.
+
+    Attributes
+    ----------
+    plain : Quantity
+        Without constants fitted to steps: 1 with its error bar.
+    known : Quantity
+        With them, where steps of the same framework and the same kind of GPU were fitted.
+    unknown : Quantity
+        With them, where one of the two, or both, are new.
+    """
+
+    plain: Quantity
+    known: Quantity
+    unknown: Quantity
+
+
+@dataclass(frozen=True)
+class StepConstants:
+    """All constants, by kind and by what they belong to.
+
+    Attributes
+    ----------
+    products : dict of str to Quantity
+        Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``).
+    attention : dict of str to Quantity
+        Fused attention; by kind of GPU (`chip`).
+    memory : dict of str to Quantity
+        All other kernels; by kind of GPU.
+    inside, across : dict of str to Quantity
+        Communications within a node, and among several; by platform.
+    host : dict of str to Quantity
+        CPU time of launches; by framework.
+    overhead : dict of str to Quantity
+        Time of a step before its first launch; by framework.
+    model_error : ModelError, optional
+    """
+
+    products: dict[str, Quantity] = field(default_factory=dict)
+    attention: dict[str, Quantity] = field(default_factory=dict)
+    memory: dict[str, Quantity] = field(default_factory=dict)
+    inside: dict[str, Quantity] = field(default_factory=dict)
+    across: dict[str, Quantity] = field(default_factory=dict)
+    host: dict[str, Quantity] = field(default_factory=dict)
+    overhead: dict[str, Quantity] = field(default_factory=dict)
+    model_error: ModelError | None = None
+
+    def __post_init__(self) -> None:
+        for kind in MULTIPLIERS:
+            for key, number in getattr(self, kind).items():
+                if number.unit != "1" or not number.value:
+                    raise InputError(f"{kind}.{key!r} is {number.value} {number.unit}; it must be "
+                                     "a number above 0 with the unit '1'")  # fmt: skip
+        for key, number in self.overhead.items():
+            if number.unit not in ("s", "ms", "us"):
+                raise InputError(f"overhead.{key!r} has the unit {number.unit!r}; it is a time")
+
+    @classmethod
+    def read(cls, path: str | Path) -> StepConstants:
+        """Read a file that ``mpisim calibrate e2e`` has written.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read, or is not such a file.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+        return build(cls, parse(text, str(path)), str(path))
+
+    def multiplier(self, kind: str, key: str) -> Quantity:
+        """Return a multiplier of times; 1 where none was fitted."""
+        table: Mapping[str, Quantity] = getattr(self, kind)
+        return table.get(key, ONE)
+
+    def knows(self, framework: str | None, gpu: str) -> bool:
+        """Whether steps of a framework and of a kind of GPU were fitted."""
+        return framework in self.host and gpu in self.memory
+
+
+@cache
+def ours() -> StepConstants:
+    """Return what comes with mpisim."""
+    return build(StepConstants, packaged(FILE), FILE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The constants that serve one experiment, and the names of what its times rest on.
+
+    Attributes
+    ----------
+    constants : StepConstants
+    gpu : str
+        Kind of GPU.
+    platform : str
+        Of the network.
+    framework : str or None
+    """
+
+    constants: StepConstants
+    gpu: str
+    platform: str
+    framework: str | None
+
+    def number(self, kind: str, key: str | None) -> tuple[str, Quantity]:
+        """Return the name of a constant and its value."""
+        key = key or "any framework"
+        return f"{kind} {key}", self.constants.multiplier(kind, key)
+
+    @property
+    def host(self) -> str:
+        """Name of the constant that launches rest on."""
+        return self.number("host", self.framework)[0]
+
+    @property
+    def overhead(self) -> tuple[str, float]:
+        """Name and seconds of the overhead of a step."""
+        key = self.framework or "any framework"
+        found = self.constants.overhead.get(key)
+        return f"{OVERHEAD} {key}", 0.0 if found is None else found.si
+
+
+def chip(gpu: str) -> str:
+    """Return the kind of GPU that a name of one belongs to, whatever its memory and board.
+
+    Examples
+    --------
+    >>> chip("a100-sxm-40gb"), chip("H100-SXM-80GB"), chip("titan-xp")
+    ('a100', 'h100', 'titan-xp')
+    """
+    name = Path(gpu).stem.casefold() if gpu.endswith(".toml") else gpu.casefold()
+    return next((part for part in name.split("-") if any(map(str.isdigit, part))), name)

@@ -1,0 +1,118 @@
+"""Constants fitted to steps: their file, what they multiply, what a step rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mpisim import engine
+from mpisim.errors import InputError
+from mpisim.experiment import CalibrationChoice, Experiment, NetworkChoice, load
+from mpisim.path_shares import PathShares
+from mpisim.prediction import prepare
+from mpisim.quantity import Quantity
+from mpisim.step_constants import StepConstants, chip, ours
+
+CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
+
+
+def times(value: float) -> Quantity:
+    return Quantity(value, "1", 0.1, "a test")
+
+
+def step(experiment: Experiment, constants: StepConstants) -> tuple[int, dict[str, float]]:
+    case = prepare(experiment, constants)
+    run = engine.simulate(case.program, network=case.network, critical_path=True)
+    return run.step_time, PathShares(case, run).lengths()
+
+
+EXPERIMENT = dataclasses.replace(
+    load(changes=CHANGES)[1], calibration=CalibrationChoice(framework="theirs")
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("products", "h100 bf16"), ("attention", "h100"), ("memory", "h100"),
+     ("inside", "dgx-h100"), ("host", "theirs")],
+)  # fmt: skip
+def test_a_constant_changes_the_step_by_what_rests_on_it(kind: str, key: str) -> None:
+    whole, lengths = step(EXPERIMENT, StepConstants())
+    changed, _ = step(EXPERIMENT, StepConstants(**{kind: {key: times(1.001)}}))
+    resting = lengths.get(f"{kind} {key}", 0.0)
+    assert changed - whole == pytest.approx(0.001 * resting, rel=0.02, abs=2e-6 * whole)
+    assert kind == "host" or resting > 0
+
+
+def test_the_overhead_of_a_step_comes_before_it() -> None:
+    whole, _ = step(EXPERIMENT, StepConstants())
+    late = StepConstants(overhead={"theirs": Quantity(3, "ms", 0.1, "a test")})
+    changed, lengths = step(EXPERIMENT, late)
+    assert changed - whole == 3_000_000_000
+    assert lengths["overhead theirs"] == 3_000_000_000
+
+
+def test_lengths_of_pieces_that_are_alike_add_up() -> None:
+    case = prepare(EXPERIMENT, StepConstants())
+    run = engine.simulate(case.program, network=case.network, critical_path=True)
+    path, shares = run.critical_path, PathShares(case, run)
+    assert path is not None
+    one_by_one: dict[str, float] = {}
+    for piece, length in enumerate((path.end - path.begin).tolist()):
+        for name, share in shares(piece).items():
+            one_by_one[name] = one_by_one.get(name, 0.0) + share * length
+    assert shares.lengths() == pytest.approx(one_by_one)
+
+
+def test_constants_of_one_change_nothing() -> None:
+    plain = prepare(EXPERIMENT)
+    run = engine.simulate(plain.program, network=plain.network)
+    assert step(EXPERIMENT, StepConstants())[0] == run.step_time
+
+
+def test_a_file_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[memory]\nh100 = { value = 2, unit = "1", error = 0.1, source = "me" }\n'
+    )
+    source = str(tmp_path / "experiment.toml")
+    choice = CalibrationChoice("mine.toml")
+    case = prepare(dataclasses.replace(EXPERIMENT, calibration=choice, source=source))
+    assert case.constants is not None
+    assert case.constants.number("memory", "h100")[1].value == 2
+    bad = dataclasses.replace(EXPERIMENT, calibration=choice, source=source,
+                              network=NetworkChoice("alpha-beta"))  # fmt: skip
+    with pytest.raises(InputError, match="'alpha-beta' has no use for it"):
+        prepare(bad)
+    with pytest.raises(InputError, match=r"no\.toml: cannot be read"):
+        StepConstants.read(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[memory]\nh100 = { value = 0, unit = "1", error = 0, source = "x" }', "above 0"),
+        ('[memory]\nh100 = { value = 1, unit = "s", error = 0, source = "x" }', "the unit '1'"),
+        ('[overhead]\nx = { value = 1, unit = "B", error = 0, source = "x" }', "it is a time"),
+        ("[memry]\n", "did you mean 'memory'"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        StepConstants.read(file)
+
+
+def test_ours() -> None:
+    assert ours().model_error is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a100-sxm-40gb", "a100"), ("H100-SXM-96GB-500W", "h100"), ("rtx-4090", "4090"),
+     ("titan-xp", "titan-xp"), ("V100-PCIe-32GB", "v100"), ("b300", "b300")],
+)  # fmt: skip
+def test_kinds_of_gpus(name: str, kind: str) -> None:
+    assert chip(name) == kind
