@@ -22,10 +22,12 @@ from .errors import InputError, nearest
 from .files import reason, staged
 
 if TYPE_CHECKING:
-    from h5py import File, Group
+    from h5py import Dataset, File, Group
 
 __all__ = [
+    "CHUNK",
     "built",
+    "create_column",
     "created",
     "opened",
     "read_column",
@@ -156,14 +158,31 @@ def write_column(
         One line for whoever opens the file with another tool.
     """
     values = np.asarray(values)
-    packed: dict[str, Any] = {}
-    if values.size > SMALL:
-        packed = {"chunks": (min(CHUNK, values.size),), "compression": 1, "shuffle": True}
-    dataset = group.create_dataset(name, data=values, track_times=False, **packed)
+    dataset = group.create_dataset(name, data=values, track_times=False, **_packed(values.size))
     if units is not None:
         dataset.attrs["units"] = units
     if about is not None:
         dataset.attrs["about"] = about
+
+
+def create_column(
+    group: Group, name: str, length: int, dtype: DTypeLike, units: str | None = None
+) -> Dataset:
+    """Make a column as `write_column` does, to be filled part after part from its begin.
+
+    Parts of `CHUNK` elements and more are compressed as they come, and need no memory afterwards.
+    """
+    dataset = group.create_dataset(name, (length,), dtype, track_times=False, **_packed(length))
+    if units is not None:
+        dataset.attrs["units"] = units
+    return dataset
+
+
+def _packed(length: int) -> dict[str, Any]:
+    """How a column of a length is stored."""
+    if length <= SMALL:
+        return {}
+    return {"chunks": (min(CHUNK, length),), "compression": 1, "shuffle": True}
 
 
 def read_column(

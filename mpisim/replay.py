@@ -212,7 +212,6 @@ def replay(
         program,
         comm,
         placement=job.placement,
-        record=True,
         critical_path=critical_path,
         progress=progress,
     )
@@ -221,7 +220,8 @@ def replay(
         lowered = job.traces.facts[index].lowered
         table, names = lowered.table, job.program.names
         measured = step_times(table, names, lowered.begin, lowered.end)
-        replayed = step_times(table, names, run.begin[i], run.end[i])
+        rows = run.rows(i)
+        replayed = step_times(table, names, rows.begin, rows.end)
         baseline = _busiest_stream(lowered)
         mine += [
             StepTime(

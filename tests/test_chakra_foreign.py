@@ -90,8 +90,8 @@ def test_the_cpu_waits_for_the_device(chakra: Any, tmp_path: Path) -> None:
     table = only(program)
     assert [Kind(k).name for k in table.kind] == ["HOST", "KERNEL", "HOST_WAIT", "KERNEL", "HOST"]
     assert waits(table, 2) == [1]  # and node 5 has no need to wait again
-    run = engine.simulate(program, record=True)
-    assert run.end[0].tolist() == [us * 10**6 for us in (3, 13, 17, 18, 23)]
+    run = engine.simulate(program)
+    assert run.rows(0).end.tolist() == [us * 10**6 for us in (3, 13, 17, 18, 23)]
 
 
 def test_what_converters_leave_behind_is_passed_over(chakra: Any, tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_the_wire_time_is_that_of_the_last_to_come(chakra: Any, tmp_path: Path) 
         write(chakra, tmp_path / f"a.{rank}.et", *nodes)
     program = read_chakra([tmp_path])
     assert [program.table_of(r).duration[1] for r in range(3)] == [9 * 10**6] * 3
-    run = engine.simulate(program, record=True)
-    assert [run.end[r][1] for r in range(3)] == [60 * 10**6] * 3
+    run = engine.simulate(program)
+    assert [run.rows(r).end[1] for r in range(3)] == [60 * 10**6] * 3
 
 
 def test_messages(chakra: Any, tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_real_files(shared: Path) -> None:
         assert table.duration.sum() == int(micros.sum()) * 10**6 - cpu_time
         assert int((table.host + table.launch_cost).sum()) == cpu_time
         assert int(table.is_device.sum()) == len(nodes) - sum(on_cpu)
-        run = engine.simulate(program, record=True)
+        run = engine.simulate(program)
         longest = max(cpu_time, int(table.duration[table.stream == 0].sum()))
-        assert longest <= run.end[0].max() <= table.duration.sum() + cpu_time
+        assert longest <= run.rows(0).end.max() <= table.duration.sum() + cpu_time
     program = import_program([folder / "astrasim_all_reduce.0.et.gz"])
     assert only(program).bytes.tolist() == [1 << 20]
 

@@ -31,7 +31,7 @@ class Rows:
     def run(self, core: Core, speed: float = 1.0, start: int = 0, queue_depth: int = 0) -> Run:
         self.builder.add_table(self.rows.build(queue_depth))
         self.builder.add_rank(0, speed=speed, start=start)
-        return simulate(self.builder.build(), record=True, core=core)
+        return simulate(self.builder.build(), core=core)
 
 
 def program(*tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int]]) -> Program:
@@ -53,10 +53,10 @@ def test_kernels_follow_host_and_stream(core: Core) -> None:
     # a: call at 10, device at 15, ends 115; host goes on at 13.
     # b: call at 15, device at 20, but a's end plus the gap is 119; ends 169; host at 18.
     # c: call at 20, device at 25; ends 45; host at 23.
-    assert run.begin[0].tolist() == [15, 119, 25]
-    assert run.end[0].tolist() == [115, 169, 45]
-    assert run.wire[0].tolist() == [15, 119, 25]
-    assert run.binding[0].tolist() == [HOST, STREAM, HOST]
+    assert run.rows(0).begin.tolist() == [15, 119, 25]
+    assert run.rows(0).end.tolist() == [115, 169, 45]
+    assert run.rows(0).wire.tolist() == [15, 119, 25]
+    assert run.rows(0).binding.tolist() == [HOST, STREAM, HOST]
     assert run.step_time == 169
     assert run.rounds == 0
 
@@ -68,8 +68,8 @@ def test_waits_count_from_their_ends_plus_the_gap(core: Core) -> None:
     one.rows.kernel("c", 2, 10, waits=[a, b], gap=2)
     one.rows.kernel("d", 2, 10, waits=[a], gap=1)
     run = one.run(core)
-    assert run.begin[0].tolist() == [0, 0, 132, 143]
-    assert run.binding[0].tolist() == [HOST, HOST, WAIT + 1, STREAM]
+    assert run.rows(0).begin.tolist() == [0, 0, 132, 143]
+    assert run.rows(0).binding.tolist() == [HOST, HOST, WAIT + 1, STREAM]
 
 
 def test_of_equal_inputs_the_stream_is_named_then_waits_then_the_host(core: Core) -> None:
@@ -78,14 +78,14 @@ def test_of_equal_inputs_the_stream_is_named_then_waits_then_the_host(core: Core
     b = one.rows.kernel("b", 1, 10)
     one.rows.kernel("c", 0, 1, waits=[b], launch=10)
     one.rows.kernel("d", 2, 1, waits=[a, b], launch=10)
-    assert one.run(core).binding[0].tolist() == [HOST, HOST, STREAM, WAIT]
+    assert one.run(core).rows(0).binding.tolist() == [HOST, HOST, STREAM, WAIT]
 
 
 def test_negative_launch_begins_before_the_call(core: Core) -> None:
     one = Rows()
     one.rows.kernel("a", 0, 10, host=20, launch=-5)
     run = one.run(core)
-    assert run.begin[0].tolist() == [15]
+    assert run.rows(0).begin.tolist() == [15]
     assert run.rank_end.tolist() == [25]
 
 
@@ -96,7 +96,7 @@ def test_speed_divides_kernels_and_copies_and_rounds_once(core: Core) -> None:
     one.rows.host(10)
     run = one.run(core, speed=3.0)
     # 100 / 3 = 33.3 and 1 / 3 = 0.33; the CPU is no faster.
-    assert run.end[0].tolist() == [33, 33, 10]
+    assert run.rows(0).end.tolist() == [33, 33, 10]
 
 
 def test_start_moves_everything(core: Core) -> None:
@@ -104,7 +104,7 @@ def test_start_moves_everything(core: Core) -> None:
     one.rows.host(10)
     one.rows.kernel("a", 0, 5)
     run = one.run(core, start=1000)
-    assert run.begin[0].tolist() == [1000, 1010]
+    assert run.rows(0).begin.tolist() == [1000, 1010]
     assert run.rank_end.tolist() == [1015]
 
 
@@ -122,9 +122,9 @@ def test_host_rows_and_host_waits(core: Core) -> None:
     run = one.run(core)
     # a: 1 to 101; the CPU goes on at 3 and works to 13. The wait is called at 18, a ends at 101,
     # the CPU goes on at 105. The second finds a ended: 105 + 5 + 4. The third waits for nothing.
-    assert run.begin[0].tolist() == [1, 3, 13, 105, 114]
-    assert run.end[0].tolist() == [101, 13, 105, 114, 116]
-    assert run.binding[0].tolist() == [HOST, HOST, WAIT, HOST, HOST]
+    assert run.rows(0).begin.tolist() == [1, 3, 13, 105, 114]
+    assert run.rows(0).end.tolist() == [101, 13, 105, 114, 116]
+    assert run.rows(0).binding.tolist() == [HOST, HOST, WAIT, HOST, HOST]
     assert run.step_time == 116
 
 
@@ -136,8 +136,8 @@ def test_launch_queue_blocks_the_call(core: Core) -> None:
     run = one.run(core, queue_depth=2)
     # a: 1 to 101. b: called at 4, 101 to 201. c would be called at 7, but a leaves at 101; then
     # it follows b: 201 to 301; the CPU goes on at 103. d is the first of its stream: called at 104.
-    assert run.begin[0].tolist() == [1, 101, 201, 104]
-    assert run.binding[0].tolist() == [HOST, STREAM, STREAM | QUEUE, HOST]
+    assert run.rows(0).begin.tolist() == [1, 101, 201, 104]
+    assert run.rows(0).binding.tolist() == [HOST, STREAM, STREAM | QUEUE, HOST]
 
 
 def test_more_waits_than_a_byte_counts(core: Core) -> None:
@@ -145,8 +145,8 @@ def test_more_waits_than_a_byte_counts(core: Core) -> None:
     waits = [one.rows.kernel("a", stream, 10 + stream) for stream in range(200)]
     one.rows.kernel("b", 200, 1, waits=waits)
     run = one.run(core)
-    assert run.begin[0][-1] == 209
-    assert run.binding[0][-1] == WAIT + 125
+    assert run.rows(0).begin[-1] == 209
+    assert run.rows(0).binding[-1] == WAIT + 125
 
 
 # --- several ranks ------------------------------------------------------------------------------
@@ -164,13 +164,14 @@ def test_collective_starts_with_its_last_member(core: Core) -> None:
         rows.kernel("bound", 0, 5, waits=[c])
     group = builder.communicator((0, 1))
     run = simulate(
-        program(*tables, builder=builder, slots=[[group], [group]]), record=True, core=core
+        program(*tables, builder=builder, slots=[[group], [group]]), core=core
     )
     # Ready at 100 and 40; both start at 100. Each has its own duration.
-    assert [begin.tolist() for begin in run.begin] == [[0, 100, 100, 130], [0, 40, 40, 135]]
-    assert [wire.tolist()[1] for wire in run.wire] == [100, 100]
-    assert [end.tolist()[1] for end in run.end] == [130, 135]
-    assert run.binding[1].tolist() == [HOST, WAIT, STREAM, WAIT]
+    assert run.rows(0).begin.tolist() == [0, 100, 100, 130]
+    assert run.rows(1).begin.tolist() == [0, 40, 40, 135]
+    assert [run.rows(r).wire.tolist()[1] for r in run.hosted] == [100, 100]
+    assert [run.rows(r).end.tolist()[1] for r in run.hosted] == [130, 135]
+    assert run.rows(1).binding.tolist() == [HOST, WAIT, STREAM, WAIT]
     assert run.rank_end.tolist() == [135, 140]
 
 
@@ -195,9 +196,9 @@ def test_posting_does_not_block(core: Core) -> None:
             for slot in order
         ]
         rows.host_wait(posted)
-    run = simulate(program(*tables, builder=builder, slots=[groups] * 2), record=True, core=core)
+    run = simulate(program(*tables, builder=builder, slots=[groups] * 2), core=core)
     # left: ready at 5 and 10; right: at 10 and 5. Both run from 10 to 20.
-    assert [end.tolist() for end in run.end] == [[20, 20, 20]] * 2
+    assert [run.rows(r).end.tolist() for r in run.hosted] == [[20, 20, 20]] * 2
 
 
 def test_one_stream_in_opposite_orders_is_a_deadlock(core: Core) -> None:
@@ -248,11 +249,11 @@ def test_send_and_receive(core: Core) -> None:
     receiver.kernel("b", 0, 5, waits=[r])
     pair = builder.communicator((0, 1))
     run = simulate(
-        program(sender, receiver, builder=builder, slots=[[pair], [pair]]), record=True, core=core
+        program(sender, receiver, builder=builder, slots=[[pair], [pair]]), core=core
     )
-    assert run.end[0].tolist() == [50, 70]
-    assert run.begin[1].tolist() == [0, 70]
-    assert run.wire[1].tolist() == [50, 70]
+    assert run.rows(0).end.tolist() == [50, 70]
+    assert run.rows(1).begin.tolist() == [0, 70]
+    assert run.rows(1).wire.tolist() == [50, 70]
 
 
 def test_eager_member_does_not_wait_but_is_waited_for(core: Core) -> None:
@@ -263,17 +264,17 @@ def test_eager_member_does_not_wait_but_is_waited_for(core: Core) -> None:
         rows.host(delay)
         rows.collective(Operation.BROADCAST, 0, 0, 8, duration=10, flags=flags)
         rows.kernel("next", 0, 1)
-    run = simulate(program(*tables, builder=builder, slots=[[group]] * 2), record=True, core=core)
-    assert run.wire[0].tolist() == [0, 30, 40]
-    assert run.end[0].tolist() == [30, 40, 41]
-    assert run.end[1].tolist() == [100, 110, 111]
+    run = simulate(program(*tables, builder=builder, slots=[[group]] * 2), core=core)
+    assert run.rows(0).wire.tolist() == [0, 30, 40]
+    assert run.rows(0).end.tolist() == [30, 40, 41]
+    assert run.rows(1).end.tolist() == [100, 110, 111]
 
     late_root = simulate(
         program(
             *reversed(tables), builder=_like(builder), slots=[[0], [0]]
-        ), record=True, core=core,
+        ), core=core,
     )  # fmt: skip
-    assert late_root.end[0].tolist() == [100, 110, 111]
+    assert late_root.rows(0).end.tolist() == [100, 110, 111]
 
 
 def _like(builder: ProgramBuilder) -> ProgramBuilder:
@@ -298,14 +299,14 @@ def test_batch_is_ready_together_and_frees_the_stream_when_all_have_ended(core: 
     a, b = builder.communicator((0, 1)), builder.communicator((2, 0))
     run = simulate(
         program(middle, left, right, builder=builder, slots=[[a, b], [a], [b]]),
-        record=True, core=core,
+        core=core,
     )  # fmt: skip
     # The batch is ready at 6; its send runs 50 to 60, its receive 100 to 120. A wait for the
     # send is a wait for the kernel, which ends at 120.
-    assert run.begin[0].tolist() == [6, 6, 120, 120]
-    assert run.wire[0].tolist() == [50, 100, 120, 120]
-    assert run.end[0].tolist() == [60, 120, 121, 121]
-    assert run.binding[0].tolist() == [HOST, HOST, STREAM, WAIT]
+    assert run.rows(0).begin.tolist() == [6, 6, 120, 120]
+    assert run.rows(0).wire.tolist() == [50, 100, 120, 120]
+    assert run.rows(0).end.tolist() == [60, 120, 121, 121]
+    assert run.rows(0).binding.tolist() == [HOST, HOST, STREAM, WAIT]
 
 
 def test_ring_of_batches(core: Core) -> None:
@@ -321,8 +322,8 @@ def test_ring_of_batches(core: Core) -> None:
         builder.add_rank(0, [to, builder.communicator(((rank - 1) % 3, rank))], start=10 * rank)
     # Starts are 0, 10, 20. Of rank 0 the send starts with rank 1 at 10, the receive with rank 2
     # at 20; of rank 1 the send starts at 20, the receive at 10; of rank 2 both at 20.
-    run = simulate(builder.build(), record=True, core=core)
-    assert [wire.tolist()[:2] for wire in run.wire] == [[10, 20], [20, 10], [20, 20]]
+    run = simulate(builder.build(), core=core)
+    assert [run.rows(r).wire.tolist()[:2] for r in run.hosted] == [[10, 20], [20, 10], [20, 20]]
     assert run.rank_end.tolist() == [30, 30, 30]
 
 
@@ -332,8 +333,8 @@ def test_row_arrays_belong_to_hosted_ranks(core: Core) -> None:
     tables[0].kernel("a", 0, 1)
     tables[2].kernel("a", 0, 2)
     tables[2].host(3)
-    run = simulate(program(*tables, builder=builder, slots=[[]] * 3), record=True, core=core)
-    assert [len(end) for end in run.end] == [1, 0, 2]
+    run = simulate(program(*tables, builder=builder, slots=[[]] * 3), core=core)
+    assert [len(run.rows(r).end) for r in run.hosted] == [1, 0, 2]
     assert run.hosted.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(run.placement, [0, 0, 0])
     assert set(run.wall) == {"plan", "simulate", "finish"}

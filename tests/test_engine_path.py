@@ -68,21 +68,22 @@ def test_pieces_are_what_their_rows_say(program: Program) -> None:
 def check_piece(
     program: Program, run: Run, piece: PieceKind, rank: int, row: int, begin: int, end: int
 ) -> None:
-    table = program.table_of(rank)
+    table, rows = program.table_of(rank), run.rows(rank)
     if piece is PieceKind.START:
         assert (row, begin, end) == (-1, 0, program.start[rank])
         return
+    ready = rows.begin[row]
     kind = Kind(int(table.kind[row]))
     if piece is PieceKind.COMPUTE or piece is PieceKind.COPY:
         assert kind is (Kind.KERNEL if piece is PieceKind.COMPUTE else Kind.COPY)
-        assert (begin, end) == (run.begin[rank][row], run.end[rank][row])
+        assert (begin, end) == (rows.begin[row], rows.end[row])
     elif piece is PieceKind.COMMUNICATION:
         assert kind.is_communication
-        assert (begin, end) == (run.wire[rank][row], run.end[rank][row])
+        assert (begin, end) == (rows.wire[row], rows.end[row])
     elif piece is PieceKind.LAUNCH:
-        assert (begin, end) == (run.begin[rank][row] - table.launch[row], run.begin[rank][row])
+        assert (begin, end) == (ready - table.launch[row], ready)
     elif piece is PieceKind.GAP:
-        assert (begin, end) == (run.begin[rank][row] - table.gap[row], run.begin[rank][row])
+        assert (begin, end) == (ready - table.gap[row], ready)
     else:
         assert piece is PieceKind.HOST
         assert end - begin in (table.host[row], table.launch_cost[row])

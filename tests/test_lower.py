@@ -28,13 +28,13 @@ def run(found: Lowered, names: Names) -> Run:
     builder = ProgramBuilder()
     builder.names = names
     builder.add_rank(builder.add_table(found.table))
-    return simulate(builder.build(), record=True)
+    return simulate(builder.build())
 
 
 def assert_replays(found: Lowered, names: Names) -> None:
     """Every row of the replay ends when it did in the recording."""
     run_of = run(found, names)
-    np.testing.assert_array_equal(run_of.end[0] + found.start, found.end)
+    np.testing.assert_array_equal(run_of.rows(0).end + found.start, found.end)
 
 
 def test_rows_and_cpu_time(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_full_queue_is_a_wait(tmp_path: Path) -> None:
     assert found.table.queue_depth == QUEUE_DEPTH
     # 98 ms of waiting in the first call that found the queue full; its cost is the usual one.
     assert found.table.launch_cost.tolist()[1:1023] == [US] * 1022
-    np.testing.assert_array_equal(run(found, names).end[0] + found.start, found.end)
+    np.testing.assert_array_equal(run(found, names).rows(0).end + found.start, found.end)
 
 
 def test_no_queue_limit_is_known_of_hip(tmp_path: Path) -> None:

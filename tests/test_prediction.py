@@ -74,7 +74,7 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     # other. A CPU that takes no time never holds them up.
     case = prepare(small(sp=sp))
     program = training_step(case.workload.layout, Roofline(instant())).program
-    run = engine.simulate(program, network=case.network, record=True)
+    run = engine.simulate(program, network=case.network)
     table = program.tables[0]
     assert table is not None
     first = (table.micro_batch == 0) & (table.phase == 1)
@@ -85,7 +85,7 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     ]
     kernels = table.duration[first & ~table.is_communication].sum()
     before = int(table.duration[(table.phase == 0) & (table.stream == 0)].sum())
-    assert run.end[0][first].max() == before + kernels + sum(wire)
+    assert run.rows(0).end[first].max() == before + kernels + sum(wire)
 
 
 def numbers_scaled(case: Case, name: str, factor: float) -> int:

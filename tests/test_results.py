@@ -22,11 +22,11 @@ from programs import partial, programs
 from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 
 import mpisim
-from mpisim.engine import simulate
+from mpisim.engine import Run, simulate
 from mpisim.errors import InputError, OutputError, UsageError
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.results import Results, check_results_output, collect, rank_steps, write_results
-from mpisim.results.accounting import break_down, sweep
+from mpisim.results.accounting import account
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def folder(comm: Any, tmp_path: Path) -> Path:
 
 def assert_same(a: Results, b: Results) -> None:
     """Two results say the same; not who made them."""
-    for name in ("step_time_ps", "digest", "n_processes", "rounds", "recorded", "experiment",
+    for name in ("step_time_ps", "digest", "n_processes", "rounds", "experiment",
                  "seed", "creator", "attributes", "program", "rank_steps"):  # fmt: skip
         assert getattr(a, name) == getattr(b, name), name
     for name in ("ranks", "classes", "steps", "kernels", "communications"):
@@ -57,28 +57,18 @@ def assert_same(a: Results, b: Results) -> None:
 
 # --- accounts -----------------------------------------------------------------------------------
 
-INTERVALS = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 12)), max_size=6)
 
-
-@given(layers=st.lists(INTERVALS, max_size=4), until=st.integers(0, 30))
-def test_sweep_counts_every_moment_once(layers: list[list[tuple[int, int]]], until: int) -> None:
-    expected = np.zeros(2 ** len(layers), int)
-    for moment in range(until):
-        state = 0
-        for bit, intervals in enumerate(layers):
-            state |= any(begin <= moment < begin + long for begin, long in intervals) << bit
-        expected[state] += 1
-    arrays = [np.array(layer, np.int64).reshape(-1, 2) for layer in layers]
-    if not arrays:
-        return
-    spent = sweep([(a[:, 0], a[:, 0] + a[:, 1]) for a in arrays], until)
-    np.testing.assert_array_equal(spent, expected)
+def broken_down(run: Run) -> dict[str, list[int]]:
+    """Of each class of time, how much each hosted rank had of it, in ps."""
+    names = np.arange(len(run.program.names))
+    pieces = account(run, names, len(names)).breakdown
+    return {column: pieces[:, i].tolist() for i, column in enumerate(BREAKDOWN)}
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("n_ranks", [2, 5])
 def test_the_straggler_to_the_picosecond(comm: Any, n_ranks: int) -> None:
-    run = simulate(straggler(n_ranks), comm, record=True, critical_path=True)
+    run = simulate(straggler(n_ranks), comm, critical_path=True)
     results = collect(run, comm=comm)
     assert (results is None) == (comm.rank > 0)
     if results is None:
@@ -118,9 +108,9 @@ def test_an_eager_member_moves_data_at_once() -> None:
         first = table.kernel("k", 0, work)
         table.collective(Operation.BROADCAST, 0, 1, 8, duration=5, waits=[first], flags=flag)
         builder.add_rank(builder.add_table(table.build()), [pair])
-    run = simulate(builder.build(), record=True)
+    run = simulate(builder.build())
     assert run.step_time == 35
-    of = {c: break_down(run)[:, i].tolist() for i, c in enumerate(BREAKDOWN)}
+    of = broken_down(run)
     assert of["compute"] == [10, 30]
     assert of["exposed_wire"] == [5, 5]
     assert of["exposed_waiting"] == [0, 0]
@@ -139,7 +129,7 @@ def test_members_of_a_batch_count_one_by_one() -> None:
         table.point_to_point(kinds[1], 1, 1, -1, duration=7, flags=Flag.JOINED)
         builder.add_rank(builder.add_table(table.build()), [there, back])
     program = builder.build()
-    run = simulate(program, record=True)
+    run = simulate(program)
 
     class Alone:
         size, rank = 1, 0
@@ -195,8 +185,8 @@ def launching(draw: st.DrawFn) -> Program:
 
 @given(program=launching())
 def test_the_cpu_is_busy_or_waits(program: Program) -> None:
-    run = simulate(program, record=True)
-    table, end = program.table_of(0), run.end[0]
+    run = simulate(program)
+    table, end = program.table_of(0), run.rows(0).end
     clock = int(program.start[0])
     waited = busy = 0
     streams: dict[int, list[int]] = {}  # when each launched kernel has ended, all of its batch
@@ -219,7 +209,7 @@ def test_the_cpu_is_busy_or_waits(program: Program) -> None:
         if table.kind[row] != Kind.HOST:
             clock += int(table.launch_cost[row])
             busy += int(table.launch_cost[row])
-    found = dict(zip(BREAKDOWN, break_down(run)[0].tolist(), strict=True))
+    found = {column: spent[0] for column, spent in broken_down(run).items()}
     assert (found["host_busy"], found["host_waiting"]) == (busy, waited)
     assert found["compute"] + found["exposed"] + found["idle"] == run.step_time
 
@@ -229,7 +219,7 @@ def test_the_cpu_is_busy_or_waits(program: Program) -> None:
 
 def test_steps_last_from_end_to_end() -> None:
     program = straggler(steps=3)
-    run = simulate(program, record=True)
+    run = simulate(program)
     # The first ends with adam at 240, on the device; every other takes the CPU's 1 longer.
     lengths = [240 * US, 241 * US, 241 * US]
     assert rank_steps(program, run).tolist() == [
@@ -240,15 +230,12 @@ def test_steps_last_from_end_to_end() -> None:
 def test_a_single_step_or_none_is_the_whole_run() -> None:
     for labels, step in ((True, 0), (False, -1)):
         program = straggler(labels=labels).replace(start=[7, 5])
-        for record in (True, False):
-            run = simulate(program, record=record)
-            ends = run.rank_end.tolist()
-            assert rank_steps(program, run).tolist() == [
-                [0, step, ends[0] - 7],
-                [1, step, ends[1] - 5],
-            ]
-    unrecorded = simulate(straggler(steps=2))
-    assert rank_steps(unrecorded.program, unrecorded).shape == (0, 3)
+        run = simulate(program)
+        ends = run.rank_end.tolist()
+        assert rank_steps(program, run).tolist() == [
+            [0, step, ends[0] - 7],
+            [1, step, ends[1] - 5],
+        ]
 
 
 # --- round trip ---------------------------------------------------------------------------------
@@ -268,7 +255,7 @@ SAID = {
 @pytest.mark.parametrize("timeline", [False, True])
 def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline: bool) -> None:
     path = folder / f"run {n_ranks} 100%b é.h5"
-    run = simulate(straggler(n_ranks, steps=2), comm, record=True, critical_path=True)
+    run = simulate(straggler(n_ranks, steps=2), comm, critical_path=True)
     said = {**SAID, "text": "x" * 100_000}
     written = write_results(
         run, path, comm=comm, timeline=timeline, experiment="[model]\nlayers = 12\n", seed=2**63,
@@ -291,7 +278,7 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
             for i, rank in enumerate(run.hosted.tolist()):
                 rows = results.timeline.rank(rank)
                 for column in ("begin", "end", "wire", "binding"):
-                    np.testing.assert_array_equal(rows[column], getattr(run, column)[i])
+                    np.testing.assert_array_equal(rows[column], getattr(run.rows(i), column))
                 names = [results.timeline.names[name] for name in rows["name"]]
                 assert names == ["gemm", "HtoD", "all_reduce", "adam", "wait"] * 2
                 assert rows["communicator"].tolist() == [-1, -1, 0, -1, -1] * 2
@@ -307,7 +294,7 @@ def test_any_placement_gives_the_same_tables(comm: Any, folder: Path) -> None:
     placement = np.random.default_rng(1).integers(0, comm.size, 6).astype(np.int32)
     found = []
     for name, where in (("blocks", None), ("shuffled", placement)):
-        run = simulate(program, comm, record=True, critical_path=True, placement=where)
+        run = simulate(program, comm, critical_path=True, placement=where)
         write_results(run, folder / name, comm=comm, timeline=True)
         with mpisim.open_results(folder / name) as results:
             assert results.timeline is not None
@@ -335,14 +322,14 @@ def test_any_number_of_processes_finds_the_same(
     placement = rng.integers(0, comm.size, program.n_ranks).astype(np.int32)
     hosted = set(np.flatnonzero(placement == comm.rank).tolist())
     given = program if whole else partial(program, hosted)
-    run = simulate(given, comm, record=True, critical_path=True, placement=placement)
+    run = simulate(given, comm, critical_path=True, placement=placement)
     results = collect(run, comm=comm)
     assert (results is None) == (comm.rank > 0)
     if results is None:
         return
     from mpi4py import MPI
 
-    run = simulate(program, fold=False, record=True, critical_path=True)
+    run = simulate(program, fold=False, critical_path=True)
     alone = collect(run, comm=MPI.COMM_SELF)
     assert alone is not None
     np.testing.assert_array_equal(results.ranks["process"], placement)
@@ -367,7 +354,7 @@ def test_processes_may_know_other_names(comm: Any, folder: Path) -> None:
         builder.add_rank(tables[-1], [everyone])
     program = builder.build()
     held = tuple(t if r == comm.rank else None for r, t in enumerate(program.tables))
-    run = simulate(program.replace(tables=held), comm, record=True)
+    run = simulate(program.replace(tables=held), comm)
     write_results(run, folder / "run.h5", comm=comm, timeline=True)
     with mpisim.open_results(folder / "run.h5") as results:
         assert results.timeline is not None
@@ -378,23 +365,8 @@ def test_processes_may_know_other_names(comm: Any, folder: Path) -> None:
     assert results.kernels["count"].sum() == comm.size
 
 
-@pytest.mark.mpi
-def test_without_a_record_there_are_ends(comm: Any, folder: Path) -> None:
-    run = simulate(straggler(3), comm)
-    write_results(run, folder / "run.h5", comm=comm)
-    with mpisim.open_results(folder / "run.h5") as results:
-        assert not results.recorded
-        assert results.ranks["end"].tolist() == [STEP] * 3
-        assert set(results.ranks) == {"end", "process", "class", "rows"}
-        assert len(results.kernels["name"]) == len(results.communications["count"]) == 0
-        assert results.rank_steps == {rank: {0: pytest.approx(241e-6)} for rank in range(3)}
-        assert results.critical_path is None
-    with pytest.raises(InputError, match="a timeline needs a recorded run"):
-        write_results(run, folder / "more.h5", comm=comm, timeline=True)
-
-
 def test_the_file_explains_itself(comm: Any, tmp_path: Path) -> None:
-    run = simulate(straggler(), record=True, critical_path=True)
+    run = simulate(straggler(), critical_path=True)
     write_results(run, tmp_path / "run.h5", comm=comm, timeline=True, attributes=SAID)
     with h5py.File(tmp_path / "run.h5") as file:
         assert file.attrs["format"] == "mpisim-results"
@@ -423,7 +395,7 @@ def test_reading_needs_no_mpi(comm: Any, tmp_path: Path) -> None:
 
 
 def test_a_timeline_is_asked_correctly(comm: Any, tmp_path: Path) -> None:
-    run = simulate(straggler(), record=True)
+    run = simulate(straggler())
     write_results(run, tmp_path / "run.h5", comm=comm, timeline=True)
     results = mpisim.open_results(tmp_path / "run.h5")
     assert results.timeline is not None
@@ -459,7 +431,7 @@ def test_a_full_disk_on_one_process_fails_all(
     comm: Any, folder: Path, size: int, timeline: bool, before: bool
 ) -> None:
     path = folder / "run.h5"
-    run = simulate(straggler(2 * comm.size, steps=9), comm, record=True, fold=False)
+    run = simulate(straggler(2 * comm.size, steps=9), comm, fold=False)
     if before:
         write_results(run, path, comm=comm, timeline=True, seed=1)
     full = comm.size - 1 if timeline else 0  # without a timeline only process 0 writes
@@ -487,7 +459,7 @@ def test_a_full_disk_on_one_process_fails_all(
     ],
 )
 def test_a_place_that_cannot_be_written(comm: Any, folder: Path, name: str, said: str) -> None:
-    run = simulate(straggler(), comm, record=True)
+    run = simulate(straggler(), comm)
     with pytest.raises(OutputError, match=f"(?i){said}"):
         write_results(run, folder / name, comm=comm, timeline=True)
     with pytest.raises(OutputError, match=f"(?i){said}"):
@@ -499,7 +471,7 @@ def test_a_place_that_cannot_be_written(comm: Any, folder: Path, name: str, said
 @pytest.mark.mpi
 def test_an_earlier_result_is_replaced_only_when_asked(comm: Any, folder: Path) -> None:
     path = folder / "run.h5"
-    small, large = (simulate(straggler(n), comm, record=True) for n in (2, 5))
+    small, large = (simulate(straggler(n), comm) for n in (2, 5))
     write_results(large, path, comm=comm, timeline=True)
     with pytest.raises(OutputError, match=r"run\.h5: exists already"):
         write_results(small, path, comm=comm)
@@ -514,7 +486,7 @@ def test_an_earlier_result_is_replaced_only_when_asked(comm: Any, folder: Path) 
 
 
 def test_a_folder_of_others_is_not_touched(comm: Any, tmp_path: Path) -> None:
-    run = simulate(straggler(), record=True)
+    run = simulate(straggler())
     (tmp_path / "run.h5.shards").mkdir()
     (tmp_path / "run.h5.shards" / "thesis.tex").write_text("precious")
     with pytest.raises(OutputError, match=r"run\.h5\.shards: exists already"):
@@ -529,7 +501,7 @@ def test_a_failed_renaming_is_undone(
     comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.h5"
-    run = simulate(straggler(), record=True)
+    run = simulate(straggler())
     write_results(run, path, comm=comm, timeline=True, seed=1)
     replace = os.replace
 
@@ -560,7 +532,7 @@ def written(comm: Any, tmp_path: Path) -> Path:
     """A results file with a timeline in two shards, as two processes would write it."""
     if comm.size > 1:
         pytest.skip("in one process")
-    run = simulate(straggler(4), record=True, critical_path=True)
+    run = simulate(straggler(4), critical_path=True)
     write_results(run, tmp_path / "run.h5", comm=comm, timeline=True)
     return tmp_path / "run.h5"
 

@@ -28,8 +28,8 @@ def priced(ns: int = COST) -> AlphaBeta:
 
 def took(program: Program, ns: int = COST) -> float:
     """Simulated time in ns."""
-    run = engine.simulate(program, network=priced(ns), record=True)
-    return max(int(end.max()) for end in run.end) / NS
+    run = engine.simulate(program, network=priced(ns))
+    return max(int(run.rows(i).end.max()) for i in range(len(run.hosted))) / NS
 
 
 def layer(

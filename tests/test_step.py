@@ -51,11 +51,11 @@ def test_one_rank_does_forward_and_backward_in_turn() -> None:
             "layer 0 backward", "layer 0 weight",
         )
     ]  # fmt: skip
-    run = engine.simulate(done.program, network=Free(), record=True)
+    run = engine.simulate(done.program, network=Free())
     table = done.program.table_of(0)
     passes = table.micro_batch >= 0
-    begun = int(run.end[0][passes].min()) - 5
-    assert run.end[0][passes].max() - begun == 2 * 2 * (5 + 6 + 7)
+    begun = int(run.rows(0).end[passes].min()) - 5
+    assert run.rows(0).end[passes].max() - begun == 2 * 2 * (5 + 6 + 7)
 
 
 def test_messages_of_1f1b_as_megatron_sends_them() -> None:
@@ -122,12 +122,12 @@ def test_with_overlap_each_message_has_a_stream_and_receives_are_early() -> None
 
 def bubble(done: Workload) -> int:
     """What a step of the passes takes beyond the busiest rank's kernels."""
-    run = engine.simulate(done.program, network=Free(), record=True)
+    run = engine.simulate(done.program, network=Free())
     ends, busy = [], []
     for rank in range(done.program.n_ranks):
         table = done.program.table_of(rank)
         passes = (table.micro_batch >= 0) & (table.kind == Kind.KERNEL)
-        ends.append(int(run.end[rank][passes].max()))
+        ends.append(int(run.rows(rank).end[passes].max()))
         busy.append(int(table.duration[passes].sum()))
     return max(ends) - max(busy)
 

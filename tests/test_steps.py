@@ -14,8 +14,8 @@ def times(rows: TableBuilder) -> dict[int, int]:
     builder.names = rows.names
     builder.add_rank(builder.add_table(rows.build()))
     program = builder.build()
-    run = simulate(program, record=True)
-    return step_times(program.table_of(0), program.names, run.begin[0], run.end[0])
+    run = simulate(program)
+    return step_times(program.table_of(0), program.names, run.rows(0).begin, run.rows(0).end)
 
 
 def mark(rows: TableBuilder, number: int, which: str, host: int = 0) -> None:

@@ -57,8 +57,8 @@ def test_the_program_runs_them_one_after_the_other(tmp_path: Path) -> None:
     table = program.table_of(0)
     assert [Phase(p).name for p in table.phase] == ["FORWARD", "BACKWARD", "OPTIMIZER"]
     assert set(table.kind.tolist()) == {Kind.KERNEL}
-    run = engine.simulate(program, record=True)
-    assert run.end[0].tolist() == [us * 10**6 for us in (12, 19, 21)]
+    run = engine.simulate(program)
+    assert run.rows(0).end.tolist() == [us * 10**6 for us in (12, 19, 21)]
 
 
 def test_a_real_trace(shared: Path) -> None:

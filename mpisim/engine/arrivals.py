@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..program import Program
 from .plan import Plan
 from .refine import ranges
+from .rows import Solution
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -32,22 +33,22 @@ class Arrivals:
         self._members: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, plan: Plan, begin: list[NDArray[np.int64]], comm: Intracomm | None) -> Arrivals:
-        """Share what was recorded of the ranks hosted here. **Collective** on `comm`.
+    def of(cls, plan: Plan, solution: Solution, comm: Intracomm | None) -> Arrivals:
+        """Share when the ranks hosted here were ready. **Collective** on `comm`.
 
         Parameters
         ----------
         plan : Plan
             Of a folded run.
-        begin : list of int64 arrays
-            As recorded, of the hosted ranks of the cast.
+        solution : Solution
+            Of the hosted ranks of the cast.
         comm : mpi4py.MPI.Intracomm or None
             None: one process.
         """
         tables = [plan.program.table_of(rank) for rank in plan.cast.classes.representative]
         own = [
-            of_rank[tables[simulated].is_communication]
-            for simulated, of_rank in zip(plan.hosted.tolist(), begin, strict=True)
+            solution.rows(local).begin[tables[simulated].is_communication]
+            for local, simulated in enumerate(plan.hosted.tolist())
         ]
         if comm is None:
             return cls(plan, own)

@@ -28,8 +28,9 @@ from .digest import summed_over_processes
 from .exchange import Progress, exchange
 from .flows import used_links
 from .fold import quotient, whole
-from .path import Records, walk_back
+from .path import walk_back
 from .plan import Plan, block_placement, check_held, check_placement, make_plan
+from .rows import Solution
 from .run import CriticalPath, Mode, Run
 from .windows import count_operations, open_window
 
@@ -63,7 +64,6 @@ def simulate(
     network: Network | None = None,
     placement: ArrayLike | None = None,
     fold: bool | None = None,
-    record: bool = False,
     critical_path: bool = False,
     contention: bool = True,
     progress: bool = False,
@@ -85,10 +85,8 @@ def simulate(
         Whether to simulate one rank for all that are alike. The result is the same, to the last
         bit. By default a whole program is folded where there are fewer processes than ranks, no
         placement is given, and it has at most half as many classes as ranks.
-    record : bool
-        Keep begin, end, wire and binding of every row (25 bytes each).
     critical_path : bool
-        Find the critical path; implies `record`.
+        Find the critical path.
     contention : bool
         Let communications share the links of a `SharedNetwork`; otherwise each takes as long as
         it does alone.
@@ -145,8 +143,7 @@ def simulate(
         spread = several if placed.max() > 0 else None
         operations = count_operations(cast, placed, spread) if shared and spread else None
         plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
-        record = record or critical_path
-        engine = core_class(core, shared is not None)(plan.layout, record)
+        engine = core_class(core, shared is not None)(plan.layout)
 
     with _timed(wall, "simulate"):
         rounds = _execute(plan, engine, comm, several, progress)
@@ -166,16 +163,15 @@ def simulate(
 
             several.Allreduce(MPI.IN_PLACE, end, op=MPI.MAX)
         digest = summed_over_processes(part, several)
-        records = _records(engine, record)
+        solution = Solution(plan.layout, engine, core)
 
     of_rank = cast.classes.of_rank
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
-            path = walk_back(plan, records, end[of_rank], several)
+            path = walk_back(plan, solution, end[of_rank], several)
     placed = plan.placement[of_rank]
     hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
-    local = np.searchsorted(plan.hosted, of_rank[hosted]).tolist()
     return Run(
         program=program,
         hosted=hosted,
@@ -189,12 +185,9 @@ def simulate(
         contended=0 if shared is None else len(np.unique(shared.routes.group)),
         domains=0 if shared is None else int(domains(shared.routes).max()) + 1,
         links=0 if shared is None else len(shared.routes.names),
-        begin=[records.begin[i] for i in local] if record else [],
-        end=[records.end[i] for i in local] if record else [],
-        wire=[records.wire[i] for i in local] if record else [],
-        binding=[records.binding[i] for i in local] if record else [],
         critical_path=path,
         wall=wall,
+        solution=solution,
         shared=used_links(plan, engine, network) if isinstance(network, SharedNetwork) else None,
     )
 
@@ -267,7 +260,7 @@ def _execute(
     rounds = 0
     contended = plan.layout.traffic is not None
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, "simulating", int(core.row_index[-1]) if show else 0) as update:
+    with parallel.progress(comm, "simulating", plan.layout.n_rows if show else 0) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)
@@ -285,21 +278,3 @@ def _execute(
                 return None
             if several and not state.moving:
                 open_window(core, state.earliest, several)
-
-
-def _records(core: Any, record: bool) -> Records:
-    """Cut the core's arrays into one per rank."""
-    if not record:
-        return Records([], [], [], [], np.empty(0, np.int32))
-    cuts = core.row_index[1:-1]
-
-    def parts(rows: NDArray[Any]) -> list[NDArray[Any]]:
-        return np.split(rows, cuts) if len(core.row_index) > 1 else []
-
-    return Records(
-        parts(core.begin),
-        parts(core.end),
-        parts(core.wire),
-        parts(core.binding),
-        last=core.groups["last"],
-    )

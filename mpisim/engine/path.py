@@ -12,6 +12,7 @@ before what led to it; the time that both cover is counted once, for the later o
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from ..program import Flag, Kind, Table
 from .arrivals import Arrivals
 from .plan import Plan
+from .rows import Solution
 from .run import Binding, CriticalPath, PieceKind
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Records", "walk_back"]
+__all__ = ["walk_back"]
 
 # Plain numbers: names of an enumeration cost more than a step.
 _BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)
@@ -39,16 +41,8 @@ _OF_KIND = [int(PieceKind.COMPUTE), int(PieceKind.COPY)] + 3 * [_COMMUNICATION]
 _LAST_OF_DEVICE, _WORK = int(Kind.RECV), int(Kind.HOST)
 _EAGER = int(Flag.EAGER)
 
-
-class Records(NamedTuple):
-    """What the core recorded of each rank of the cast hosted here: see `Run`. `last` holds, of
-    each group here, the member that was ready last."""
-
-    begin: list[NDArray[np.int64]]
-    end: list[NDArray[np.int64]]
-    wire: list[NDArray[np.int64]]
-    binding: list[NDArray[np.uint8]]
-    last: NDArray[np.int32]
+_KEPT = 64
+"""Ranks whose rows a walk keeps: a path goes to and fro between few, and later leaves them."""
 
 
 class _Meeting(NamedTuple):
@@ -60,17 +54,17 @@ class _Meeting(NamedTuple):
 
 
 def walk_back(
-    plan: Plan, records: Records, rank_end: NDArray[np.int64], comm: Intracomm | None
+    plan: Plan, solution: Solution, rank_end: NDArray[np.int64], comm: Intracomm | None
 ) -> CriticalPath:
     """Return the critical path of a run. **Collective** on `comm` (None: one process).
 
     The path of a folded run is that of the whole one: it goes over the ranks of the program, each
-    with the records of the one that was simulated for it.
+    with the rows of the one that was simulated for it.
 
     Parameters
     ----------
     plan : Plan
-    records : Records
+    solution : Solution
         Of the ranks hosted here.
     rank_end : int64, shape (n_ranks,)
         Complete, in ps.
@@ -79,8 +73,8 @@ def walk_back(
     time = int(rank_end.max())
     rank = int(np.argmax(rank_end))  # the lowest of those that end last
     at = _Meeting(rank, -1, -1)  # no meeting yet: the rank's end
-    arrivals = Arrivals.of(plan, records.begin, comm) if plan.cast.folded else None
-    walk = _Walk(plan, records, arrivals)
+    arrivals = Arrivals.of(plan, solution, comm) if plan.cast.folded else None
+    walk = _Walk(plan, solution, arrivals)
     parts: list[NDArray[np.int64]] = []
     names: dict[str, int] = {}
     while time > 0:
@@ -124,14 +118,15 @@ class _Rows:
     Walks read numbers one by one: views of arrays give plain ones, at a third of numpy's price.
     """
 
-    def __init__(self, plan: Plan, records: Records, simulated: int) -> None:
+    def __init__(self, plan: Plan, solution: Solution, simulated: int) -> None:
         layout, local = plan.layout, int(np.searchsorted(plan.hosted, simulated))
         code = layout.codes[layout.code[local]]
         table: Table = code.table
         self.table = table
-        self.ends = records.end[local]
-        self.end, self.begin = self.ends.data, records.begin[local].data
-        self.wire, self.binding = records.wire[local].data, records.binding[local].data
+        rows = solution.rows(local)
+        self.ends = rows.end
+        self.end, self.begin = rows.end.data, rows.begin.data
+        self.wire, self.binding = rows.wire.data, rows.binding.data
         self.first, self.last = code.first.data, code.last.data
         self.stream_row, self.queue_row = code.stream_row.data, code.queue_row.data
         self.kind, self.flags = table.kind.data, table.flags.data
@@ -139,8 +134,8 @@ class _Rows:
         self.host, self.launch = table.host.data, table.launch.data
         self.launch_cost, self.gap = table.launch_cost.data, table.gap.data
         self.wait_index, self.wait_row = table.wait_index.data, table.wait_row.data
-        slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
-        self.first_group = layout.slot_group[slots].data
+        self.arrived_last = solution.last(local).data
+        self.meeting = np.ascontiguousarray(code.communications["row"]).data
 
 
 _Step = Callable[[], "_Step | None"]
@@ -155,9 +150,8 @@ class _Walk:
     their first row.
     """
 
-    def __init__(self, plan: Plan, records: Records, arrivals: Arrivals | None) -> None:
-        self.plan, self.records, self.arrivals = plan, records, arrivals
-        self.arrived_last = records.last.data
+    def __init__(self, plan: Plan, solution: Solution, arrivals: Arrivals | None) -> None:
+        self.plan, self.solution, self.arrivals = plan, solution, arrivals
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0
 
@@ -175,15 +169,21 @@ class _Walk:
             simulated = int(of_rank[self.at.rank])
             if placement[simulated] != self.plan.process:
                 break
-            if simulated not in self.known:
-                self.known[simulated] = _Rows(self.plan, self.records, simulated)
-            self.rank, self.rows = self.at.rank, self.known[simulated]
+            self.rank, self.rows = self.at.rank, self._rows_of(simulated)
             self.bound = self.plan.program.slots_of(self.rank).tolist()
             visits.append((self.rank, len(self.kind)))
             step: _Step | None = self._entered()
             while step is not None and self.time > 0:
                 step = step()
         return self._written(time, visits)
+
+    def _rows_of(self, simulated: int) -> _Rows:
+        """The rows of a rank; those of the ranks that the path came by last are kept."""
+        rows = self.known.pop(simulated, None) or _Rows(self.plan, self.solution, simulated)
+        self.known[simulated] = rows
+        if len(self.known) > _KEPT:
+            del self.known[next(iter(self.known))]
+        return rows
 
     def _written(self, time: int, visits: list[tuple[int, int]]) -> NDArray[np.int64]:
         part = np.empty((len(self.kind), 6), np.int64)
@@ -225,7 +225,7 @@ class _Walk:
         if piece == _COMMUNICATION and not rows.flags[row] & _EAGER:
             slot, k = rows.slot[row], rows.ordinal[row]
             if self.arrivals is None:
-                last = self.arrived_last[rows.first_group[slot] + k]
+                last = rows.arrived_last[bisect_left(rows.meeting, row)]
             else:
                 last = self.arrivals.last(self.bound[slot], k, rows.wire[row])
             if last != self.rank:

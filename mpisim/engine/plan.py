@@ -7,6 +7,7 @@ process numbers the groups of the communicators it has members of; messages name
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -120,9 +121,19 @@ class Layout:
     n_messages: int
     traffic: Traffic | None = None
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of all hosted ranks."""
+        lengths = np.array([len(code.table) for code in self.codes], np.int64)
+        return int(lengths[self.code].sum())
+
     def durations_of(self, local: int) -> NDArray[np.int64]:
         """Return the durations of the rows of a hosted rank, by its local number, in ps."""
         return self.durations[self.duration[local]]
+
+    def duration_key(self, local: int) -> Hashable:
+        """Return what is equal for ranks of one table whose durations are equal."""
+        return int(self.duration[local])
 
 
 @dataclass(frozen=True, eq=False)

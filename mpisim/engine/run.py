@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..program import Program
 from .flows import Shared
+from .rows import Rows, Solution
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
 
@@ -129,9 +130,7 @@ class CriticalPath:
 class Run:
     """The outcome of one run, as one process holds it.
 
-    Per-row arrays are lists with one array per hosted rank, in the order of `hosted`; they are
-    empty lists unless the run was asked to record. Ranks of one class share theirs. Times are
-    int64 ps.
+    Times are int64 ps. What single rows did is worked out when asked for: see `rows`.
 
     Attributes
     ----------
@@ -160,20 +159,12 @@ class Run:
         Number of sets of those that are joined by links.
     links : int
         Number of links that could have been full.
-    begin : list of int64 arrays
-        KERNEL, COPY: start on the device. Communications: the rank's own ready time, from which
-        its kernel occupies the stream. HOST, HOST_WAIT: when the CPU began the row's own work.
-    end : list of int64 arrays
-        End on the device; for HOST and HOST_WAIT when the CPU had finished.
-    wire : list of int64 arrays
-        Communications: when the last member was ready, from which the wire time runs (EAGER: the
-        own ready time, from which its wire time runs); other rows as `begin`.
-    binding : list of uint8 arrays
-        A `Binding` of each row.
     critical_path : CriticalPath or None
         When asked for.
     wall : mapping of str to float
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
+    solution : Solution
+        What is known of the ranks that were simulated here.
     shared : Shared or None
         The links that communications could share, and what flowed here; None where there are none.
     """
@@ -190,12 +181,9 @@ class Run:
     contended: int
     domains: int
     links: int
-    begin: list[NDArray[np.int64]]
-    end: list[NDArray[np.int64]]
-    wire: list[NDArray[np.int64]]
-    binding: list[NDArray[np.uint8]]
     critical_path: CriticalPath | None
     wall: dict[str, float]
+    solution: Solution
     shared: Shared | None = None
 
     @cached_property
@@ -209,3 +197,16 @@ class Run:
         """Of each entry of `hosted`, the entry of `simulated` that stands for it; shape (h,)."""
         of_rank = self.classes.of_rank[self.hosted]
         return np.searchsorted(of_rank[self.simulated], of_rank)
+
+    @cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """Of each entry of `simulated`, the lowest whose rows did the same at the same times."""
+        return self.solution.alike()
+
+    def rows(self, i: int) -> Rows:
+        """Return what the rows of the i-th of `hosted` did; ranks of one class share them.
+
+        Computed anew but for the last few, so that a run of many ranks fits into memory: take what
+        is needed of one rank, then go on to the next.
+        """
+        return self.solution.rows(int(self.stand_in[i]))

@@ -49,15 +49,12 @@ def render(results: Results, top: int = 10) -> str:
     """
     unit = unit_for(results.step_time_ps)
     sections = [_head(results), _memory(results)]
-    if results.recorded:
-        sections += [_ranks(results, unit), _slowest(results, unit, top)]
-        sections += [_kernels(results, top), _communications(results, top)]
-        sections += [_links(results, top)]
-    else:
-        sections += [_ends(results, unit, top)]
+    sections += [_ranks(results, unit), _slowest(results, unit, top)]
+    sections += [_kernels(results, top), _communications(results, top)]
+    sections += [_links(results, top)]
     if results.critical_path is not None and len(results.critical_path.kind):
         sections.append(_critical_path(results, unit, top))
-    elif results.recorded:
+    else:
         sections.append(["The critical path was not asked for."])
     lines = [line for section in sections if section for line in [*section, ""]][:-1]
     # Names come last in tables, and those of kernels often differ at both of their ends.
@@ -100,8 +97,6 @@ def _head(results: Results) -> list[str]:
             facts.append((label, one_line(said)))
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
-    if not results.recorded:
-        lists.append("Rows were not recorded: only the end of each rank is known.")
     return lines + lists
 
 
@@ -205,19 +200,6 @@ def _slowest(results: Results, unit: Unit, top: int) -> list[str]:
     return [
         f"Slowest ranks, in {unit.name} (own time: end - exposed waiting for others)",
         *(f"  {line}" for line in aligned(rows, left=())),
-    ]
-
-
-def _ends(results: Results, unit: Unit, top: int) -> list[str]:
-    """The ends of ranks, all there is when rows were not recorded."""
-    end = results.ranks["end"]
-    order = np.argsort(-end, kind="stable")[: max(top, 1)].tolist()
-    rows = [("rank", "end"), *((str(rank), unit.of(int(end[rank]))) for rank in order)]
-    rest = results.n_ranks - len(order)
-    return [
-        f"Ranks that end last, in {unit.name}",
-        *(f"  {line}" for line in aligned(rows, left=())),
-        *([f"  ... {rest:,} more, the first at {unit.of(int(end.min()))}"] if rest else []),
     ]
 
 

@@ -13,27 +13,25 @@ At any moment of the step a rank's device is in one of four states, the first th
 Exposed communication is the sum of the second and the third, so that compute + exposed
 communication + idle is the step time, exactly, in integers. ``communication`` is the whole time
 in which some communication ran, hidden or not.
+
+A rank at a time: the rows of all may be larger than the machine. Ranks whose rows are the same
+are accounted for once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine._core import account as account_rows
+from ..engine._core.accounts_twin import COPY, KERNEL, WIRE
 from ..engine.refine import ranges
-from ..engine.run import Binding, Run
+from ..engine.run import Run
 from ..program import Flag, Kind, Table
 
-__all__ = [
-    "BREAKDOWN",
-    "break_down",
-    "host_times",
-    "sweep",
-    "total_communications",
-    "total_kernels",
-]
+__all__ = ["BREAKDOWN", "Accounts", "account", "added_up"]
 
 BREAKDOWN = (
     "compute",
@@ -46,214 +44,170 @@ BREAKDOWN = (
     "host_busy",
     "host_waiting",
 )
-"""Columns of `break_down`; compute + exposed + idle = step time, exposed = wire + waiting."""
-
-KERNEL, COPY, WIRE, OCCUPIED = 1, 2, 4, 8
-"""Bits of the states of `sweep`."""
+"""Columns of a breakdown; compute + exposed + idle = step time, exposed = wire + waiting."""
 
 
-def break_down(run: Run) -> NDArray[np.int64]:
-    """Break down the step of every rank hosted here.
+class Accounts(NamedTuple):
+    """What the ranks hosted here did, added up.
 
-    Local.
-
-    Parameters
+    Attributes
     ----------
-    run : Run
-        Recorded.
-
-    Returns
-    -------
-    int64, shape (h, len(BREAKDOWN))
+    breakdown : int64, shape (h, len(BREAKDOWN))
         ps, one row a hosted rank, in the columns `BREAKDOWN`.
+    kernels : int64, shape (k, 5)
+        KERNEL and COPY rows: (kind, name, count, total ps, longest ps), by kind and name.
+    communications : int64, shape (k, 8)
+        Rows (communicator, operation, rows, wire ps, waiting ps, rows of known size, their bytes,
+        their wire ps); a communication of n members is n rows.
     """
-    pieces = np.zeros((len(run.simulated), len(BREAKDOWN)), np.int64)
-    for number, i in enumerate(run.simulated.tolist()):
-        rank = int(run.hosted[i])
-        table = run.program.table_of(rank)
-        begin, end = run.begin[i], run.end[i]
-        wire = wire_begins(table, begin, run.wire[i])
-        kernel, copy, comm = (
-            table.kind == Kind.KERNEL,
-            table.kind == Kind.COPY,
-            table.is_communication,
-        )
-        layers = ((begin, kernel), (begin, copy), (wire, comm), (begin, comm))
-        spent = sweep([(first[rows], end[rows]) for first, rows in layers], run.step_time)
-        state = np.arange(len(spent))
-        computing = (state & (KERNEL | COPY)) != 0
-        exposed_wire = ~computing & ((state & WIRE) != 0)
-        exposed = ~computing & ((state & (WIRE | OCCUPIED)) != 0)
-        compute, exposed_time, idle = (
-            int(spent[s].sum()) for s in (computing, exposed, state == 0)
-        )
-        if compute + exposed_time + idle != run.step_time:
-            raise AssertionError(
-                f"rank {rank}: {compute} + {exposed_time} + {idle} ps is not {run.step_time} ps"
-            )
-        on_wire = int(spent[exposed_wire].sum())
-        pieces[number] = (
-            compute,
-            spent[computing & ((state & KERNEL) == 0)].sum(),
-            spent[(state & (WIRE | OCCUPIED)) != 0].sum(),
-            exposed_time,
-            on_wire,
-            exposed_time - on_wire,
-            idle,
-            *host_times(table, int(run.program.start[rank]), end, run.binding[i]),
-        )
-    return pieces[run.stand_in]
+
+    breakdown: NDArray[np.int64]
+    kernels: NDArray[np.int64]
+    communications: NDArray[np.int64]
 
 
-def sweep(
-    layers: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], until: int
-) -> NDArray[np.int64]:
-    """Measure how long each combination of layers of intervals was active.
-
-    Parameters
-    ----------
-    layers : sequence of (begin, end)
-        int64 arrays; the intervals of a layer may overlap. What lies outside [0, `until`] is cut.
-    until : int
-        The end of time.
-
-    Returns
-    -------
-    int64, shape (2 ** len(layers),)
-        Time in each state; bit i of a state is set while an interval of layer i is active. The sum
-        is `until`.
-
-    Examples
-    --------
-    >>> sweep([(np.array([0, 2]), np.array([4, 6])), (np.array([5]), np.array([8]))], 10).tolist()
-    [2, 5, 2, 1]
-    """
-    times = np.concatenate([np.concatenate(layer) for layer in layers]).clip(0, until)
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    lengths = np.diff(times, append=until)
-    state = np.zeros(len(times), np.int64)
-    first = 0
-    for bit, (begin, end) in enumerate(layers):
-        change = np.zeros(len(times), np.int64)
-        change[first : first + len(begin)] = 1
-        change[first + len(begin) : first + len(begin) + len(end)] = -1
-        first += len(begin) + len(end)
-        # Where times are equal the depth may dip below 0, for a length of 0.
-        state |= (np.cumsum(change[order]) > 0).astype(np.int64) << bit
-    spent = np.zeros(2 ** len(layers), np.int64)
-    np.add.at(spent, state, lengths)
-    spent[0] += times[0] if len(times) else until
-    return spent
-
-
-def wire_begins(
-    table: Table, begin: NDArray[np.int64], wire: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """From when the rows move data: an EAGER row does not wait for the others."""
-    return np.where((table.flags & Flag.EAGER) != 0, begin, wire)
-
-
-def host_times(
-    table: Table,
-    start: int,
-    end: NDArray[np.int64],
-    binding: NDArray[np.uint8],
-) -> tuple[int, int]:
-    """Return how long the CPU of a rank worked, and how long it waited for the device, in ps.
-
-    It waits in HOST_WAIT rows and when the launch queue is full. The clock after the last row is
-    not recorded; it follows from the last row after which it is known.
-    """
-    joined = (table.flags & Flag.JOINED) != 0
-    launches = table.is_device & ~joined
-    cost = np.where(joined, 0, table.host + np.where(table.kind == Kind.HOST, 0, table.launch_cost))
-    busy = int(cost.sum())
-    queued = launches & ((binding & Binding.QUEUE) != 0)
-    known = np.flatnonzero(~table.is_device | queued)
-    if not len(known):
-        return busy, 0
-    row = int(known[-1])
-    if queued[row]:  # it went on when an earlier kernel of the stream had left the launch queue
-        kernels = np.flatnonzero(launches & (table.stream == table.stream[row]))
-        first = int(kernels[np.searchsorted(kernels, row) - table.queue_depth])
-        batch = [first]
-        while joined[batch[-1] + 1]:  # `row` comes later, so there is a next one
-            batch.append(batch[-1] + 1)
-        clock = int(end[batch].max() + table.launch_cost[row])
-    else:
-        clock = int(end[row])
-    waiting = clock + int(cost[row + 1 :].sum()) - start - busy
-    if waiting < 0:
-        raise AssertionError(f"table {table.label!r}: the CPU waited {waiting} ps")
-    return busy, waiting
-
-
-def total_kernels(run: Run, names: NDArray[np.int64], n_names: int) -> NDArray[np.int64]:
-    """Add up the KERNEL and COPY rows of the hosted ranks by kind and name.
+def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
+    """Account for the step of every rank hosted here.
 
     Local.
 
     Parameters
     ----------
     run : Run
-        Recorded.
     names : int64, shape (len(run.program.names),)
         The number of each name that all processes use.
     n_names : int
         How many there are.
-
-    Returns
-    -------
-    int64, shape (k, 5)
-        Rows (kind, name, count, total ps, longest ps), by kind and name.
     """
-    count, total, longest = np.zeros((3, 2 * n_names), np.int64)
-    for i, alike in zip(run.simulated.tolist(), np.bincount(run.stand_in).tolist(), strict=True):
-        table = run.program.table_of(int(run.hosted[i]))
-        rows = np.flatnonzero(table.kind <= Kind.COPY)
-        key = table.kind[rows] * np.int64(n_names) + names[table.name[rows]]
-        length = run.end[i][rows] - run.begin[i][rows]
-        np.add.at(count, key, alike)
-        np.add.at(total, key, length * alike)
-        np.maximum.at(longest, key, length)
-    seen = np.flatnonzero(count)
-    return np.stack([seen // max(n_names, 1), seen % max(n_names, 1), count[seen], total[seen],
-                     longest[seen]], axis=1)  # fmt: skip
-
-
-def total_communications(run: Run) -> NDArray[np.int64]:
-    """Add up the communications of the hosted ranks by communicator and operation.
-
-    Local.
-
-    Parameters
-    ----------
-    run : Run
-        Recorded.
-
-    Returns
-    -------
-    int64, shape (k, 8)
-        Rows (communicator, operation, rows, wire ps, waiting ps, rows of known size, their bytes,
-        their wire ps); a communication of n members is n rows.
-    """
-    parts = []
-    for i in run.simulated.tolist():
-        table = run.program.table_of(int(run.hosted[i]))
-        rows = np.flatnonzero(table.is_communication)
-        ready = run.begin[i][rows]
-        wire = wire_begins(table, run.begin[i], run.wire[i])[rows]
-        size = table.bytes[rows]
-        known = size >= 0
-        moving = run.end[i][rows] - wire
-        columns = (
-            table.slot[rows], table.operation[rows], np.ones(len(rows)), moving, wire - ready,
-            known, np.where(known, size, 0), np.where(known, moving, 0),
+    first, number = np.unique(run.alike, return_inverse=True)
+    stand_in = number[run.stand_in]  # of each hosted rank, the one that is accounted for it
+    columns: dict[int, _Columns] = {}
+    pieces = np.zeros((len(first), len(BREAKDOWN)), np.int64)
+    kernels, met = [np.zeros((0, 5), np.int64)], []
+    alike = np.bincount(stand_in, minlength=len(first)).tolist()
+    for at, i in enumerate(run.simulated[first].tolist()):
+        rank = int(run.hosted[i])
+        which = int(run.program.table[rank])
+        if which not in columns:
+            columns[which] = _Columns(run.program.table_of(rank))
+        of = columns[which]
+        rows = run.rows(i)
+        covered, *sums = account_rows(
+            rows.begin, rows.end, rows.wire, of.order, of.stream_index, of.layer, of.key,
+            len(of.keys), run.step_time,
         )  # fmt: skip
-        parts.append(added_up(np.stack([c.astype(np.int64) for c in columns], axis=1)))
-    # Every rank has these rows on communicators of its own.
-    at, owner = ranges(np.cumsum([0, *map(len, parts)]), run.stand_in)
+        waited = rows.host_end - int(run.program.start[rank]) - of.host_busy
+        pieces[at] = _breakdown(covered, run.step_time, of.host_busy, waited)
+        kernels.append(of.kernels(sums[0] * alike[at], sums[2], alike[at], names))
+        met.append(of.communications(*sums[:2]))
+    return Accounts(
+        breakdown=pieces[stand_in],
+        kernels=_kernels(kernels, n_names),
+        communications=_communications(run, met, stand_in),
+    )
+
+
+def _breakdown(
+    covered: NDArray[np.int64], until: int, busy: int, waited: int
+) -> tuple[int, ...]:
+    """Return a row of `Accounts.breakdown`."""
+    kernels, computing, communicating, computing_or_wire, anything = covered.tolist()
+    return (
+        computing,
+        computing - kernels,
+        communicating,
+        anything - computing,
+        computing_or_wire - computing,
+        anything - computing_or_wire,
+        until - anything,
+        busy,
+        waited,
+    )
+
+
+class _Columns:
+    """What accounts need of a table, whichever rank it is of.
+
+    Device rows are counted by key: kernels by kind and name, communications by slot, operation and
+    whether their size is known.
+    """
+
+    def __init__(self, table: Table) -> None:
+        device = np.flatnonzero(table.is_device)
+        device = device[np.argsort(table.stream[device], kind="stable")].astype(np.int32)
+        self.order = device
+        new = np.flatnonzero(np.diff(table.stream[device])) + 1
+        self.stream_index = np.concatenate([[0], new, [len(device)]]).astype(np.int64)
+        layers = np.full(len(Kind), WIRE, np.uint8)
+        layers[[Kind.KERNEL, Kind.COPY]] = KERNEL, COPY
+        self.layer = layers[table.kind]
+        is_kernel = table.kind[device] <= Kind.COPY
+        known = table.bytes[device] >= 0
+        said = np.where(
+            is_kernel,
+            [table.kind[device], table.name[device], np.zeros_like(device)],
+            [table.slot[device], table.operation[device], known],
+        )
+        said = np.stack([~is_kernel, *said], axis=1).astype(np.int64)
+        self.keys, key, self._count = np.unique(
+            said, axis=0, return_inverse=True, return_counts=True
+        )
+        self.key = np.zeros(len(table), np.int32)
+        self.key[device] = key.reshape(-1)
+        self._bytes = np.zeros(len(self.keys), np.int64)
+        np.add.at(self._bytes, self.key[device], np.where(known, table.bytes[device], 0))
+        self._is_kernel = self.keys[:, 0] == 0
+        joined = (table.flags & Flag.JOINED) != 0
+        called = np.where(table.kind == Kind.HOST, 0, table.launch_cost)
+        self.host_busy = int(np.where(joined, 0, table.host + called).sum())
+
+    def kernels(
+        self,
+        total: NDArray[np.int64],
+        longest: NDArray[np.int64],
+        ranks: int,
+        names: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return rows of `Accounts.kernels` for that many ranks."""
+        these = self._is_kernel
+        kind, name = self.keys[these, 1:3].T
+        return np.stack(
+            [kind, names[name], self._count[these] * ranks, total[these], longest[these]], axis=1
+        )
+
+    def communications(
+        self, wire: NDArray[np.int64], waiting: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return rows of `Accounts.communications` of one rank, with slots."""
+        these = ~self._is_kernel
+        slot, operation, known = self.keys[these, 1:].T
+        count, wire = self._count[these], wire[these]
+        rows = (
+            slot, operation, count, wire, waiting[these], known * count, self._bytes[these] * known,
+            known * wire,
+        )  # fmt: skip
+        return np.stack(rows, axis=1)
+
+
+def _kernels(parts: list[NDArray[np.int64]], n_names: int) -> NDArray[np.int64]:
+    """Join kernels of the same kind and name."""
+    rows = np.concatenate(parts)
+    key = rows[:, 0] * n_names + rows[:, 1]
+    order = np.argsort(key, kind="stable")
+    rows = rows[order]
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    if not len(first):
+        return rows
+    sums = np.add.reduceat(rows[:, 2:4], first, axis=0)
+    longest = np.maximum.reduceat(rows[:, 4:], first, axis=0)
+    return np.concatenate([rows[first, :2], sums, longest], axis=1)
+
+
+def _communications(
+    run: Run, parts: list[NDArray[np.int64]], stand_in: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Join what ranks did on the same communicator: ranks that are alike have their own."""
+    at, owner = ranges(np.cumsum([0, *map(len, parts)]), stand_in)
     met = np.concatenate([np.zeros((0, 8), np.int64), *parts])[at]
     program = run.program
     met[:, 0] = program.slots[program.slot_index[run.hosted[owner]] + met[:, 0]]

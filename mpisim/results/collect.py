@@ -14,7 +14,7 @@ from ..engine.flows import Flows
 from ..engine.run import Run
 from ..program import Names, Operation, Program
 from ..topo.bus import bus_factor
-from .accounting import BREAKDOWN, added_up, break_down, total_communications, total_kernels
+from .accounting import BREAKDOWN, account, added_up
 from .links import LinkUse, use_of_links
 from .results import SECONDS, Results
 from .steps import rank_steps
@@ -22,7 +22,7 @@ from .steps import rank_steps
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["collect", "gathered", "is_recorded", "shared_names"]
+__all__ = ["collect", "gathered", "shared_names"]
 
 
 def collect(
@@ -54,27 +54,20 @@ def collect(
         The result on process 0, None on the others.
     """
     program = run.program
-    recorded = is_recorded(run, comm)
     names, numbers = shared_names(program, comm)
 
     lengths = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
+    accounts = account(run, numbers, len(names))
     own = np.stack([run.hosted.astype(np.int64), lengths[program.table[run.hosted]]], axis=1)
-    kernel_rows = np.zeros((0, 5), np.int64)
-    meeting_rows = np.zeros((0, 8), np.int64)
-    if recorded:
-        own = np.concatenate([own, break_down(run)], axis=1)
-        kernel_rows = total_kernels(run, numbers, len(names))
-        meeting_rows = total_communications(run)
-    ranks = gathered(own, comm)
-    kernels = gathered(kernel_rows, comm)
-    meetings = gathered(meeting_rows, comm)
+    ranks = gathered(np.concatenate([own, accounts.breakdown], axis=1), comm)
+    kernels = gathered(accounts.kernels, comm)
+    meetings = gathered(accounts.communications, comm)
     steps = gathered(rank_steps(program, run), comm)
     links = _links(run, comm)
     if ranks is None or kernels is None or meetings is None or steps is None or links is None:
         return None
 
-    said = ("rank", "rows", *(BREAKDOWN if recorded else ()))
-    of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], *said)
+    of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], "rank", "rows", *BREAKDOWN)
     del of_rank["rank"]
     classes = run.classes
     few = classes.representative
@@ -84,7 +77,6 @@ def collect(
         n_processes=comm.size,
         rounds=run.rounds,
         mode=run.mode,
-        recorded=recorded,
         ranks={
             "end": run.rank_end,
             "process": run.placement,
@@ -123,18 +115,6 @@ def _links(run: Run, comm: Intracomm) -> LinkUse | None:
     if flows is None:
         return None
     return use_of_links(run.shared, Flows.of(flows), run.step_time)
-
-
-def is_recorded(run: Run, comm: Intracomm) -> bool:
-    """Whether the rows of a run were recorded. **Collective.**"""
-    here = len(run.begin) == len(run.hosted)  # also true where no rank is hosted
-    if comm.size == 1:
-        return here
-    from mpi4py import MPI
-
-    everywhere = np.array([here], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, everywhere, op=MPI.MIN)
-    return bool(everywhere[0])
 
 
 def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -188,7 +168,7 @@ def _by_column(rows: NDArray[np.int64], *columns: str) -> dict[str, NDArray[Any]
 
 
 def _kernel_table(rows: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Join the rows of `total_kernels` of all processes."""
+    """Join `Accounts.kernels` of all processes."""
     keys, number = np.unique(rows[:, :2], axis=0, return_inverse=True)
     longest = np.zeros(len(keys), np.int64)
     np.maximum.at(longest, number.reshape(-1), rows[:, 4])
@@ -204,7 +184,7 @@ def _kernel_table(rows: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, 
 
 
 def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str, NDArray[Any]]:
-    """Join the rows of `total_communications` of all processes."""
+    """Join `Accounts.communications` of all processes."""
     communicator, operation, members, wire, waiting, known, size, known_wire = added_up(rows).T
     group = program.communicators.sizes[communicator]
     count = members // np.maximum(group, 1)

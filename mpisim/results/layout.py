@@ -42,7 +42,6 @@ __all__ = [
     "LINKS",
     "LINK_SHARING",
     "RANKS",
-    "RECORDED_RANKS",
     "SHARD_FORMAT",
     "STEPS",
     "TIMELINE",
@@ -56,9 +55,13 @@ VERSION = 3
 Layout: TypeAlias = dict[str, tuple[type, str | None]]
 """Type and unit of each column; the type `object` stands for texts."""
 
-RANKS: Layout = {"end": (np.int64, "ps"), "process": (np.int32, None), "class": (np.int32, None),
-                 "rows": (np.int64, None)}  # fmt: skip
-RECORDED_RANKS: Layout = RANKS | dict.fromkeys(BREAKDOWN, (np.int64, "ps"))
+RANKS: Layout = {
+    "end": (np.int64, "ps"),
+    "process": (np.int32, None),
+    "class": (np.int32, None),
+    "rows": (np.int64, None),
+    **dict.fromkeys(BREAKDOWN, (np.int64, "ps")),
+}
 CLASSES: Layout = {
     "representative": (np.int32, None),
     "count": (np.int64, None),

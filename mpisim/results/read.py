@@ -59,9 +59,8 @@ def open_results(path: str | Path) -> Results:
                 f"{path}: was written by an older mpisim (format version "
                 f"{file.attrs['format_version']}; this one reads {layout.VERSION}); simulate again"
             )
-        recorded = bool(file.attrs["recorded"])
         groups = _group(file, "communicators")
-        ranks = _read_table(file, "ranks", layout.RECORDED_RANKS if recorded else layout.RANKS)
+        ranks = _read_table(file, "ranks", layout.RANKS)
         classes = _read_table(file, "classes", layout.CLASSES)
         _check_classes(file.filename, ranks["class"], classes["representative"])
         few = classes["representative"][ranks["class"]]
@@ -72,7 +71,6 @@ def open_results(path: str | Path) -> Results:
             n_processes=int(file.attrs["n_processes"]),
             rounds=int(file.attrs["rounds"]),
             mode=text_of(file.attrs["mode"]),
-            recorded=recorded,
             ranks=ranks,
             classes=classes,
             steps=_read_table(file, "steps", layout.STEPS),

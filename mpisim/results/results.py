@@ -127,11 +127,8 @@ class Results:
     mode : str
         "dataflow" where no communications can share links, else "events" or, on several processes,
         "windows".
-    recorded : bool
-        Whether rows were recorded; if not, there is only the end of each rank, and the breakdown,
-        kernels and communications are empty.
     ranks : mapping of str to array, shape (n_ranks,)
-        end, process, class, rows; recorded runs also `BREAKDOWN` of `mpisim.results.accounting`.
+        end, process, class, rows, and `BREAKDOWN` of `mpisim.results.accounting`.
     classes : mapping of str to array, shape (n_classes,)
         Ranks that do the same at the same times: representative (the rank that was simulated),
         count, apart (an `Apart`: what tells them from the largest class of the same table),
@@ -170,7 +167,6 @@ class Results:
     n_processes: int
     rounds: int
     mode: str
-    recorded: bool
     ranks: Columns
     classes: Columns
     steps: Columns

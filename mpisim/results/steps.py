@@ -24,16 +24,17 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     ----------
     program : Program
     run : Run
-        Of that program. If it was not recorded, ranks with several steps are left out.
+        Of that program.
 
     Returns
     -------
     int64, shape (n, 3)
         Rows (rank, step, ps), by rank and step. A step that is not said is -1.
     """
-    parts = [_steps_of(program, run, i) for i in run.simulated.tolist()]
+    first, number = np.unique(run.alike, return_inverse=True)
+    parts = [_steps_of(program, run, i) for i in run.simulated[first].tolist()]
     index = np.cumsum([0, *map(len, parts)])
-    at, owner = ranges(index, run.stand_in)
+    at, owner = ranges(index, number[run.stand_in])
     steps = np.concatenate([np.empty((0, 2), np.int64), *parts])[at]
     return np.concatenate([run.hosted[owner].astype(np.int64)[:, None], steps], axis=1)
 
@@ -42,8 +43,9 @@ def _steps_of(program: Program, run: Run, i: int) -> NDArray[np.int64]:
     """Return rows (step, ps) of the i-th rank hosted here."""
     rank = int(run.hosted[i])
     table = program.table_of(rank)
-    if run.begin and program.attributes.get("source") == "traces":
-        times = step_times(table, program.names, run.begin[i], run.end[i])
+    if program.attributes.get("source") == "traces":
+        rows = run.rows(i)
+        times = step_times(table, program.names, rows.begin, rows.end)
         return np.array(list(times.items()), np.int64).reshape(-1, 2)
     start = int(program.start[rank])
     device = np.flatnonzero(table.is_device & (table.step >= 0))
@@ -51,8 +53,6 @@ def _steps_of(program: Program, run: Run, i: int) -> NDArray[np.int64]:
     if len(steps) <= 1:
         step = int(steps[0]) if len(steps) else -1
         return np.array([[step, int(run.rank_end[rank]) - start]], np.int64)
-    if not run.begin:
-        return np.empty((0, 2), np.int64)
     last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, number, run.end[i][device])
+    np.maximum.at(last, number, run.rows(i).end[device])
     return np.stack([steps.astype(np.int64), np.diff(last, prepend=start)], axis=1)

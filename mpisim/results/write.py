@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from ..engine.run import Run
 from ..errors import InputError, OutputError
 from ..files import check_output, hidden_name, reported
-from ..hdf5 import created, write_attributes, write_column, write_texts
+from ..hdf5 import CHUNK, create_column, created, write_attributes, write_column, write_texts
 from ..parallel import agreed
-from ..program import Program
+from ..program import Program, Table
 from . import layout
-from .collect import collect, gathered, is_recorded, shared_names
+from .collect import collect, gathered, shared_names
 from .results import Results
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def write_results(
     comm : mpi4py.MPI.Intracomm
         The processes that simulated.
     timeline : bool
-        Write every row too; the run must be recorded.
+        Write every row too.
     experiment, seed, attributes
         See `collect`.
     overwrite : bool
@@ -101,8 +101,7 @@ def write_results(
     OutputError
         If it cannot be written.
     InputError
-        If a timeline is asked for of a run that was not recorded, or an attribute has a name
-        that the file needs itself.
+        If an attribute has a name that the file needs itself.
 
     Examples
     --------
@@ -113,8 +112,6 @@ def write_results(
     taken = sorted(OWN_ATTRIBUTES.intersection(attributes or {}))
     if taken:
         raise InputError(f"attribute '{taken[0]}' belongs to the results file; name it otherwise")
-    if timeline and not is_recorded(run, comm):
-        raise InputError(f"{path}: a timeline needs a recorded run (record=True)")
     results = collect(run, comm=comm, experiment=experiment, seed=seed, attributes=attributes)
     with _staging(path, comm, overwrite) as (stage, publish):
         rows = None
@@ -128,7 +125,7 @@ def write_results(
                         "name a file on a shared file system"
                     )
                 _write_shard(run, stage / "shards" / f"{comm.rank:04d}.h5", numbers)
-            count = sum(len(run.begin[i]) for i in run.simulated.tolist())
+            count = sum(map(len, _simulated_tables(run)))
             rows = gathered(np.array([[count]], np.int64), comm)
         with agreed(comm), _called(path, stage):
             if results is not None:
@@ -223,7 +220,7 @@ def _write_main(results: Results, file: File) -> None:
         "n_processes": results.n_processes,
         "rounds": results.rounds,
         "mode": results.mode,
-        "recorded": results.recorded,
+        "recorded": True,  # of this version; some files had only the ends of ranks
     }
     versions = {**results.versions, "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version}
     for name, value in {**own, **results.attributes}.items():
@@ -235,8 +232,7 @@ def _write_main(results: Results, file: File) -> None:
     for phase, seconds in results.wall.items():
         write_column(wall, phase, np.float64(seconds), "s")
     _write_summary(results, file.create_group("summary"))
-    ranks = layout.RECORDED_RANKS if results.recorded else layout.RANKS
-    _write_table(file.create_group("ranks"), results.ranks, ranks)
+    _write_table(file.create_group("ranks"), results.ranks, layout.RANKS)
     _write_table(file.create_group("classes"), results.classes, layout.CLASSES)
     _write_table(file.create_group("steps"), results.steps, layout.STEPS)
     _write_table(file.create_group("kernels"), results.kernels, layout.KERNELS)
@@ -266,12 +262,11 @@ def _write_summary(results: Results, group: Group) -> None:
     write_column(group, "step_time_seconds", results.step_time, "s")
     write_column(group, "n_ranks", results.n_ranks)
     write_column(group, "n_rows", results.ranks["rows"].sum())
-    if results.recorded:
-        for column in ("compute", "exposed", "exposed_waiting", "exposed_wire", "idle"):
-            write_column(
-                group, f"mean_{column}_seconds", results.ranks[column].mean() * 1e-12, "s",
-                "mean over ranks",
-            )  # fmt: skip
+    for column in ("compute", "exposed", "exposed_waiting", "exposed_wire", "idle"):
+        write_column(
+            group, f"mean_{column}_seconds", results.ranks[column].mean() * 1e-12, "s",
+            "mean over ranks",
+        )  # fmt: skip
 
 
 def _write_table(
@@ -299,28 +294,49 @@ def _storable(value: Any) -> Any:
 # --- the timeline --------------------------------------------------------------------------------
 
 
+def _simulated_tables(run: Run) -> list[Table]:
+    """The tables of the ranks simulated here."""
+    return [run.program.table_of(rank) for rank in run.hosted[run.simulated].tolist()]
+
+
 def _write_shard(run: Run, path: Path, numbers: NDArray[np.int64]) -> None:
     """Write the rows of the ranks simulated here, rank after rank. No ranks, no file."""
-    if not any(len(begin) for begin in run.begin):
+    lengths = np.array([len(table) for table in _simulated_tables(run)], np.int64)
+    ends = np.cumsum(lengths)
+    total = int(lengths.sum())
+    if not total:
         return
-    ranks = run.hosted[run.simulated].tolist()
-    tables = [run.program.table_of(rank) for rank in ranks]
-
-    def column(name: str) -> list[NDArray[Any]]:
-        if name in ("begin", "end", "wire", "binding"):
-            values: list[NDArray[Any]] = getattr(run, name)
-            return [values[i] for i in run.simulated.tolist()]
-        if name == "name":
-            return [numbers[table.name] for table in tables]
-        if name == "communicator":  # slot -1 reads the -1 at the end
-            bound = [np.append(run.program.slots_of(rank), -1) for rank in ranks]
-            return [slots[table.slot] for slots, table in zip(bound, tables, strict=True)]
-        return [getattr(table, name) for table in tables]
-
     with created(path, layout.SHARD_FORMAT, layout.VERSION) as file:
         file.attrs["digest"] = run.digest
-        for name, (dtype, units) in layout.TIMELINE.items():
-            write_column(file, name, np.concatenate(column(name)).astype(dtype), units)
+        columns = {
+            name: create_column(file, name, total, dtype, units)
+            for name, (dtype, units) in layout.TIMELINE.items()
+        }
+        # A few ranks at a time: enough rows for whole chunks, and few enough for any memory.
+        block = (ends - 1) // CHUNK
+        at = 0
+        for ranks in np.split(run.simulated, np.flatnonzero(np.diff(block)) + 1):
+            parts = [_timeline_of(run, i, numbers) for i in ranks.tolist()]
+            n = sum(len(part["begin"]) for part in parts)
+            for name, column in columns.items():
+                column[at : at + n] = np.concatenate([part[name] for part in parts])
+            at += n
+
+
+def _timeline_of(run: Run, i: int, numbers: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """The columns of the timeline of the i-th rank hosted here."""
+    rank, rows = int(run.hosted[i]), run.rows(i)
+    table = run.program.table_of(rank)
+    bound = np.append(run.program.slots_of(rank), -1)  # slot -1 reads the -1 at the end
+    own = {
+        "begin": rows.begin,
+        "end": rows.end,
+        "wire": rows.wire,
+        "binding": rows.binding,
+        "name": numbers[table.name],
+        "communicator": bound[table.slot],
+    }
+    return {name: own[name] if name in own else getattr(table, name) for name in layout.TIMELINE}
 
 
 def _join_shards(

@@ -57,7 +57,7 @@ def export_kineto(
     ----------
     program : Program
     run : Run
-        Of this program, recorded (``simulate(..., record=True)``).
+        Of this program.
     folder : str or Path
         Created if need be; its parent must exist.
     ranks : sequence of int, optional
@@ -80,7 +80,7 @@ def export_kineto(
     Raises
     ------
     InputError
-        If the run was not recorded, or `ranks`, `clock_offset` or `style` do not fit.
+        If `ranks`, `clock_offset` or `style` do not fit.
     OutputError
         If the folder cannot be written or holds traces already. No file is left then.
     """
@@ -88,7 +88,7 @@ def export_kineto(
     ranks = list(range(program.n_ranks)) if ranks is None else list(ranks)
     offset = dict(clock_offset or {})
     with _agreed(comm):
-        _check(program, run, ranks, offset, style)
+        _check(program, ranks, offset, style)
         if comm is None or comm.rank == 0:
             _prepare(folder, overwrite)
     hidden: dict[Path, Path] = {}
@@ -116,14 +116,10 @@ def _agreed(comm: Intracomm | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if comm is None else agreed(comm)
 
 
-def _check(
-    program: Program, run: Run, ranks: list[int], offset: Mapping[int, int], style: str
-) -> None:
+def _check(program: Program, ranks: list[int], offset: Mapping[int, int], style: str) -> None:
     """Refuse arguments that do not fit each other."""
     if style not in ("new", "old"):
         raise InputError(f"style {style!r} is not known; there are 'new' and 'old'")
-    if len(run.begin) != len(run.hosted):
-        raise InputError("the run has no times of its rows to export; simulate with record=True")
     if len(set(ranks)) != program.n_ranks or len(ranks) != program.n_ranks:
         raise InputError(
             f"'ranks' has {len(ranks)} entries, {len(set(ranks))} of them different; "
@@ -190,10 +186,11 @@ def _file(
         for c in program.slots_of(index).tolist()
     ]
     names = program.communicators.names
+    rows = run.rows(i)
     events = rank_events(
         RankRun(
             number, program.table_of(index), program.names, groups,
-            int(program.start[index]), run.begin[i], run.end[i],
+            int(program.start[index]), rows.begin, rows.end,
         ),
         old,
     )  # fmt: skip

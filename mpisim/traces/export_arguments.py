@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RankRun:
-    """One rank of a recorded run.
+    """One rank of a run.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class RankRun:
     start : int
         When the rank's host started, in ps.
     begin, end : int64, shape (n_rows,)
-        As in `mpisim.engine.Run`, in ps.
+        As in `mpisim.engine.rows.Rows`, in ps.
     """
 
     number: int

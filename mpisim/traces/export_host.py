@@ -1,4 +1,4 @@
-"""When the CPU of a simulated rank made its calls, found again from a recorded run."""
+"""When the CPU of a simulated rank made its calls, found again after a run."""
 
 from __future__ import annotations
 

@@ -99,11 +99,12 @@ def cross_steps(result: TraceResult, comm: Any) -> list[CrossStep]:
             for table in program.tables
         ]
         changed = program.replace(tables=tuple(table for table, _ in moved))
-        run = simulate(changed, comm, placement=job.placement, record=True)
+        run = simulate(changed, comm, placement=job.placement)
         mine = []
         for i, index in enumerate(run.hosted.tolist()):
             rank = job.traces.ranks[index]
-            times = step_times(changed.table_of(index), changed.names, run.begin[i], run.end[i])
+            rows = run.rows(i)
+            times = step_times(changed.table_of(index), changed.names, rows.begin, rows.end)
             if target in times and (rank, target) in measured:
                 mine.append((rank, times[target] / 1e12, moved[index][1]))
         for rank, predicted, unmatched in (e for part in comm.allgather(mine) for e in part):

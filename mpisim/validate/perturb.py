@@ -111,10 +111,10 @@ def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbat
             if known is None:
                 continue
             lowered = job.traces.facts[index].lowered
-            rows = np.flatnonzero(lowered.op >= 0)
+            rows, found = np.flatnonzero(lowered.op >= 0), moved.run.rows(i)
             begin, end = (np.zeros(lowered.op.max() + 1, np.int64) for _ in range(2))
-            begin[lowered.op[rows]] = moved.run.begin[i][rows]
-            end[lowered.op[rows]] = moved.run.end[i][rows]
+            begin[lowered.op[rows]] = found.begin[rows]
+            end[lowered.op[rows]] = found.end[rows]
             check = check_dependencies(known, begin, end)
             mine = [mine[0] + check.total, mine[1] + check.crossing, mine[2] + check.violated]
     total, crossing, violated = (sum(part) for part in zip(*comm.allgather(mine), strict=True))
@@ -175,11 +175,12 @@ def _without_edges(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
 def _alone(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     """Every rank by itself, with the same wire times: what remains is not others' lateness."""
     program = _separated(job.program)
-    run = simulate(program, comm, placement=job.placement, record=True)
+    run = simulate(program, comm, placement=job.placement)
     mine = []
     for i, index in enumerate(run.hosted.tolist()):
         lowered = job.traces.facts[index].lowered
-        times = step_times(program.table_of(index), program.names, run.begin[i], run.end[i])
+        rows = run.rows(i)
+        times = step_times(program.table_of(index), program.names, rows.begin, rows.end)
         measured = step_times(lowered.table, program.names, lowered.begin, lowered.end)
         mine += [times[step] / 1e12 for step in measured]
     after = np.array([t for part in comm.allgather(mine) for t in part])

@@ -1,6 +1,7 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `advance`, `registers`, `contended`, `sharing`) and their twins
+The compiled modules (Cython: `advance`, `registers`, `contended`, `sharing`, `rows`,
+`accounts`) and their twins
 (plain Python, to be read first) do the same, and tests hold them equal row by row. No other module
 knows that there are two.
 
@@ -9,8 +10,14 @@ knows that there are two.
 ``core(name, contended)``
     The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
     communications share links, that of `contended` or `contended_twin`.
+``rows_functions(name)``
+    ``rows_of``, which works out the rows of a rank after a run, and ``fingerprint``, which tells
+    apart ranks that met others at different times.
 
-A ``Core(layout, record)`` has
+``account(begin, end, wire, ...)``
+    Add up where the time of a rank went, and what its rows took.
+
+A ``Core(layout)`` has
 
 ``advance(budget)``
     Run all ranks that can move, until none can or about `budget` rows are done. Return whether
@@ -19,12 +26,18 @@ A ``Core(layout, record)`` has
     Groups to tell other processes about, since the last call; how many there are.
 ``message``, ``deliver(groups, ..., owned)``
     Which fields of a group a message carries; take in what other processes said about groups.
-``finish()``
-    Resolve what nobody waited for; return ends of ranks and the hash sum.
 ``unfinished``, ``rows_done``, ``rows()``, ``blocked()``
     How far ranks have come, and the groups they are blocked on.
-``groups``, ``row_index``, ``begin``, ``end``, ``wire``, ``binding``
-    What came out: all hosted ranks one after the other, rank i from ``row_index[i]``.
+``finish()``
+    After the run: ends of ranks and the hash sum.
+``met(local)``
+    After the run, of each communication of a rank, in the order of `Code.communications`: when its
+    wire time began (EAGER: the own ready time) and when it ended for this member; int64.
+``last(local)``
+    Likewise, the number of the simulated rank that was ready last, the lowest if several are
+    (EAGER: its own); int32. No record of rows is kept: `mpisim.engine.rows` finds them again.
+``groups``
+    State of the groups.
 
 and where communications share links
 
@@ -43,9 +56,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .accounts import account
 from .registers import allocate
 
-__all__ = ["allocate", "core"]
+__all__ = ["account", "allocate", "core", "rows_functions"]
 
 
 def core(name: str, contended: bool = False) -> Any:
@@ -61,3 +75,12 @@ def core(name: str, contended: bool = False) -> Any:
     else:
         from .twin import Core
     return Core
+
+
+def rows_functions(name: str) -> tuple[Any, Any]:
+    """Return `rows_of` and `fingerprint` of the core of that name."""
+    if name == "compiled":
+        from .rows import fingerprint, rows_of
+    else:
+        from .rows_twin import fingerprint, rows_of
+    return rows_of, fingerprint

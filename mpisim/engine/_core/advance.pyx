@@ -12,9 +12,8 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from .state cimport (
-    BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, MEET, MEMBER,
-    OWNER, PEER, PLAIN, PLAIN_MEET, STARTED, Communication, Group, Instruction, Rank, Register,
-    mix,
+    BATCH, HOST, JOIN, KERNEL, MEET, MEMBER, OWNER, PEER, PLAIN, PLAIN_MEET, STARTED,
+    Communication, Group, Instruction, Rank, Register, mix,
 )
 
 cdef int64_t NEVER = INT64_MIN
@@ -28,36 +27,27 @@ cdef inline void merge(Group* group, int64_t ready, int32_t last) noexcept nogil
 
 @cython.final  # its methods call each other directly
 cdef class Core:
-    """See the package. `record` keeps begin, end and binding of every row."""
+    """See the package."""
 
     cdef Rank* ranks
     cdef Register* registers
     cdef Group* group_of
     cdef int32_t* ready
     cdef int64_t* posted
-    cdef int64_t* begin_of
-    cdef int64_t* end_of
-    cdef uint8_t* binding_of
     cdef int64_t n_ranks, n_ready
-    cdef bint record
     cdef object layout, kept
     cdef readonly int64_t unfinished, rows_done, n_posted
-    cdef readonly object groups, begin, end, wire, binding, row_index
+    cdef readonly object groups
 
     message = ("time", "last")
 
-    def __cinit__(self, layout, bint record):
+    def __cinit__(self, layout):
         cdef int64_t n = len(layout.numbers)
         cdef Group[::1] groups
-        cdef int64_t[::1] times
-        cdef uint8_t[::1] bindings
         self.layout = layout
-        self.record = record
         self.n_ranks = self.unfinished = self.n_ready = n
-        n_rows = np.array([len(code.table) for code in layout.codes], np.int64)
         n_registers = np.array([code.n_registers for code in layout.codes], np.int64)
         n_eager = np.array([code.n_eager for code in layout.codes], np.int64)
-        self.row_index = offsets(n_rows[layout.code])
         self.ranks = <Rank*>allocated(n, sizeof(Rank))
         self.ready = <int32_t*>allocated(n, sizeof(int32_t))
         self.posted = <int64_t*>allocated(layout.n_messages, sizeof(int64_t))
@@ -68,19 +58,7 @@ cdef class Core:
         self.groups = np.append(layout.groups, np.zeros(1, layout.groups.dtype))
         groups = self.groups
         self.group_of = &groups[0]
-        rows = int(self.row_index[n]) if record else 0
         self.kept = []
-        for name in ("begin", "end", "wire"):
-            self.kept.append(np.zeros(rows + 1, np.int64))
-        self.begin, self.end, self.wire = (array[:rows] for array in self.kept)
-        times = self.kept[0]
-        self.begin_of = &times[0]
-        times = self.kept[1]
-        self.end_of = &times[0]
-        self.kept.append(np.zeros(rows + 1, np.uint8))
-        self.binding = self.kept[3][:rows]
-        bindings = self.kept[3]
-        self.binding_of = &bindings[0]
         self._bind(offsets(n_registers[layout.code]), offsets(n_eager[layout.code]))
 
     cdef _bind(self, const int64_t[::1] register_index, const int64_t[::1] eager_index):
@@ -93,7 +71,6 @@ cdef class Core:
         cdef const uint8_t[::1] role = padded(self.layout.slot_role)
         cdef const int64_t[::1] slot_index = self.layout.slot_index
         cdef const int64_t[::1] start = self.layout.start
-        cdef const int64_t[::1] row_index = self.row_index
         cdef const int32_t[::1] numbers = self.layout.numbers
         cdef const int32_t[::1] code = self.layout.code
         cdef const int32_t[::1] number = self.layout.duration
@@ -119,7 +96,6 @@ cdef class Core:
             rank.role = &role[slot_index[i]]
             rank.registers = &self.registers[register_index[i]]
             rank.eager_ready = &eager[eager_index[i]]
-            rank.first_row = row_index[i] if self.record else 0
             rank.number = numbers[i]
             rank.host = rank.device = start[i]
             rank.blocked_on = rank.next_waiter = -1
@@ -159,13 +135,11 @@ cdef class Core:
         cdef Register* registers = rank.registers
         cdef Register* a
         cdef Register* b
-        cdef int64_t host, begin, end, at, clock = rank.host, device = NEVER, ready = NEVER
+        cdef int64_t host, begin, at, clock = rank.host, device = NEVER, ready = NEVER
         cdef int32_t row, i, n = rank.n_rows
-        cdef uint8_t binding, queued, of_kernel = BY_HOST
-        cdef bint record = self.record, blocked = False
+        cdef bint blocked = False
         for row in range(rank.row, n):
             x = &code[row]
-            queued = 0
             if x.opcode <= PLAIN_MEET:
                 a = &registers[x.stream]
                 b = &registers[x.other]
@@ -176,12 +150,7 @@ cdef class Core:
                     blocked = True
                     break
                 host = clock + x.host
-                begin = a.value
-                binding = BY_STREAM
-                if b.value > begin:
-                    begin = b.value
-                    binding = BY_WAIT
-                begin += x.gap
+                begin = max(a.value, b.value) + x.gap
             else:
                 # All that the row reads, before it changes anything: it may have to run again.
                 operand = &rank.operands[x.first_wait - x.n_before]
@@ -192,39 +161,27 @@ cdef class Core:
                         break
                 if blocked:
                     break
-                binding = BY_HOST
                 host = clock + x.host
                 begin = NEVER
                 if x.opcode <= BATCH:
                     if x.n_before > (x.stream >= 0):
-                        if registers[operand[0]].value > host:
-                            host = registers[operand[0]].value
-                            queued = BY_QUEUE
+                        host = max(host, registers[operand[0]].value)
                     if x.stream >= 0:
                         begin = registers[x.stream].value
-                        binding = BY_STREAM
                 operand = &rank.operands[x.first_wait]
                 for i in range(x.n_waits):
-                    a = &registers[operand[i]]
-                    if a.value > begin:
-                        begin = a.value
-                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                    begin = max(begin, registers[operand[i]].value)
                 if x.opcode <= BATCH and begin > NEVER:  # it follows something on the device
                     begin += x.gap
 
             if x.opcode <= BATCH:
-                if host + x.launch > begin:
-                    begin = host + x.launch
-                    binding = BY_HOST
+                begin = max(begin, host + x.launch)
                 clock = host + x.launch_cost
-                end = begin
                 a = &registers[x.target]
                 if x.opcode == PLAIN or x.opcode == KERNEL:
-                    end = begin + durations[row]
-                    a.value = end
+                    a.value = begin + durations[row]
                     a.pending = 0
-                    if end > device:
-                        device = end
+                    device = max(device, a.value)
                 elif x.opcode <= MEET:
                     at = rank.group[x.slot] + x.ordinal
                     a.value = durations[row]
@@ -235,28 +192,14 @@ cdef class Core:
                         blocked = True
                 else:
                     ready = begin
-                    of_kernel = binding
                     a.value = NEVER
                     self.post_of_batch(rank, row, ready)
             elif x.opcode == JOIN:
-                begin = end = ready
-                binding = of_kernel
                 self.post_of_batch(rank, row, ready)
             elif x.opcode == HOST:
-                begin = clock
-                clock = end = host
+                clock = host
             else:
-                if host > begin:  # device before host where both are last
-                    begin = host
-                    binding = BY_HOST
-                end = begin + x.launch_cost
-                begin = clock
-                clock = end
-            if record:
-                at = rank.first_row + row
-                self.begin_of[at] = begin
-                self.end_of[at] = end
-                self.binding_of[at] = binding | queued
+                clock = max(begin, host) + x.launch_cost
             if blocked:
                 row += 1
                 break
@@ -398,11 +341,52 @@ cdef class Core:
         cdef int64_t i
         return np.array([self.ranks[i].blocked_on for i in range(self.n_ranks)], np.int64)
 
+    def met(self, int64_t local):
+        """Return when each communication of a rank began and ended: see the package."""
+        cdef const Communication[::1] found
+        cdef const Communication* x
+        cdef Rank* rank = &self.ranks[local]
+        cdef int64_t j, eager = 0
+        found = self.layout.codes[self.layout.code[local]].communications
+        starts, ends = np.empty(found.shape[0], np.int64), np.empty(found.shape[0], np.int64)
+        cdef int64_t[::1] start = starts, end = ends
+        with nogil:
+            for j in range(found.shape[0]):
+                x = &found[j]
+                start[j] = self.start_of(rank, x, &eager)
+                end[j] = start[j] + rank.duration[x.row]
+        return starts, ends
+
+    def last(self, int64_t local):
+        """Return who was ready last for each communication of a rank: see the package."""
+        cdef const Communication[::1] found
+        cdef const Communication* x
+        cdef Rank* rank = &self.ranks[local]
+        cdef int64_t j
+        found = self.layout.codes[self.layout.code[local]].communications
+        lasts = np.empty(found.shape[0], np.int32)
+        cdef int32_t[::1] last = lasts
+        with nogil:
+            for j in range(found.shape[0]):
+                x = &found[j]
+                last[j] = rank.number
+                if not x.eager:
+                    last[j] = self.group_of[rank.group[x.slot] + x.ordinal].last
+        return lasts
+
+    cdef inline int64_t start_of(
+        self, Rank* rank, const Communication* x, int64_t* eager
+    ) noexcept nogil:
+        """When a communication began; `eager` counts the EAGER ones so far."""
+        if not x.eager:
+            return self.group_of[rank.group[x.slot] + x.ordinal].time
+        eager[0] += 1
+        return rank.eager_ready[eager[0] - 1]
+
     def finish(self):
-        """Complete what was recorded of communications; return ends of ranks and the hash sum."""
+        """Return ends of ranks and the hash sum."""
         from ..digest import END_LANES
 
-        cdef int64_t[::1] wire = self.kept[2]
         cdef int64_t[::1] ends
         cdef const uint64_t[:, ::1] slot_hash = padded(self.layout.slot_hash)
         cdef const Communication[::1] found
@@ -418,8 +402,6 @@ cdef class Core:
         ends = ends_array
         total = 0
         tables = [padded(c.communications) for c in self.layout.codes]
-        if self.record:
-            self.wire[:] = self.begin
         for i in range(self.n_ranks):
             rank = &self.ranks[i]
             found = tables[code[i]]
@@ -428,15 +410,8 @@ cdef class Core:
                 eager = 0
                 for j in range(found.shape[0] - 1):
                     x = &found[j]
-                    if x.eager:
-                        start = rank.eager_ready[eager]
-                        eager += 1
-                    else:
-                        start = self.group_of[rank.group[x.slot] + x.ordinal].time
+                    start = self.start_of(rank, x, &eager)
                     end = start + rank.duration[x.row]
-                    if self.record:
-                        wire[rank.first_row + x.row] = start
-                        self.end_of[rank.first_row + x.row] = end
                     at = slot_index[i] + x.slot
                     word = mix(mix((x.low + slot_hash[at, 0]) ^ <uint64_t>start) ^ <uint64_t>end)
                     low += word

@@ -77,7 +77,6 @@ cdef struct Rank:
     int64_t* eager_ready
     const int32_t* final
     int64_t blocked_on
-    int64_t first_row
     int32_t n_final
     int32_t n_rows
     int32_t row

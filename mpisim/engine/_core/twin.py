@@ -97,11 +97,11 @@ def _latest(waits: list[int], time: int, binding: int) -> tuple[int, int]:
 
 
 class Core:
-    """See the package. `record` keeps begin, end and binding of every row."""
+    """See the package."""
 
     message = ("time", "last")
 
-    def __init__(self, layout: Any, record: bool) -> None:
+    def __init__(self, layout: Any) -> None:
         self._layout = layout
         self._groups = [
             Group(*g) for g in layout.groups[["time", "last", "missing", "away"]].tolist()
@@ -111,12 +111,6 @@ class Core:
             names = one.instructions.dtype.names
             codes.append({name: one.instructions[name].tolist() for name in names})
         self._ranks = [Rank(layout, i, codes[c]) for i, c in enumerate(layout.code)]
-        lengths = [len(rank.duration) for rank in self._ranks]
-        self.row_index = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        n = int(self.row_index[-1]) if record else 0
-        self.begin, self.end, self.wire = (np.zeros(n, np.int64) for _ in range(3))
-        self.binding = np.zeros(n, np.uint8)
-        self._record = record
         self._ready = self._ranks[::-1]  # a stack: the lowest rank first
         self._outbox: list[int] = []
         self.unfinished = len(self._ranks)
@@ -139,7 +133,7 @@ class Core:
         """Execute rows until the rank blocks (False) or has ended (True)."""
         code, durations, value = rank.code, rank.duration, rank.value
         rank.blocked_on = -1
-        ready, of_kernel = NEVER, BY_HOST
+        ready = NEVER
         for row in range(rank.row, len(durations)):
             rank.row = row
             # All that the row reads, before it changes anything: it may have to be run again.
@@ -150,47 +144,29 @@ class Core:
                 return False
             waits = [value[r] for r in rank.operands[first_wait : first_wait + n_waits]]
 
-            opcode, binding = code["opcode"][row], BY_HOST
+            opcode = code["opcode"][row]
+            host = rank.host + code["host"][row]
             if opcode <= BATCH:
                 target = code["target"][row]
-                host, queued = rank.host + code["host"][row], 0
-                if n_before > (stream >= 0) and value[rank.operands[first]] > host:
-                    host, queued = value[rank.operands[first]], BY_QUEUE
-                ready = NEVER
-                if stream >= 0:
-                    ready, binding = value[stream], BY_STREAM
-                ready, binding = _latest(waits, ready, binding)
+                if n_before > (stream >= 0):
+                    host = max(host, value[rank.operands[first]])
+                ready = max([NEVER, *waits, *([value[stream]] if stream >= 0 else [])])
                 if ready > NEVER:  # there is something on the device that it follows
                     ready += code["gap"][row]
-                if host + code["launch"][row] > ready:
-                    ready, binding = host + code["launch"][row], BY_HOST
+                ready = max(ready, host + code["launch"][row])
                 rank.host = host + code["launch_cost"][row]
-                begin = end = ready
-                of_kernel = binding
-                binding |= queued
                 if opcode in (PLAIN, KERNEL):
-                    end = ready + durations[row]
-                    value[target], rank.pending[target] = end, -1
-                    rank.device = max(rank.device, end)
+                    value[target], rank.pending[target] = ready + durations[row], -1
+                    rank.device = max(rank.device, value[target])
                 else:
                     value[target] = NEVER
                     self._post(rank, row, ready)
             elif opcode == JOIN:
-                begin, end, binding = ready, ready, of_kernel
                 self._post(rank, row, ready)
             elif opcode == HOST:
-                begin = rank.host
-                rank.host = end = begin + code["host"][row]
+                rank.host = host
             else:
-                begin = rank.host
-                end, binding = _latest(waits, NEVER, binding)
-                if begin + code["host"][row] > end:  # device before host where both are last
-                    end, binding = begin + code["host"][row], BY_HOST
-                end += code["launch_cost"][row]
-                rank.host = end
-            if self._record:
-                at = self.row_index[rank.local] + row
-                self.begin[at], self.end[at], self.binding[at] = begin, end, binding
+                rank.host = max([host, *waits]) + code["launch_cost"][row]
             if code["stops"][row] and not self._settled(rank, code["target"][row]):
                 rank.row = row + 1
                 return False
@@ -293,27 +269,39 @@ class Core:
         """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
         return np.array([rank.blocked_on for rank in self._ranks], np.int64)
 
+    def met(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return when each communication of a rank began and ended: see the package."""
+        rank = self._ranks[local]
+        found = self._layout.codes[self._layout.code[local]].communications
+        start = np.array([self._groups[n].time for n in self._numbers(rank)], np.int64)
+        start[found["eager"] != 0] = rank.eager_ready
+        return start, start + np.array(rank.duration, np.int64)[found["row"]]
+
+    def last(self, local: int) -> NDArray[np.int32]:
+        """Return who was ready last for each communication of a rank: see the package."""
+        rank = self._ranks[local]
+        found = self._layout.codes[self._layout.code[local]].communications
+        last = np.array([self._groups[n].last for n in self._numbers(rank)], np.int32)
+        return np.where(found["eager"] != 0, np.int32(rank.number), last)
+
+    def _numbers(self, rank: Rank) -> list[int]:
+        """The groups of a rank's communications."""
+        found = self._layout.codes[self._layout.code[rank.local]].communications
+        number = np.array(rank.group, np.int64)[found["slot"]] + found["ordinal"]
+        numbers: list[int] = number.tolist()
+        return numbers
+
     def finish(self) -> tuple[NDArray[np.int64], int]:
-        """Complete what was recorded of communications; return ends of ranks and the hash sum."""
+        """Return ends of ranks and the hash sum."""
         from ..digest import hash_communications, hash_ends, summed
 
         layout, total = self._layout, 0
         ends = np.array([max(rank.host, rank.device) for rank in self._ranks], np.int64)
-        self.wire[:] = self.begin
-        for local, rank in enumerate(self._ranks):
-            one = layout.codes[layout.code[local]]
-            found = one.communications
-            rows, slot = found["row"], found["slot"]
+        for local in range(len(self._ranks)):
+            found = layout.codes[layout.code[local]].communications
             hashes = np.stack([found["low"], found["high"]], axis=1)
-            number = np.array(rank.group, np.int64)[slot] + found["ordinal"]
-            start = np.array([self._groups[n].time for n in number.tolist()], np.int64)
-            start[found["eager"] != 0] = rank.eager_ready
-            end = start + np.array(rank.duration, np.int64)[rows]
-            sizes = layout.slot_hash[layout.slot_index[local] + slot]
-            hashes = hash_communications(hashes, sizes, start, end)
+            sizes = layout.slot_hash[layout.slot_index[local] + found["slot"]]
+            hashes = hash_communications(hashes, sizes, *self.met(local))
             hashes = np.concatenate([hashes, hash_ends(ends[local : local + 1])])
             total += int(layout.count[local]) * summed(hashes)
-            if self._record:
-                at = self.row_index[local] + rows
-                self.wire[at], self.end[at] = start, end
         return ends, total % (1 << 128)

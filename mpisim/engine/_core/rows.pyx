@@ -1,0 +1,120 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The rows of a rank after a run, compiled. `rows_twin` is the same in plain Python: read it first.
+
+Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
+
+from .state cimport (
+    BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, PLAIN,
+    PLAIN_MEET, Instruction, mix,
+)
+
+cdef int64_t NEVER = INT64_MIN
+
+
+def rows_of(
+    code,
+    const int64_t[::1] durations,
+    int64_t start,
+    const int64_t[::1] met_start,
+    const int64_t[::1] met_end,
+):
+    """Return begin, end, wire and binding of the rows of a rank, and its last clock: see the twin."""
+    cdef const Instruction[::1] instructions = code.instructions
+    cdef const int32_t[::1] operands = code.operands
+    cdef int64_t[::1] registers = np.empty(code.n_registers, np.int64)
+    cdef Py_ssize_t row, n = instructions.shape[0], met = 0
+    begins, ends, wires = (np.empty(n, np.int64) for _ in range(3))
+    bindings = np.empty(n, np.uint8)
+    cdef int64_t[::1] begin_of = begins, end_of = ends, wire_of = wires
+    cdef uint8_t[::1] binding_of = bindings
+    cdef const Instruction* x
+    cdef int64_t host, begin, end, wire, other, clock = start, ready = NEVER
+    cdef int32_t i, first
+    cdef uint8_t binding, queued, of_kernel = BY_HOST
+    with nogil:
+        for row in range(n):
+            x = &instructions[row]
+            queued = 0
+            if x.opcode == JOIN:
+                begin = wire = ready
+                binding = of_kernel
+            else:
+                host = clock + x.host
+                first = x.first_wait
+                begin = NEVER
+                binding = BY_HOST
+                if x.opcode <= PLAIN_MEET:
+                    begin = registers[x.stream]
+                    binding = BY_STREAM
+                    other = registers[x.other]
+                    if other > begin:
+                        begin = other
+                        binding = BY_WAIT
+                else:
+                    if x.opcode <= BATCH:
+                        if x.n_before > (x.stream >= 0):
+                            other = registers[operands[first - x.n_before]]
+                            if other > host:
+                                host = other
+                                queued = BY_QUEUE
+                        if x.stream >= 0:
+                            begin = registers[x.stream]
+                            binding = BY_STREAM
+                    for i in range(x.n_waits):
+                        other = registers[operands[first + i]]
+                        if other > begin:
+                            begin = other
+                            binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+                if x.opcode <= BATCH:
+                    if begin > NEVER:  # it follows something on the device
+                        begin += x.gap
+                    if host + x.launch > begin:
+                        begin = host + x.launch
+                        binding = BY_HOST
+                    clock = host + x.launch_cost
+                    ready = begin
+                    of_kernel = binding
+                elif x.opcode == HOST:
+                    begin = clock
+                    clock = host
+                else:
+                    if host > begin:  # device before host where both are last
+                        begin = host
+                        binding = BY_HOST
+                    end = begin + x.launch_cost
+                    begin = clock
+                    clock = end
+                wire = begin
+            if x.opcode == PLAIN or x.opcode == KERNEL:
+                end = begin + durations[row]
+                registers[x.target] = end
+            elif x.opcode <= JOIN:
+                wire = met_start[met]
+                end = met_end[met]
+                met += 1
+                if x.opcode < JOIN or end > registers[x.target]:
+                    registers[x.target] = end
+            else:
+                end = clock
+            begin_of[row] = begin
+            end_of[row] = end
+            wire_of[row] = wire
+            binding_of[row] = binding | queued
+    return begins, ends, wires, bindings, clock
+
+
+def fingerprint(const int64_t[::1] start, const int64_t[::1] end):
+    """Return 128 bits that differ where two ranks did not meet at the same times: see the twin."""
+    cdef uint64_t low = 0, high = 0, position = 0
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(start.shape[0]):
+            position += <uint64_t>0x9E3779B97F4A7C15
+            low += mix(mix(position ^ <uint64_t>start[i]) ^ <uint64_t>end[i])
+            high += mix(mix(~position ^ <uint64_t>end[i]) ^ <uint64_t>start[i])
+    return low, high

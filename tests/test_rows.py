@@ -1,0 +1,134 @@
+"""Rows found again after a run, and what is added up of them: compiled against plain Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import programs
+
+from mpisim.engine import simulate
+from mpisim.engine._core import account, rows_functions
+from mpisim.engine._core.accounts_twin import COPY, KERNEL, SETS, WAITING, WIRE
+from mpisim.engine._core.accounts_twin import account as account_twin
+from mpisim.engine.rows import _KEPT, Solution
+from mpisim.program import Operation, Program, ProgramBuilder
+from mpisim.topo.alpha_beta import AlphaBeta
+
+COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
+
+
+def solution(program: Program, **options: object) -> Solution:
+    return simulate(program, network=COST, fold=False, **options).solution  # type: ignore[arg-type]
+
+
+@given(program=programs(unpriced=True))
+@settings(max_examples=100)
+def test_rows_follow_from_communications(program: Program) -> None:
+    """The compiled pass and the plain one, from the same communications."""
+    found = solution(program)
+    plain = Solution(found._layout, found._core, "python")
+    for local in range(program.n_ranks):
+        for one, other in zip(found.rows(local), plain.rows(local), strict=True):
+            np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found.alike(), plain.alike())
+
+
+@given(program=programs(unpriced=True))
+@settings(max_examples=100)
+def test_ranks_that_are_alike_have_equal_rows_and_others_have_not(program: Program) -> None:
+    found = solution(program)
+    alike = found.alike().tolist()
+    tables = program.table.tolist()
+    rows = [found.rows(local) for local in range(program.n_ranks)]
+    for one in range(program.n_ranks):
+        assert alike[one] <= one
+        for other in range(one):
+            same = tables[one] == tables[other] and all(
+                np.array_equal(a, b) for a, b in zip(rows[one], rows[other], strict=True)
+            )
+            # Ranks may differ in what shows in no row, such as the start of one without rows.
+            assert same or alike[one] != alike[other]
+
+
+def test_who_was_last_is_part_of_no_account_but_known() -> None:
+    builder = ProgramBuilder()
+    world = builder.communicator(range(3))
+    for work in (20, 50, 50):
+        table = builder.table()
+        before = table.kernel("k", 0, work)
+        table.collective(Operation.BARRIER, 0, 1, 8, duration=5, waits=[before])
+        builder.add_rank(builder.add_table(table.build()), [world])
+    found = solution(builder.build())
+    assert [found.last(local).tolist() for local in range(3)] == [[1]] * 3  # the lowest of two
+    assert found.rows(0).wire.tolist() == [0, 50]
+
+
+@pytest.mark.parametrize("core", ["compiled", "python"])
+def test_a_fingerprint_knows_places(core: str) -> None:
+    """Unlike a sum over communications: times that change places are other times."""
+    fingerprint = rows_functions(core)[1]
+    a, b = np.array([1, 2, 3]), np.array([-4, 5, 6])
+    seen = {
+        fingerprint(one, other)
+        for one, other in ((a, b), (b, a), (a[::-1].copy(), b[::-1].copy()), (a, a), (a[:2], b[:2]))
+    }
+    assert len(seen) == 5
+    assert fingerprint(a.copy(), b.copy()) in seen
+
+
+def test_rows_are_kept_for_few_ranks() -> None:
+    builder = ProgramBuilder()
+    rows = builder.table()
+    rows.kernel("a", 0, 7)
+    number = builder.add_table(rows.build())
+    for _ in range(2 * _KEPT):
+        builder.add_rank(number)
+    found = solution(builder.build())
+    first = found.rows(0)
+    assert found.rows(0) is first
+    for local in range(2 * _KEPT):
+        found.rows(local)
+    assert len(found._kept) == _KEPT
+    assert found.rows(0) is not first
+
+
+# --- accounts -----------------------------------------------------------------------------------
+
+INTERVAL = st.tuples(
+    st.integers(0, 3), st.sampled_from((KERNEL, COPY, WIRE)), st.integers(-5, 30),
+    st.integers(0, 12), st.integers(0, 12), st.integers(0, 4),
+)  # fmt: skip
+"""Stream, layer, begin, time to wait, time on the wire or at work, and what it counts as."""
+
+
+@given(intervals=st.lists(INTERVAL, max_size=12), until=st.integers(0, 40))
+@settings(max_examples=300)
+def test_every_moment_is_counted_once(
+    intervals: list[tuple[int, int, int, int, int, int]], until: int
+) -> None:
+    stream, layer, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 6).T
+    wire = begin + np.where(layer == WIRE, wait, 0)
+    order = np.argsort(stream, kind="stable")
+    index = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=4))])
+    given_ = (
+        begin.copy(), wire + work, wire, order.astype(np.int32), index, layer.astype(np.uint8),
+        key.astype(np.int32), 5, until,
+    )  # fmt: skip
+    found, plain = account(*given_), account_twin(*given_)
+    for one, other in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    expected = [0] * len(SETS)
+    for moment in range(until):
+        state = 0
+        for what, first, middle, last in zip(layer, begin, wire, wire + work, strict=True):
+            state |= WAITING if first <= moment < middle else 0
+            state |= int(what) if middle <= moment < last else 0
+        for i, those in enumerate(SETS):
+            expected[i] += state & those != 0
+    assert found[0].tolist() == expected
+    assert found[1].tolist() == np.bincount(key, work, 5).tolist()
+    assert found[2].tolist() == np.bincount(key, wire - begin, 5).tolist()
+    assert found[3].tolist() == [max(work[key == k], default=0) for k in range(5)]
