@@ -102,6 +102,8 @@ def _of_equal_factor(
 
 def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Cut an array into the parts of equal labels."""
+    if not len(values):
+        return []
     order = np.argsort(label, kind="stable")
     return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
