@@ -515,3 +515,12 @@ def test_a_step_on_two_ranks_and_a_pipeline() -> None:
         assert names.count("copy statistics") == 2 * norms
         sent = {int(s) for k, s in zip(table.kind, table.bytes, strict=True) if k == Kind.SEND}
         assert sent == {2 * 2 * 128 * 8**2}  # activations in fp16 between layer2.1 and layer3.0
+
+
+def test_running_statistics_may_stay_where_they_are() -> None:
+    model = Cnn("resnet", 18, image=64)
+    plan = Plan(global_batch=8, micro_batch=2, precision="fp16", broadcast_buffers=False)
+    experiment = Experiment(model=model, plan=plan, cluster=ClusterChoice("dgx-h100"))
+    table = training_step(lay_out(experiment, 4), Times()).program.table_of(0)
+    operations = set(table.operation[table.kind == Kind.COLLECTIVE].tolist())
+    assert operations == {Operation.ALL_REDUCE}

@@ -84,7 +84,7 @@ DENSE = ANY | {
     "kernels": st.sampled_from(["flash", "flash", "eager"]), "sp": st.sampled_from([None, False]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8"]),
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
-    "tp_overlap": st.sampled_from([False, False, True]),
+    "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
 }  # fmt: skip
 MIXED = DENSE | {"ep": few, "etp": few, "moe_overlap": st.booleans()}
 CLICKS: dict[str, Any] = {

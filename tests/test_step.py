@@ -100,6 +100,40 @@ def test_megatron_synchronises_with_the_gpu_after_each_batch_of_messages() -> No
         assert waits(table, int(row)) == [int(row) - 1]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_messages_may_be_split_over_a_tensor_parallel_group(overlap: bool) -> None:
+    # 16 bytes that both ranks of a tp group hold: each sends 8 to its own peer, and the two gather
+    # what they received before they compute with it (arXiv:2104.04473, section 4.1).
+    plan = {"global_batch": 1, "pp": 2, "tp": 2, "sp": False, "p2p_overlap": overlap}
+    program = step(2, (5, 6, 7), 4, **plan, p2p_split=True).program
+    check_matching(program)
+    assert listed(program, 2) == [
+        "receive activation 0", "activation all-gather 0", "layer 1 forward 0",
+        "layer 1 backward 0", "layer 1 weight 0", "send gradient 0",
+    ]  # fmt: skip
+    table = program.table_of(2)
+    messages = np.isin(table.kind, (Kind.SEND, Kind.RECV))
+    assert set(table.bytes[messages].tolist()) == {8}
+    names = [program.names[name] for name in table.name]
+    gather, received = names.index("activation all-gather"), names.index("receive activation")
+    assert table.bytes[gather] == 16
+    assert received in waits(table, gather)
+    assert gather in waits(table, names.index("layer 1 forward"))
+    # Split already by sequence parallelism, they are what they were.
+    shared = {**plan, "sp": True}
+    whole = step(2, (5, 6, 7), 4, **shared).program.table_of(2)
+    split = step(2, (5, 6, 7), 4, **shared, p2p_split=True).program.table_of(2)
+    assert np.array_equal(split.bytes, whole.bytes)
+
+
+def test_messages_that_do_not_come_out_even_are_sent_whole() -> None:
+    plan = {"global_batch": 1, "pp": 2, "tp": 3, "sp": False, "p2p_split": True}
+    program = step(2, (5, 6, 7), 6, **plan).program  # 16 bytes, 3 ranks
+    assert "activation all-gather" not in program.names
+    table = program.table_of(3)
+    assert set(table.bytes[np.isin(table.kind, (Kind.SEND, Kind.RECV))].tolist()) == {16}
+
+
 @pytest.mark.parametrize(
     "plan", [{"dp_style": "ddp"}, {"schedule": "gpipe"}, {"p2p_overlap": True}], ids=str
 )

@@ -52,6 +52,9 @@ class Plan:
     p2p_overlap : bool, optional
         Whether the compute stream goes on while activations are sent; by default where the
         schedule's implementation does so (all but plain 1F1B and GPipe).
+    p2p_split : bool
+        Whether the ranks of a tp group, which all hold what is sent, send a share each and gather
+        what they receive. Nothing changes where `sp` has split it already.
     account_for_embedding, account_for_loss : bool
         Whether embedding and head count as a layer when layers are spread over stages.
 
@@ -74,6 +77,8 @@ class Plan:
         forward).
     bucket : int, optional
         Bytes of a gradient bucket; the rule of `dp_style` if not given.
+    broadcast_buffers : bool
+        Whether DDP sends running statistics of normalisation to all ranks before each step.
     wrap_layers : int
         Layers of one FSDP unit.
     prefetch : int
@@ -128,6 +133,7 @@ class Plan:
     vpp: Count = 1
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
     p2p_overlap: bool | None = None
+    p2p_split: bool = False
     account_for_embedding: bool = False
     account_for_loss: bool = False
 
@@ -140,6 +146,7 @@ class Plan:
     zero_group: Count | None = None
     dp_overlap: bool = True
     bucket: Bytes | None = None
+    broadcast_buffers: bool = True
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1
     reshard_after_forward: bool = True
@@ -213,6 +220,11 @@ class Plan:
         if self.p2p_overlap is None:
             return self.schedule not in ("gpipe", "1f1b")
         return self.p2p_overlap
+
+    @property
+    def message_shares(self) -> int:
+        """Ranks that send a share each of what goes from stage to stage."""
+        return self.tp if self.p2p_split and not self.sequence_parallel else 1
 
     def settled(self, *, transformer: bool) -> Plan:
         """Return the plan with what depends on the kind of model settled, for data parallelism.

@@ -12,6 +12,11 @@ next kernel waits for all of it; so does the CPU, which launches nothing before 
 - A stage that holds several chunks sends and receives in one batch always, and takes a forward and
   the backward behind it together (``send_forward_backward_recv_forward_backward``): what either
   needs is received before both, what either made is sent after both.
+
+Without sequence parallelism all ranks of a tensor-parallel group hold the same activations. Split
+(Megatron-LM's ``scatter_gather_tensors_in_pipeline``, arXiv:2104.04473, section 4.1; DeepSpeed's
+``pipe_partitioned``), each sends a share, and the group gathers what it received before anything is
+computed with it. The copy of the share is left out.
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..program import Kind, Phase
+from ..program import Kind, Operation, Phase
 from .blocks import LAST, PENDING, Block, BlockBuilder
+from .operators import Communicate
 from .schedules import Action, Pipeline
 
 __all__ = ["Messages", "streams"]
@@ -40,6 +46,8 @@ class _Message:
     kind: Kind
     slot: str
     bytes: int
+    whole: int
+    """Bytes that the tensor-parallel group gathers when it was received; 0 if it came whole."""
 
 
 class Messages:
@@ -54,16 +62,19 @@ class Messages:
     overlap : bool
     synchronous : bool
         Without overlap: whether the CPU waits for each exchange.
+    split : int
+        Ranks of a tensor-parallel group that send a share of each message.
     builder : callable
         Returns a new `BlockBuilder`.
     """
 
     def __init__(
         self, pipeline: Pipeline, stage: int, outputs: Callable[[int], int], *,
-        overlap: bool, synchronous: bool, builder: Callable[[], BlockBuilder],
+        overlap: bool, synchronous: bool, split: int, builder: Callable[[], BlockBuilder],
     ) -> None:  # fmt: skip
         self.pipeline, self.stage, self.outputs = pipeline, stage, outputs
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
+        self.split = split
         self._known: dict[tuple[_Message, ...], Block] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -117,7 +128,7 @@ class Messages:
             return None
         part = self.pipeline.part(self.stage, action.chunk)
         size = self.outputs(part if forward else part - 1)
-        return _Message(Kind.SEND, self._slot(forward, self.stage, to[0]) + ":send", size)
+        return self._message(Kind.SEND, self._slot(forward, self.stage, to[0]), size)
 
     def _received(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
@@ -129,7 +140,14 @@ class Messages:
             return None
         part = self.pipeline.part(self.stage, action.chunk)
         size = self.outputs(part - 1 if forward else part)
-        return _Message(Kind.RECV, self._slot(forward, found[0], self.stage) + ":recv", size)
+        return self._message(Kind.RECV, self._slot(forward, found[0], self.stage), size)
+
+    def _message(self, kind: Kind, slot: str, size: int) -> _Message:
+        receives = kind is Kind.RECV
+        slot = f"{slot}:{'recv' if receives else 'send'}"
+        if self.split == 1 or size % self.split:  # what does not come out even is sent whole
+            return _Message(kind, slot, size, 0)
+        return _Message(kind, slot, size // self.split, size if receives else 0)
 
     def _slot(self, forward: bool, source: int, to: int) -> str:
         """Return the kind of message: activation or gradient, to the next stage or back."""
@@ -143,19 +161,32 @@ class Messages:
             for i, message in enumerate(messages):
                 receives = message.kind is Kind.RECV
                 early = self.overlap and receives
-                what = message.slot.partition(":")[0].rstrip("+-")
                 builder.lane(i)
                 row = builder.point_to_point(
                     message.kind, message.slot, message.bytes,
-                    f"{'receive' if receives else 'send'} {what}",
+                    f"{'receive' if receives else 'send'} {_what(message)}",
                     waits=() if early else (LAST, PENDING), joined=i > 0,
                 )  # fmt: skip
                 if receives or not self.overlap:
                     builder.await_next([row])
             if self.synchronous and not self.overlap:
                 builder.host_wait([row], "wait for messages")
+            for i, message in enumerate(messages):
+                if message.whole:
+                    builder.lane(i)
+                    builder.communicate(
+                        Communicate(
+                            f"{_what(message)} all-gather", Operation.ALL_GATHER, "tp",
+                            message.whole,
+                        )
+                    )  # fmt: skip
             self._known[messages] = builder.done()
         return self._known[messages]
+
+
+def _what(message: _Message) -> str:
+    """Name what a message holds: activation or gradient."""
+    return message.slot.partition(":")[0].rstrip("+-")
 
 
 def streams(overlap: bool) -> dict[str, str]:

@@ -125,7 +125,7 @@ class _Table:
         writer = Stage(names, pricing, slots, plan, chunks, sharing)
         messages = Messages(
             laid, stage, lambda part: parts[part].layers[-1].output,
-            overlap=plan.overlaps_p2p, builder=writer.builder,
+            overlap=plan.overlaps_p2p, split=plan.message_shares, builder=writer.builder,
             synchronous=sharing.style == "megatron" and plan.schedule in OF_MEGATRON,
         )  # fmt: skip
 

@@ -6,8 +6,9 @@ copied back. All but the last micro-batch run under ``no_sync``. Buckets are tho
 iteration and later, when the reducer has put parameters in the order of their gradients.
 
 Before the first forward of a step running statistics of batch normalisation go from the first rank
-to the others (``broadcast_buffers``): all means and variances flattened into one message, all
-counters into another, then each is copied back (`broadcast_coalesced` in comm.cpp beside it).
+to the others (``broadcast_buffers``, on by default; other frameworks keep each rank's own): all
+means and variances flattened into one message, all counters into another, then each is copied back
+(`broadcast_coalesced` in comm.cpp beside it).
 
 With zero = 1 the optimizer is a ZeroRedundancyOptimizer
 (torch/distributed/optim/zero_redundancy_optimizer.py): each parameter belongs to one rank, which
@@ -73,6 +74,8 @@ class Ddp(Strategy):
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Send running statistics to all ranks."""
+        if not self.plan.broadcast_buffers:
+            return
         channels = [
             operator.statistics
             for each in self.chunks[chunk]
