@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,23 +136,37 @@ class _Regular:
     def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         box, per_node = self.box, len(self.box.wiring.source)
         (node_a, i), (node_b, j) = np.divmod(a, self.gpus), np.divmod(b, self.gpus)
-        near = (node_a == node_b)[:, None]
-        parts = []
-        if self.cables is None or self.box.inside.shape[2]:
-            within = box.inside[i, j]
-            parts.append(np.where(near & (within >= 0), within + node_a[:, None] * per_node, -1))
-        if self.cables is not None:
-            # GPUs without links of their own inside reach their neighbours through the fabric.
-            across = ~near if box.inside.shape[2] else (a != b)[:, None]
+        near = node_a == node_b
+        hops: list[NDArray[np.int64]] = []
+
+        def add(found: NDArray[np.int64], which: NDArray[np.bool_], shift: Any) -> None:
+            for hop in found.T:
+                used = which & (hop >= 0)
+                if used.any():
+                    hops.append(np.where(used, hop + shift, -1))
+
+        inside = box.inside.shape[2] > 0
+        if inside and near.any():
+            add(box.inside[i, j], near, node_a * per_node)
+        # GPUs without links of their own inside reach their neighbours through the fabric.
+        across = ~near if inside else a != b
+        if self.cables is not None and across.any():
             port, each = box.port[i, j], len(box.ports)
-            out, into = box.out[i, port], box.into[j]
-            links = self.cables.hops(
-                node_a * each + port, node_b * each + box.nearest[j]
-            )
-            for found, shift in (
-                (out, node_a[:, None] * per_node),
-                (links, self.nodes * per_node),
-                (into, node_b[:, None] * per_node),
-            ):
-                parts.append(np.where(across & (found >= 0), found + shift, -1))
-        return np.concatenate(parts, axis=1)
+            links = self.cables.hops(node_a * each + port, node_b * each + box.nearest[j])
+            add(box.out[i, port], across, node_a * per_node)
+            add(links, across, self.nodes * per_node)
+            add(box.into[j], across, node_b * per_node)
+        return np.array(hops, np.int64).reshape(len(hops), len(a)).T
+
+    def among(self, seen: NDArray[np.bool_]) -> _Regular:
+        """The same without links of nodes that are not to be seen, if nodes do not differ."""
+        per_node = len(self.box.wiring.source)
+        of_node = seen[: self.nodes * per_node].reshape(self.nodes, per_node)
+        if (of_node != of_node[0]).any():
+            return self
+
+        def left(table: NDArray[np.int64]) -> NDArray[np.int64]:
+            table = np.where((table >= 0) & of_node[0][table], table, -1)
+            return table[..., (table >= 0).any(axis=tuple(range(table.ndim - 1)))]
+
+        return replace(self, box=replace(self.box, out=left(self.box.out), into=left(self.box.into)))

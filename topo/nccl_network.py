@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 
+from .loads import link_weights
 from .narrowest import behind_ports
 from .nccl import Nccl, Shape
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
-from .topology import Topology
+from .topology import Paths, Topology
 from .transfers import transfers
 
 __all__ = ["NcclNetwork", "Pattern"]
@@ -117,6 +118,10 @@ class NcclNetwork:
         return behind_ports(self.topology, self.nccl.system.gpus_per_node)
 
     @cached_property
+    def _paths(self) -> Paths:
+        return self.topology.among(~self._wide)
+
+    @cached_property
     def _capacity_nominal(self) -> Ints:
         return _rates(self._nominal)
 
@@ -141,26 +146,16 @@ class NcclNetwork:
 
     def _loads(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
         """Return (group, link, weight) of groups of one arrangement, by group and link."""
-        system, topology = self.nccl.system, self.topology
+        system = self.nccl.system
         sent = transfers(*pattern, groups.members, system.gpus_per_node, meshed=self._meshed)
-        m = len(sent.source)
-        way, links = topology.routes(
-            (groups.base[:, None] + sent.source).reshape(-1),
-            (groups.base[:, None] + sent.target).reshape(-1),
+        group, link, weight = link_weights(
+            self._paths, self.topology.share, groups.base, sent, ~self._wide
         )
-        transfer = np.repeat(np.arange(len(way) - 1), np.diff(way))
-        seen = ~self._wide[links]
-        transfer, links = transfer[seen], links[seen]
-        bytes = sent.bytes[transfer % m] * topology.share[links] if m else np.empty(0)
-        key = transfer // max(m, 1) * topology.n_links + links
-        keys, at = np.unique(key, return_inverse=True)
-        weight = np.ceil(np.bincount(at.reshape(-1), bytes, len(keys)) * WEIGHT_ONE)
-        group, link = np.divmod(keys, topology.n_links)
         limit = self._limit(pattern, Shape.of(groups.members.tolist(), system))
         # Never beyond the nominal bandwidth at the highest rate.
         whole, rest = np.divmod(self._capacity_nominal[link], limit)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // limit
-        return groups.groups[group], link, np.minimum(weight.astype(np.int64), most)
+        return groups.groups[group], link, np.minimum(weight, most)
 
     def _limit(self, pattern: Pattern, shape: Shape) -> int:
         """The highest rate at which an algorithm moves its payload, whatever the size."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,15 @@ __all__ = ["LinkKind", "NodeKind", "Paths", "Topology", "compact"]
 Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere
 with -1."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """Paths that can leave out links."""
+
+    def among(self, seen: NDArray[np.bool_]) -> Paths:
+        """Return the same paths, without some of the links that are not to be seen."""
+        ...
 
 
 class NodeKind(IntEnum):
@@ -153,6 +162,10 @@ class Topology:
     def route(self, a: int, b: int) -> NDArray[np.int64]:
         """Return the links from GPU a to GPU b, in order."""
         return self.routes([a], [b])[1]
+
+    def among(self, seen: NDArray[np.bool_]) -> Paths:
+        """Return the paths for one who looks only at some links: others may be left out."""
+        return self.paths.among(seen) if isinstance(self.paths, Selective) else self.paths
 
     def graph(self) -> networkx.MultiDiGraph:
         """Return it as a graph: nodes by name, with ``kind`` and ``rank`` (of GPUs).

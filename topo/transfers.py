@@ -205,6 +205,8 @@ def _tree(by_node: list[Ranks]) -> Transfers:
     parts = []
     for channel in range(k):
         for ranks in by_node:
+            if len(ranks) == 1:
+                continue
             path = np.roll(ranks, -channel)
             share = np.full(len(path) - 1, 1 / k)
             parts += [
@@ -222,7 +224,7 @@ def _between_trees(by_node: list[Ranks]) -> list[Transfers]:
     edges = double_tree(len(by_node))
     parts = []
     for channel in range(k):
-        head = np.array([np.roll(ranks, -channel)[0] for ranks in by_node])
+        head = np.array([ranks[channel] for ranks in by_node])
         child, parent = head[edges[:, 0]], head[edges[:, 1]]
         share = np.full(len(edges), 0.5 / k)
         parts += [Transfers(child, parent, share), Transfers(parent, child, share)]

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from ..parallel import agreed
 from ..program import UNPRICED, Flag, Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
-from .refine import ranges
+from .refine import dense, ranges
 from .routes import Routes
+from .saturation import Loaded, can_be_full
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Contention", "domains", "find", "sites"]
 
 Ints = NDArray[np.int64]
-
-_LIMB = 20
-_MASK = (1 << _LIMB) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +122,7 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
     keys = (label[program.slots], program.table[owner].astype(np.int64), slot)
     span = [int(key.max(initial=0)) + 1 for key in keys]
     key = (keys[0] * span[1] + keys[1]) * span[2] + keys[2]
-    kinds, kind = np.unique(key, return_inverse=True)
+    kinds, kind = _numbered(key)
 
     number: dict[Hashable, int] = {}
     prices: dict[Price, None] = {}
@@ -152,13 +150,13 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
 
     index = np.concatenate([[0], np.cumsum([len(highest) for highest in found])]).astype(np.int64)
     pairs = np.array([pair for one in found for pair in one.items()], np.int64).reshape(-1, 2)
-    at, entry = ranges(index, kind.reshape(-1).astype(np.int64))
+    at, entry = ranges(index, kind)
     tables = [table for table in program.tables if table is not None]
     return _Use(
         communicator=program.slots[entry].astype(np.int64),
         pattern=pairs[at, 0],
         rate=pairs[at, 1],
-        several=several[kind.reshape(-1)[entry]],
+        several=several[kind[entry]],
         patterns=tuple(number),
         prices=tuple(prices),
         backwards=any(bool((t.gap < 0).any() or (t.launch < 0).any()) for t in tables),
@@ -227,68 +225,53 @@ def _joined(parts: list[_Use]) -> _Use:
 
 def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
     """Find the routes, without links that cannot be full and without routes that have no others."""
-    n_patterns = len(use.patterns)
-    pairs, pair = np.unique(use.communicator * n_patterns + use.pattern, return_inverse=True)
-    rate = np.zeros(len(pairs), np.int64)
-    np.maximum.at(rate, pair, use.rate)
-    group, pattern = np.divmod(pairs, n_patterns)
-    one_by_one = np.zeros(len(program.communicators), bool)
-    one_by_one[use.communicator[~use.several]] = True
-
-    count = np.zeros(len(pairs), np.int64)
-    parts: list[tuple[Ints, Ints, Ints]] = []  # route, link, weight
     groups = program.communicators
-    for p in range(n_patterns):
-        of_pattern = np.flatnonzero(pattern == p)
-        at, owner = ranges(groups.index, group[of_pattern])
-        index = np.searchsorted(owner, np.arange(len(of_pattern) + 1)).astype(np.int64)
-        loaded, links, weights = network.loads(index, groups.members[at], use.patterns[p])
-        count[of_pattern] = np.diff(loaded)
-        parts.append((np.repeat(of_pattern, np.diff(loaded)), links, weights))
-    route, link, weight = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    order = np.lexsort((link, route))
-    route, link, weight = route[order], link[order], weight[order]
+    one_by_one = np.zeros(len(groups), bool)
+    one_by_one[use.communicator[~use.several]] = True
+    loaded = []
+    for p, pattern in enumerate(use.patterns):
+        of_pattern = use.pattern == p
+        rate = np.zeros(len(groups), np.int64)
+        np.maximum.at(rate, use.communicator[of_pattern], use.rate[of_pattern])
+        group = np.flatnonzero(rate)
+        at, _ = ranges(groups.index, group)
+        index = np.concatenate([[0], np.cumsum(groups.sizes[group])])
+        first, links, weights = network.loads(index, groups.members[at], pattern)
+        route = np.repeat(np.arange(len(group)), np.diff(first))
+        loaded.append(Loaded(group, rate[group], route, links, weights))
 
-    names = _can_be_full(network.capacity, group[route], link, weight, rate[route], one_by_one)
-    kept = np.isin(link, names)
-    route, link, weight = route[kept], np.searchsorted(names, link[kept]), weight[kept]
-    used = np.unique(route)
-    patterns, pattern = np.unique(pattern[used], return_inverse=True)
+    full = can_be_full(network.capacity, loaded, one_by_one)
+    loaded = [one.only(full) for one in loaded]
+    names = np.flatnonzero(full)
+    number = np.cumsum(full) - 1
+    # Routes and what they load lie pattern by pattern; they are to lie group by group.
+    count = np.concatenate([np.bincount(one.route, minlength=len(one.group)) for one in loaded])
+    group = np.concatenate([one.group for one in loaded])
+    pattern = np.repeat(np.arange(len(loaded)), [len(one.group) for one in loaded])
+    order = np.argsort(group * len(loaded) + pattern, kind="stable")
+    order = order[count[order] > 0]
+    begin = np.concatenate([[0], np.cumsum(count)])
+    at, _ = ranges(begin, order)
+    kept, pattern = _numbered(pattern[order])
     return Routes(
-        group=group[used],
-        pattern=pattern.reshape(-1).astype(np.int64),
-        index=np.searchsorted(route, np.append(used, len(pairs))).astype(np.int64),
-        link=link.astype(np.int64),
-        weight=weight,
+        group=group[order],
+        pattern=pattern,
+        index=np.concatenate([[0], np.cumsum(count[order])]),
+        link=number[np.concatenate([one.link for one in loaded])[at]],
+        weight=np.concatenate([one.weight for one in loaded])[at],
         capacity=network.capacity[names].astype(np.int64),
-        patterns=tuple(use.patterns[p] for p in patterns.tolist()),
+        patterns=tuple(use.patterns[p] for p in kept.tolist()),
         names=names,
         stand_in=np.arange(len(names)),
     )
 
 
-def _can_be_full(
-    capacity: Ints, group: Ints, link: Ints, weight: Ints, rate: Ints, one_by_one: NDArray[np.bool_]
-) -> Ints:
-    """Return the links that can be full, ascending.
-
-    For each load: whose it is, on which link, how heavy, and the highest rate. Products and sums
-    are exact: two limbs of 20 bits and the rest.
-    """
-    low = weight * (rate & _MASK)
-    high = weight * (rate >> _LIMB) + (low >> _LIMB)
-    low &= _MASK
-    # Of the patterns of a communicator, which takes turns with itself, the heaviest.
-    order = np.lexsort((low, high, group, link))
-    group, link, low, high = group[order], link[order], low[order], high[order]
-    heaviest = np.ones(len(link), bool)
-    heaviest[:-1] = (link[1:] != link[:-1]) | (group[1:] != group[:-1])
-    group, link, low, high = group[heaviest], link[heaviest], low[heaviest], high[heaviest]
-    links, first = np.unique(link, return_index=True)
-    low, high = np.add.reduceat(low, first), np.add.reduceat(high, first)
-    high, low = high + (low >> _LIMB), low & _MASK
-    full = (high > capacity[links]) | ((high == capacity[links]) & (low > 0))
-    return links[full | ~np.logical_and.reduceat(one_by_one[group], first)]
+def _numbered(keys: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct keys, ascending, and the place of each key among them."""
+    number, n = dense(keys)
+    distinct = np.empty(n, np.int64)
+    distinct[number] = keys
+    return distinct, number
 
 
 def domains(routes: Routes) -> Ints:
@@ -299,12 +282,11 @@ def domains(routes: Routes) -> Ints:
     int64, shape (r,)
         The domain of each route, 0 and up, in the order of their lowest groups.
     """
-    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
-    groups, of_route = np.unique(routes.group, return_inverse=True)
-    group = of_route.reshape(-1)[route]
-    label = np.arange(len(groups))  # of groups; the lowest group known to be joined
+    of_route = np.cumsum(np.diff(routes.group, prepend=-1) > 0) - 1  # they are sorted by group
+    group = np.repeat(of_route, np.diff(routes.index))
+    label = np.arange(int(of_route[-1]) + 1)  # of groups; the lowest group known to be joined
     while True:
-        on_link = np.full(len(routes.capacity), len(groups))
+        on_link = np.full(len(routes.capacity), len(label))
         np.minimum.at(on_link, routes.link, label[group])
         lower = label.copy()
         np.minimum.at(lower, group, on_link[routes.link])
@@ -312,7 +294,8 @@ def domains(routes: Routes) -> Ints:
         if (lower == label).all():
             break
         label = lower
-    return np.unique(label, return_inverse=True)[1].reshape(-1)[of_route.reshape(-1)]
+    lowest = label == np.arange(len(label))
+    return (np.cumsum(lowest) - 1)[label[of_route]]
 
 
 def sites(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:

@@ -1,0 +1,103 @@
+"""What many groups of one arrangement load: the bytes of their transfers, summed over links."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .price import WEIGHT_ONE
+from .topology import Paths
+from .transfers import Transfers
+
+__all__ = ["link_weights", "merged"]
+
+Ints = NDArray[np.int64]
+
+_PAIRS = 1 << 18
+"""Pairs of GPUs at a time: their ways are held in memory."""
+
+_FINE = 20
+"""Bits of a weight below its unit, while it is summed up: a sum of integers has no order."""
+
+_ROUNDED = 1 << 12
+"""What rounding to those bits may add to a sum: more than this above a whole weight is the next."""
+
+
+def link_weights(
+    paths: Paths, share: NDArray[np.float64], base: Ints, sent: Transfers, seen: NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints]:
+    """Sum up what the groups of one arrangement send over each link.
+
+    Parameters
+    ----------
+    paths : callable
+    share : float64, shape (n_links,)
+        See `Topology`.
+    base : int64, shape (g,)
+        What is to be added to the ranks of the transfers, for each group.
+    sent : Transfers
+        Of each of them.
+    seen : bool, shape (n_links,)
+        Links that count.
+
+    Returns
+    -------
+    group : int64, shape (e,)
+        0 to g - 1, ascending.
+    link : int64, shape (e,)
+        Ascending within each group, each once.
+    weight : int64, shape (e,)
+        Bytes over the link per byte of payload, in units of 2**-20, rounded up.
+    """
+    m = len(sent.source)
+    fine = np.rint(sent.bytes * (WEIGHT_ONE << _FINE)).astype(np.int64)
+    # Most hops depend on one end alone. Transfers of one end side by side are summed up at once.
+    orders = [np.argsort(end, kind="stable") for end in (sent.source, sent.target)]
+    parts: list[tuple[Ints, Ints, Ints]] = []
+    step = max(1, _PAIRS // max(m, 1))
+    for first in range(0, len(base) if m else 0, step):
+        some = base[first : first + step, None]
+        ways = paths((some + sent.source).reshape(-1), (some + sent.target).reshape(-1))
+        for hop in ways.T:
+            links = hop.reshape(len(some), m)
+            order = min(orders, key=lambda order: _changes(links[0][order]))
+            group, link, amount = _runs(links[:, order], fine[order])
+            used = link >= 0
+            used[used] = seen[link[used]]
+            parts.append((group[used] + first, link[used], amount[used]))
+    empty = np.empty(0, np.int64)
+    group, link, amount = (
+        np.concatenate([empty, *(part[i] for part in parts)]) for i in range(3)
+    )
+    amount = np.rint(amount * share[link]).astype(np.int64)
+    group, link, amount = merged(group, link, amount, len(share))
+    return group, link, np.maximum((amount + (1 << _FINE) - 1 - _ROUNDED) >> _FINE, 1)
+
+
+def _changes(links: Ints) -> int:
+    return int(np.count_nonzero(links[1:] != links[:-1]))
+
+
+def _runs(links: Ints, fine: Ints) -> tuple[Ints, Ints, Ints]:
+    """Sum up neighbours over one link; of shapes (g, m) and (m,)."""
+    g, m = links.shape
+    begins = np.ones((g, m), bool)
+    np.not_equal(links[:, 1:], links[:, :-1], out=begins[:, 1:])
+    begin = np.flatnonzero(begins)
+    group, at = np.divmod(begin, m)
+    before = np.concatenate([[0], np.cumsum(fine)])
+    end = np.append(at[1:], m)
+    end[end == 0] = m  # the next run is another group's
+    return group, links.reshape(-1)[begin], before[end] - before[at]
+
+
+def merged(group: Ints, link: Ints, amount: Ints, n_links: int) -> tuple[Ints, Ints, Ints]:
+    """Sort by group and link, and sum up what is there several times."""
+    key = group * n_links + link
+    # Parts are in order already, which this sort makes use of.
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    amount = np.add.reduceat(amount[order], first) if len(first) else amount
+    group, link = np.divmod(key[first], n_links)
+    return group, link, amount
