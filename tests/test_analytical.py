@@ -268,7 +268,9 @@ def test_a_gpu_without_the_format():
 
 def test_the_packaged_calibration():
     tables = packaged_calibration().tables
-    assert {family for family, _, _ in tables} == set(MODULES.values())
+    # FlashAttention in Triton takes a multiple of another kernel's time.
+    families = set(MODULES.values()) - {"attention_triton"}
+    assert {family for family, _, _ in tables} == families
     for name in gpu_names():
         gpu = find_gpu(name)
         model = Analytical(gpu)

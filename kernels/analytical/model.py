@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from .family import ANY, Columns, FamilyModule, family_module, load
 from .machine import Machine
 
 __all__ = ["Analytical"]
+
+BURST = "burst"
+"""The constant that says how long a kernel may run before the clock is lowered."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Analytical:
     gpu : Gpu
     calibration : Calibration, optional
         Ours (``data/calibration/kernels.toml``) if not given.
+    alone : bool
+        Whether each kernel runs by itself, as when it is measured: then a short one ends before a
+        board with too little power lowers its clock. In a training step kernels follow one another,
+        and all run at the clock that the power sustains.
 
     Examples
     --------
@@ -72,8 +79,11 @@ class Analytical:
     True
     """
 
-    def __init__(self, gpu: Gpu, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, gpu: Gpu, calibration: Calibration | None = None, *, alone: bool = False
+    ) -> None:
         self._gpu = gpu
+        self._alone = alone
         self._machine = Machine.of(gpu)
         self._calibration = packaged_calibration() if calibration is None else calibration
         self._modules: dict[str, FamilyModule] = {}
@@ -163,6 +173,8 @@ class Analytical:
             if dtype != ANY:
                 self._gpu.peak(dtype)  # or an error that says so
             served = self._calibration.serve(family, self._machine, dtype)
+            if not self._alone and BURST in served.constants:
+                served = replace(served, constants={**served.constants, BURST: 0.0})
             name = f"{family} model" + ("" if dtype == ANY else f" ({dtype})")
             number = Quantity(1.0, "1", served.largest_error, served.source)
             found = self._formulas[key] = _Formula(load(family), served, name, number)

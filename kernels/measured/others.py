@@ -9,7 +9,7 @@ from mpisim.errors import InputError, nearest
 
 from .. import collected
 from ..fused_attention import ATTENTION
-from ..operations import Attention, Gemm, GroupedGemm, Kernel
+from ..operations import Gemm, GroupedGemm, Kernel
 from .rows import ASIDE, Form, Row
 
 __all__ = ["FORMS"]
@@ -30,7 +30,7 @@ def _attention(row: Mapping[str, str]) -> Row:
         int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
     dtype: Any = row["dtype"]
-    kinds: Mapping[str, type[Attention]] = ATTENTION
+    kinds = {str(name): kind for name, kind in ATTENTION.items()}
     made = kinds.get(row["kernel"])
     if made is None:
         raise InputError(

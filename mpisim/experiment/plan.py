@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ..errors import InputError, nearest
-from ..kernels.fused_attention import AttentionKernel
 from ..schema import Limits
 from .models import Count, Large
 
@@ -158,7 +157,7 @@ class Plan:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     kernels: Literal["flash", "eager"] = "flash"
-    attention: AttentionKernel = "newest"
+    attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     fused: bool = True
     cuda_graphs: bool = False
 

@@ -85,7 +85,7 @@ def model_maker(name: str, calibration: Calibration | None, training: Sequence[R
     from ..kernels.alternatives import Li, OperationDatabase, Scaling, regress
 
     def analytical(gpu: str) -> Analytical:
-        return Analytical(find_gpu(gpu), calibration)
+        return Analytical(find_gpu(gpu), calibration, alone=True)
 
     def database(gpu: str) -> OperationDatabase:
         return OperationDatabase(training, analytical(gpu), launch)
