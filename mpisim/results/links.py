@@ -77,10 +77,7 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     moved = weight * flows.volume[flow]
     bytes = np.rint(np.bincount(link, moved, n)).astype(np.int64)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
-    rows_of = np.split(
-        np.lexsort((begin, link)), np.cumsum(np.bincount(link, minlength=n))[:-1]
-    )
-    busy, both = np.array([_depths(begin[rows], end[rows]) for rows in rows_of]).reshape(-1, 2).T
+    busy, both = _depths(begin, end, link, n)
     utilisation = _spread(link, begin, end, moved, n, step_time)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
@@ -94,6 +91,8 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
+    by_link = np.argsort(link, kind="stable")
+    rows_of = np.concatenate([[0], np.cumsum(np.bincount(link, minlength=n))])
     return LinkUse(
         links={
             "name": np.array(
@@ -107,20 +106,46 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
         },
         utilisation=utilisation[kept],
         sharing=_sharing(
-            [(i, rows_of[link]) for i, link in enumerate(kept.tolist()) if both[link]],
+            [
+                (i, by_link[rows_of[link] : rows_of[link + 1]])
+                for i, link in enumerate(kept.tolist())
+                if both[link]
+            ],
             shared.communicator[flows.route[flow]], begin, end,
         ),
     )  # fmt: skip
 
 
-def _depths(begin: Ints, end: Ints) -> tuple[int, int]:
-    """Return how long at least one, and at least two, of some intervals were under way."""
+def _depths(begin: Ints, end: Ints, where: Ints, n: int) -> tuple[Ints, Ints]:
+    """Return how long at least one, and at least two, of some intervals were under way.
+
+    Parameters
+    ----------
+    begin, end, where : int64, shape (m,)
+        Intervals, and in which of `n` places each is.
+
+    Returns
+    -------
+    int64, shape (n,), twice
+    """
+    places = np.concatenate([where, where])
     times = np.concatenate([begin, end])
-    order = np.argsort(times, kind="stable")
-    change = np.repeat([1, -1], len(begin))[order]
-    lengths = np.diff(times[order], append=times.max(initial=0))
-    depth = np.cumsum(change)
-    return int(lengths[depth >= 1].sum()), int(lengths[depth >= 2].sum())
+    order = np.lexsort((times, places))
+    depth = np.cumsum(np.where(order < len(begin), 1, -1))  # 0 where a place is left
+    lengths = np.diff(times[order], append=0)
+    first = np.searchsorted(places[order], np.arange(n))
+    filled = np.flatnonzero(np.diff(first, append=len(order)))
+    found = np.zeros((2, n), np.int64)
+    for least, sums in enumerate(found, 1):
+        if len(filled):
+            sums[filled] = np.add.reduceat(np.where(depth >= least, lengths, 0), first[filled])
+    return found[0], found[1]
+
+
+def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
+    """Return how long at least two of some intervals were under way."""
+    at = np.concatenate(rows)
+    return int(_depths(begin[at], end[at], np.zeros(len(at), np.int64), 1)[1][0])
 
 
 def _spread(
@@ -156,10 +181,9 @@ def _sharing(
             continue
         own = {one: rows[communicator[rows] == one] for one in users.tolist()}
         for one, other in combinations(own, 2):
-            both = np.concatenate([own[one], own[other]])
-            time = _depths(begin[both], end[both])[1]
+            time = _both(begin, end, own[one], own[other])
             for each in (own[one], own[other]):  # what one of them does twice at once is not shared
-                time -= _depths(begin[each], end[each])[1]
+                time -= _both(begin, end, each)
             if time > 0:
                 found.append((number, one, other, time))
     rows = np.array(found, np.int64).reshape(-1, 4)

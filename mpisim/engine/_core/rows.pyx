@@ -13,7 +13,14 @@ from .state cimport (
     PLAIN_MEET, Instruction, mix,
 )
 
+cdef extern from *:
+    """
+    typedef unsigned __int128 uint128_t;
+    """
+    ctypedef int uint128_t
+
 cdef int64_t NEVER = INT64_MIN
+cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
 def rows_of(
@@ -110,11 +117,12 @@ def rows_of(
 
 def fingerprint(const int64_t[::1] start, const int64_t[::1] end):
     """Return 128 bits that differ where two ranks did not meet at the same times: see the twin."""
-    cdef uint64_t low = 0, high = 0, position = 0
+    cdef uint128_t total = 0
+    cdef uint64_t position = 0, key
     cdef Py_ssize_t i
     with nogil:
         for i in range(start.shape[0]):
-            position += <uint64_t>0x9E3779B97F4A7C15
-            low += mix(mix(position ^ <uint64_t>start[i]) ^ <uint64_t>end[i])
-            high += mix(mix(~position ^ <uint64_t>end[i]) ^ <uint64_t>start[i])
-    return low, high
+            position += GOLDEN
+            key = mix(position)
+            total += <uint128_t>(<uint64_t>start[i] + key) * (<uint64_t>end[i] + key * GOLDEN)
+    return <uint64_t>total, <uint64_t>(total >> 64)
