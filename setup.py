@@ -12,6 +12,8 @@ from setuptools import Extension, find_packages, setup
 # pyproject.toml), so that nothing called "kernels" lands in site-packages.
 MAPPED = ("kernels", "topo", "data")
 
+CORE = Path("mpisim/engine/_core")
+
 packages = find_packages(include=["mpisim", "mpisim.*"])
 for name in MAPPED:
     packages.append(f"mpisim.{name}")
@@ -24,8 +26,10 @@ extensions = [
         # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
         # fused operation: results must not depend on the compiler's mood.
         extra_compile_args=["-O3", "-ffp-contract=off"],
+        include_dirs=[CORE.as_posix()],
+        depends=[header.as_posix() for header in CORE.glob("*.h")],
     )
-    for path in sorted(Path("mpisim/engine/_core").glob("*.pyx"))
+    for path in sorted(CORE.glob("*.pyx"))
 ]
 if extensions:
     from Cython.Build import cythonize

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpisim.engine import simulate
-from mpisim.engine.cost import price
+from mpisim.engine.cost import price, varied
 from mpisim.errors import InputError
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.quantity import Quantity
@@ -67,7 +67,9 @@ def test_each_operation_is_priced_once_a_class() -> None:
 
 def test_speeds_make_their_own_durations() -> None:
     program = sums([8], [[0, 1, 2]], speeds=[1.0, 2.0, 1.0])
-    durations, which, _ = price(program, everyone(program), Counting())
+    priced = price(program, everyone(program), Counting())
+    assert priced.which.tolist() == [0, 0, 0]
+    durations, which, _ = varied(program, everyone(program), priced)
     assert which.tolist() == [0, 1, 0]
     assert [d.tolist() for d in durations] == [[10, 24], [5, 24]]
 
@@ -79,7 +81,8 @@ def test_halves_round_up() -> None:
         rows.kernel("a", 0, duration, kind=Kind.COPY)
     builder.add_table(rows.build())
     builder.add_rank(0, speed=2.0)
-    durations, _, _ = price(builder.build(), np.array([0], np.int32))
+    program, ranks = builder.build(), np.array([0], np.int32)
+    durations, _, _ = varied(program, ranks, price(program, ranks))
     assert durations[0].tolist() == [1, 2, 3]  # 0.5, 1.5, 2.5
 
 

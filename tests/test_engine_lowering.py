@@ -12,7 +12,6 @@ from mpisim.engine._core import core
 from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
 from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
-from mpisim.engine.plan import GROUP
 from mpisim.errors import ProgramError
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
 
@@ -46,7 +45,6 @@ def test_no_register_is_written_while_somebody_will_read_it(
 
 def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
     assert INSTRUCTION.itemsize == 64
-    assert GROUP.itemsize == 24
     assert COMMUNICATION.itemsize == 32
 
 

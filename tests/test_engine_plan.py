@@ -65,9 +65,15 @@ def check_owners(program: Program, data: st.DataObject, most_peers: int) -> None
             else:
                 assert role is (Role.OWNER if owner == plan.process else Role.MEMBER)
             seen.setdefault(c, set()).add(owner)
-            group = plan.layout.groups[plan.first_group[i]]
-            assert group["missing"] == len(members & set(plan.hosted.tolist()))
-            assert group["away"] == (1 if role is Role.MEMBER else len(others))
+            layout = plan.layout
+            for local, rank in enumerate(plan.hosted.tolist()):
+                bound = program.slots_of(rank).tolist()
+                operations = layout.codes[layout.code[local]].table.operations
+                for slot in [s for s, at in enumerate(bound) if at == c and operations[s]]:
+                    at = layout.slot_index[local] + slot
+                    assert layout.slot_group[at] == plan.first_group[i]
+                    assert layout.slot_members[at] == len(members & set(plan.hosted.tolist()))
+                    assert layout.slot_away[at] == (1 if role is Role.MEMBER else len(others))
     assert all(len(owners) == 1 for owners in seen.values())
 
 

@@ -12,9 +12,9 @@ from ..errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
 from .refine import dense
-from .variation import ONE, factor_of, jitter_factors, jitter_table, scaled
+from .variation import ONE, Variation, jitter_table
 
-__all__ = ["LONGEST", "Priced", "price"]
+__all__ = ["LONGEST", "Priced", "price", "varied"]
 
 LONGEST = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
@@ -45,11 +45,10 @@ def price(
     network: Network | None = None,
     prices: Sequence[Price] = (),
 ) -> Priced:
-    """Return the duration of every row of the hosted ranks. Local.
+    """Return the duration of every row of the hosted ranks, at speed 1 and without jitter. Local.
 
-    Kernels and copies are divided by the rank's speed, varied where there is jitter, and rounded to
-    whole ps; communications keep the duration they have, or get that of the network. Ranks that
-    agree in table, speed and classes of communicators share one array, unless there is jitter.
+    Communications keep the duration they have, or get that of the network. Ranks that agree in
+    table and classes of communicators share one array.
 
     Parameters
     ----------
@@ -81,23 +80,44 @@ def price(
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
     for ranks, slots, labels in pricing.alike(hosted):
-        base, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
-        for same in _of_equal_factor(program, hosted, ranks):
-            varied = pricing.varied(int(hosted[same[0]]), base)
-            which[same] = len(durations)
-            durations.append(varied)
-            numbers.append(priced)
+        found, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
+        slowest = ranks[np.argmin(program.speed[hosted[ranks]])]
+        pricing.check_length(int(hosted[slowest]), found)
+        which[ranks] = len(durations)
+        durations.append(found)
+        numbers.append(priced)
     return Priced(durations, which, numbers)
 
 
-def _of_equal_factor(
-    program: Program, hosted: NDArray[np.int32], ranks: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """Cut entries of `hosted` into those whose kernels take the same times."""
-    if program.jitter is not None:
-        return list(ranks[:, None])
-    _, kind = np.unique(program.speed[hosted[ranks]], return_inverse=True)
-    return _cut(ranks, kind.reshape(-1))
+def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
+    """Return durations with what makes the hosted ranks differ from each other: speed and jitter.
+
+    Kernels and copies are divided by the rank's speed, varied where there is jitter, and rounded to
+    whole ps. Ranks that agree in all that share one array.
+
+    Parameters
+    ----------
+    program : Program
+    hosted : int32, shape (h,)
+    priced : Priced
+        Of these ranks.
+    """
+    variation = Variation.of(program, hosted)
+    if variation is None:
+        return priced
+    found: dict[Hashable, int] = {}
+    which = np.zeros(len(hosted), np.int32)
+    durations: list[NDArray[np.int64]] = []
+    prices: list[NDArray[np.int32]] = []
+    for i, number in enumerate(priced.which.tolist()):
+        key = number, variation.key_of(i)
+        if key not in found:
+            found[key] = len(durations)
+            rows = np.flatnonzero(program.table_of(int(hosted[i])).kind <= Kind.COPY)
+            durations.append(variation.applied(i, priced.durations[number], rows))
+            prices.append(priced.prices[number])
+        which[i] = found[key]
+    return Priced(durations, which, prices)
 
 
 def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -185,34 +205,22 @@ class _Pricing:
                 prices[row] = number
         return durations, prices
 
-    def varied(self, rank: int, durations: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the durations of a rank of some speed, with jitter if there is any."""
-        table, speed, jitter = (
-            self.program.table_of(rank), float(self.program.speed[rank]), self.program.jitter
-        )  # fmt: skip
-        rows = np.flatnonzero(table.kind <= Kind.COPY)
+    def check_length(self, rank: int, durations: NDArray[np.int64]) -> None:
+        """Refuse a rank whose rows, one after the other, take more than clocks can count."""
+        table, jitter = self.program.table_of(rank), self.program.jitter
+        speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
         columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
-        own = float(durations[rows].sum(dtype=np.float64))
+        own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
         total = sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns)
-        self._check_length(rank, total + own * (longest / speed - 1))
-        if jitter is None and speed == 1:
-            return durations
-        varied = durations.copy()
-        factor: NDArray[np.uint64] = factor_of(speed)
-        if jitter is not None:
-            factor = jitter_factors(jitter, rank, rows, int(factor))
-        varied[rows] = scaled(durations[rows].astype(np.uint64), factor).astype(np.int64)
-        return varied
+        total += own * (longest / speed - 1)
+        if not total < LONGEST:
+            raise InputError(
+                f"rank {rank}: its rows take {total * 1e-12:.3g} s, more than the "
+                f"{LONGEST * 1e-12:.3g} s that a run can count (speed {speed})"
+            )
 
     def _where(self, rank: int, row: int) -> str:
         table: Table = self.program.table_of(rank)
         name = self.program.names[table.name[row]]
         return f"rank {rank}, row {row} ({name}) of table {table.label!r}"
-
-    def _check_length(self, rank: int, total: float) -> None:
-        if not total < LONGEST:
-            raise InputError(
-                f"rank {rank}: its rows take {total * 1e-12:.3g} s, more than the "
-                f"{LONGEST * 1e-12:.3g} s that a run can count (speed {self.program.speed[rank]})"
-            )

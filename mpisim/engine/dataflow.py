@@ -207,12 +207,7 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
 
 def _is_partial(program: Program, comm: Intracomm | None) -> bool:
     """Whether some process does not hold all tables. **Collective**."""
-    partial = np.array([program.is_partial], np.int64)
-    if comm:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, partial, op=MPI.MAX)
-    return bool(partial[0])
+    return _any(program.is_partial, comm)
 
 
 def _match(
@@ -250,6 +245,16 @@ def _gathered(own: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64]:
     return found.reshape(-1, own.shape[1])
 
 
+def _any(here: bool, comm: Intracomm | None) -> bool:
+    """Whether something is so on any process. **Collective**."""
+    found = np.array([here], np.int64)
+    if comm:
+        from mpi4py import MPI
+
+        comm.Allreduce(MPI.IN_PLACE, found, op=MPI.MAX)
+    return bool(found[0])
+
+
 def _execute(
     plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool
 ) -> int | None:
@@ -275,6 +280,8 @@ def _execute(
             if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
             if not state.goes_on:
-                return None
+                if contended or not _any(core.split(), several):
+                    return None
+                continue
             if several and not state.moving:
                 open_window(core, state.earliest, several)

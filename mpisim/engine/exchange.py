@@ -102,11 +102,11 @@ def _letters(
     if not len(groups):
         return np.empty((0, words), np.int64), np.zeros(n_processes, np.int64)
     index, k = plan.locate(groups)
-    state = core.groups[groups]
+    state = core.groups
     message = np.empty((len(groups), words), np.int64)
     message[:, 0] = (plan.communicators[index] << _K_BITS) | k
     for i, name in enumerate(core.message, 1):
-        message[:, i] = state[name]
+        message[:, i] = state[name][groups]
 
     # A member writes to the owner; a peer and an owner to every other process.
     to_all = plan.role[index] != Role.MEMBER

@@ -56,7 +56,7 @@ INSTRUCTION = np.dtype(
         ("opcode", np.uint8),
         ("eager", np.uint8),
         ("n_before", np.uint8),  # operands before the first wait: queue, stream, as far as present
-        ("stops", np.uint8),  # a MEET without whose end the next row cannot run
+        ("tops", np.uint8),  # no later kernel of the stream is sure to end later
     ]
 )
 """One row for the core: 64 bytes, a cache line."""
@@ -93,6 +93,8 @@ class Code:
     communications : COMMUNICATION, shape (m,)
     n_eager : int
         Number of EAGER rows.
+    kernels : int64, shape (k,)
+        KERNEL and COPY rows: those whose durations depend on the GPU.
     first, last : int32, shape (n,)
         First and last row of the kernel a row belongs to.
     stream_row, queue_row : int32, shape (n,)
@@ -107,6 +109,7 @@ class Code:
     n_registers: int
     communications: NDArray[np.void]
     n_eager: int
+    kernels: NDArray[np.int64]
     first: NDArray[np.int32]
     last: NDArray[np.int32]
     stream_row: NDArray[np.int32]
@@ -164,12 +167,9 @@ def lower(table: Table) -> Code:
     code["other"] = code["stream"]
     code["other"][one] = operands[code["first_wait"][one]]
 
-    # Most communications are waited for at once: the core need not try the next row.
-    reads_before = stream_row == np.arange(n) - 1
-    reads_before[waiter[awaited == waiter - 1]] = True
-    reads_before |= queue_row == np.arange(n) - 1
-    meets = (code["opcode"] == Opcode.MEET) | (code["opcode"] == Opcode.PLAIN_MEET)
-    code["stops"][:-1] = meets[:-1] & reads_before[1:]
+    covered = np.zeros(n, bool)
+    covered[stream_row[follows & (table.gap >= 0)]] = True
+    code["tops"] = ~covered[first] if n else 0
     return Code(
         table=table,
         instructions=code,
@@ -178,6 +178,7 @@ def lower(table: Table) -> Code:
         n_registers=n_registers,
         communications=_communications(table),
         n_eager=int(code["eager"].sum()),
+        kernels=np.flatnonzero(table.kind <= Kind.COPY),
         first=first,
         last=last,
         stream_row=stream_row,

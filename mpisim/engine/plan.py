@@ -19,14 +19,15 @@ from ..errors import ProgramError, UsageError
 from ..program import Program
 from .actors import FLOW_GROUP, Traffic
 from .contention import Contention, sites
-from .cost import Priced
+from .cost import Priced, varied
 from .digest import hash_sizes
 from .fold import Cast
 from .lowering import Code, lower
 from .refine import ranges
+from .tiling import Meetings, Tiles, find_tiles
+from .variation import Variation
 
 __all__ = [
-    "GROUP",
     "Layout",
     "Plan",
     "Role",
@@ -56,18 +57,6 @@ _MOST_PEERS = 4
 number of messages is the square of that of processes."""
 
 
-GROUP = np.dtype(
-    [
-        ("time", np.int64),  # latest ready time so far; once started, the start
-        ("last", np.int32),  # the rank that was ready then, the lowest if several
-        ("missing", np.int32),  # hosted members still to come; -1 once started
-        ("away", np.int32),  # messages still to come from other processes
-        ("waiter", np.int32),  # first hosted rank that is blocked here, or -1
-    ]
-)
-"""State of one group."""
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """All that a core needs to run the hosted ranks of one process.
@@ -81,7 +70,7 @@ class Layout:
     code : int32, shape (h,)
         Each rank's entry in `codes`.
     durations : list of int64 arrays
-        The distinct priced durations of all rows of a table, in ps.
+        The distinct priced durations of all rows of a table, in ps, but for `variation`.
     duration : int32, shape (h,)
         Each rank's entry in `durations`.
     numbers : int32, shape (h,)
@@ -91,19 +80,27 @@ class Layout:
     start : int64, shape (h,)
         ps.
     slot_index : int64, shape (h + 1,)
-        Slots of rank i are ``slot_index[i]`` to ``slot_index[i + 1]`` of the three below.
+        Slots of rank i are ``slot_index[i]`` to ``slot_index[i + 1]`` of the arrays below.
     slot_group : int64, shape (s,)
         Number of the first group of the communicator bound to a slot.
     slot_role : uint8, shape (s,)
         A `Role`.
+    slot_members, slot_away : int32, shape (s,)
+        Of the communicator bound to a slot: hosted members, counted for each of their slots, and
+        messages that come from other processes for each group.
     slot_hash : uint64, shape (s, 2)
         What the digest takes from the group's size.
-    groups : GROUP, shape (n_groups,)
-        Before anything has run.
+    n_groups : int
     n_messages : int
         No more messages than this are ever sent by this process.
+    tiles : Tiles
+        Which ranks run side by side.
+    variation : Variation, optional
+        How durations of the ranks differ from those in `durations`.
     traffic : Traffic, optional
-        Where communications share links. The groups are `FLOW_GROUP` then.
+        Where communications share links.
+    groups : FLOW_GROUP, shape (n_groups,), optional
+        Likewise: the groups before anything has run.
     """
 
     codes: list[Code]
@@ -116,10 +113,15 @@ class Layout:
     slot_index: NDArray[np.int64]
     slot_group: NDArray[np.int64]
     slot_role: NDArray[np.uint8]
+    slot_members: NDArray[np.int32]
+    slot_away: NDArray[np.int32]
     slot_hash: NDArray[np.uint64]
-    groups: NDArray[Any]
+    n_groups: int
     n_messages: int
+    tiles: Tiles
+    variation: Variation | None = None
     traffic: Traffic | None = None
+    groups: NDArray[Any] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -129,11 +131,15 @@ class Layout:
 
     def durations_of(self, local: int) -> NDArray[np.int64]:
         """Return the durations of the rows of a hosted rank, by its local number, in ps."""
-        return self.durations[self.duration[local]]
+        durations = self.durations[self.duration[local]]
+        if self.variation is None:
+            return durations
+        return self.variation.applied(local, durations, self.codes[self.code[local]].kernels)
 
     def duration_key(self, local: int) -> Hashable:
         """Return what is equal for ranks of one table whose durations are equal."""
-        return int(self.duration[local])
+        key = None if self.variation is None else self.variation.key_of(local)
+        return int(self.duration[local]), key
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,26 +317,41 @@ def make_plan(
         Role.MEMBER,
     ).astype(np.uint8)
     away = np.where(role == Role.MEMBER, 1, n_others)
-    groups = np.zeros(first_group[-1], GROUP if contention is None else FLOW_GROUP)
-    groups["time"] = np.iinfo(np.int64).min
-    groups["last"] = np.iinfo(np.int32).max
-    groups["missing"] = np.repeat(members, n_operations)
-    groups["away"] = np.repeat(away, n_operations)
-    groups["waiter"] = -1
 
-    slot_group, slot_role = np.zeros(len(bound), np.int64), np.zeros(len(bound), np.uint8)
-    slot_group[active] = first_group[where[active]]
-    slot_role[active] = role[where[active]]
-    traffic = None
-    if contention is not None:
-        groups["end"] = np.iinfo(np.int64).min
-        groups["bound"] = groups["follow"] = np.iinfo(np.int64).min
-        groups["follower"] = np.iinfo(np.int32).max
-        groups["route"] = groups["price"] = groups["flow"] = -1
+    rank_of_active = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
+    tiles = find_tiles(
+        code,
+        priced.which,
+        Meetings(
+            rank=rank_of_active,
+            slot=np.flatnonzero(active) - slot_index[rank_of_active],
+            group=where[active],
+            operations=on_slot[active],
+            inside=role == Role.LOCAL,
+        ),
+    )
+    variation = groups = traffic = None
+    if contention is None:
+        variation = Variation.of(program, ranks)
+    else:
+        priced = varied(program, ranks, priced)
+        groups = np.zeros(first_group[-1], FLOW_GROUP)
+        for column in ("time", "end", "bound", "follow"):
+            groups[column] = np.iinfo(np.int64).min
+        groups["last"] = groups["follower"] = np.iinfo(np.int32).max
+        groups["missing"] = np.repeat(members, n_operations)
+        groups["away"] = np.repeat(away, n_operations)
+        groups["waiter"] = groups["route"] = groups["price"] = groups["flow"] = -1
         groups["owned"] = np.repeat(role == Role.OWNER, n_operations)
         assert cast.routes is not None
         alone = operations is None
         traffic = Traffic.of(cast.routes, contention, codes, code, priced, bound, alone)
+
+    def of_slot(values: NDArray[Any], dtype: type) -> NDArray[Any]:
+        found = np.zeros(len(bound), dtype)
+        found[active] = values[where[active]]
+        return found
+
     layout = Layout(
         codes=codes,
         code=code,
@@ -340,12 +361,17 @@ def make_plan(
         count=cast.classes.count[hosted],
         start=program.start[ranks],
         slot_index=slot_index,
-        slot_group=slot_group,
-        slot_role=slot_role,
+        slot_group=of_slot(first_group, np.int64),
+        slot_role=of_slot(role, np.uint8),
+        slot_members=of_slot(members, np.int32),
+        slot_away=of_slot(away, np.int32),
         slot_hash=hash_sizes(cast.sizes[bound]),
-        groups=groups,
+        n_groups=int(first_group[-1]),
         n_messages=int(n_operations[n_others > 0].sum()),
+        tiles=tiles,
+        variation=variation,
         traffic=traffic,
+        groups=groups,
     )
     return Plan(
         program=program,

@@ -8,16 +8,26 @@ rounded half up to whole picoseconds, exactly, so numpy and the compiled core ag
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..program import Jitter
+from ..program import Jitter, Program
 from .digest import mix
 
-__all__ = ["ONE", "factor_of", "jitter_factors", "jitter_key", "jitter_table", "scaled"]
+__all__ = [
+    "ONE",
+    "Variation",
+    "factor_of",
+    "jitter_factors",
+    "jitter_key",
+    "jitter_table",
+    "scaled",
+]
 
 ONE = 1 << 32
 """The factor of a rank of speed 1."""
@@ -89,6 +99,68 @@ def jitter_factors(
     uint64, shape (n,)
     """
     key = jitter_key(jitter.seed, [rank])
+    return _drawn(key, jitter_table(jitter.spread), rows, factor)
+
+
+def _drawn(
+    key: NDArray[np.uint64], table: NDArray[np.uint64], rows: NDArray[np.int64], factor: int
+) -> NDArray[np.uint64]:
+    """Draw the factors of some rows of a rank, by its key, shape (1,)."""
     hashes = mix(key + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-    drawn = jitter_table(jitter.spread)[hashes >> np.uint64(64 - 12)]
-    return scaled(drawn, factor)
+    return scaled(table[hashes >> np.uint64(64 - 12)], factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Variation:
+    """How the kernels and copies of some ranks differ from what their tables say.
+
+    Attributes
+    ----------
+    factor : uint64, shape (h,)
+        Of each rank.
+    key : uint64, shape (h,)
+        What all hashes of a rank begin with.
+    table : uint64, shape (4096,), or None
+        The equally likely factors of rows; None without jitter.
+    """
+
+    factor: NDArray[np.uint64]
+    key: NDArray[np.uint64]
+    table: NDArray[np.uint64] | None
+
+    @classmethod
+    def of(cls, program: Program, ranks: NDArray[np.int32]) -> Variation | None:
+        """Return the variation of some ranks of a program; None where they do not vary."""
+        speed, jitter = program.speed[ranks], program.jitter
+        if jitter is None and (speed == 1).all():
+            return None
+        return cls(
+            factor=factor_of(speed),
+            key=jitter_key(0 if jitter is None else jitter.seed, ranks),
+            table=None if jitter is None else jitter_table(jitter.spread),
+        )
+
+    def key_of(self, i: int) -> Hashable:
+        """Return what is equal for entries that vary alike."""
+        return int(self.factor[i]), None if self.table is None else int(self.key[i])
+
+    def applied(
+        self, i: int, durations: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return durations of an entry's rows, of which those of kernels and copies vary.
+
+        Parameters
+        ----------
+        i : int
+            Which of the h ranks.
+        durations : int64, shape (n,)
+            Of all rows of the rank, in ps.
+        rows : int64, shape (k,)
+            Kernels and copies.
+        """
+        factors = self.factor[i]
+        if self.table is not None:
+            factors = _drawn(self.key[i : i + 1], self.table, rows, int(factors))
+        found = durations.copy()
+        found[rows] = scaled(durations[rows].astype(np.uint64), factors).astype(np.int64)
+        return found

@@ -1,6 +1,6 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `advance`, `registers`, `contended`, `sharing`, `rows`,
+The compiled modules (Cython: `tiles`, `registers`, `contended`, `sharing`, `rows`,
 `accounts`) and their twins
 (plain Python, to be read first) do the same, and tests hold them equal row by row. No other module
 knows that there are two.
@@ -71,7 +71,7 @@ def core(name: str, contended: bool = False) -> Any:
     elif contended:
         from .contended_twin import Core
     elif name == "compiled":
-        from .advance import Core
+        from .tiles import Core
     else:
         from .twin import Core
     return Core

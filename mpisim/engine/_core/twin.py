@@ -22,6 +22,7 @@ BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
 LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
 NEVER = int(np.iinfo(np.int64).min)
 STARTED = -1  # of Group.missing
+NOBODY = int(np.iinfo(np.int32).max)
 
 
 def allocate(kernels: NDArray[np.int32], last_use: NDArray[np.int32]) -> tuple[Any, int]:
@@ -57,12 +58,11 @@ def allocate(kernels: NDArray[np.int32], last_use: NDArray[np.int32]) -> tuple[A
 
 
 class Group:
-    """State of one group: see `mpisim.engine.plan.GROUP`."""
+    """One operation of a communicator."""
 
-    __slots__ = ("away", "last", "missing", "time", "waiters")
-
-    def __init__(self, time: int, last: int, missing: int, away: int) -> None:
-        self.time, self.last, self.missing, self.away = time, last, missing, away
+    def __init__(self, missing: int, away: int) -> None:
+        self.time, self.last = NEVER, NOBODY  # latest ready time so far; the lowest rank of then
+        self.missing, self.away = missing, away  # members here, and messages, still to come
         self.waiters: list[Rank] = []
 
 
@@ -75,7 +75,7 @@ class Rank:
         self.code = code
         self.operands: list[int] = one.operands.tolist()
         self.final: list[int] = one.final.tolist()
-        self.duration: list[int] = layout.durations[layout.duration[local]].tolist()
+        self.duration: list[int] = layout.durations_of(local).tolist()
         self.group: list[int] = layout.slot_group[slots].tolist()
         self.role: list[int] = layout.slot_role[slots].tolist()
         self.number = int(layout.numbers[local])
@@ -103,18 +103,29 @@ class Core:
 
     def __init__(self, layout: Any) -> None:
         self._layout = layout
-        self._groups = [
-            Group(*g) for g in layout.groups[["time", "last", "missing", "away"]].tolist()
-        ]
+        self._groups = [Group(0, 0) for _ in range(layout.n_groups)]
         codes = []
         for one in layout.codes:
             names = one.instructions.dtype.names
             codes.append({name: one.instructions[name].tolist() for name in names})
         self._ranks = [Rank(layout, i, codes[c]) for i, c in enumerate(layout.code)]
+        for rank in self._ranks:
+            self._expect(rank)
         self._ready = self._ranks[::-1]  # a stack: the lowest rank first
         self._outbox: list[int] = []
         self.unfinished = len(self._ranks)
         self.rows_done = 0
+
+    def _expect(self, rank: Rank) -> None:
+        """Tell the groups of a rank who will come."""
+        layout = self._layout
+        operations = layout.codes[layout.code[rank.local]].table.operations
+        for slot, count in enumerate(operations.tolist()):
+            at = layout.slot_index[rank.local] + slot
+            for k in range(count):
+                group = self._groups[rank.group[slot] + k]
+                group.missing = int(layout.slot_members[at])
+                group.away = int(layout.slot_away[at])
 
     # --- running --------------------------------------------------------------------------------
 
@@ -167,9 +178,6 @@ class Core:
                 rank.host = host
             else:
                 rank.host = max([host, *waits]) + code["launch_cost"][row]
-            if code["stops"][row] and not self._settled(rank, code["target"][row]):
-                rank.row = row + 1
-                return False
         rank.row = len(durations)
         return all(self._settled(rank, register) for register in rank.final)
 
@@ -227,6 +235,10 @@ class Core:
             if owner:
                 self._outbox.append(number)
 
+    def split(self) -> bool:
+        """Ranks move one by one here: none is held up by others."""
+        return False
+
     @property
     def n_posted(self) -> int:
         """How many groups the outbox holds."""
@@ -254,12 +266,12 @@ class Core:
     # --- what came out --------------------------------------------------------------------------
 
     @property
-    def groups(self) -> NDArray[Any]:
-        """State of the groups, as `mpisim.engine.plan.GROUP`."""
-        found = self._layout.groups.copy()
-        for name in ("time", "last", "missing", "away"):
-            found[name] = [getattr(group, name) for group in self._groups]
-        return found
+    def groups(self) -> dict[str, NDArray[Any]]:
+        """See the package."""
+        return {
+            "time": np.array([group.time for group in self._groups], np.int64),
+            "last": np.array([group.last for group in self._groups], np.int32),
+        }
 
     def rows(self) -> NDArray[np.int32]:
         """Return the row each hosted rank has come to, shape (h,)."""

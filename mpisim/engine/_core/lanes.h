@@ -1,0 +1,207 @@
+/* How a tile executes rows. Loops over lanes are plain; the compiler makes vectors of them. */
+
+#ifndef MPISIM_LANES_H
+#define MPISIM_LANES_H
+
+#include "tiles.h"
+
+#define INLINED static inline __attribute__((always_inline))
+
+/* (value * factor + 2^31) >> 32, exactly: see scaled in mpisim/engine/variation.py. */
+static inline uint64_t scaled(uint64_t value, uint64_t factor)
+{
+    const uint64_t high = value >> 32, low = (uint32_t)value, part = (uint32_t)factor;
+    return value * (factor >> 32) + high * part + ((low * part + (UINT64_C(1) << 31)) >> 32);
+}
+
+/* out = begin + how long a kernel takes on each lane. */
+INLINED void add_varied(
+    const Machine *m, const Tile *t, int64_t *out, int64_t width)
+{
+    const uint64_t duration = (uint64_t)t->duration[t->row], *factor = t->factor;
+    const int64_t *begin = m->begin;
+    if (m->jitter) {
+        /* As jitter_factors in mpisim/engine/variation.py. */
+        const uint64_t salt = ((uint64_t)t->row + 1) * UINT64_C(0x9E3779B97F4A7C15);
+        const uint64_t *key = t->key, *jitter = m->jitter;
+        EACH(l, width) {
+            const uint64_t drawn = scaled(jitter[mix(key[l] + salt) >> 52], factor[l]);
+            out[l] = begin[l] + (int64_t)scaled(duration, drawn);
+        }
+    } else {
+        EACH(l, width) out[l] = begin[l] + (int64_t)scaled(duration, factor[l]);
+    }
+}
+
+/* Post a communication that is not alone in its kernel, or eager. */
+static void post_of_batch(Machine *m, Tile *t, const Instruction *x)
+{
+    const Slot *s = &t->slot[x->slot];
+    int64_t *value = t->value + (int64_t)x->target * t->width;
+    t->pending[x->target] = t->row + 1;
+    if (x->eager) {
+        int64_t *ready = t->eager + (int64_t)t->n_eager++ * t->n_lanes;
+        for (int64_t l = 0; l < t->n_lanes; l++) {
+            ready[l] = m->begin[l];
+            value[l] = later(value[l], m->begin[l] + t->duration[t->row]);
+        }
+    }
+    if (s->kind == OUTER) {
+        post(m, t, s, x->ordinal);
+    } else if (!x->eager) {
+        start_within(m, t, s, x->ordinal);
+        for (int64_t l = 0; l < t->n_lanes; l++)
+            m->meeting[s->bond[l].group + x->ordinal].came = STARTED;
+    }
+}
+
+/* out = when a row that is launched can begin, and `more`; the clock goes on. */
+INLINED void launch(
+    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t *out, int64_t more,
+    int64_t width)
+{
+    const int64_t shift = x->host + x->launch, step = x->host + x->launch_cost, gap = x->gap;
+    int64_t *clock = t->clock, *begin = m->begin;
+    if (x->n_before > (x->stream >= 0)) {
+        const int64_t *free = t->value + operand[0] * width, host = x->host;
+        EACH(l, width) clock[l] = later(clock[l], free[l] - host);
+    }
+    if (x->stream < 0 && x->n_waits == 0) {
+        EACH(l, width) {
+            out[l] = clock[l] + shift + more;
+            clock[l] += step;
+        }
+        return;
+    }
+    const int64_t *before = t->value + operand[x->n_before - (x->stream >= 0)] * width;
+    EACH(l, width) begin[l] = before[l];
+    for (int32_t i = x->n_before + (x->stream < 0); i < x->n_before + x->n_waits; i++) {
+        const int64_t *end = t->value + operand[i] * width;
+        EACH(l, width) begin[l] = later(begin[l], end[l]);
+    }
+    EACH(l, width) {
+        out[l] = later(begin[l] + gap, clock[l] + shift) + more;
+        clock[l] += step;
+    }
+}
+
+/* As launch, for a row that follows a kernel of its stream and waits for one other at most. */
+INLINED void launch_plain(
+    Tile *t, const Instruction *x, int64_t *out, int64_t more, int64_t width)
+{
+    const int64_t shift = x->host + x->launch, step = x->host + x->launch_cost, gap = x->gap;
+    const int64_t *a = t->value + x->stream * width, *b = t->value + x->other * width;
+    int64_t *clock = t->clock;
+    EACH(l, width) {
+        out[l] = later(later(a[l], b[l]) + gap, clock[l] + shift) + more;
+        clock[l] += step;
+    }
+}
+
+INLINED void wait_on_host(
+    Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
+{
+    const int64_t host = x->host, tail = x->launch_cost;
+    int64_t *clock = t->clock;
+    EACH(l, width) clock[l] += host;
+    for (int32_t i = 0; i < x->n_waits; i++) {
+        const int64_t *end = t->value + operand[i] * width;
+        EACH(l, width) clock[l] = later(clock[l], end[l]);
+    }
+    EACH(l, width) clock[l] += tail;
+}
+
+/* A communication alone in its kernel, whose lanes are ready at m->begin. */
+INLINED void communicate(
+    Machine *m, Tile *t, const Instruction *x, int64_t *out, int64_t width)
+{
+    const Slot *s = &t->slot[x->slot];
+    const int64_t duration = t->duration[t->row], *start = m->best;
+    if (s->kind == OUTER) {
+        EACH(l, width) out[l] = NEVER;
+        t->pending[x->target] = t->row + 1;
+        post(m, t, s, x->ordinal);
+        return;
+    }
+    start_within(m, t, s, x->ordinal);
+    if (s->kind == SCATTERED) {
+        for (int64_t l = 0; l < t->n_lanes; l++)
+            out[l] = start[s->column[l]] + duration;
+        return;
+    }
+    for (int64_t first = 0; first < t->n_lanes; first += s->n_groups)
+        EACH(g, s->n_groups) out[first + g] = start[g] + duration;
+}
+
+INLINED void execute(
+    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
+{
+    const int of_kernel = x->opcode == PLAIN || x->opcode == KERNEL;
+    const int at_once = of_kernel && !t->factor;
+    const int64_t duration = at_once ? t->duration[t->row] : 0;
+    int64_t *clock = t->clock, *device = t->device, *out = t->value + x->target * width;
+    int64_t *into = at_once ? out : m->begin;
+    if (x->opcode <= PLAIN_MEET) {
+        launch_plain(t, x, into, duration, width);
+    } else if (x->opcode <= BATCH) {
+        launch(m, t, x, operand, into, duration, width);
+    } else if (x->opcode == HOST) {
+        const int64_t host = x->host;
+        EACH(l, width) clock[l] += host;
+        return;
+    } else if (x->opcode == HOST_WAIT) {
+        wait_on_host(t, x, operand, width);
+        return;
+    }
+    if (x->opcode >= BATCH) {
+        if (x->opcode == BATCH) {
+            EACH(l, width) out[l] = NEVER;
+        }
+        post_of_batch(m, t, x);
+        return;
+    }
+    if (!of_kernel)
+        communicate(m, t, x, out, width);
+    else if (!at_once)
+        add_varied(m, t, out, width);
+    if (x->tops && !t->pending[x->target]) {
+        EACH(l, width) device[l] = later(device[l], out[l]);
+    }
+}
+
+/* Execute rows until the tile blocks (0) or has ended (1). */
+INLINED int advance(Machine *m, Tile *t, int64_t width)
+{
+    for (;; t->row++) {
+        int32_t n;
+        const int32_t *operand = reads(t, t->row, &n);
+        for (int32_t i = 0; i < n; i++)
+            if (t->pending[operand[i]] && !settle(m, t, operand[i]))
+                return 0;
+        if (t->row >= t->n_rows)
+            return 1;
+        execute(m, t, &t->code[t->row], operand, width);
+    }
+}
+
+CLONES static int advance_lanes(Machine *m, Tile *t) { return advance(m, t, t->width & ~7); }
+
+static int advance_lane(Machine *m, Tile *t) { return advance(m, t, 1); }
+
+/* Run tiles until none can move or `budget` rows are done; return how many ranks have ended. */
+static int64_t run_tiles(Machine *m, int64_t budget)
+{
+    const int64_t stop = m->rows_done + budget;
+    int64_t ended = 0;
+    while (m->n_ready > 0 && m->rows_done < stop) {
+        Tile *t = &m->tiles[m->ready[--m->n_ready]];
+        const int32_t before = t->row;
+        t->ended = t->n_lanes == 1 ? advance_lane(m, t) : advance_lanes(m, t);
+        m->rows_done += (int64_t)(t->row - before) * t->n_lanes;
+        if (t->ended)
+            ended += t->n_lanes;
+    }
+    return ended;
+}
+
+#endif

@@ -1,0 +1,211 @@
+/* How a tile runs: see tiles.pyx. Loops over lanes are plain; the compiler makes vectors of them. */
+
+#ifndef MPISIM_TILES_H
+#define MPISIM_TILES_H
+
+#include "hashes.h"
+
+enum { ALL_CAME = -2, STARTED = -1 };  /* of Meeting.came */
+enum { OUTER, COLUMNS, SCATTERED };  /* of Slot.kind */
+
+#define NEVER INT64_MIN
+
+typedef struct {  /* of one group; all 0 before anything has run, but for `away` */
+    int32_t came;  /* hosted members that have posted; ALL_CAME, STARTED */
+    int32_t away;  /* minus the messages still to come from other processes */
+    int32_t waiter;  /* first tile that is blocked here, plus 1 */
+} Meeting;
+
+typedef struct {  /* what a slot of a rank is bound to */
+    int64_t group;  /* the first one of the communicator */
+    int32_t members;  /* hosted ones, each counted by all its slots */
+    uint8_t role;
+} Bond;
+
+typedef struct {
+    Bond *bond;  /* of each lane */
+    int32_t *column;  /* of each lane: which of the tile's groups */
+    int64_t n_groups;
+    uint8_t kind;  /* OUTER: members elsewhere; COLUMNS: lane l has group l % n_groups */
+} Slot;
+
+typedef struct {
+    const Instruction *code;
+    const int64_t *duration;
+    const int32_t *operands, *final;
+    int64_t *value;  /* ends, register by register, lane by lane; of a pending one, as far as known */
+    int32_t *pending;  /* of each register: the last row so far of a kernel without an end, plus 1 */
+    int64_t *clock, *device;  /* of each lane */
+    int64_t *eager;  /* ready times of EAGER rows */
+    uint64_t *factor, *key;  /* of each lane; NULL where kernels take as long as they say */
+    int32_t *local, *number;  /* of each lane */
+    Slot *slot;
+    int32_t n_lanes, width, n_slots, n_registers, n_final, n_rows, row, n_eager, next_waiter, ended;
+} Tile;
+
+typedef struct {
+    Tile *tiles;
+    int32_t *ready;  /* a stack of tiles that can move */
+    int64_t *time;  /* of each group: the latest ready time so far; once started, the start */
+    int32_t *last;  /* the member that was ready then, plus 1; the lowest if several */
+    Meeting *meeting;
+    int64_t *posted;
+    int64_t *begin, *best;  /* lanes of whichever tile runs */
+    int32_t *who;
+    const uint64_t *jitter;
+    int64_t n_ready, n_posted, rows_done;
+} Machine;
+
+static inline int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* --- groups ----------------------------------------------------------------------------------- */
+
+static inline void merge(Machine *m, int64_t group, int64_t ready, int32_t last)
+{
+    if (m->last[group] == 0 || ready > m->time[group]
+        || (ready == m->time[group] && last < m->last[group])) {
+        m->time[group] = ready;
+        m->last[group] = last;
+    }
+}
+
+static inline void tell(Machine *m, int64_t group) { m->posted[m->n_posted++] = group; }
+
+static inline void start_if_complete(Machine *m, int64_t group, int owner)
+{
+    Meeting *met = &m->meeting[group];
+    if (met->came != ALL_CAME || met->away != 0)
+        return;
+    met->came = STARTED;
+    for (int32_t waiter = met->waiter; waiter > 0; waiter = m->tiles[waiter - 1].next_waiter)
+        m->ready[m->n_ready++] = waiter - 1;
+    met->waiter = 0;
+    if (owner)
+        tell(m, group);
+}
+
+static inline void deliver(Machine *m, int64_t group, int64_t time, int32_t last, int owner)
+{
+    merge(m, group, time, last);
+    m->meeting[group].away++;
+    start_if_complete(m, group, owner);
+}
+
+/* Tell the groups of the k-th communication on a slot when each lane is ready. */
+static inline void post(Machine *m, const Tile *t, const Slot *s, int32_t k)
+{
+    for (int64_t l = 0; l < t->n_lanes; l++) {
+        const Bond *bond = &s->bond[l];
+        const int64_t group = bond->group + k;
+        merge(m, group, m->begin[l], t->number[l] + 1);
+        if (++m->meeting[group].came == bond->members) {
+            m->meeting[group].came = ALL_CAME;
+            if (bond->role == PEER || bond->role == MEMBER)
+                tell(m, group);
+            start_if_complete(m, group, bond->role == OWNER);
+        }
+    }
+}
+
+/* Start the groups of a slot all of whose members are lanes of the tile. */
+static inline void start_within(Machine *m, const Tile *t, const Slot *s, int32_t k)
+{
+    const int64_t n = s->n_groups, *begin = m->begin;
+    int64_t *best = m->best;
+    int32_t *who = m->who;
+    for (int64_t g = 0; g < n; g++) {
+        best[g] = begin[g];
+        who[g] = (int32_t)g;
+    }
+    if (s->kind == COLUMNS) {
+        /* Members of a group are lanes in the order of their numbers: the first is the lowest. */
+        for (int64_t first = n; first < t->n_lanes; first += n)
+            EACH(g, n) {
+                const int64_t ready = begin[first + g];
+                who[g] = ready > best[g] ? (int32_t)(first + g) : who[g];
+                best[g] = later(ready, best[g]);
+            }
+        EACH(g, n) {
+            m->time[s->bond[g].group + k] = best[g];
+            m->last[s->bond[g].group + k] = t->number[who[g]] + 1;
+        }
+    } else {
+        for (int64_t l = 0; l < t->n_lanes; l++)
+            merge(m, s->bond[l].group + k, begin[l], t->number[l] + 1);
+        for (int64_t l = 0; l < t->n_lanes; l++)
+            best[s->column[l]] = m->time[s->bond[l].group + k];
+    }
+}
+
+/* --- registers -------------------------------------------------------------------------------- */
+
+/* The group without a start that a lane needs for a register to be known, or -1. */
+static inline int64_t missing(const Machine *m, const Tile *t, int32_t reg, int64_t lane)
+{
+    for (int32_t row = t->pending[reg] - 1; row >= 0; row--) {
+        const Instruction *x = &t->code[row];
+        if (!x->eager) {
+            const int64_t group = t->slot[x->slot].bond[lane].group + x->ordinal;
+            if (m->meeting[group].came != STARTED)
+                return group;
+        }
+        if (x->opcode != JOIN)
+            break;
+    }
+    return -1;
+}
+
+/* Make a pending register known; 0, and the tile is blocked, if it cannot be. */
+static int settle(Machine *m, Tile *t, int32_t reg)
+{
+    int64_t *value = t->value + (int64_t)reg * t->width;
+    const int32_t last = t->pending[reg] - 1;
+    for (int64_t l = 0; l < t->n_lanes; l++) {
+        const int64_t group = missing(m, t, reg, l);
+        if (group >= 0) {
+            t->next_waiter = m->meeting[group].waiter;
+            m->meeting[group].waiter = (int32_t)(t - m->tiles) + 1;
+            return 0;
+        }
+    }
+    for (int32_t row = last;; row--) {
+        const Instruction *x = &t->code[row];
+        const Bond *bond = t->slot[x->slot].bond;
+        if (!x->eager)
+            for (int64_t l = 0; l < t->n_lanes; l++)
+                value[l] = later(value[l], m->time[bond[l].group + x->ordinal] + t->duration[row]);
+        if (x->opcode != JOIN)
+            break;
+    }
+    t->pending[reg] = 0;
+    if (t->code[last].tops) {
+        EACH(l, t->n_lanes) t->device[l] = later(t->device[l], value[l]);
+    }
+    return 1;
+}
+
+/* What row t->row reads, or at the end what must have ended; *n registers. */
+static inline const int32_t *reads(const Tile *t, int32_t row, int32_t *n)
+{
+    if (row >= t->n_rows) {
+        *n = t->n_final;
+        return t->final;
+    }
+    *n = t->code[row].n_before + t->code[row].n_waits;
+    return t->operands + t->code[row].first_wait - t->code[row].n_before;
+}
+
+/* The group without a start that keeps a lane from its next row, or -1. */
+static int64_t blocked_on(const Machine *m, const Tile *t, int64_t lane)
+{
+    int32_t n;
+    const int32_t *operand = reads(t, t->row, &n);
+    for (int32_t i = 0; i < n; i++) {
+        const int64_t group = t->ended ? -1 : missing(m, t, operand[i], lane);
+        if (group >= 0)
+            return group;
+    }
+    return -1;
+}
+
+#endif

@@ -1,0 +1,74 @@
+# What tiles.h and lanes.h offer.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+from .state cimport Instruction
+
+cdef extern from "lanes.h":
+    const int ALL_CAME, STARTED, OUTER, COLUMNS, SCATTERED
+
+    ctypedef struct Meeting:
+        int32_t came
+        int32_t away
+        int32_t waiter
+
+    ctypedef struct Bond:
+        int64_t group
+        int32_t members
+        uint8_t role
+
+    ctypedef struct Slot:
+        Bond* bond
+        int32_t* column
+        int64_t n_groups
+        uint8_t kind
+
+    ctypedef struct Tile:
+        const Instruction* code
+        const int64_t* duration
+        const int32_t* operands
+        const int32_t* final
+        int64_t* value
+        int32_t* pending
+        int64_t* clock
+        int64_t* device
+        int64_t* eager
+        uint64_t* factor
+        uint64_t* key
+        int32_t* local
+        int32_t* number
+        Slot* slot
+        int32_t n_lanes
+        int32_t width
+        int32_t n_slots
+        int32_t n_registers
+        int32_t n_final
+        int32_t n_rows
+        int32_t row
+        int32_t n_eager
+        int32_t next_waiter
+        int32_t ended
+
+    ctypedef struct Machine:
+        Tile* tiles
+        int32_t* ready
+        int64_t* time
+        int32_t* last
+        Meeting* meeting
+        int64_t* posted
+        int64_t* begin
+        int64_t* best
+        int32_t* who
+        const uint64_t* jitter
+        int64_t n_ready
+        int64_t n_posted
+        int64_t rows_done
+
+    int64_t run_tiles(Machine* machine, int64_t budget) nogil
+    void deliver(Machine* machine, int64_t group, int64_t time, int32_t last, int owner) nogil
+    int64_t blocked_on(const Machine* machine, const Tile* tile, int64_t lane) nogil
+    void add_hashes(
+        int64_t n, const uint64_t* low, const uint64_t* high, const uint64_t* counted,
+        const int64_t* duration, const int64_t* start, const uint64_t* size, int64_t times,
+        uint64_t* sum) nogil
+    void add_end(int64_t end, const uint64_t* seed, int64_t times, uint64_t* sum) nogil

@@ -1,0 +1,484 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The core, compiled. `twin` is the same in plain Python, one rank at a time: read it first.
+
+Ranks of one table run side by side as *lanes* of a tile: a row is decoded once for all, registers
+are short vectors, and a communication all of whose members are lanes of the tile starts in place. A
+tile waits until all its lanes can go on. Where no tile can move, though some ranks could, `split`
+cuts them out of their tiles: there is no deadlock that ranks by themselves would not come to.
+
+What happens between two calls from Python stands in lanes.h and tiles.h; here tiles are laid out
+and what came of them is read. Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+from .state cimport LOCAL, Communication, Instruction
+from .tiles cimport (
+    COLUMNS, OUTER, SCATTERED, Bond, Machine, Meeting, Slot, Tile, add_end,
+    add_hashes, blocked_on, deliver, run_tiles,
+)
+
+cdef int WIDTH = 8  # registers are padded to a multiple of so many lanes: no loop has a remainder
+cdef size_t BLOCK = 1 << 20
+
+
+cdef struct Script:  # a table, as instructions
+    const Instruction* code
+    const int32_t* operands
+    const int32_t* final
+    const int64_t* operations  # on each slot
+    int32_t n_rows
+    int32_t n_final
+    int32_t n_registers
+    int32_t n_slots
+    int32_t n_eager
+
+
+cdef struct Hashes:  # of a table with some durations: its communications, slot by slot
+    const uint64_t* low
+    const uint64_t* high
+    const uint64_t* counted
+    const int64_t* duration
+    const int64_t* first  # of each slot
+    const Communication* eager
+
+
+@cython.final
+cdef class Core:
+    """See the package."""
+
+    cdef Machine machine
+    cdef Script* scripts
+    cdef char* room
+    cdef size_t n_room
+    cdef int32_t[::1] tile_of, lane_of
+    cdef const int32_t[::1] number, code, duration
+    cdef const int64_t[::1] start, count, slot_index, slot_group
+    cdef const int32_t[::1] slot_members
+    cdef const uint8_t[::1] slot_role
+    cdef const uint64_t[::1] factor, key, jitter
+    cdef int64_t n_ranks, n_tiles
+    cdef const int64_t** durations
+    cdef object layout, kept
+    cdef readonly int64_t unfinished
+    cdef readonly object groups
+
+    message = ("time", "last")
+
+    def __cinit__(self, layout):
+        cdef int64_t[::1] times
+        cdef int32_t[::1] lasts
+        cdef int64_t i, n = len(layout.numbers), widest
+        self.n_room = self.n_tiles = 0
+        self.layout = layout
+        self.n_ranks = self.unfinished = n
+        self.kept = []
+        self.number, self.code, self.duration = layout.numbers, layout.code, layout.duration
+        self.start, self.count, self.slot_index = layout.start, layout.count, layout.slot_index
+        self.slot_group, self.slot_role = layout.slot_group, layout.slot_role
+        self.slot_members = layout.slot_members
+        self.tile_of, self.lane_of = np.empty(n, np.int32), np.empty(n, np.int32)
+        # Pages of these that nobody touches take no memory: groups inside tiles never meet.
+        self.groups = {
+            "time": np.zeros(layout.n_groups + 1, np.int64),
+            "last": np.zeros(layout.n_groups + 1, np.int32),
+        }
+        times, lasts = self.groups["time"], self.groups["last"]
+        self.machine.time, self.machine.last = &times[0], &lasts[0]
+        self.machine.meeting = <Meeting*>self.taken(layout.n_groups, sizeof(Meeting))
+        self.machine.tiles = <Tile*>self.taken(n, sizeof(Tile))
+        self.machine.ready = <int32_t*>self.taken(n, sizeof(int32_t))
+        self.machine.posted = <int64_t*>self.taken(layout.n_messages, sizeof(int64_t))
+        widest = int(np.diff(layout.tiles.index).max(initial=0)) + WIDTH
+        self.machine.begin = <int64_t*>self.taken(widest, sizeof(int64_t))
+        self.machine.best = <int64_t*>self.taken(widest, sizeof(int64_t))
+        self.machine.who = <int32_t*>self.taken(widest, sizeof(int32_t))
+        self._read_tables()
+        self._expect_messages()
+        lanes, index = layout.tiles.lanes, layout.tiles.index
+        for i in range(len(index) - 1):
+            self._lay(&self.machine.tiles[i], lanes[index[i] : index[i + 1]])
+        self.n_tiles = len(index) - 1
+        for i in range(self.n_tiles):  # a stack: the first tile first
+            self.machine.ready[self.n_tiles - 1 - i] = <int32_t>i
+        self.machine.n_ready = self.n_tiles
+
+    cdef char* taken(self, size_t n, size_t size):
+        """Return memory, all 0, that is given back with the core."""
+        cdef size_t more = ((n * size) // 64 + 1) * 64  # whole cache lines
+        cdef uint8_t[::1] block
+        cdef char* found
+        if more > self.n_room:
+            array = np.zeros(max(more, BLOCK) + 64, np.uint8)
+            self.kept.append(array)
+            block = array
+            self.n_room = max(more, BLOCK)
+            self.room = <char*>((<size_t>&block[63]) & ~<size_t>63)
+        found = self.room
+        self.room += more
+        self.n_room -= more
+        return found
+
+    cdef _read_tables(self):
+        """Point to instructions and durations."""
+        cdef const Instruction[::1] instructions
+        cdef const int32_t[::1] operands, final
+        cdef const int64_t[::1] numbers
+        cdef Script* script
+        self.scripts = <Script*>self.taken(len(self.layout.codes), sizeof(Script))
+        for i, code in enumerate(self.layout.codes):
+            script = &self.scripts[i]
+            instructions, operands = padded(code.instructions), padded(code.operands)
+            final, numbers = padded(code.final), padded(code.table.operations)
+            self.kept.extend([instructions, operands, final, numbers])
+            script.code, script.operands, script.final = &instructions[0], &operands[0], &final[0]
+            script.operations = &numbers[0]
+            script.n_rows, script.n_final = len(code.table), len(code.final)
+            script.n_registers, script.n_slots = code.n_registers, len(code.table.operations)
+            script.n_eager = code.n_eager
+        self.durations = <const int64_t**>self.taken(len(self.layout.durations), sizeof(int64_t*))
+        for i, durations in enumerate(self.layout.durations):
+            numbers = padded(durations)
+            self.kept.append(numbers)
+            self.durations[i] = &numbers[0]
+        if self.layout.variation is not None:
+            self.factor = self.layout.variation.factor
+            if self.layout.variation.table is not None:
+                self.key, self.jitter = self.layout.variation.key, self.layout.variation.table
+                self.machine.jitter = &self.jitter[0]
+
+    cdef _expect_messages(self):
+        """Tell groups with members elsewhere how many messages will come."""
+        cdef const int32_t[::1] away = self.layout.slot_away
+        cdef const Script* script
+        cdef int64_t i, k, at
+        cdef int32_t s
+        for i in range(self.n_ranks):
+            script = &self.scripts[self.code[i]]
+            for s in range(script.n_slots):
+                at = self.slot_index[i] + s
+                if self.slot_role[at] != LOCAL:
+                    for k in range(script.operations[s]):
+                        self.machine.meeting[self.slot_group[at] + k].away = -away[at]
+
+    # --- tiles ----------------------------------------------------------------------------------
+
+    cdef _lay(self, Tile* tile, const int32_t[::1] lanes):
+        """Lay out ranks of one table, by their local numbers, as the lanes of a tile."""
+        cdef Script* script = &self.scripts[self.code[lanes[0]]]
+        cdef int64_t n = lanes.shape[0], l, at
+        cdef int32_t s, i
+        cdef int64_t width = 1 if n == 1 else (n + WIDTH - 1) // WIDTH * WIDTH
+        tile.code, tile.operands, tile.final = script.code, script.operands, script.final
+        tile.duration = self.durations[self.duration[lanes[0]]]
+        tile.n_lanes, tile.width = <int32_t>n, <int32_t>width
+        tile.n_rows, tile.n_final = script.n_rows, script.n_final
+        tile.n_slots, tile.n_registers = script.n_slots, script.n_registers
+        tile.row = tile.n_eager = tile.next_waiter = tile.ended = 0
+        tile.value = <int64_t*>self.taken(width * script.n_registers, sizeof(int64_t))
+        tile.pending = <int32_t*>self.taken(script.n_registers, sizeof(int32_t))
+        tile.clock = <int64_t*>self.taken(width, sizeof(int64_t))
+        tile.device = <int64_t*>self.taken(width, sizeof(int64_t))
+        tile.eager = <int64_t*>self.taken(n * script.n_eager, sizeof(int64_t))
+        tile.local = <int32_t*>self.taken(n, sizeof(int32_t))
+        tile.number = <int32_t*>self.taken(n, sizeof(int32_t))
+        tile.slot = <Slot*>self.taken(script.n_slots, sizeof(Slot))
+        for l in range(n):
+            i = tile.local[l] = lanes[l]
+            tile.number[l] = self.number[i]
+            tile.clock[l] = tile.device[l] = self.start[i]
+            self.tile_of[i] = <int32_t>(tile - self.machine.tiles)
+            self.lane_of[i] = <int32_t>l
+        for s in range(script.n_slots):
+            tile.slot[s].bond = <Bond*>self.taken(n, sizeof(Bond))
+            tile.slot[s].column = <int32_t*>self.taken(n, sizeof(int32_t))
+            for l in range(n):
+                at = self.slot_index[lanes[l]] + s
+                tile.slot[s].bond[l].group = self.slot_group[at]
+                tile.slot[s].bond[l].members = self.slot_members[at]
+                tile.slot[s].bond[l].role = self.slot_role[at]
+            if script.operations[s]:
+                look_inside(tile, &tile.slot[s])
+        self._vary(tile)
+
+    cdef _vary(self, Tile* tile):
+        """Give the lanes of a tile their factors, where kernels do not take what they say."""
+        cdef int64_t l
+        cdef bint varied = self.machine.jitter is not NULL
+        tile.factor = tile.key = NULL
+        if self.layout.variation is None:
+            return
+        for l in range(tile.n_lanes):
+            varied = varied or self.factor[tile.local[l]] != <uint64_t>1 << 32
+        if not varied:
+            return
+        tile.factor = <uint64_t*>self.taken(tile.width, sizeof(uint64_t))
+        tile.key = <uint64_t*>self.taken(tile.width, sizeof(uint64_t))
+        for l in range(tile.n_lanes):
+            tile.factor[l] = self.factor[tile.local[l]]
+            if self.machine.jitter is not NULL:
+                tile.key[l] = self.key[tile.local[l]]
+
+    def split(self):
+        """Cut ranks that can move out of tiles that cannot; return whether there were any.
+
+        For when no tile can move: ranks of a tile may wait for each other.
+        """
+        cdef int64_t i, l, n = self.n_tiles
+        cdef Tile old
+        for i in range(n):
+            old = self.machine.tiles[i]
+            if old.ended:
+                continue
+            waits = np.array(
+                [blocked_on(&self.machine, &old, l) >= 0 for l in range(old.n_lanes)], bool
+            )
+            if waits.all():
+                continue
+            # The group that the tile is known to wait for is one of a lane that waits: what waits
+            # keeps the tile's number.
+            self._cut(&self.machine.tiles[i], &old, np.flatnonzero(waits))
+            self._cut(&self.machine.tiles[self.n_tiles], &old, np.flatnonzero(~waits))
+            self.machine.ready[self.machine.n_ready] = <int32_t>self.n_tiles
+            self.machine.n_ready += 1
+            self.n_tiles += 1
+        return self.n_tiles > n
+
+    cdef _cut(self, Tile* tile, Tile* old, const int64_t[::1] lanes):
+        """Make a tile of some lanes of another, as far as these have come."""
+        cdef int64_t n = lanes.shape[0], i, j
+        cdef int32_t next_waiter = old.next_waiter
+        self._lay(tile, np.array([old.local[lanes[j]] for j in range(n)], np.int32))
+        tile.row, tile.n_eager, tile.next_waiter = old.row, old.n_eager, next_waiter
+        for i in range(tile.n_registers):
+            tile.pending[i] = old.pending[i]
+        for j in range(n):
+            tile.clock[j], tile.device[j] = old.clock[lanes[j]], old.device[lanes[j]]
+            for i in range(tile.n_registers):
+                tile.value[i * tile.width + j] = old.value[i * old.width + lanes[j]]
+            for i in range(old.n_eager):
+                tile.eager[i * n + j] = old.eager[i * old.n_lanes + lanes[j]]
+
+    # --- running --------------------------------------------------------------------------------
+
+    def advance(self, int64_t budget):
+        """Run tiles until none can move or `budget` rows are done; return whether some can."""
+        with nogil:
+            self.unfinished -= run_tiles(&self.machine, budget)
+        return self.machine.n_ready > 0
+
+    @property
+    def rows_done(self):
+        """Rows of all ranks so far."""
+        return self.machine.rows_done
+
+    @property
+    def n_posted(self):
+        """How many groups the outbox holds."""
+        return self.machine.n_posted
+
+    def outbox(self):
+        """Return the groups to tell other processes about, and forget them."""
+        cdef int64_t i
+        groups = np.empty(self.machine.n_posted, np.int64)
+        cdef int64_t[::1] numbers = groups
+        for i in range(self.machine.n_posted):
+            numbers[i] = self.machine.posted[i]
+        self.machine.n_posted = 0
+        return groups
+
+    def deliver(
+        self,
+        const int64_t[::1] groups,
+        const int64_t[::1] times,
+        const int64_t[::1] lasts,
+        const uint8_t[::1] owned,
+    ):
+        """Take in what other processes said about groups, and whether this one owns them."""
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(groups.shape[0]):
+                deliver(&self.machine, groups[i], times[i], <int32_t>lasts[i], owned[i])
+
+    # --- what came out --------------------------------------------------------------------------
+
+    def rows(self):
+        """Return the row each hosted rank has come to, shape (h,)."""
+        cdef int64_t i
+        return np.array(
+            [self.machine.tiles[self.tile_of[i]].row for i in range(self.n_ranks)], np.int32
+        )
+
+    def blocked(self):
+        """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
+        cdef int64_t i
+        return np.array(
+            [
+                blocked_on(&self.machine, &self.machine.tiles[self.tile_of[i]], self.lane_of[i])
+                for i in range(self.n_ranks)
+            ],
+            np.int64,
+        )
+
+    def met(self, int64_t local):
+        """Return when each communication of a rank began and ended: see the package."""
+        cdef const Communication[::1] found
+        cdef const Communication* x
+        cdef const Tile* tile = &self.machine.tiles[self.tile_of[local]]
+        cdef int64_t j, eager = 0, lane = self.lane_of[local]
+        found = self.layout.codes[self.code[local]].communications
+        starts, ends = np.empty(found.shape[0], np.int64), np.empty(found.shape[0], np.int64)
+        cdef int64_t[::1] start = starts, end = ends
+        with nogil:
+            for j in range(found.shape[0]):
+                x = &found[j]
+                if x.eager:
+                    start[j] = tile.eager[eager * tile.n_lanes + lane]
+                    eager += 1
+                else:
+                    start[j] = self.machine.time[tile.slot[x.slot].bond[lane].group + x.ordinal]
+                end[j] = start[j] + tile.duration[x.row]
+        return starts, ends
+
+    def last(self, int64_t local):
+        """Return who was ready last for each communication of a rank: see the package."""
+        cdef const Communication[::1] found
+        cdef const Communication* x
+        cdef const Tile* tile = &self.machine.tiles[self.tile_of[local]]
+        cdef int64_t j, lane = self.lane_of[local]
+        found = self.layout.codes[self.code[local]].communications
+        lasts = np.full(found.shape[0], self.number[local], np.int32)
+        cdef int32_t[::1] last = lasts
+        with nogil:
+            for j in range(found.shape[0]):
+                x = &found[j]
+                if not x.eager:
+                    last[j] = self.machine.last[tile.slot[x.slot].bond[lane].group + x.ordinal] - 1
+        return lasts
+
+    def finish(self):
+        """Return ends of ranks and the hash sum."""
+        from ..digest import END_LANES
+
+        cdef const uint64_t[:, ::1] sizes = padded(self.layout.slot_hash)
+        cdef const uint64_t[::1] seeds = END_LANES
+        cdef uint64_t[2] total
+        cdef int64_t i, l
+        cdef int32_t rank, s
+        cdef Hashes* hashes = self._hashes()
+        cdef Hashes* of_tile
+        cdef Tile* tile
+        ends_array = np.zeros(self.n_ranks, np.int64)
+        cdef int64_t[::1] ends = ends_array
+        total[0] = total[1] = 0
+        with nogil:
+            for i in range(self.n_tiles):
+                tile = &self.machine.tiles[i]
+                of_tile = &hashes[self.duration[tile.local[0]]]
+                for s in range(tile.n_slots):
+                    self._add_slot(tile, s, of_tile, sizes, total)
+                self._add_eager(tile, of_tile, sizes, total)
+                for l in range(tile.n_lanes):
+                    rank = tile.local[l]
+                    ends[rank] = max(tile.clock[l], tile.device[l])
+                    add_end(ends[rank], &seeds[0], self.count[rank], total)
+        return ends_array, int(total[0]) + (int(total[1]) << 64)
+
+    cdef Hashes* _hashes(self):
+        """What the digest takes from the tables, for each of the durations."""
+        cdef Hashes* hashes = <Hashes*>self.taken(len(self.layout.durations), sizeof(Hashes))
+        cdef const uint64_t[::1] low, high, counted
+        cdef const int64_t[::1] duration, first
+        cdef const Communication[::1] eager
+        for number, code in set(zip(self.layout.duration.tolist(), self.layout.code.tolist())):
+            found = self.layout.codes[code].communications
+            order = np.lexsort((found["ordinal"], found["slot"]))
+            by_slot = found[order]
+            low, high = padded(by_slot["low"]), padded(by_slot["high"])
+            counted = padded((by_slot["eager"] == 0).astype(np.uint64))
+            duration = padded(self.layout.durations[number][by_slot["row"]])
+            first = offsets(self.layout.codes[code].table.operations)
+            eager = padded(found[found["eager"] != 0])
+            self.kept.extend([low, high, counted, duration, first, eager])
+            hashes[number].low, hashes[number].high = &low[0], &high[0]
+            hashes[number].counted, hashes[number].duration = &counted[0], &duration[0]
+            hashes[number].first, hashes[number].eager = &first[0], &eager[0]
+        return hashes
+
+    cdef void _add_slot(
+        self, Tile* tile, int32_t s, const Hashes* x, const uint64_t[:, ::1] sizes, uint64_t* total
+    ) noexcept nogil:
+        """Add the hashes of the communications on one slot of all lanes of a tile."""
+        cdef Slot* slot = &tile.slot[s]
+        cdef int64_t first = x.first[s], l, g, n = tile.n_lanes
+        cdef int64_t* times = self.machine.best
+        cdef int32_t* member = self.machine.who
+        # Members that are lanes of one tile end together: one hash, times their number.
+        cdef bint together = slot.kind != OUTER
+        for l in range(n):
+            times[l] = 0
+        for l in range(n):
+            g = slot.column[l] if together else l
+            times[g] += self.count[tile.local[l]]
+            member[g] = <int32_t>l
+        for g in range(slot.n_groups if together else n):
+            add_hashes(
+                x.first[s + 1] - first, &x.low[first], &x.high[first], &x.counted[first],
+                &x.duration[first], &self.machine.time[slot.bond[member[g]].group],
+                &sizes[self.slot_index[tile.local[member[g]]] + s, 0], times[g], total,
+            )
+
+    cdef void _add_eager(
+        self, const Tile* tile, const Hashes* x, const uint64_t[:, ::1] sizes, uint64_t* total
+    ) noexcept nogil:
+        """Add the hashes of communications that do not wait for others."""
+        cdef const Communication* one
+        cdef int64_t e, l, duration
+        cdef int32_t rank
+        cdef uint64_t counted = 1
+        for e in range(tile.n_eager):
+            one = &x.eager[e]
+            duration = tile.duration[one.row]
+            for l in range(tile.n_lanes):
+                rank = tile.local[l]
+                add_hashes(
+                    1, &one.low, &one.high, &counted, &duration, &tile.eager[e * tile.n_lanes + l],
+                    &sizes[self.slot_index[rank] + one.slot, 0], self.count[rank], total,
+                )
+
+
+cdef void look_inside(Tile* tile, Slot* slot) noexcept nogil:
+    """Find out which lanes share groups on a slot, and whether any member is elsewhere."""
+    cdef int64_t n = tile.n_lanes, l, j, members
+    cdef bint inside = True, columns = True
+    slot.n_groups = 0
+    for l in range(n):
+        slot.column[l] = -1
+        for j in range(l - 1, -1, -1):
+            if slot.bond[j].group == slot.bond[l].group:
+                slot.column[l] = slot.column[j]
+                columns = columns and tile.number[j] < tile.number[l]
+                break
+        if slot.column[l] < 0:
+            slot.column[l] = <int32_t>slot.n_groups
+            slot.n_groups += 1
+    for l in range(n):
+        members = 0
+        for j in range(n):
+            members += slot.column[j] == slot.column[l]
+        inside = inside and slot.bond[l].role == LOCAL and members == slot.bond[l].members
+        columns = columns and slot.column[l] == l % slot.n_groups
+    slot.kind = <uint8_t>((COLUMNS if columns else SCATTERED) if inside else OUTER)
+
+
+cdef offsets(counts):
+    """Return where each of several consecutive parts begins, and the total."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+cdef padded(array):
+    """Return a copy with one more element, so that the first has an address."""
+    return np.concatenate([array, np.zeros((1, *array.shape[1:]), array.dtype)])
