@@ -144,7 +144,8 @@ class _Columns:
         is_kernel = table.kind[device] <= Kind.COPY
         known = table.bytes[device] >= 0
         which = np.where(is_kernel, table.name[device], table.slot[device]).astype(np.int64)
-        how = np.where(is_kernel, table.kind[device], 2 * table.operation[device].astype(int) + known)
+        operation = table.operation[device].astype(np.int64)
+        how = np.where(is_kernel, table.kind[device], 2 * operation + known)
         # One number a key: sorting rows of columns takes ten times as long.
         said = (which << 10) + (how << 1) + is_kernel
         _, first, key, self._count = np.unique(

@@ -34,6 +34,9 @@ cdef inline int64_t added(
     begin, end = max(begin, 0), min(end, until)
     if begin >= end:
         return n
+    if n > first and of.end[n - 1] == begin and of.what[n - 1] == what:  # most kernels
+        of.end[n - 1] = end
+        return n
     cdef int64_t at = n
     while at > first and of.begin[at - 1] > begin:  # rare: rows of a stream begin in their order
         of.begin[at], of.end[at], of.what[at] = of.begin[at - 1], of.end[at - 1], of.what[at - 1]
