@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .engine.run import Run
@@ -26,10 +26,15 @@ from .topo import Cluster, Network, find_cluster
 from .uncertainty import Uncertainty, combine
 from .workloads import Workload, lay_out, training_step
 
+if TYPE_CHECKING:
+    from .overlap import Overlap
+
 __all__ = ["Case", "PathShares", "error_bar", "prepare", "statements"]
 
+OVERLAP = "the slowdown of kernels and communications that overlap"
+
 LEFT_OUT = (
-    "the slowdown of kernels and communications that overlap",
+    OVERLAP,
     "clocks that fall while kernels run back to back: they are priced as measured one by one",
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints, jitter, stragglers",
@@ -182,7 +187,9 @@ def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:
     return Analytical(gpu, Calibration.read(Path(experiment.source).parent / choice.calibration))
 
 
-def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str, Any]:
+def statements(
+    case: Case, run: Run, defaults: Mapping[str, object], overlap: Overlap | None = None
+) -> dict[str, Any]:
     """Return what a prediction says of itself, as attributes of its results. Local.
 
     Parameters
@@ -192,6 +199,8 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         With its critical path.
     defaults : mapping of str to value
         Keys the experiment did not give, with the values taken instead.
+    overlap : Overlap, optional
+        What slowed what overlaps, if that was modelled.
 
     Returns
     -------
@@ -200,9 +209,9 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
         (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes.
+        bytes; and what `Overlap.statements` says.
     """
-    found = error_bar(case, run)
+    found = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS
     work, plan = case.workload, case.experiment.plan
     peak = case.gpu.peak(plan.precision).si
@@ -242,14 +251,18 @@ def statements(case: Case, run: Run, defaults: Mapping[str, object]) -> dict[str
                 if _matters(key, value, case.experiment)
             ),
         ],
-        "not_modelled": list(LEFT_OUT),
+        "not_modelled": [each for each in LEFT_OUT if overlap is None or each != OVERLAP],
         "memory": [*case.memory.text().splitlines(), *case.advice],
         "memory_peak": case.memory.peak,
         "memory_capacity": case.memory.capacity,
+        **({} if overlap is None else overlap.statements()),
     }
 
 
-def error_bar(case: Case, run: Run, lengths: Mapping[str, float] | None = None) -> Uncertainty:
+def error_bar(
+    case: Case, run: Run, lengths: Mapping[str, float] | None = None, *,
+    overlap: Overlap | None = None,
+) -> Uncertainty:  # fmt: skip
     """Return the error bar of a step time, and what it consists of. Local.
 
     Parameters
@@ -259,6 +272,8 @@ def error_bar(case: Case, run: Run, lengths: Mapping[str, float] | None = None) 
         With its critical path.
     lengths : mapping of str to float, optional
         `PathShares.lengths`, if known.
+    overlap : Overlap, optional
+        What slowed what overlaps, if that was modelled.
     """
     numbers = {
         name: number
@@ -268,6 +283,9 @@ def error_bar(case: Case, run: Run, lengths: Mapping[str, float] | None = None) 
     numbers |= dict(case.network.numbers) | dict(case.workload.pricing.model.numbers)
     if lengths is None:
         lengths = PathShares(case, run).lengths()
+    if overlap is not None and run.critical_path is not None:
+        numbers |= overlap.numbers
+        lengths = {**lengths, **overlap.lengths(run.critical_path)}
     return combine(lengths, run.step_time, numbers, _model_error(case.constants))
 
 

@@ -24,6 +24,9 @@ from .topo import Network
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from .overlap import Overlap
+    from .overlap.passes import Runner
+
 __all__ = ["simulate"]
 
 
@@ -96,14 +99,22 @@ def simulate(
     contention = True
     if network is None and isinstance(case, Case):
         network, contention = case.network, case.experiment.network.contention
-    run = engine.simulate(
-        program, comm, network=network, contention=contention, fold=fold, critical_path=True,
-        progress=progress,
-    )  # fmt: skip
+
+    def runner(program: Program, path: bool) -> engine.Run:
+        return engine.simulate(
+            program, comm, network=network, contention=contention, critical_path=path,
+            fold=None if program.is_partial else fold, progress=progress,
+        )  # fmt: skip
+
+    overlap: Overlap | None = None
+    if isinstance(case, Case) and case.experiment.overlap.model != "off":
+        run, overlap = _slowed(case, runner, network, comm)
+    else:
+        run = runner(program, True)
 
     said = dict(attributes or {})
     if isinstance(case, Case) and comm.rank == 0:
-        said |= statements(case, run, defaulted(text) if text else {})
+        said |= statements(case, run, defaulted(text) if text else {}, overlap)
 
     if output is None:
         return collect(run, comm=comm, experiment=text, attributes=said)
@@ -111,3 +122,17 @@ def simulate(
         run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
         attributes=said,
     )  # fmt: skip
+
+
+def _slowed(
+    case: Case, runner: Runner, network: Network | None, comm: Intracomm
+) -> tuple[engine.Run, Overlap]:
+    """Run a case in which what overlaps is slower. **Collective.**"""
+    from .overlap import Overlap, ranks_of, with_slowdown
+
+    choice = case.experiment.overlap
+    assert choice.model != "off"
+    with agreed(comm):
+        ranks = ranks_of(case, network or case.network)
+    outcome = with_slowdown(ranks, runner, choice.model, comm, choice.passes)
+    return outcome.run, Overlap(ranks, outcome, choice.model)

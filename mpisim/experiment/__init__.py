@@ -6,7 +6,7 @@ whose fields are the keys. ``mpisim new`` writes one with every key explained.
 
 - `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults.
 - `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
-  `KernelChoice`, `NetworkChoice`, `CalibrationChoice`, `RunChoice`.
+  `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `CalibrationChoice`, `RunChoice`.
 """
 
 from .experiment import (
@@ -19,6 +19,7 @@ from .experiment import (
 )
 from .load import DEFAULT, defaulted, load, read
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
+from .overlap import OverlapChoice
 from .plan import Plan
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "KernelChoice",
     "Model",
     "NetworkChoice",
+    "OverlapChoice",
     "Plan",
     "RunChoice",
     "Transformer",

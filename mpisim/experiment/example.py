@@ -23,6 +23,7 @@ from .experiment import (
     RunChoice,
 )
 from .models import FAMILIES, Cnn, Model, Transformer
+from .overlap import OverlapChoice
 from .plan import Plan
 from .presets import find_model, model_presets
 
@@ -103,6 +104,7 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
         "[cluster]\n" + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
+        "[overlap]\n" + _section(OverlapChoice, {}),
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]

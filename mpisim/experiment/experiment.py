@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from ..errors import InputError
 from ..schema import Limits
 from .models import Count, Model
+from .overlap import OverlapChoice
 from .plan import Plan
 
 __all__ = [
@@ -138,6 +139,7 @@ class Experiment:
     cluster : ClusterChoice
     kernels : KernelChoice
     network : NetworkChoice
+    overlap : OverlapChoice
     calibration : CalibrationChoice
     run : RunChoice
     title : str
@@ -150,6 +152,7 @@ class Experiment:
     cluster: ClusterChoice
     kernels: KernelChoice = field(default_factory=KernelChoice)
     network: NetworkChoice = field(default_factory=NetworkChoice)
+    overlap: OverlapChoice = field(default_factory=OverlapChoice)
     calibration: CalibrationChoice = field(default_factory=CalibrationChoice)
     run: RunChoice = field(default_factory=RunChoice)
     title: str = "experiment"

@@ -20,6 +20,7 @@ from .experiment import (
     RunChoice,
 )
 from .models import FAMILIES, Model
+from .overlap import OverlapChoice
 from .plan import Plan
 
 __all__ = ["DEFAULT", "defaulted", "load", "read"]
@@ -34,6 +35,7 @@ TABLES: dict[str, Any] = {
     "cluster": ClusterChoice,
     "kernels": KernelChoice,
     "network": NetworkChoice,
+    "overlap": OverlapChoice,
     "calibration": CalibrationChoice,
     "run": RunChoice,
 }

@@ -1,0 +1,116 @@
+"""The constants of the slowdown of what overlaps, from ``data/overlap.toml`` or a user's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from mpisim.data import text
+from mpisim.errors import InputError
+from mpisim.presets import load_file
+from mpisim.program import Operation
+from mpisim.quantity import Quantity
+from mpisim.schema import build, parse
+
+__all__ = ["CLASSES", "Constants", "class_of_family", "packaged_constants", "read_constants"]
+
+FILE = "overlap.toml"
+
+CLASSES = ("matrix", "streaming", "reducing")
+"""Classes of kernels: each has a constant of its own."""
+
+_STREAMING = frozenset(("elementwise", "optimizer", "copy", "embedding"))
+_REDUCING = frozenset(("softmax", "norm", "cross_entropy"))
+
+_REDUCTIONS = frozenset((Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE))
+_SENDS = frozenset(
+    (Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER)
+)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the parametric model takes; each entry is explained in the data file.
+
+    Attributes
+    ----------
+    gather, reduce, multicast, send : Quantity
+        Bytes of the GPU's memory a byte that it sends.
+    share : Quantity
+        Of the memory's bandwidth, what a communication takes at most; below 1.
+    channels : Quantity
+        Thread blocks of a communication of which the network's model says nothing.
+    matrix, streaming, reducing : Quantity
+        Of the classes of kernels: the slowdown, less 1, that nothing else explains.
+    communication : Quantity
+        The slowdown, less 1, of a communication beside a kernel that fills the memory's bandwidth.
+    most : Quantity
+        The largest factor; 1 or more.
+    """
+
+    gather: Quantity
+    reduce: Quantity
+    multicast: Quantity
+    send: Quantity
+    share: Quantity
+    channels: Quantity
+    matrix: Quantity
+    streaming: Quantity
+    reducing: Quantity
+    communication: Quantity
+    most: Quantity
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            unit = getattr(self, each.name).unit
+            if unit != "1":
+                raise InputError(f"{each.name!r} has the unit {unit!r}; it is a pure number, '1'")
+        if not self.share.value < 1:
+            raise InputError(f"'share' is {self.share.value}; it must be below 1")
+        if not self.most.value >= 1:
+            raise InputError(f"'most' is {self.most.value}; it must be 1 or more")
+
+    def traffic(self, operation: Operation, algorithm: str = "") -> Quantity:
+        """Return the bytes of the GPU's memory for a byte that it sends.
+
+        Parameters
+        ----------
+        operation : Operation
+        algorithm : str
+            NCCL's, as far as known.
+
+        Examples
+        --------
+        >>> packaged_constants().traffic(Operation.ALL_REDUCE, "ring").value
+        3.0
+        """
+        if algorithm.startswith("nvls"):
+            return self.multicast
+        if operation in _SENDS:
+            return self.send
+        return self.reduce if operation in _REDUCTIONS else self.gather
+
+
+def class_of_family(family: str) -> int:
+    """Return the entry of `CLASSES` of a kernel, by its `Kernel.family`."""
+    if family in _STREAMING:
+        return CLASSES.index("streaming")
+    return CLASSES.index("reducing" if family in _REDUCING else "matrix")
+
+
+@cache
+def packaged_constants() -> Constants:
+    """Return the constants of ``data/overlap.toml``."""
+    return build(Constants, parse(text(FILE), FILE), FILE)
+
+
+def read_constants(path: str | Path) -> Constants:
+    """Read constants that ``mpisim calibrate overlap`` has written.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or is not of that form.
+    """
+    return build(Constants, load_file(Path(path)), str(path))

@@ -1,0 +1,175 @@
+"""The slowdown of kernels and communications that overlap, from a few constants.
+
+A communication kernel holds one multiprocessor a thread block (NCCL: a channel), from when it
+starts, though it may still wait for other ranks; while it moves data it takes a part of the
+memory's bandwidth, κ bytes a byte sent:
+
+    s_sm  = waves with S - n multiprocessors / waves with S                   (:mod:`.waves`)
+    s_mem = 1 / (1 - min(share, κ × rate / bandwidth))
+    s     = fixed + (1 - fixed) (arithmetic s_sm⁴ + memory s_mem⁴)^(1/4)      (:mod:`.work`)
+    kernel: s × (1 + ε × min(1, κ × rate / bandwidth / share)), from 1 to `most`
+    communication: 1 + δ × share of the memory's bandwidth that the kernels use alone
+
+ε, of the kernel's class, is what else is lost: hits in the L2 cache, above all. It grows with what
+the communication moves; one that waits loses nobody anything but multiprocessors.
+
+After Echo (arXiv:2412.12487), which measures such pairs of kernels and learns the factors, and the
+tail effect of a wave that no longer fits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.quantity import Quantity
+
+from .constants import CLASSES, Constants
+from .work import Work
+
+__all__ = ["Load", "Parametric", "Sensitivity"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Load(NamedTuple):
+    """What communications hold of a GPU, `p` times.
+
+    Attributes
+    ----------
+    taken : int64, shape (p,)
+        Multiprocessors.
+    bandwidth : float64, shape (p,)
+        B/s of the memory that they would use.
+    which : int64, shape (p,)
+        The communication that matters most, an entry of some list; -1 where none moves data.
+    """
+
+    taken: Ints
+    bandwidth: Floats
+    which: Ints
+
+    def at(self, index: Ints) -> Load:
+        """Return some of them."""
+        return Load(self.taken[index], self.bandwidth[index], self.which[index])
+
+
+class Sensitivity(NamedTuple):
+    """How the time of kernels changes with the constants: d log time / d log of each.
+
+    Attributes
+    ----------
+    own : float64, shape (p,)
+        With ε.
+    bandwidth : float64, shape (p,)
+        With κ.
+    taken : float64, shape (p,)
+        With the number of multiprocessors taken.
+    """
+
+    own: Floats
+    bandwidth: Floats
+    taken: Floats
+
+
+class Parametric:
+    """The parametric model of one GPU.
+
+    Parameters
+    ----------
+    work : Work
+        The kernels that are asked for.
+    constants : Constants
+    """
+
+    def __init__(self, work: Work, constants: Constants) -> None:
+        self.work, self.constants = work, constants
+        self._own = np.array([getattr(constants, name).si for name in CLASSES])
+        self._stretch: dict[int, Floats] = {}
+
+    def kernels(self, kernel: Ints, load: Load) -> tuple[Floats, Sensitivity]:
+        """Return the factors by which kernels take longer, and what they rest on.
+
+        Parameters
+        ----------
+        kernel : int64, shape (p,)
+            Entries of `work`.
+        load : Load
+
+        Returns
+        -------
+        float64, shape (p,)
+            From 1 to the constant `most`; 1 where nothing is taken.
+        Sensitivity
+            0 where one of these limits holds.
+        """
+        share, most = self.constants.share.si, self.constants.most.si
+        used = load.bandwidth / self.work.machine.bandwidth
+        held = np.minimum(used, share)
+        memory, fixed = self.work.memory[kernel], self.work.fixed[kernel]
+        by_memory = memory * _fourth(1 / (1 - held))
+        by_arithmetic = (1 - memory) * _fourth(self._stretched(kernel, load.taken))
+        powers = by_memory + by_arithmetic
+        working = (1 - fixed) * _root(powers)
+        own = self._own[self.work.kind[kernel]] * (held / share)
+        factor = (1 + own) * (fixed + working)
+        within = (factor > 1) & (factor < most)
+        part = within * working / ((fixed + working) * powers)
+        growing = np.where(used < share, 1.0, 0.0)
+        left = np.maximum(self.work.machine.sms - load.taken, 1)
+        own = within * own / (1 + own)
+        return np.clip(factor, 1.0, most), Sensitivity(
+            own=own,
+            bandwidth=growing * (own + part * by_memory * held / (1 - held)),
+            taken=part * by_arithmetic * np.minimum(load.taken / left, 1.0),
+        )
+
+    def communications(self, use: Floats) -> Floats:
+        """Return the factors by which communications take longer.
+
+        Parameters
+        ----------
+        use : float64
+            Share of the memory's bandwidth that kernels use alone, 0 to 1.
+        """
+        return 1 + self.constants.communication.si * use
+
+    def numbers(self) -> dict[str, Quantity]:
+        """Return the constants as they enter error bars, by name."""
+        known = self.constants
+        kappa = max((known.gather, known.reduce, known.multicast, known.send), key=_error)
+        return {
+            **{f"overlap: {name} kernels": getattr(known, name) for name in CLASSES},
+            "overlap: bandwidth of memory": kappa,
+            "overlap: multiprocessors": known.channels,
+            "overlap: communications": known.communication,
+        }
+
+    def _stretched(self, kernel: Ints, taken: Ints) -> Floats:
+        """Return how much longer arithmetic takes, worked out once for each number taken."""
+        found = np.ones(len(kernel))
+        for number in np.unique(taken).tolist():
+            if number:
+                if number not in self._stretch:
+                    self._stretch[number] = self.work.stretch(number)
+                here = taken == number
+                found[here] = self._stretch[number][kernel[here]]
+        return found
+
+
+def _error(number: Quantity) -> float:
+    return number.error
+
+
+def _fourth(x: Floats) -> Floats:
+    square = x * x
+    return square * square
+
+
+def _root(x: Floats) -> Floats:
+    # Square roots are exact to the last bit wherever they are computed; powers are not.
+    found: Floats = np.sqrt(np.sqrt(x))
+    return found

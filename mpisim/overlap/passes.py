@@ -1,0 +1,161 @@
+"""Runs that know what overlaps: a run without slowdown says what ran beside what, and so on.
+
+*Static*: every row is slowed by what ran beside it when nothing was slowed. *Coupled*: again and
+again, until no duration changes: what runs beside what is then what the durations were made of.
+What happens later changes nothing earlier, so that the times settle from the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.run import Run
+from ..kernels.slowdown import CLASSES
+from ..program import Program, Table
+from .members import slowest
+from .rank import Ranks
+from .retimed import Times, retimed, times_of
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Outcome", "with_slowdown"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A run in which what overlaps is slower, and what that did; equal on all processes.
+
+    Attributes
+    ----------
+    run : Run
+    before : int
+        Step time in ps without slowdown.
+    passes : int
+        Times that durations were worked out.
+    left : int
+        Rows, of one rank a class, whose durations had not settled after the last pass (coupled).
+    spent : int64, shape (len(CLASSES), 2)
+        Over all ranks, of kernels that overlap: their time alone, and beside communications, in ps.
+    wire : int64, shape (2,)
+        The same of communications.
+    terms : int64, shape (len(CLASSES), c)
+        Of kernels' time, ps in proportion to each number of the model.
+    """
+
+    run: Run
+    before: int
+    passes: int
+    left: int
+    spent: Ints
+    wire: Ints
+    terms: Ints
+
+
+Runner = Callable[[Program, bool], Run]
+"""Runs a program, with its critical path or without."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one look at a run says; the rows of each class simulated here."""
+
+    times: dict[int, Times]
+    spent: Ints
+    wire: Ints
+    terms: Ints
+    changed: int
+    state: int  # a hash of the times of all ranks
+
+
+def with_slowdown(
+    ranks: Ranks,
+    runner: Runner,
+    mode: Literal["static", "coupled"],
+    comm: Intracomm,
+    most: int,
+) -> Outcome:
+    """Run a program in which what overlaps is slower. **Collective.**
+
+    Parameters
+    ----------
+    ranks : Ranks
+        With the program, whole.
+    runner : callable
+        A `Runner`.
+    mode : {"static", "coupled"}
+    comm : mpi4py.MPI.Intracomm
+    most : int
+        Passes of a coupled run.
+    """
+    run = runner(ranks.program, False)
+    before = run.step_time
+    seen: set[int] = set()
+    damped = False
+    passes, left = 0, 0
+    while True:
+        found = _look(ranks, run, comm)
+        passes += 1
+        if not found.changed:
+            run = runner(run.program, True)  # settled: once more, for its critical path
+            break
+        times = found.times
+        damped = damped or found.state in seen
+        seen.add(found.state)
+        if damped:  # the same durations again: they turn in a circle
+            times = {
+                number: each.halfway(Times.of(_table(run, number)))
+                for number, each in times.items()
+            }
+        last = mode == "static" or passes >= most
+        run = runner(retimed(ranks.program, run, times, comm), last)
+        if last:
+            if mode == "coupled":
+                left = _look(ranks, run, comm).changed
+            break
+    return Outcome(run, before, passes, left, found.spent, found.wire, found.terms)
+
+
+def _table(run: Run, number: int) -> Table:
+    """Return the table that a class was simulated with."""
+    return run.program.table_of(int(run.classes.representative[number]))
+
+
+def _look(ranks: Ranks, run: Run, comm: Intracomm) -> _Pass:
+    """Work out from a run how long rows last. **Collective.**"""
+    own = ranks.lengths(run)
+    longest = slowest(
+        ranks.program, run.classes, {number: each.wire for number, each in own.items()}, comm
+    )
+    times: dict[int, Times] = {}
+    n_terms = len(ranks.terms)
+    # Everything that is added up over processes, side by side.
+    sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
+    state = np.zeros(1, np.uint64)
+    for number, each in own.items():
+        rank = int(run.classes.representative[number])
+        table, current = ranks.program.table_of(rank), _table(run, number)
+        alone = ranks.residents.of(rank).alone
+        times[number] = times_of(table, each.duration, longest[number], alone)
+        count = int(run.classes.count[number])
+        sums[:, :2] += count * each.spent
+        sums[:, 2:-1] += count * each.terms
+        met = longest[number] > alone
+        sums[0, -1] += count * int(alone[met].sum())
+        sums[1, -1] += count * int(longest[number][met].sum())
+        sums[2, -1] += times[number].differing(Times.of(current))
+        state += np.uint64(count) * times[number].hash()
+    if comm.size > 1:
+        from mpi4py import MPI
+
+        comm.Allreduce(MPI.IN_PLACE, sums, op=MPI.SUM)
+        comm.Allreduce(MPI.IN_PLACE, state, op=MPI.SUM)
+    spent, terms, beside = sums[:, :2], sums[:, 2:-1], sums[:, -1]
+    return _Pass(times, spent, beside[:2], terms, int(beside[2]), int(state[0]))
