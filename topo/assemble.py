@@ -169,4 +169,5 @@ class _Regular:
             table = np.where((table >= 0) & of_node[0][table], table, -1)
             return table[..., (table >= 0).any(axis=tuple(range(table.ndim - 1)))]
 
-        return replace(self, box=replace(self.box, out=left(self.box.out), into=left(self.box.into)))
+        box = replace(self.box, out=left(self.box.out), into=left(self.box.into))
+        return replace(self, box=box)
