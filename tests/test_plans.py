@@ -86,7 +86,10 @@ DENSE = ANY | {
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
     "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
 }  # fmt: skip
-MIXED = DENSE | {"ep": few, "etp": few, "moe_overlap": st.booleans()}
+MIXED = DENSE | {
+    "ep": few, "etp": few, "moe_overlap": st.booleans(), "ep_overlap": st.booleans(),
+    "moe_dispatcher": st.sampled_from(["all-to-all", "flex"]),
+}  # fmt: skip
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]), "schedule": st.just("1f1b"),
     "micro_batch": st.sampled_from([4, 8]), "precision": st.sampled_from(["fp32", "tf32"]),

@@ -160,6 +160,16 @@ def test_interleaved_by_hand() -> None:
     )
 
 
+def test_paired_passes_by_hand() -> None:
+    """Each backward beside the forward before it, as long as there are any; one more warms up."""
+    pipe = pipeline("interleaved", stages=2, micro_batches=4, chunks=2, paired=True)
+    assert spell(pipe, 1) == (
+        "F0a F1a F0b F1b &B0b F2a &B1b F3a &B0a F2b &B1a F3b &B2b B3b B2a B3a"
+    )
+    with pytest.raises(InputError, match="paired is for the schedule interleaved only"):
+        pipeline("1f1b", stages=2, micro_batches=4, paired=True)
+
+
 def test_interleaved_groups_by_hand() -> None:
     """The example in Megatron-LM's schedules.py: PP2 N3M5 with VP2."""
     pipe = pipeline("interleaved", stages=2, micro_batches=5, chunks=2, group=3)

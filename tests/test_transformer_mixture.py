@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import communications, lines, model, network, operator, plan
 
+from mpisim.errors import InputError
 from mpisim.experiment.models import Transformer
 from mpisim.workloads import closed_forms
+from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Layer
+from mpisim.workloads.transformer import transformer_network
+from mpisim.workloads.transformer.flex_dispatch import places
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token.
 SIZES: dict[str, Any] = {
@@ -198,3 +204,63 @@ def test_inside_an_expert_group_gathers_wait_for_the_all_to_alls() -> None:
     gathers = [s for s in found if s.group == "etp" and "all-gather" in s.name]
     assert len(gathers) == 2
     assert all(set(gather.after or ()) == exchange for gather in gathers)
+
+
+def test_the_flexible_dispatcher_sends_each_token_once_to_each_rank() -> None:
+    # 4 ranks of 2 of 8 experts, two for each token: a rank is spared if both are among the other
+    # 6, with probability 6/8 × 5/7 = 15/28, so that 4 × 13/28 = 13/7 ranks get a token; ⌈8 × 13/7⌉.
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex")
+    token, arrived, copies = 16 * 2, 15, 16
+    dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
+    assert lines(dispatch.forward) == [
+        f"read token counts: {8 * (1 + 2)} bytes",
+        "wait for token counts: read token counts",
+        f"dispatch all-to-all: A2A ep {token * arrived}",
+        f"permutation: {token * (arrived + copies)} bytes",
+    ]
+    assert lines(dispatch.backward) == [
+        f"permutation backward: {token * (arrived + copies)} bytes",
+        f"dispatch gradient all-to-all: A2A ep {token * arrived}",
+    ]
+    assert lines(combine.forward) == [
+        f"unpermutation: {token * (arrived + copies)} bytes",
+        f"combine all-to-all: A2A ep {token * arrived}",
+    ]
+    assert lines(combine.backward) == [
+        f"combine gradient all-to-all: A2A ep {token * arrived}",
+        f"unpermutation backward: {token * (arrived + copies)} bytes",
+    ]
+
+
+def test_the_flexible_dispatcher_sends_each_token_once_to_each_node() -> None:
+    # Two nodes of two of these ranks: 2 (1 - 4/8 × 3/7) = 11/7 nodes get a token; ⌈8 × 11/7⌉.
+    made = plan(ep=4, dp=4, etp=1, moe_dispatcher="flex")
+    found = transformer_network(TINY, made, Grid.of(made, 4, per_node=2))
+    sizes = [size for _, group, size in communications(found.of_role("block")[0]) if group == "ep"]
+    assert sizes == [16 * 2 * 13] * 2
+
+
+def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", dispatch_precision="fp8")
+    assert lines(operator(layer, "dispatch").forward)[1:] == [
+        f"dispatch cast: {8 * 16 * 3} bytes",
+        "wait for token counts: read token counts",
+        f"dispatch all-to-all: A2A ep {15 * 16}",
+        f"dispatch cast back: {15 * 16 * 3} bytes",
+        f"permutation: {16 * 2 * (15 + 16)} bytes",
+    ]
+    gradient = f"combine gradient all-to-all: A2A ep {15 * 16}"
+    assert lines(operator(layer, "combine").backward)[1] == gradient
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.data())
+def test_places_that_a_token_needs(each: int, doublings: int, data: st.DataObject) -> None:
+    parts = 2**doublings
+    topk = data.draw(st.integers(1, each * parts))
+    needed = places(each * parts, topk, parts)
+    assert max(1, topk / each) - 1e-9 <= needed <= min(topk, parts) + 1e-9
+
+
+def test_experts_of_the_flexible_dispatcher_are_whole() -> None:
+    with pytest.raises(InputError, match="set etp = 1"):
+        plan(tp=2, ep=2, moe_dispatcher="flex")

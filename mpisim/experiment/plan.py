@@ -110,6 +110,13 @@ class Plan:
         Tokens of the busiest expert-parallel rank over the mean.
     moe_overlap : bool
         Whether dispatch and combine run beside the shared experts and other micro-batches.
+    moe_dispatcher : {"all-to-all", "flex"}
+        How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
+        any of the token's experts (DeepEP, HybridEP).
+    ep_overlap : bool
+        Whether a forward and the backward of another micro-batch take turns, so that one's exchange
+        of tokens is beside the other's kernels (interleaved schedule; Megatron-LM's
+        ``overlap_moe_expert_parallel_comm``).
     dispatch_precision : {"bf16", "fp8"}
         Of tokens on their way to experts; they return in bf16.
 
@@ -163,6 +170,8 @@ class Plan:
 
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
+    moe_dispatcher: Literal["all-to-all", "flex"] = "all-to-all"
+    ep_overlap: bool = False
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"
 
     sharder: Literal[
@@ -186,6 +195,15 @@ class Plan:
             )
         if self.vpp > 1 and self.schedule != "interleaved":
             raise InputError(f"vpp is {self.vpp}, but schedule = {self.schedule!r} has one chunk")
+        if self.ep_overlap and self.schedule != "interleaved":
+            raise InputError(
+                f"ep_overlap is true, but schedule = {self.schedule!r}; it needs 'interleaved'"
+            )
+        if self.moe_dispatcher == "flex" and self.expert_tp > 1:
+            raise InputError(
+                f"moe_dispatcher is 'flex' with experts split over {self.expert_tp} ranks; set "
+                "etp = 1"
+            )
         if self.sp and self.tp == 1:
             raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
         if self.tp_overlap and not self.sequence_parallel:

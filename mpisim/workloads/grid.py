@@ -32,6 +32,8 @@ class Grid:
     tp, cp, dp, pp, ep, etp : int
     order : tuple of str
         Axes from the innermost.
+    per_node : int, optional
+        GPUs that fast links join; as many as there are if not given.
 
     Examples
     --------
@@ -49,6 +51,7 @@ class Grid:
     ep: int
     etp: int
     order: tuple[str, ...]
+    per_node: int | None = None
 
     def __post_init__(self) -> None:
         shared = self.etp * self.ep
@@ -72,8 +75,8 @@ class Grid:
             )
 
     @classmethod
-    def of(cls, plan: Plan, gpus: int) -> Grid:
-        """Lay a plan out on a number of GPUs.
+    def of(cls, plan: Plan, gpus: int, per_node: int | None = None) -> Grid:
+        """Lay a plan out on a number of GPUs, so many of which stand in a node.
 
         Raises
         ------
@@ -91,7 +94,7 @@ class Grid:
         if plan.dp is None and gpus % model:
             raise InputError(f"{sizes} does not divide the {gpus} GPUs of the cluster; set dp")
         order = tuple(plan.order.split("-"))
-        return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order)
+        return cls(plan.tp, plan.cp, dp, plan.pp, plan.ep, plan.expert_tp, order, per_node)
 
     @property
     def world(self) -> int:
@@ -112,6 +115,12 @@ class Grid:
         """Return the groups of an axis (or of several, ``"dp-cp"``), shape (n_groups, size)."""
         axes = tuple(axis.split("-"))
         return self._groups(axes, any(each in ("etp", "ep", "edp") for each in axes))
+
+    def nodes(self, axis: str) -> int:
+        """Return how many nodes the ranks of a group stand in, the first of an axis."""
+        if self.per_node is None:
+            return 1
+        return len(np.unique(self.groups(axis)[0] // self.per_node))
 
     def index(self, axis: str) -> Ranks:
         """Return each rank's position in its group of an axis, shape (world,)."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..experiment import Cnn, Experiment, Transformer
+from ..topo import find_cluster
 from .grid import Grid
 from .operators import Network
 from .parts import Part, split
@@ -61,7 +62,7 @@ def lay_out(experiment: Experiment, gpus: int) -> Layout:
         If model, plan and GPUs do not fit together; the message names the keys.
     """
     plan = experiment.plan
-    grid = Grid.of(plan, gpus)
+    grid = Grid.of(plan, gpus, _per_node(experiment))
     each = grid.dp * plan.micro_batch
     micro_batches, rest = divmod(plan.global_batch, each)
     if rest:
@@ -77,8 +78,15 @@ def lay_out(experiment: Experiment, gpus: int) -> Layout:
     networks, network = _networks(experiment, grid)
     parts = tuple(tuple(split(each, plan, plan.pp * plan.vpp)) for each in networks)
     # Last, since it takes longest, and other plans are tried that do not come out even.
-    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp)
+    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap)
     return Layout(experiment, grid, laid, tuple(networks), network, parts)
+
+
+def _per_node(experiment: Experiment) -> int | None:
+    """Return how many GPUs fast links join, where what ranks send depends on it."""
+    if experiment.plan.moe_dispatcher != "flex":
+        return None
+    return find_cluster(experiment.cluster.preset).gpus_per_node
 
 
 def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], NDArray[np.int64]]:

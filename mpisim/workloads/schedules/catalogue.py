@@ -93,8 +93,9 @@ _ONE_CHUNK: Mapping[str, Callable[[int, int], tuple[Order, ...]]] = {
 
 
 def pipeline(
-    name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None
-) -> Pipeline:
+    name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None,
+    paired: bool = False,
+) -> Pipeline:  # fmt: skip
     """Lay out a schedule.
 
     Parameters
@@ -113,6 +114,9 @@ def pipeline(
         ``interleaved`` only: micro-batches that a stage takes through one chunk before it turns to
         the next (Megatron-LM's ``microbatch_group_size_per_vp_stage``). If not given, as many as
         there are stages.
+    paired : bool
+        ``interleaved`` only: a forward and the backward after it run overlapped, as in Megatron-LM
+        with ``overlap_moe_expert_parallel_comm``; stages warm up with one forward more.
 
     Returns
     -------
@@ -140,10 +144,12 @@ def pipeline(
             raise InputError(f"schedule {name}: {key} is {value}; it must be 1 or more")
     if name == "interleaved":
         actions = orders.interleaved(
-            stages, micro_batches, chunks, stages if group is None else group
+            stages, micro_batches, chunks, stages if group is None else group, paired
         )
         return Pipeline(name, stages, chunks, micro_batches, actions, parts=stages * chunks)
-    for key, given in (("chunks", chunks > 1), ("group", group is not None)):
+    for key, given in (
+        ("chunks", chunks > 1), ("group", group is not None), ("paired", paired)
+    ):  # fmt: skip
         if given:
             raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
     actions = _ONE_CHUNK[name](stages, micro_batches)

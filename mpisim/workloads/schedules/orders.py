@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...errors import InputError
 from ...program import Phase
@@ -42,14 +43,18 @@ def one_f_one_b(stages: int, micro_batches: int) -> tuple[Order, ...]:
     return tuple(_alternate(forwards, backwards, stages - 1 - stage) for stage in range(stages))
 
 
-def interleaved(stages: int, micro_batches: int, chunks: int, group: int) -> tuple[Order, ...]:
+def interleaved(
+    stages: int, micro_batches: int, chunks: int, group: int, paired: bool = False
+) -> tuple[Order, ...]:
     """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
 
     As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
     (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
     chunk before it turns to the next (``get_schedule_table``), backwards through the chunks in
     reverse, and warms up with ``2 × stages that follow + (chunks - 1) × group`` forwards
-    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too.
+    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too. `paired`, a forward and the
+    backward after it overlap, for which a stage is one forward further ahead
+    (``combined_1f1b_schedule_for_interleaved_pipelining``).
     """
     if stages < 2 or chunks < 2:
         raise InputError(
@@ -76,8 +81,9 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int) -> tup
     ]
     forwards = _forwards(places)
     backwards = _backwards([(chunks - 1 - chunk, i) for chunk, i in places])
+    ahead = (chunks - 1) * group + paired
     return tuple(
-        _alternate(forwards, backwards, 2 * (stages - 1 - stage) + (chunks - 1) * group)
+        _alternate(forwards, backwards, ahead + 2 * (stages - 1 - stage), paired=paired)
         for stage in range(stages)
     )
 
@@ -132,10 +138,12 @@ def _alternate(
     warm_up: int,
     weights: Sequence[Action] = (),
     delay: int = 0,
+    paired: bool = False,
 ) -> Order:
     """Do `warm_up` forwards, then by turns a forward and a backward, then the other backwards.
 
-    `weights` follow the backwards `delay` places behind. Stages share the actions, of which there
+    `weights` follow the backwards `delay` places behind. `paired` backwards run overlapped with the
+    forward before them. Stages share the actions, of which there
     are many.
     """
     warm_up = min(warm_up, len(forwards))
@@ -143,6 +151,8 @@ def _alternate(
     for i, backward in enumerate(backwards):
         if warm_up + i < len(forwards):
             actions.append(forwards[warm_up + i])
+            if paired:
+                backward = replace(backward, paired=True)
         actions.append(backward)
         if weights and i >= delay:
             actions.append(weights[i - delay])

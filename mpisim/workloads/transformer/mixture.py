@@ -10,7 +10,8 @@ can launch these, and waits for it (`_maybe_dtoh_and_synchronize`). Where an exp
 parallel (etp), copies are gathered and results reduce-scattered. The way back is one all-to-all and
 the sum over a token's experts. Shared experts are an ordinary feed-forward block before all that;
 overlapped (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the
-experts, the second beside the one back.
+experts, the second beside the one back. With the flexible dispatcher tokens are exchanged otherwise
+(:mod:`.flex_dispatch`).
 
 `moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
 multiply and the bytes of all-to-alls grow alike. The auxiliary loss, a few kernels on numbers of
@@ -25,6 +26,7 @@ from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Step
 from .experts import experts, router
 from .feed_forward import two_matrices
+from .flex_dispatch import flex_combine, flex_dispatch
 from .mixture_overlap import overlapped
 from .pointwise import branch, dropout_add, norm, stream
 from .routing import Routing
@@ -45,7 +47,9 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
     routing = Routing.of(s)
     size = s.shared * model.hidden
     routed: tuple[Operator, ...]
-    routed = (router(s, routing), _dispatch(s, routing), *experts(s, routing), _combine(s, routing))
+    flex = s.plan.moe_dispatcher == "flex"
+    dispatch, combine = (flex_dispatch, flex_combine) if flex else (_dispatch, _combine)
+    routed = (router(s, routing), dispatch(s, routing), *experts(s, routing), combine(s, routing))
     shared: tuple[Operator, ...] = ()
     ways = [branch(s, "routed", size)]
     if model.shared_ffn:

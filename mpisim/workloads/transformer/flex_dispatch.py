@@ -1,0 +1,111 @@
+"""Tokens to experts and back by kernels that know which tokens go where.
+
+Megatron-LM's flexible dispatcher (``megatron/core/transformer/moe/token_dispatcher.py``,
+`MoEFlexTokenDispatcher`) with DeepEP (github:deepseek-ai/DeepEP) or HybridEP: routing goes to one
+kernel that sends each token once to each rank that has any of its experts, and where ranks stand in
+several nodes once to each node, from where the fast links take it further. It is copied for each
+expert only after it has arrived, and added up over a rank's (a node's) experts before it returns.
+The CPU waits for the number of tokens that arrive, as it does without. What links inside a node
+carry beside the network is hidden behind it, and left out.
+
+How many ranks or nodes have one of a token's experts is that of a router without preference.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mpisim.kernels.operations import BYTES, Copy
+
+from ...program import Operation
+from ..operators import Await, Communicate, Compute, Operator, Step
+from .pointwise import stream
+from .routing import Routing
+from .shapes import Shapes
+
+__all__ = ["flex_combine", "flex_dispatch", "places"]
+
+READ = "read token counts"
+COUNT = 8
+"""Bytes of a number of tokens."""
+
+
+def places(experts: int, topk: int, parts: int) -> float:
+    """Return how many of `parts` equal parts of the experts a token needs, on average.
+
+    A part is spared if all `topk` experts, chosen without repetition, lie in the others.
+
+    Examples
+    --------
+    >>> places(8, 1, 4)
+    1.0
+    >>> places(8, 8, 4)
+    4.0
+    """
+    others = experts - experts // parts
+    spared = math.prod((others - i) / (experts - i) for i in range(topk))
+    return parts * (1 - spared)
+
+
+def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
+    """From the router to the experts."""
+    h, e = s.model.hidden, s.element
+    sent = _sent(s)
+    arrived, exchanged = _arrived(s, routing)
+    received = sent if s.fp8 else e
+
+    forward: list[Step] = [Compute(READ, Copy(COUNT * (1 + routing.experts), "host"))]
+    if sent != e:
+        forward.append(stream("dispatch cast", (e + sent) * h * routing.tokens))
+    forward.append(Await("wait for token counts", READ))
+    backward: list[Step] = []
+    if s.grid.ep > 1:
+        forward.append(_exchange("dispatch", sent * exchanged * h))
+    if received != sent:
+        forward.append(stream("dispatch cast back", (e + sent) * h * arrived))
+    forward.append(stream("permutation", received * h * (arrived + routing.rows)))
+    backward.append(stream("permutation backward", e * h * (arrived + routing.rows)))
+    if s.grid.ep > 1:  # gradients return in the activations' format
+        backward.append(_exchange("dispatch gradient", e * exchanged * h))
+    return Operator("dispatch", tuple(forward), tuple(backward))
+
+
+def flex_combine(s: Shapes, routing: Routing) -> Operator:
+    """From the experts back to the tokens."""
+    h, e = s.model.hidden, s.element
+    sent = _sent(s)  # gradients go to the experts as tokens do
+    arrived, exchanged = _arrived(s, routing)
+    received = sent if s.fp8 else e
+
+    forward: list[Step] = [stream("unpermutation", e * h * (arrived + routing.rows))]
+    backward: list[Step] = []
+    if sent != e:
+        backward.append(stream("combine gradient cast", (e + sent) * h * routing.tokens))
+    if s.grid.ep > 1:
+        forward.append(_exchange("combine", e * exchanged * h))
+        backward.append(_exchange("combine gradient", sent * exchanged * h))
+    if received != sent:
+        backward.append(stream("combine gradient cast back", (e + sent) * h * arrived))
+    backward.append(stream("unpermutation backward", received * h * (arrived + routing.rows)))
+    return Operator("combine", tuple(forward), tuple(backward))
+
+
+def _sent(s: Shapes) -> int:
+    """Bytes of a number on its way to the experts."""
+    return BYTES[s.plan.dispatch_precision] if s.plan.dispatch_precision == "fp8" else s.element
+
+
+def _arrived(s: Shapes, routing: Routing) -> tuple[int, int]:
+    """Return tokens that arrive at the busiest rank, and those that it exchanges."""
+    model, grid = s.model, s.grid
+    nodes = grid.nodes("ep")
+    busiest = routing.received / routing.copies
+
+    def tokens(parts: int) -> int:
+        return math.ceil(routing.tokens * places(model.experts, model.topk, parts) * busiest)
+
+    return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
+
+
+def _exchange(name: str, size: int) -> Communicate:
+    return Communicate(f"{name} all-to-all", Operation.ALL_TO_ALL, "ep", size)
