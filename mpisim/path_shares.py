@@ -40,7 +40,7 @@ class PathShares:
         path, case = self.path, self.case
         kind = PieceKind(int(path.kind[piece]))
         if kind is PieceKind.HOST:
-            shares = case.workload.pricing.host_shares
+            shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
             if case.constants is None:
                 return shares
             return {**shares, case.constants.host: 1.0}
@@ -54,7 +54,7 @@ class PathShares:
         table = case.program.table_of(rank)
         if kind is PieceKind.COMPUTE:
             name = case.program.names[table.name[row]]
-            return case.workload.pricing.shares[name, int(table.duration[row])]
+            return case.workload.pricing_of(rank).shares[name, int(table.duration[row])]
         group = case.program.slots_of(rank)[table.slot[row]]
         return self.communication(
             Operation(int(table.operation[row])),

@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .engine.run import Run
 from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
-from .kernels import Gpu, KernelModel, Roofline, find_gpu
-from .memory import Verdict, advice, assess, evaluator, remedies
+from .hardware import differences, gpus_of, kinds_of, left_out
+from .kernels import Gpu, KernelModel, Roofline
+from .memory import Verdict, advice, assess, capacity, evaluator, remedies
 from .network import network_of
 from .path_shares import PathShares
 from .program import Program
@@ -24,6 +27,7 @@ from .quantity import PICOSECONDS, Quantity, picoseconds
 from .step_constants import Known, StepConstants, chip, ours
 from .topo import Cluster, Network, find_cluster
 from .uncertainty import Uncertainty, combine
+from .variation import varied
 from .workloads import Workload, lay_out, training_step
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ LEFT_OUT = (
     OVERLAP,
     "clocks that fall while kernels run back to back: they are priced as measured one by one",
     "packets: communications that share a link share its bandwidth fairly and at once",
-    "input pipeline, checkpoints, jitter, stragglers",
+    "input pipeline, checkpoints",
 )
 
 GIB = 2**30
@@ -83,6 +87,20 @@ class Case:
         """What every rank does."""
         return self.workload.program
 
+    @property
+    def peak(self) -> float:
+        """Dense peak of all GPUs together, in FLOP/s."""
+        layout, precision = self.workload.layout, self.experiment.plan.precision
+        peaks = [each.model.gpu.peak(precision).si for each in self.workload.pricings]
+        kinds = np.zeros(layout.grid.world, int) if layout.gpu_of is None else layout.gpu_of
+        return float(np.array(peaks)[kinds].sum())
+
+    def sample(self, number: int) -> Case:
+        """Return the case with other random factors: those of the seed plus `number`."""
+        choice = self.experiment.variation
+        alike = self.program.replace(speed=np.ones(self.program.n_ranks))
+        return replace(self, workload=replace(self.workload, program=varied(alike, choice, number)))
+
 
 def prepare(experiment: Experiment, constants: StepConstants | None = None) -> Case:
     """Look up the hardware of an experiment and generate its program. Local.
@@ -102,8 +120,8 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
     try:
         choice = experiment.cluster
         cluster = find_cluster(choice.preset)
-        gpu = find_gpu(experiment.kernels.gpu or cluster.gpu)
-        gpu.peak(experiment.plan.precision)
+        named = gpus_of(experiment, cluster)
+        gpu = next(iter(named.values()))
         available = choice.nodes * cluster.gpus_per_node
         if choice.gpus is not None and choice.gpus > available:
             raise InputError(
@@ -111,30 +129,38 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
                 f"have {available}"
             )
         gpus = choice.gpus or available
-        layout = lay_out(experiment, gpus)
-        verdict = assess(layout, gpu, node=cluster.gpus_per_node)
+        layout = lay_out(experiment, gpus, kinds_of(choice, cluster, named))
+        smallest = min(named.values(), key=capacity)
+        verdict = assess(layout, smallest, node=cluster.gpus_per_node)
         hints: tuple[str, ...] = ()
         if not verdict.fits:
-            hints = _fitting(experiment, gpus, verdict, cluster, gpu)
+            hints = _fitting(experiment, gpus, verdict, cluster, smallest)
         folder = Path(experiment.source).parent
         file = experiment.calibration.file
         if constants is None and file is not None:
             constants = ours() if file == OURS else StepConstants.read(folder / file)
-        kernels = _kernel_model(experiment, gpu)
         network = network_of(cluster, choice.nodes, experiment.network, folder)
         if constants is None:
-            workload = training_step(layout, kernels)
+            models = [_kernel_model(experiment, each) for each in named.values()]
+            workload = _varied(training_step(layout, *models), experiment)
             return Case(experiment, cluster, gpu, workload, network, verdict, hints)
-        known = Known(
-            constants, chip(experiment.kernels.gpu or cluster.gpu),
-            cluster.nccl.platform or Path(choice.preset).stem, experiment.calibration.framework,
-        )  # fmt: skip
+        platform = cluster.nccl.platform or Path(choice.preset).stem
+        framework = experiment.calibration.framework
+        knowns = [Known(constants, chip(name), platform, framework) for name in named]
+        calibrated = [
+            CalibratedKernels(_kernel_model(experiment, each), known)
+            for each, known in zip(named.values(), knowns, strict=True)
+        ]
+        workload = _varied(training_step(layout, *calibrated), experiment)
         return _calibrated(
-            Case(experiment, cluster, gpu, training_step(layout, CalibratedKernels(kernels, known)),
-                 network, verdict, hints, known)
-        )  # fmt: skip
+            Case(experiment, cluster, gpu, workload, network, verdict, hints, knowns[0])
+        )
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
+
+
+def _varied(workload: Workload, experiment: Experiment) -> Workload:
+    return replace(workload, program=varied(workload.program, experiment.variation))
 
 
 def _calibrated(case: Case) -> Case:
@@ -160,6 +186,8 @@ def _fitting(
 ) -> tuple[str, ...]:
     """Return what would make a plan fit; refuse it unless told to go on, or in doubt."""
 
+    # What would fit is asked of plans whose replicas share the batch evenly.
+    experiment = replace(experiment, plan=replace(experiment.plan, replica_batch=()))
     evaluate = evaluator(experiment, gpus, gpu, node=cluster.gpus_per_node)
     transformer = isinstance(experiment.model, Transformer)
     if experiment.run.allow_oom or not verdict.certain:
@@ -214,7 +242,7 @@ def statements(
     found = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS
     work, plan = case.workload, case.experiment.plan
-    peak = case.gpu.peak(plan.precision).si
+    peak = case.peak / work.layout.grid.world
     a_gpu = work.flops / seconds / work.layout.grid.world
     samples = plan.global_batch / seconds
     rate = f"{samples:,.4g} {case.experiment.model.samples}/s"
@@ -244,14 +272,16 @@ def statements(
             case.cluster.title,
             case.gpu.title,
             *_assumed(plan),
-            "neighbouring ranks share a node; ranks of a stage do the same work at the same speed",
+            *differences(case),
             *(
                 f"{key} = {_toml(value)} (default)"
                 for key, value in defaults.items()
                 if _matters(key, value, case.experiment)
             ),
         ],
-        "not_modelled": [each for each in LEFT_OUT if overlap is None or each != OVERLAP],
+        "not_modelled": [
+            *(each for each in LEFT_OUT if overlap is None or each != OVERLAP), *left_out(case)
+        ],
         "memory": [*case.memory.text().splitlines(), *case.advice],
         "memory_peak": case.memory.peak,
         "memory_capacity": case.memory.capacity,
@@ -280,7 +310,9 @@ def error_bar(
         for name, number in vars(case.gpu).items()
         if isinstance(number, Quantity)
     }
-    numbers |= dict(case.network.numbers) | dict(case.workload.pricing.model.numbers)
+    numbers |= dict(case.network.numbers)
+    for pricing in reversed(case.workload.pricings):  # of equal names those of most nodes count
+        numbers |= dict(pricing.model.numbers)
     if lengths is None:
         lengths = PathShares(case, run).lengths()
     if overlap is not None and run.critical_path is not None:

@@ -13,19 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import engine
+from .errors import UsageError
+from .execution import execute
 from .experiment import Experiment, defaulted
 from .parallel import agreed
 from .prediction import Case, prepare, statements
 from .program import Program
 from .results import Results, check_results_output, collect, write_results
+from .samples import check_seeds, sampled_steps, summary
 from .topo import Network
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
-
-    from .overlap import Overlap
-    from .overlap.passes import Runner
 
 __all__ = ["simulate"]
 
@@ -41,6 +40,7 @@ def simulate(
     text: str = "",
     attributes: Mapping[str, Any] | None = None,
     fold: bool | None = None,
+    seeds: int = 1,
     progress: bool = False,
 ) -> Results | None:
     """Simulate an experiment or a program, and return its result. **Collective.**
@@ -65,6 +65,9 @@ def simulate(
         What else is to be kept with the result.
     fold : bool, optional
         Whether to simulate one rank for all that are alike; see `mpisim.engine.simulate`.
+    seeds : int
+        Run an experiment with random factors so often, with seeds in sequence, and tell how the
+        step time spreads. All else that is told is of the first.
     progress : bool
         Show the progress of a long run, if a person is watching.
 
@@ -94,25 +97,18 @@ def simulate(
         if output is not None and comm.rank == 0:
             check_results_output(output, overwrite=overwrite)  # before the work, not after
         case = prepare(what) if isinstance(what, Experiment) else what
+        if seeds > 1:
+            if not isinstance(case, Case):
+                raise UsageError("seeds are for experiments; a program has no random factors")
+            check_seeds(case, seeds)
 
-    program = case.program if isinstance(case, Case) else case
-    contention = True
-    if network is None and isinstance(case, Case):
-        network, contention = case.network, case.experiment.network.contention
-
-    def runner(program: Program, path: bool) -> engine.Run:
-        return engine.simulate(
-            program, comm, network=network, contention=contention, critical_path=path,
-            fold=None if program.is_partial else fold, progress=progress,
-        )  # fmt: skip
-
-    overlap: Overlap | None = None
-    if isinstance(case, Case) and case.experiment.overlap.model != "off":
-        run, overlap = _slowed(case, runner, network, comm)
-    else:
-        run = runner(program, True)
+    run, overlap = execute(
+        case, comm, network=network, fold=fold, critical_path=True, progress=progress
+    )
 
     said = dict(attributes or {})
+    if isinstance(case, Case) and seeds > 1:
+        said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
     if isinstance(case, Case) and comm.rank == 0:
         said |= statements(case, run, defaulted(text) if text else {}, overlap)
 
@@ -122,17 +118,3 @@ def simulate(
         run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
         attributes=said,
     )  # fmt: skip
-
-
-def _slowed(
-    case: Case, runner: Runner, network: Network | None, comm: Intracomm
-) -> tuple[engine.Run, Overlap]:
-    """Run a case in which what overlaps is slower. **Collective.**"""
-    from .overlap import Overlap, ranks_of, with_slowdown
-
-    choice = case.experiment.overlap
-    assert choice.model != "off"
-    with agreed(comm):
-        ranks = ranks_of(case, network or case.network)
-    outcome = with_slowdown(ranks, runner, choice.model, comm, choice.passes)
-    return outcome.run, Overlap(ranks, outcome, choice.model)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .output import add_fold_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..experiment import Experiment
 
 __all__ = ["add_parser", "run"]
+
+MOST_SEEDS = 5000
+"""What an attribute of an HDF5 file can hold, all steps one by one."""
 
 EXAMPLES = """\
 examples:
@@ -19,6 +23,7 @@ examples:
   mpisim run mine.toml                          ... and to run
   mpisim run echo-gpt3-175b-96-h800             one of those in mpisim list experiments
   mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full
+  mpisim run mine.toml --set variation.kernels=0.02 --set variation.gpus=0.01 --seeds 20
   mpisim run mine.toml -o run.h5 --timeline     save the result, with every operation of every GPU
   mpisim run mine.toml --save-program step.h5   what every rank does, for mpisim program
 """
@@ -48,6 +53,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--save-program", metavar="FILE", help="write what every rank does (HDF5)"
     )
+    parser.add_argument(
+        "--seeds", metavar="K", type=int, default=1,
+        help="run K times with random factors ([variation]) of K seeds, spread over the processes, "
+        "and tell how the step time spreads (default: 1)",
+    )  # fmt: skip
     add_fold_option(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
@@ -56,6 +66,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the experiment and print the report; the first process prints."""
     check_options(args)
+    if not 1 <= args.seeds <= MOST_SEEDS:
+        raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
     from ..experiment import load
     from ..files import check_output
     from ..parallel import agreed
@@ -83,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             save(case.program, args.save_program, overwrite=args.overwrite)
     results = simulate(
         case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-        text=text, fold=args.fold, progress=True,
+        text=text, fold=args.fold, seeds=args.seeds, progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)
     if comm.rank == 0:

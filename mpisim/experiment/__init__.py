@@ -1,12 +1,13 @@
 """Experiments: which model, on which cluster, by which parallel plan.
 
 An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cluster]``, and where
-wanted ``[kernels]``, ``[network]``, ``[calibration]`` and ``[run]``, read into frozen dataclasses
-whose fields are the keys. ``mpisim new`` writes one with every key explained.
+wanted ``[kernels]``, ``[network]``, ``[variation]``, ``[calibration]`` and ``[run]``, read into
+frozen dataclasses whose fields are the keys. ``mpisim new`` writes one with every key explained.
 
 - `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults.
 - `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
-  `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `CalibrationChoice`, `RunChoice`.
+  `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`, `CalibrationChoice`,
+  `RunChoice`.
 """
 
 from .experiment import (
@@ -21,6 +22,7 @@ from .load import DEFAULT, defaulted, load, read
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .overlap import OverlapChoice
 from .plan import Plan
+from .variation import VariationChoice
 
 __all__ = [
     "DEFAULT",
@@ -37,6 +39,7 @@ __all__ = [
     "Plan",
     "RunChoice",
     "Transformer",
+    "VariationChoice",
     "defaulted",
     "load",
     "read",

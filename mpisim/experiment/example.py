@@ -26,6 +26,7 @@ from .models import FAMILIES, Cnn, Model, Transformer
 from .overlap import OverlapChoice
 from .plan import Plan
 from .presets import find_model, model_presets
+from .variation import VariationChoice
 
 if TYPE_CHECKING:
     from ..topo import Cluster
@@ -105,6 +106,7 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
         "[overlap]\n" + _section(OverlapChoice, {}),
+        "[variation]\n" + _section(VariationChoice, {}),
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]

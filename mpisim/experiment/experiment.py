@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 
 from ..errors import InputError
 from ..schema import Limits
+from ..spans import span
 from .models import Count, Model
 from .overlap import OverlapChoice
 from .plan import Plan
+from .variation import VariationChoice
 
 __all__ = [
     "CalibrationChoice",
@@ -32,11 +34,23 @@ class ClusterChoice:
     nodes : int
     gpus : int, optional
         GPUs to use, from the first node on; all of them if not given.
+    other_gpus : mapping of str to str
+        Nodes with other GPUs than the cluster's: ``"4-7" = "a100-sxm"``, a GPU of ``mpisim list
+        gpus`` or the path of a TOML file with one. Their links are those of the cluster.
     """
 
     preset: str
     nodes: Count = 1
     gpus: Annotated[int, Limits(least=1, most=10_000_000)] | None = None
+    other_gpus: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known: set[int] = set()
+        for nodes in self.other_gpus:
+            for node in span(nodes, "other_gpus", "node", self.nodes):
+                if node in known:
+                    raise InputError(f"other_gpus: node {node} is given GPUs twice")
+                known.add(node)
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,7 @@ class Experiment:
     kernels : KernelChoice
     network : NetworkChoice
     overlap : OverlapChoice
+    variation : VariationChoice
     calibration : CalibrationChoice
     run : RunChoice
     title : str
@@ -153,6 +168,7 @@ class Experiment:
     kernels: KernelChoice = field(default_factory=KernelChoice)
     network: NetworkChoice = field(default_factory=NetworkChoice)
     overlap: OverlapChoice = field(default_factory=OverlapChoice)
+    variation: VariationChoice = field(default_factory=VariationChoice)
     calibration: CalibrationChoice = field(default_factory=CalibrationChoice)
     run: RunChoice = field(default_factory=RunChoice)
     title: str = "experiment"

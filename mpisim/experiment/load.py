@@ -22,6 +22,7 @@ from .experiment import (
 from .models import FAMILIES, Model
 from .overlap import OverlapChoice
 from .plan import Plan
+from .variation import VariationChoice
 
 __all__ = ["DEFAULT", "defaulted", "load", "read"]
 
@@ -36,6 +37,7 @@ TABLES: dict[str, Any] = {
     "kernels": KernelChoice,
     "network": NetworkChoice,
     "overlap": OverlapChoice,
+    "variation": VariationChoice,
     "calibration": CalibrationChoice,
     "run": RunChoice,
 }

@@ -31,6 +31,9 @@ class Plan:
     micro_batch : int
         What one data-parallel rank works on at a time; the others follow as gradient accumulation
         or in a pipeline.
+    replica_batch : tuple of int
+        Sequences of each data-parallel replica, where they do not share `global_batch` evenly: a
+        slow replica may be given less. Multiples of `micro_batch`; their sum is `global_batch`.
     tp, pp, cp : int
         Tensor, pipeline and context parallel size.
     ep, etp : int
@@ -127,6 +130,7 @@ class Plan:
 
     global_batch: Large
     micro_batch: Annotated[int, Limits(least=1, most=1_000_000)] = 1
+    replica_batch: tuple[Large, ...] = ()
     tp: Count = 1
     pp: Count = 1
     cp: Count = 1
@@ -209,6 +213,7 @@ class Plan:
         if self.tp_overlap and not self.sequence_parallel:
             raise InputError("tp_overlap is true; it needs tp > 1 and sp = true")
         self._check_data_parallel()
+        self._check_replicas()
 
     def _check_data_parallel(self) -> None:
         allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
@@ -220,6 +225,35 @@ class Plan:
             raise InputError("zero is 3 with pp > 1: no framework shards parameters of a pipeline")
         if self.zero_group is not None and not self.zero:
             raise InputError("zero_group is given, but zero is 0: nothing is sharded")
+
+    def _check_replicas(self) -> None:
+        if not self.replica_batch:
+            return
+        if self.dp is not None and len(self.replica_batch) != self.dp:
+            raise InputError(
+                f"replica_batch has {len(self.replica_batch)} entries; dp is {self.dp}"
+            )
+        if sum(self.replica_batch) != self.global_batch:
+            raise InputError(
+                f"replica_batch adds up to {sum(self.replica_batch)}; global_batch is "
+                f"{self.global_batch}"
+            )
+        for replica, batch in enumerate(self.replica_batch):
+            if batch % self.micro_batch:
+                raise InputError(
+                    f"replica_batch gives replica {replica} {batch} sequences, which is not a "
+                    f"multiple of micro_batch = {self.micro_batch}"
+                )
+        if self.zero > 1:
+            raise InputError(
+                f"replica_batch is given with zero = {self.zero}: replicas meet in every "
+                "micro-batch, so they need equally many; allowed: zero = 0, 1"
+            )
+        if self.ep > 1:
+            raise InputError(
+                "replica_batch is given with ep > 1: replicas exchange tokens in every "
+                "micro-batch, so they need equally many"
+            )
 
     @property
     def sequence_parallel(self) -> bool:

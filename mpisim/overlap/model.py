@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..kernels.slowdown.learned import Learned
     from ..prediction import Case
     from ..program import Program
-    from ..workloads import Workload
     from ..workloads.pricing import Pricing
 
 __all__ = ["ranks_of"]
@@ -47,18 +46,14 @@ def ranks_of(case: Case, network: Network) -> Ranks:
 
             learned = Learned.read(folder / choice.pairs)
         devices = tuple(
-            _device(case.program, each, constants, learned) for each in _pricings(case.workload)
+            _device(case.program, each, constants, learned) for each in case.workload.pricings
         )
     except InputError as error:
         raise InputError(f"{source}: [overlap] {error}") from error
     residents = Residents(case.program, network, constants)
     kinds: NDArray[np.int64] = np.zeros(case.program.n_ranks, np.int64)
-    of_rank = getattr(case.workload.layout, "gpu_of", None)
+    of_rank = case.workload.layout.gpu_of
     return Ranks(case.program, residents, devices, kinds if of_rank is None else of_rank)
-
-
-def _pricings(workload: Workload) -> tuple[Pricing, ...]:
-    return (workload.pricing,)
 
 
 def _device(

@@ -67,6 +67,7 @@ def _head(results: Results) -> list[str]:
     error = attributes.pop("uncertainty", None)
     for key in ("memory", "memory_peak", "memory_capacity"):  # a section of its own
         attributes.pop(key, None)
+    sampled = _sampled(attributes)
     step = duration(results.step_time_ps)
     if isinstance(error, float):
         step += f"  ± {100 * error:.2g} %"
@@ -78,6 +79,7 @@ def _head(results: Results) -> list[str]:
         ranks += f"{results.n_classes:,} class" + ("es, " if results.n_classes != 1 else ", ")
     facts = [
         ("step time", step),
+        *sampled,
         ("digest", results.digest),
         ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
     ]
@@ -98,6 +100,19 @@ def _head(results: Results) -> list[str]:
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     return lines + lists
+
+
+def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
+    """Take out of the attributes what is said of runs with other seeds."""
+    found = {key: attributes.pop(key) for key in list(attributes) if key.startswith("sampled_")}
+    if not found:
+        return []
+    steps = found.pop("sampled_steps")
+    figures = [f"{key[8:]} {duration(round(value))}" for key, value in found.items()]
+    return [
+        (f"{len(steps)} seeds", ", ".join(figures)),
+        ("", f"from {duration(min(steps))} to {duration(max(steps))}"),
+    ]
 
 
 def _told_apart(results: Results) -> str:

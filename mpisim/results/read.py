@@ -182,7 +182,9 @@ def _read_critical_path(file: File) -> CriticalPath:
 
 
 def _said(value: Any) -> Any:
-    """Turn an attribute back into text, a number or a list of texts."""
+    """Turn an attribute back into text, a number, or a list of these."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        return value.tolist()
     if isinstance(value, np.ndarray):
         return [text_of(each) for each in value.tolist()]
     if isinstance(value, bytes):

@@ -280,12 +280,14 @@ def _write_table(
 
 
 def _storable(value: Any) -> Any:
-    """Make an attribute of what callers say: text, number, or list of texts."""
+    """Make an attribute of what callers say: text, number, or list of texts or of integers."""
     if isinstance(value, str):
         return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     if isinstance(value, list | tuple):
         import h5py
 
+        if value and all(isinstance(each, int) for each in value):
+            return np.array(value, np.int64)
         texts = [_storable(str(each)) for each in value]
         return np.array(texts, h5py.string_dtype("utf-8")) if texts else h5py.Empty("S1")
     return value if isinstance(value, int | float | np.generic) else _storable(str(value))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment import Cnn, Experiment, Transformer
+from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..topo import find_cluster
 from .grid import Grid
 from .operators import Network
@@ -31,11 +31,18 @@ class Layout:
     experiment : Experiment
     grid : Grid
     pipeline : Pipeline
+        Of the replicas with the most micro-batches.
     networks : tuple of Network
     network : int64, shape (world,)
         Which network each rank has its share of; most models have one.
     parts : tuple of tuple of Part
         Of each network, its parts in sequence.
+    shorter : tuple of Pipeline
+        Of replicas with fewer micro-batches.
+    pipeline_of : int64, shape (world,), optional
+        Which pipeline each rank is in: 0, or ``1 + i`` for ``shorter[i]``; 0 if not given.
+    gpu_of : int64, shape (world,), optional
+        Which kind of GPU each rank has; 0 if not given.
     """
 
     experiment: Experiment
@@ -44,6 +51,20 @@ class Layout:
     networks: tuple[Network, ...]
     network: NDArray[np.int64]
     parts: tuple[tuple[Part, ...], ...]
+    shorter: tuple[Pipeline, ...] = ()
+    pipeline_of: NDArray[np.int64] | None = None
+    gpu_of: NDArray[np.int64] | None = None
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """All pipelines, by `pipeline_of`."""
+        return (self.pipeline, *self.shorter)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of all replicas together."""
+        plan = self.experiment.plan
+        return plan.global_batch // plan.micro_batch
 
     def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
         """Return the model chunks a stage holds."""
@@ -53,8 +74,17 @@ class Layout:
         )
 
 
-def lay_out(experiment: Experiment, gpus: int) -> Layout:
+def lay_out(
+    experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None = None
+) -> Layout:
     """Lay an experiment out on a number of GPUs.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    gpus : int
+    gpu_of : int64, shape (gpus,), optional
+        Which kind of GPU each is, where they are not all alike.
 
     Raises
     ------
@@ -63,23 +93,47 @@ def lay_out(experiment: Experiment, gpus: int) -> Layout:
     """
     plan = experiment.plan
     grid = Grid.of(plan, gpus, _per_node(experiment))
-    each = grid.dp * plan.micro_batch
-    micro_batches, rest = divmod(plan.global_batch, each)
-    if rest:
-        raise InputError(
-            f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
-            f"micro_batch = {grid.dp} × {plan.micro_batch} = {each}"
-        )
-    if micro_batches > MOST:
-        raise InputError(
-            f"plan.global_batch is {plan.global_batch}: {micro_batches} micro-batches of "
-            f"dp × micro_batch = {each}; there can be {MOST}: raise micro_batch or dp"
-        )
+    counts = _micro_batches(plan, grid.dp)
+    distinct = sorted(set(counts), reverse=True)
     networks, network = _networks(experiment, grid)
     parts = tuple(tuple(split(each, plan, plan.pp * plan.vpp)) for each in networks)
     # Last, since it takes longest, and other plans are tried that do not come out even.
-    laid = pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap)
-    return Layout(experiment, grid, laid, tuple(networks), network, parts)
+    longest, *shorter = (
+        pipeline(plan.schedule, plan.pp, each, plan.vpp, paired=plan.ep_overlap)
+        for each in distinct
+    )
+    return Layout(
+        experiment, grid, longest, tuple(networks), network, parts,
+        shorter=tuple(shorter),
+        pipeline_of=np.array([distinct.index(each) for each in counts])[grid.index("dp")],
+        gpu_of=None if gpu_of is None else gpu_of[: grid.world],
+    )  # fmt: skip
+
+
+def _micro_batches(plan: Plan, dp: int) -> list[int]:
+    """Return the number of micro-batches of each replica."""
+    if plan.replica_batch:
+        if len(plan.replica_batch) != dp:
+            raise InputError(
+                f"plan.replica_batch has {len(plan.replica_batch)} entries; dp is {dp}"
+            )
+        counts = [batch // plan.micro_batch for batch in plan.replica_batch]
+    else:
+        each = dp * plan.micro_batch
+        count, rest = divmod(plan.global_batch, each)
+        if rest:
+            raise InputError(
+                f"plan.global_batch is {plan.global_batch}, which is not a multiple of dp × "
+                f"micro_batch = {dp} × {plan.micro_batch} = {each}"
+            )
+        counts = [count] * dp
+    if max(counts) > MOST:
+        raise InputError(
+            f"plan.global_batch is {plan.global_batch}: {max(counts)} micro-batches of "
+            f"dp × micro_batch = {dp} × {plan.micro_batch}; there can be {MOST}: raise "
+            "micro_batch or dp"
+        )
+    return counts
 
 
 def _per_node(experiment: Experiment) -> int | None:

@@ -3,9 +3,9 @@
     experiment ─► grid of ranks ─► network in one rank's shapes ─► parts of the pipeline
                ─► blocks (forward, backward, …) ─► one table a stage ─► program
 
-Ranks at the same stage do the same things and share a table; where networks differ by rank (tables
-of a recommendation model), there is one table for each that differs. Communications are unpriced:
-the engine asks a cost model for their durations.
+Ranks at the same stage do the same things and share a table; where ranks differ by network (tables
+of a recommendation model), number of micro-batches or GPU, there is one table for each that
+differs. Communications are unpriced: the engine asks a cost model for their durations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .layout import Layout
 from .messages import Messages, streams
 from .optimizer import write_optimizer
 from .pricing import LONGEST, Pricing
-from .schedules import Action
+from .schedules import Action, Pipeline
 from .stage import Pass, Stage
 
 __all__ = ["Workload", "training_step"]
@@ -44,8 +44,8 @@ class Workload:
     ----------
     layout : Layout
     program : Program
-    pricing : Pricing
-        Of its kernels and launches.
+    pricings : tuple of Pricing
+        Of kernels and launches, on each kind of GPU.
     flops : int
         Model FLOPs of the step over all GPUs, see `Network.flops`.
     executed_flops : int
@@ -56,20 +56,25 @@ class Workload:
 
     layout: Layout
     program: Program
-    pricing: Pricing
+    pricings: tuple[Pricing, ...]
     flops: int
     executed_flops: int
     tokens: int
 
+    def pricing_of(self, rank: int) -> Pricing:
+        """Return the pricing of a rank's kernels."""
+        kinds = self.layout.gpu_of
+        return self.pricings[0 if kinds is None else int(kinds[rank])]
 
-def training_step(layout: Layout, kernels: KernelModel) -> Workload:
+
+def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
     """Return the program of one training step.
 
     Parameters
     ----------
     layout : Layout
-    kernels : KernelModel
-        Prices the kernels.
+    *kernels : KernelModel
+        Each prices the kernels of one kind of GPU.
 
     Raises
     ------
@@ -78,16 +83,21 @@ def training_step(layout: Layout, kernels: KernelModel) -> Workload:
     """
     experiment, grid, plan = layout.experiment, layout.grid, layout.experiment.plan
     names = Names()
-    pricing = Pricing(kernels, cuda_graphs=plan.cuda_graphs)
+    pricings = tuple(Pricing(each, cuda_graphs=plan.cuda_graphs) for each in kernels)
     groups = Groups(grid, plan.zero_group)
-    kinds = layout.network * grid.pp + grid.stage
+    pipeline = np.zeros(grid.world, int) if layout.pipeline_of is None else layout.pipeline_of
+    gpu = np.zeros(grid.world, int) if layout.gpu_of is None else layout.gpu_of
+    shape = (len(layout.networks), grid.pp, len(layout.pipelines), len(pricings))
+    kinds = np.ravel_multi_index((layout.network, grid.stage, pipeline, gpu), shape)
     found, table = np.unique(kinds, return_inverse=True)
     tables: list[Table] = []
     slots: list[tuple[str, ...]] = []
     executed = 0
     for i, kind in enumerate(found.tolist()):
-        network, stage = divmod(kind, grid.pp)
-        written = _Table(layout, network, stage, names, pricing, groups)
+        network, stage, which, on = map(int, np.unravel_index(kind, shape))
+        written = _Table(
+            layout, layout.pipelines[which], network, stage, names, pricings[on], groups
+        )
         tables.append(written.table)
         slots.append(written.slots)
         executed += written.flops * int(np.count_nonzero(table == i))
@@ -95,11 +105,11 @@ def training_step(layout: Layout, kernels: KernelModel) -> Workload:
         tuple(names), tables, slots, table, groups,
         {"source": "workload generator", "title": experiment.title},
     )  # fmt: skip
-    times = layout.pipeline.micro_batches * grid.dp
+    times = layout.micro_batches
     return Workload(
         layout=layout,
         program=program,
-        pricing=pricing,
+        pricings=pricings,
         flops=layout.networks[0].flops * times,
         executed_flops=executed,
         tokens=layout.networks[0].tokens * times,
@@ -110,10 +120,10 @@ class _Table:
     """Writes the table of one stage."""
 
     def __init__(
-        self, layout: Layout, network: int, stage: int, names: Names, pricing: Pricing,
-        groups: Groups,
+        self, layout: Layout, laid: Pipeline, network: int, stage: int, names: Names,
+        pricing: Pricing, groups: Groups,
     ) -> None:  # fmt: skip
-        plan, laid = layout.experiment.plan, layout.pipeline
+        plan = layout.experiment.plan
         parts = layout.parts[network]
         chunks = layout.chunks(stage, network)
         layers = [chunk.layers for chunk in chunks]

@@ -1,0 +1,69 @@
+"""A case through the engine, with the slowdown of what overlaps where it is modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import engine
+from .parallel import agreed
+from .prediction import Case
+from .program import Program
+from .topo import Network
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from .overlap import Overlap
+
+__all__ = ["execute"]
+
+
+def execute(
+    case: Case | Program,
+    comm: Intracomm,
+    *,
+    network: Network | None = None,
+    fold: bool | None = None,
+    critical_path: bool = False,
+    progress: bool = False,
+) -> tuple[engine.Run, Overlap | None]:
+    """Run a case, or a program. **Collective.**
+
+    Parameters
+    ----------
+    case : Case or Program
+    comm : mpi4py.MPI.Intracomm
+    network : Network, optional
+        In place of the case's.
+    fold, critical_path, progress : bool
+        As for `mpisim.engine.simulate`.
+
+    Returns
+    -------
+    run : Run
+    overlap : Overlap or None
+        What slowed what overlaps, if that is modelled.
+    """
+    program = case.program if isinstance(case, Case) else case
+    contention = True
+    if network is None and isinstance(case, Case):
+        network, contention = case.network, case.experiment.network.contention
+
+    def run(program: Program, path: bool) -> engine.Run:
+        return engine.simulate(
+            program, comm, network=network, contention=contention,
+            critical_path=path and critical_path,
+            fold=None if program.is_partial else fold, progress=progress,
+        )  # fmt: skip
+
+    if not isinstance(case, Case) or case.experiment.overlap.model == "off":
+        return run(program, True), None
+
+    from .overlap import Overlap, ranks_of, with_slowdown
+
+    choice = case.experiment.overlap
+    assert choice.model != "off"
+    with agreed(comm):
+        ranks = ranks_of(case, network or case.network)
+    outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
+    return outcome.run, Overlap(ranks, outcome, choice.model)

@@ -1,0 +1,48 @@
+"""How GPUs and kernels differ from what they should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ..schema import Limits
+from ..spans import span
+
+__all__ = ["VariationChoice"]
+
+Spread = Annotated[float, Limits(least=0, most=1)]
+Speed = Annotated[float, Limits(least=0.001, most=1000)]
+Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
+
+
+@dataclass(frozen=True)
+class VariationChoice:
+    """How GPUs and kernels differ from what they should be.
+
+    Attributes
+    ----------
+    kernels : float
+        Jitter: standard deviation of the logarithm of a random factor on each kernel of each GPU.
+        Factors are lognormal with mean 1.
+    gpus : float
+        The same for a factor that all kernels of a GPU share.
+    seed : int
+        Of both. The same seed gives the same factors, on any number of processes.
+    speeds : mapping of str to float
+        Speeds of single GPUs, by rank: ``"3" = 0.9``, ``"8-15,20" = 0.5``; those not named have
+        speed 1.
+    """
+
+    kernels: Spread = 0.0
+    gpus: Spread = 0.0
+    seed: Seed = 0
+    speeds: dict[str, Speed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for ranks in self.speeds:
+            span(ranks, "speeds", "rank")
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed gives another answer."""
+        return self.kernels > 0 or self.gpus > 0

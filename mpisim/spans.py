@@ -1,0 +1,51 @@
+"""Numbers written as people write them: ``"0-7,16"``."""
+
+from __future__ import annotations
+
+from .errors import InputError
+
+__all__ = ["span"]
+
+
+def span(text: str, key: str, what: str, count: int | None = None) -> list[int]:
+    """Return the numbers a text names, ascending.
+
+    Parameters
+    ----------
+    text : str
+        Numbers and ranges, both ends included, with commas between them.
+    key : str
+        Where it stands, for messages.
+    what : str
+        What is numbered: "rank".
+    count : int, optional
+        There are those from 0 to ``count - 1``; not checked if not given.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or names what there is not.
+
+    Examples
+    --------
+    >>> span("0-2,8", "speeds", "rank")
+    [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (each.strip() for each in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(
+                f"{key}: {text!r} does not name {what}s; write them as \"3\" or \"0-7,16\""
+            )
+        low, high = int(first), int(last or first)
+        if low > high:
+            raise InputError(f"{key}: {text!r}: {part.strip()!r} ends before it begins")
+        if count is not None and high >= count:
+            raise InputError(
+                f"{key}: {text!r} names {what} {high}; there are {what}s 0 to {count - 1}"
+            )
+        if high - low > 10_000_000:
+            raise InputError(f"{key}: {text!r} names {high - low + 1:,} {what}s")
+        found.update(range(low, high + 1))
+    return sorted(found)

@@ -1,0 +1,63 @@
+"""Programs whose ranks are not all alike: slow GPUs, GPUs that differ by chance, jitter."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine.variation import ONE, jitter_factors
+from .errors import InputError
+from .experiment import VariationChoice
+from .program import Jitter, Program
+from .spans import span
+
+__all__ = ["varied"]
+
+OF_RANK = -2
+"""The row that stands for the whole rank where one draws a factor for it: no row has it."""
+
+
+def varied(program: Program, choice: VariationChoice, sample: int = 0) -> Program:
+    """Return a program whose ranks differ as chosen. Local.
+
+    Parameters
+    ----------
+    program : Program
+    choice : VariationChoice
+    sample : int
+        Added to the seed.
+
+    Raises
+    ------
+    InputError
+        If a speed is given to a rank that there is not, or twice.
+
+    Examples
+    --------
+    >>> varied(program, VariationChoice(speeds={"3": 0.9})).speed[3]      # doctest: +SKIP
+    0.9
+    """
+    seed = (choice.seed + sample) % (1 << 64)
+    speed = program.speed * _given(choice, program.n_ranks)
+    if choice.gpus:
+        speed = speed / _drawn(Jitter(choice.gpus, seed), program.n_ranks)
+    jitter = Jitter(choice.kernels, seed) if choice.kernels else None
+    return program.replace(speed=speed, jitter=jitter)
+
+
+def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
+    speed = np.ones(n_ranks)
+    known = np.zeros(n_ranks, bool)
+    for text, value in choice.speeds.items():
+        ranks = span(text, "variation.speeds", "rank", n_ranks)
+        if known[ranks].any():
+            rank = ranks[int(np.argmax(known[ranks]))]
+            raise InputError(f"variation.speeds: rank {rank} is given a speed twice")
+        known[ranks] = True
+        speed[ranks] = value
+    return speed
+
+
+def _drawn(jitter: Jitter, n_ranks: int) -> NDArray[np.float64]:
+    row = np.array([OF_RANK])
+    return np.array([jitter_factors(jitter, rank, row)[0] for rank in range(n_ranks)]) / ONE
