@@ -149,7 +149,24 @@ def test_gather_and_multiply_in_chunks() -> None:
 
 
 def test_multiply_and_scatter_in_chunks() -> None:
+    # Transformer Engine: 4 parts, each reduce-scattered beside the product of the next.
     matrix = operator(network(TINY, plan(tp=2, tp_overlap=True)), "attention output")
+    assert lines(matrix.forward) == [
+        line
+        for part in range(4)
+        for line in (
+            "attention output chunk: 2 x 16 x 8 bf16",
+            f"attention output reduce-scatter: RS tp {HIDDEN // 4} => part {part}",
+        )
+    ]
+    # As many as the share of a rank can be cut into: 4 tokens of each of 2, 2 of each of 4.
+    (first, *_) = operator(network(TINY, plan(tp=4, tp_overlap=True)), "attention output").forward
+    assert lines([first]) == ["attention output chunk: 4 x 16 x 4 bf16"]
+
+
+def test_multiply_and_scatter_round_the_ring() -> None:
+    asynchronous = plan(tp=2, tp_overlap=True, dp_style="fsdp", zero=3)
+    matrix = operator(network(TINY, asynchronous), "attention output")
     share = HIDDEN // 2
     assert lines(matrix.forward) == [
         "attention output chunk: 4 x 16 x 8 bf16",
@@ -161,7 +178,8 @@ def test_multiply_and_scatter_in_chunks() -> None:
         f"attention output input gradient exchange: ring tp {share} => chunk 1",
         "attention output input gradient chunk: 4 x 8 x 16 bf16",
         "attention output input gradient chunk: 4 x 8 x 16 bf16 after chunk 1",
-        "attention output weight gradient: 16 x 8 x 8 bf16 += (weight)",
+        "attention output weight gradient: 16 x 8 x 8 bf16 (weight)",
+        f"attention output weight gradient accumulation: {16 * 8 * 3 * 2} bytes (weight)",
     ]
 
 

@@ -129,8 +129,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         forward.append(cast(s, name, s.tokens * k))
     overlap = s.sequence_parallel and s.plan.tp_overlap
     if overlap:
-        gemm = Gemm(s.shared, n, k, dtype=s.linear, output=s.stored)
-        forward += multiply_and_scatter(s, name, n, gemm)
+        forward += multiply_and_scatter(s, name, k, n)
     else:
         gemm = Gemm(s.tokens, n, k, dtype=s.linear, output=s.stored)
         forward.append(Compute(name, gemm))

@@ -1,10 +1,16 @@
 """Matrix products cut into chunks that overlap with their communication.
 
-Transformer Engine's userbuffers (``tp_comm_overlap`` in Megatron-LM,
-``transformer_engine/common/comm_gemm_overlap``), ring exchange: an all-gather before a product,
-or a reduce-scatter after one, becomes tp - 1 exchanges with both neighbours of the ring, each
-beside the product of a chunk of the sequence. The two collectives of a column-split matrix's
-backward pass stay whole, each beside a whole product (its "bulk" overlap), as they are without.
+Transformer Engine's userbuffers (``tp_comm_overlap`` in Megatron-LM), with the methods that
+``initialize_ub`` takes by default (transformer_engine/pytorch/module/base.py):
+
+- "ring_exchange": an all-gather before a product becomes tp - 1 exchanges with both neighbours of
+  the ring, each beside the product of a chunk of the sequence.
+- "pipeline": a product is cut into 4, and each part is reduce-scattered beside the product of the
+  next; the last has nothing beside it.
+- "bulk": the two collectives of a column-split matrix's backward pass stay whole, each beside a
+  whole product, as they are without.
+
+Other frameworks (PyTorch's asynchronous tensor parallelism) go round the ring after a product, too.
 """
 
 from __future__ import annotations
@@ -18,6 +24,9 @@ from ..operators import Communicate, Compute, Step
 from .shapes import Shapes
 
 __all__ = ["gather_and_multiply", "multiply_and_scatter"]
+
+SPLITS = 4
+"""Parts of a product that is reduce-scattered, ``num_splits``."""
 
 
 def gather_and_multiply(
@@ -48,21 +57,36 @@ def gather_and_multiply(
         yield Compute(f"{name} chunk", gemm, after=here)
 
 
-def multiply_and_scatter(s: Shapes, name: str, n: int, gemm: Gemm) -> Iterator[Step]:
-    """Multiply chunk by chunk; partial sums go round the ring beside the next chunk's product.
+def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+    """Multiply the whole sequence by a matrix (k, n) part by part, and add up what ranks have.
 
     Parameters
     ----------
     s : Shapes
     name : str
-    n : int
-        Features of the result.
-    gemm : Gemm
-        The product of one chunk, another rank's share of the sequence in each but the last.
+    k, n : int
+        Features in, this rank's, and out.
     """
+    yield from (_pipeline if s.megatron else _ring)(s, name, k, n)
+
+
+def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+    """Reduce-scatter each part beside the next."""
+    splits = next(parts for parts in (SPLITS, 2, 1) if s.shared % parts == 0)
+    rows = s.tokens // splits
+    for part in range(splits):
+        yield Compute(f"{name} chunk", Gemm(rows, n, k, dtype=s.linear, output=s.stored))
+        yield Communicate(
+            f"{name} reduce-scatter", Operation.REDUCE_SCATTER, "tp", s.element * rows * n,
+            token=f"part {part}",
+        )  # fmt: skip
+
+
+def _ring(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+    """Pass partial sums round the ring beside the product of the next rank's share."""
     size = s.element * s.shared * n
     for chunk in range(s.grid.tp):
-        yield Compute(f"{name} chunk", gemm)
+        yield Compute(f"{name} chunk", Gemm(s.shared, n, k, dtype=s.linear, output=s.stored))
         if chunk:
             yield Compute(f"{name} sum", Elementwise(3 * size), after=(f"sum {chunk}",))
         if chunk < s.grid.tp - 1:
