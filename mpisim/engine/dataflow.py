@@ -28,6 +28,7 @@ from .digest import summed_over_processes
 from .exchange import Progress, exchange
 from .flows import used_links
 from .fold import quotient, whole
+from .memory_needed import count, needed, on_this_machine
 from .path import walk_back
 from .plan import Plan, block_placement, check_held, check_placement, make_plan
 from .rows import Solution
@@ -67,6 +68,7 @@ def simulate(
     critical_path: bool = False,
     contention: bool = True,
     progress: bool = False,
+    timeline: bool = False,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
     """Run a program and return what this process knows of it. **Collective**.
@@ -92,6 +94,9 @@ def simulate(
         it does alone.
     progress : bool
         Show progress of long runs on a terminal.
+    timeline : bool
+        Whether the rows of all ranks will be written: counted when it is said what memory the run
+        needs.
     core : {"compiled", "python"}
         Which core; the second is for tests and readers.
 
@@ -109,7 +114,7 @@ def simulate(
         If no rank can move and not all have ended.
     InputError
         If a communication has no duration and there is no network; if a rank is placed where its
-        table is not held.
+        table is not held; if the run needs more memory than the machine has.
 
     Every error is raised on all processes.
     """
@@ -138,7 +143,12 @@ def simulate(
                 # Few ranks that share links: one process runs their events sooner than several
                 # agree on what may happen next.
                 placed = block_placement(cast.n, comm.size if routes is None else 1)
-            ranks = cast.classes.representative[placed == comm.rank]
+            hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
+            more = needed(count(cast, hosted), shared is not None, timeline)
+        memory = on_this_machine(more, several)
+        with parallel.agreed(comm):
+            memory.check(folded=cast.folded, timeline=timeline)
+            ranks = cast.classes.representative[hosted]
             priced = price(program, ranks, network, shared.prices if shared else ())
         spread = several if placed.max() > 0 else None
         operations = count_operations(cast, placed, spread) if shared and spread else None
@@ -146,7 +156,7 @@ def simulate(
         engine = core_class(core, shared is not None)(plan.layout)
 
     with _timed(wall, "simulate"):
-        rounds = _execute(plan, engine, comm, several, progress)
+        rounds = _execute(plan, engine, comm, several, f"simulating, {memory}" if progress else "")
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
                 simulate(
@@ -256,16 +266,16 @@ def _any(here: bool, comm: Intracomm | None) -> bool:
 
 
 def _execute(
-    plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, show: bool
+    plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, label: str
 ) -> int | None:
-    """Run all ranks to their ends. **Collective**.
+    """Run all ranks to their ends, showing progress under a label. **Collective**.
 
     Returns the number of exchanges, or None if no rank can move and not all have ended.
     """
     rounds = 0
     contended = plan.layout.traffic is not None
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, "simulating", plan.layout.n_rows if show else 0) as update:
+    with parallel.progress(comm, label, plan.layout.n_rows if label else 0) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)

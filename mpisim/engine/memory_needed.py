@@ -1,0 +1,266 @@
+"""How much memory a run will take, worked out before it takes it.
+
+A run that does not fit would be ended by the system, without a word, after minutes. Its largest
+parts follow from counts: rows, groups (operations of communicators) and slots (ranks × the
+communicators they are on), times measured bytes (``data/simulation_memory.toml``).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..presets import packaged
+from ..quantity import Quantity
+from ..schema import build
+from .fold import Cast
+from .refine import ranges
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Counts", "Memory", "capacity", "count", "needed", "on_this_machine"]
+
+FILE = "simulation_memory.toml"
+UNKNOWN = 1 << 62
+"""A capacity that nothing exceeds."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes of a core."""
+
+    table_row: Quantity
+    row: Quantity
+    group: Quantity
+    slot: Quantity
+
+
+@dataclass(frozen=True)
+class TimelineCosts:
+    """Bytes of a timeline."""
+
+    row: Quantity
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The data file."""
+
+    dataflow: Costs
+    contended: Costs
+    timeline: TimelineCosts
+
+
+@cache
+def _constants() -> Constants:
+    return build(Constants, packaged(FILE), FILE)
+
+
+class Counts(NamedTuple):
+    """What a run takes memory for, on one process.
+
+    Attributes
+    ----------
+    table_rows : int
+        Of distinct tables.
+    rows : int
+        Of all simulated ranks.
+    groups, slots : int
+    """
+
+    table_rows: int
+    rows: int
+    groups: int
+    slots: int
+
+
+class Memory(NamedTuple):
+    """Bytes on the machine of a process, of all processes of the run there.
+
+    Attributes
+    ----------
+    needed : int
+        At the most demanding moment, an estimate.
+    capacity : int
+        What the processes may have.
+    """
+
+    needed: int
+    capacity: int
+
+    def __str__(self) -> str:
+        return f"{_size(self.needed)} of {_size(self.capacity)} of memory"
+
+    def check(self, *, folded: bool, timeline: bool) -> None:
+        """Refuse a run that cannot fit. Local.
+
+        Parameters
+        ----------
+        folded, timeline : bool
+            How the run is made, to say what would make it smaller.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.needed <= self.capacity:
+            return
+        advice = ["spread it over more machines with mpirun"]
+        if not folded:
+            advice.insert(0, "let ranks that are alike be simulated once")
+        if timeline:
+            advice.insert(0, "leave out the timeline")
+        raise InputError(
+            f"this run needs about {_size(self.needed)} of memory, and this machine has "
+            f"{_size(self.capacity)}: {', or '.join(advice)}"
+        )
+
+
+def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
+    """Count what takes memory. Local.
+
+    Parameters
+    ----------
+    cast : Cast
+        Of a program with the tables of the ranks hosted here.
+    hosted : int32, shape (h,)
+        The ranks of the cast that are simulated here.
+    """
+    program = cast.program
+    numbers, entry = np.unique(
+        program.table[cast.classes.representative[hosted]], return_inverse=True
+    )
+    held = [table for n in numbers.tolist() if (table := program.tables[n]) is not None]
+    lengths = np.array([len(table) for table in held], np.int64)
+    at, _ = ranges(cast.slot_index, hosted.astype(np.int64))
+    communicators, which = np.unique(cast.slots[at], return_inverse=True)
+    operations = np.zeros(len(communicators), np.int64)
+    mine = np.concatenate([np.zeros(0, np.int64), *(held[i].operations for i in entry.tolist())])
+    np.maximum.at(operations, which, mine)  # all members do as many
+    return Counts(
+        table_rows=int(lengths.sum()),
+        rows=int(lengths[entry].sum()),
+        groups=int(operations.sum()),
+        slots=len(at),
+    )
+
+
+def needed(counts: Counts, contended: bool, timeline: bool) -> int:
+    """Return the bytes that a run takes on top of what its process has. Local.
+
+    Parameters
+    ----------
+    counts : Counts
+    contended : bool
+        Whether communications share links.
+    timeline : bool
+        Whether all rows will be written.
+    """
+    constants = _constants()
+    costs = constants.contended if contended else constants.dataflow
+    total = (
+        counts.table_rows * costs.table_row.si
+        + counts.rows * costs.row.si
+        + counts.groups * costs.group.si
+        + counts.slots * costs.slot.si
+    )
+    if timeline:
+        total += counts.rows * constants.timeline.row.si
+    return int(total)
+
+
+def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
+    """Add up what the processes of a run need on this machine. **Collective** on `comm`.
+
+    Parameters
+    ----------
+    more : int
+        What this process will take on top of what it has, in bytes.
+    comm : mpi4py.MPI.Intracomm or None
+        None: one process.
+    """
+    total = np.array([more + _resident()], np.int64)
+    if comm is not None:
+        from mpi4py import MPI
+
+        machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        machine.Allreduce(MPI.IN_PLACE, total, op=MPI.SUM)
+        machine.Free()
+    return Memory(int(total[0]), capacity())
+
+
+def capacity() -> int:
+    """Return how many bytes the processes of a user may have on this machine.
+
+    The memory that is built in, or the limit of the control group of this process (containers,
+    batch jobs) where that is less.
+    """
+    try:
+        built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not known on this system
+        built_in = UNKNOWN
+    return min([built_in if built_in > 0 else UNKNOWN, *_group_limits(Path("/"))])
+
+
+def _group_limits(root: Path) -> list[int]:
+    """The memory limits of the control group of this process and of those around it.
+
+    Parameters
+    ----------
+    root : Path
+        Of the file system: ``/``, or that of a test.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []  # no control groups
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = top / path.strip("/")
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(top):
+                limits += _limit(each / name)
+    return limits
+
+
+def _limit(file: Path) -> list[int]:
+    """The number in a file; none where there is no file, or ``max`` in it."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdigit() else []
+
+
+def _resident() -> int:
+    """Bytes that this process has had at its peak so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _size(number: int) -> str:
+    """Bytes, in units that people use.
+
+    Examples
+    --------
+    >>> _size(23_400_000_000), _size(850_000_000)
+    ('23 GB', '0.85 GB')
+    """
+    return f"{number / 1e9:.2g} GB" if number < 1e11 else f"{number / 1e9:,.0f} GB"

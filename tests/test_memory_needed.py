@@ -1,0 +1,145 @@
+"""Memory of the simulator: counted before a run, compared with what the machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from programs import programs
+
+from mpisim.engine import memory_needed, simulate
+from mpisim.engine.fold import quotient, whole
+from mpisim.engine.memory_needed import Memory, capacity, count, needed, on_this_machine
+from mpisim.errors import InputError
+from mpisim.program import Operation, Program, ProgramBuilder
+from mpisim.topo.alpha_beta import AlphaBeta
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+GB = 10**9
+COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
+
+
+def alike(n_ranks: int = 8) -> Program:
+    """Ranks that compute and meet twice, all the same."""
+    builder = ProgramBuilder()
+    world = builder.communicator(range(n_ranks))
+    rows = builder.table()
+    for _ in range(2):
+        rows.kernel("k", 0, 10)
+        rows.collective(Operation.ALL_REDUCE, 0, 1, 64, duration=5)
+    number = builder.add_table(rows.build())
+    for _ in range(n_ranks):
+        builder.add_rank(number, [world])
+    return builder.build()
+
+
+@given(program=programs(unpriced=True))
+@settings(max_examples=100)
+def test_counts_are_those_of_the_plan(program: Program) -> None:
+    layout = simulate(program, network=COST, fold=False).solution._layout
+    counts = count(whole(program, None), np.arange(program.n_ranks, dtype=np.int32))
+    assert counts.rows == layout.n_rows
+    assert counts.table_rows == sum(len(code.table) for code in layout.codes)
+    assert counts.groups == layout.n_groups
+    assert counts.slots == len(layout.slot_group)
+
+
+def test_a_folded_run_counts_classes() -> None:
+    program = alike()
+    cast = quotient(program, COST, None, None)
+    assert cast is not None
+    found = count(cast, np.arange(cast.n, dtype=np.int32))
+    assert found == (4, 4, 2, 1)
+    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 32, 2, 8)
+    assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0)
+
+
+def test_bytes_are_counts_times_the_data_file() -> None:
+    counts = memory_needed.Counts(table_rows=10**6, rows=10**9, groups=10**7, slots=10**5)
+    of = memory_needed._constants()
+    flat = 10**6 * of.dataflow.table_row.value + 10**9 * of.dataflow.row.value
+    flat += 10**7 * of.dataflow.group.value + 10**5 * of.dataflow.slot.value
+    assert needed(counts, contended=False, timeline=False) == round(flat)
+    more = needed(counts, contended=False, timeline=True) - needed(counts, False, False)
+    assert more == pytest.approx(10**9 * of.timeline.row.value)
+    assert needed(counts, contended=True, timeline=False) > flat
+
+
+@pytest.mark.parametrize(
+    ("folded", "timeline", "advice"),
+    [
+        (True, False, "spread it over more machines with mpirun"),
+        (False, False, "let ranks that are alike be simulated once, or spread it over"),
+        (True, True, "leave out the timeline, or spread it"),
+    ],
+)
+def test_what_cannot_fit_is_refused_in_a_line(folded: bool, timeline: bool, advice: str) -> None:
+    Memory(23 * GB, 23 * GB).check(folded=folded, timeline=timeline)
+    with pytest.raises(InputError) as caught:
+        Memory(1234 * GB, 24 * GB).check(folded=folded, timeline=timeline)
+    text = str(caught.value)
+    assert text.startswith("this run needs about 1,234 GB of memory, and this machine has 24 GB: ")
+    assert advice in text
+    assert "\n" not in text
+
+
+@pytest.mark.mpi
+def test_all_processes_refuse(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if only one of them is on a machine that is too small."""
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(memory_needed, "capacity", lambda: 1000)
+    with pytest.raises(InputError, match=r"needs about .* GB of memory, and this machine has"):
+        simulate(alike(), comm, fold=False)
+
+
+@pytest.mark.mpi
+def test_processes_of_a_machine_share_it(comm: Intracomm) -> None:
+    several = comm if comm.size > 1 else None
+    found = on_this_machine(3 * GB, several)
+    assert found.needed >= 3 * GB * comm.size  # all tests run on one machine
+    assert found.capacity == capacity() > 0
+    assert found.needed < 3 * GB * comm.size + found.capacity
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/\n", {"sys/fs/cgroup/memory.max": "5000"}, [5000]),
+        ("0::/job/step\n", {"sys/fs/cgroup/job/memory.max": "700",
+                            "sys/fs/cgroup/job/step/memory.max": "max"}, [700]),
+        ("3:cpu,memory:/job\n1:name=x:/\n", {"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9",
+                                             "sys/fs/cgroup/cpu/job/memory.max": "1"}, [9]),
+        ("0::/gone\n", {}, []),
+        (None, {}, []),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups(
+    tmp_path: Path, lines: str | None, files: dict[str, str], expected: list[int]
+) -> None:
+    for name, text in {**files, **({} if lines is None else {"proc/self/cgroup": lines})}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_needed._group_limits(tmp_path) == expected
+
+
+def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpisim import parallel
+
+    seen: list[str] = []
+    original = parallel.progress
+
+    def watched(comm: Any, label: str, total: int) -> Any:
+        seen.append(label)
+        return original(comm, label, total)
+
+    monkeypatch.setattr(parallel, "progress", watched)
+    monkeypatch.setattr(memory_needed, "capacity", lambda: 24 * GB)
+    simulate(alike(), progress=True)
+    assert len(seen) == 1
+    assert seen[0].startswith("simulating, 0.")
+    assert seen[0].endswith(" of 24 GB of memory")
