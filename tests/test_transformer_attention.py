@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from transformers import communications, lines, model, network, operator, plan
+
+from mpisim.kernels.fused_attention import ATTENTION, AttentionKernel
+from mpisim.kernels.operations import Attention
+from mpisim.workloads.operators import Compute
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 
@@ -39,6 +44,26 @@ def test_scores_step_by_step() -> None:
     assert lines(attention.backward)[-1] == (
         f"attention concatenated gradients: {2 * 2 * 2 * 8 * 3 * 16} bytes"
     )
+
+
+def test_gradients_of_queries_keys_and_values_are_put_together() -> None:
+    attention = operator(network(model("gpt", **SIZES), plan(fused=False)), "attention")
+    # Read and written: 3 × 16 features of 8 tokens.
+    assert lines(attention.backward)[-1] == (
+        f"attention concatenated gradients: {2 * 2 * 8 * 3 * 16} bytes"
+    )
+
+
+@pytest.mark.parametrize("name", ["newest", "cudnn", "flash-2", "triton"])
+def test_the_kernel_is_the_plan_s(name: AttentionKernel) -> None:
+    for keys in ({}, {"cp": 2}, {"cp": 2, "cp_style": "all-gather"}):
+        found = operator(network(model("gpt", **SIZES), plan(attention=name, **keys)), "attention")
+        kernels = [
+            step.kernel
+            for step in (*found.forward, *found.backward)
+            if isinstance(step, Compute) and isinstance(step.kernel, Attention)
+        ]
+        assert {type(each) for each in kernels} == {ATTENTION[name]}
 
 
 def test_grouped_queries_in_memory_repeat_their_keys() -> None:

@@ -6,7 +6,7 @@ import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.workloads import closed_forms
-from mpisim.workloads.operators import Communicate
+from mpisim.workloads.operators import Communicate, Step
 
 # 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
 TINY = model("gpt", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
@@ -104,6 +104,14 @@ def test_cross_entropy_step_by_step_has_three_all_reduces() -> None:
     names = [step.name for step in loss.forward if isinstance(step, Communicate)]
     assert names == [f"loss {what} all-reduce" for what in ("maximum", "target", "sum")]
     assert {step.bytes for step in loss.forward if isinstance(step, Communicate)} == {8 * 4}
+
+
+def test_cross_entropy_alone_may_be_fused() -> None:
+    def loss(**keys: bool) -> tuple[Step, ...]:
+        return operator(network(TINY, plan(tp=2, **keys)), "loss").forward
+
+    assert loss(fused=False, fused_loss=True) == loss()
+    assert loss(fused_loss=False) == loss(fused=False)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])

@@ -106,6 +106,8 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
+    fused_loss : bool, optional
+        Whether cross-entropy is; as `fused` says if not given.
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
 
@@ -170,6 +172,7 @@ class Plan:
     kernels: Literal["flash", "eager"] = "flash"
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     fused: bool = True
+    fused_loss: bool | None = None
     cuda_graphs: bool = False
 
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
@@ -264,6 +267,11 @@ class Plan:
     def expert_tp(self) -> int:
         """Tensor parallel size inside an expert."""
         return self.tp if self.etp is None else self.etp
+
+    @property
+    def fuses_loss(self) -> bool:
+        """Whether cross-entropy is one kernel."""
+        return self.fused if self.fused_loss is None else self.fused_loss
 
     @property
     def overlaps_p2p(self) -> bool:

@@ -117,7 +117,7 @@ def _cross_entropy(s: Shapes) -> Operator:
             return []
         return [exchange(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
 
-    if s.plan.fused:
+    if s.plan.fuses_loss:
         forward: list[Step] = [
             stream("loss maximum", e * size),
             *reduced("maximum"),

@@ -1,7 +1,9 @@
 """Operators between the matrix products: norms, positions, activations, dropout and residuals.
 
 Fused, each is one kernel, as in Apex, Transformer Engine and Megatron-LM's compiled functions;
-otherwise each operation that PyTorch would launch is. Sizes count every operand once.
+otherwise each operation that PyTorch would launch is. Sizes count every operand once. Biases are
+added where a matrix product ends (``torch.addmm`` calls cuBLASLt with a bias as epilogue), unless
+the tp group's sums are reduced in between.
 """
 
 from __future__ import annotations
@@ -121,8 +123,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     forward: list[Step] = [stream(name, e * (inputs + size))]
     backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
     if not s.plan.fused:
-        forward = [stream(f"{name} bias", 2 * e * inputs)] if bias else []
-        forward.append(stream(name, 2 * e * size))
+        forward = [stream(name, 2 * e * size)]
         backward = [stream(f"{name} backward", 3 * e * size)]
         if gated:
             forward.append(stream(f"{name} gate", 3 * e * size))
@@ -149,7 +150,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     if s.plan.fused:
         forward: list[Step] = [stream(name, (3 * e + mask) * size)]
     else:
-        forward = [stream(f"{name} bias", 2 * e * size)] if bias else []
+        forward = [stream(f"{name} bias", 2 * e * size)] if bias and s.grid.tp > 1 else []
         if drops:
             forward.append(stream(f"{name} dropout", (2 * e + mask) * size))
         forward.append(stream(name, 3 * e * size))

@@ -77,8 +77,6 @@ def column_linear(
         if s.sequence_parallel:
             forward.append(gathered)
         forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
-    if bias and not s.plan.fused:
-        forward.append(Compute(f"{name} bias", Elementwise(2 * s.element * s.tokens * n)))
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
@@ -187,8 +185,6 @@ def linear(
     dtype = s.linear if fp8 or not s.fp8 else s.product
     forward: list[Step] = [cast(s, name, tokens * k)] if fp8 else []
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
-    if bias and not s.plan.fused:
-        forward.append(Compute(f"{name} bias", Elementwise(2 * s.element * tokens * n)))
     backward: list[Step] = [cast(s, f"{name} gradient", tokens * n)] if fp8 else []
     if input_gradient:
         gemm = Gemm(tokens, k, n, dtype=dtype, output=s.stored)
