@@ -29,7 +29,7 @@ from mpisim.quantity import Quantity
 from .constants import CLASSES, Constants
 from .work import Work
 
-__all__ = ["Load", "Parametric", "Sensitivity"]
+__all__ = ["Load", "Parametric", "Sensitivity", "slowed"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -75,6 +75,29 @@ class Sensitivity(NamedTuple):
     taken: Floats
 
 
+def slowed(
+    memory: Floats, fixed: Floats, own: Floats, used: Floats, stretch: Floats, share: float
+) -> Floats:
+    """Return the factors of kernels by the formula above, before limits.
+
+    Parameters
+    ----------
+    memory, fixed : float64, shape (p,)
+        Part of the time due to memory, and share that is fixed: see `Work`.
+    own : float64, shape (p,)
+        ε.
+    used : float64, shape (p,)
+        Share of the memory's bandwidth that communications would use.
+    stretch : float64, shape (p,)
+        s_sm.
+    share : float
+        The most that they take.
+    """
+    held = np.minimum(used, share)
+    powers = memory * _fourth(1 / (1 - held)) + (1 - memory) * _fourth(stretch)
+    return (1 + own * (held / share)) * (fixed + (1 - fixed) * _root(powers))
+
+
 class Parametric:
     """The parametric model of one GPU.
 
@@ -110,12 +133,14 @@ class Parametric:
         used = load.bandwidth / self.work.machine.bandwidth
         held = np.minimum(used, share)
         memory, fixed = self.work.memory[kernel], self.work.fixed[kernel]
+        own = self._own[self.work.kind[kernel]]
+        stretch = self._stretched(kernel, load.taken)
+        factor = slowed(memory, fixed, own, used, stretch, share)
         by_memory = memory * _fourth(1 / (1 - held))
-        by_arithmetic = (1 - memory) * _fourth(self._stretched(kernel, load.taken))
+        by_arithmetic = (1 - memory) * _fourth(stretch)
         powers = by_memory + by_arithmetic
         working = (1 - fixed) * _root(powers)
-        own = self._own[self.work.kind[kernel]] * (held / share)
-        factor = (1 + own) * (fixed + working)
+        own = own * (held / share)
         within = (factor > 1) & (factor < most)
         part = within * working / ((fixed + working) * powers)
         growing = np.where(used < share, 1.0, 0.0)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .calibrate_collectives import add_kind as add_collectives
+from .calibrate_e2e import add_kind as add_e2e
+from .calibrate_overlap import add_kind as add_overlap
 
 if TYPE_CHECKING:
     from ..kernels.analytical.calibration import Table
@@ -21,6 +23,8 @@ examples:
   mpisim calibrate kernels *.csv -o old.toml --gpus P100 V100 --train train
   mpisim validate kernels gemm.csv --calibration mine.toml --split test
   mpisim calibrate collectives nccl_measurements.csv -o mine.toml
+  mpirun -n 2 python -m mpisim calibrate e2e all.csv -o mine.toml
+  mpisim calibrate overlap pairs.csv -o mine.toml
 """
 
 
@@ -57,6 +61,8 @@ def add_parser(subparsers: Any) -> None:
     )
     kernels.set_defaults(run=run)
     add_collectives(kinds)
+    add_e2e(kinds)
+    add_overlap(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

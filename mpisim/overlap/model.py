@@ -17,7 +17,6 @@ from .rank import Device, Factors, Ranks
 from .residents import Residents
 
 if TYPE_CHECKING:
-    from ..kernels.slowdown.learned import Learned
     from ..prediction import Case
     from ..program import Program
     from ..workloads.pricing import Pricing
@@ -40,13 +39,9 @@ def ranks_of(case: Case, network: Network) -> Ranks:
         constants = packaged_constants()
         if choice.calibration is not None:
             constants = read_constants(folder / choice.calibration)
-        learned: Learned | None = None
-        if choice.pairs is not None:
-            from ..kernels.slowdown.learned import Learned
-
-            learned = Learned.read(folder / choice.pairs)
+        pairs = None if choice.pairs is None else folder / choice.pairs
         devices = tuple(
-            _device(case.program, each, constants, learned) for each in case.workload.pricings
+            _device(case.program, each, constants, pairs) for each in case.workload.pricings
         )
     except InputError as error:
         raise InputError(f"{source}: [overlap] {error}") from error
@@ -57,13 +52,14 @@ def ranks_of(case: Case, network: Network) -> Ranks:
 
 
 def _device(
-    program: Program, pricing: Pricing, constants: Constants, learned: Learned | None
+    program: Program, pricing: Pricing, constants: Constants, pairs: Path | None
 ) -> Device:
     seconds = [duration / PICOSECONDS for _, duration in pricing.kernels]
     work = work_of(pricing.model, list(pricing.kernels.values()), seconds)
-    factors: Factors = ParametricFactors(Parametric(work, constants))
-    if learned is not None:
-        from .learned import LearnedFactors
+    model = Parametric(work, constants)
+    factors: Factors = ParametricFactors(model)
+    if pairs is not None:
+        from .learned import Learned, LearnedFactors
 
-        factors = LearnedFactors(learned, Parametric(work, constants))
+        factors = LearnedFactors(Learned.read(pairs, work.machine.name), model)
     return Device.of(program, factors, work, pricing.kernels)

@@ -1,0 +1,210 @@
+"""Tables of measured pairs: a kernel alone, a communication alone, and both at the same time."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, nearest
+from ..files import reason
+from ..kernels import find_gpu
+from ..kernels.analytical import Machine
+from ..kernels.analytical.family import MODULES
+from ..kernels.slowdown.constants import class_of_family
+from ..program import Operation
+from ..topo.bus import bus_factor
+
+__all__ = ["ALGORITHMS", "COLLECTIVES", "PROTOCOLS", "Pairs", "read_pairs"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+COLLECTIVES = tuple(
+    each.name.lower().replace("_", "-")
+    for each in Operation
+    if each not in (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
+)
+ALGORITHMS = (
+    "ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send",
+)  # fmt: skip
+PROTOCOLS = ("ll", "ll128", "simple")
+
+REQUIRED = (
+    "gpu", "family", "kernel_us", "collective", "bytes", "ranks", "channels", "comm_us",
+    "kernel_slowdown",
+)  # fmt: skip
+OPTIONAL = (
+    "algorithm", "protocol", "sm", "dram", "occupancy", "l1_hit", "l2_hit", "tiles",
+    "comm_slowdown",
+)  # fmt: skip
+SHARES = ("sm", "dram", "occupancy", "l1_hit", "l2_hit")
+
+LARGEST = 100.0
+"""A factor above this is a mistake of the table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Measured pairs, `n` of them. What was not measured is nan, or -1.
+
+    Attributes
+    ----------
+    source : str
+        The file.
+    gpu : tuple of str
+        Name of the preset.
+    kind : int64, shape (n,)
+        Entry of `CLASSES`, by the kernel's family.
+    collective, algorithm, protocol : int64, shape (n,)
+        Entries of `COLLECTIVES`, `ALGORITHMS`, `PROTOCOLS`.
+    columns : dict of str to float64, shape (n,)
+        ``seconds`` of the kernel alone and ``comm_seconds`` of the communication; ``sm``, ``dram``,
+        ``occupancy``, ``l1_hit``, ``l2_hit`` (shares); ``tiles``; ``bytes``, ``ranks``,
+        ``channels``; ``sent`` (bytes that each GPU sends); ``kernel_slowdown``, ``comm_slowdown``.
+    machines : dict of str to Machine
+    """
+
+    source: str
+    gpu: tuple[str, ...]
+    kind: Ints
+    collective: Ints
+    algorithm: Ints
+    protocol: Ints
+    columns: dict[str, Floats]
+    machines: dict[str, Machine]
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+
+def read_pairs(path: str | Path) -> Pairs:
+    """Read a table of pairs.
+
+    Parameters
+    ----------
+    path : str or Path
+        CSV with a head; docs/overlap.md says what stands in its columns.
+
+    Raises
+    ------
+    InputError
+        Naming the file, the row and the column.
+    """
+    rows = _rows(path)
+    machines: dict[str, Machine] = {}
+    gpus, kinds, names = [], [], []
+    columns: dict[str, list[float]] = {}
+    for line, row in rows:
+        where = f"{path}: row {line}"
+        try:
+            gpu = find_gpu(row["gpu"])
+        except InputError as error:
+            raise InputError(f"{where}, gpu: {error}") from error
+        machine = Machine.of(gpu)
+        machines[machine.name] = machine
+        gpus.append(machine.name)
+        family = _one_of(row["family"], tuple(MODULES), where, "family")
+        kinds.append(class_of_family(tuple(MODULES)[family]))
+        collective = _one_of(row["collective"], COLLECTIVES, where, "collective")
+        names.append(
+            (
+                collective,
+                _one_of(row.get("algorithm", ""), ALGORITHMS, where, "algorithm", optional=True),
+                _one_of(row.get("protocol", ""), PROTOCOLS, where, "protocol", optional=True),
+            )
+        )
+        numbers = _numbers(row, where)
+        operation = Operation[COLLECTIVES[collective].upper().replace("-", "_")]
+        numbers["sent"] = numbers["bytes"] * bus_factor(operation, int(numbers["ranks"]))
+        for name, value in numbers.items():
+            columns.setdefault(name, []).append(value)
+    of_names = np.array(names, np.int64)
+    return Pairs(
+        str(path), tuple(gpus), np.array(kinds, np.int64), *of_names.T,
+        columns={name: np.array(values) for name, values in columns.items()}, machines=machines,
+    )  # fmt: skip
+
+
+def _rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows with the numbers of their lines."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            table = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: not a table of comma-separated values: {error}") from error
+    if len(table) < 2:
+        raise InputError(f"{path}: holds no pairs: a line of column names and one a pair")
+    head = [name.strip() for name in table[0][1]]
+    known = (*REQUIRED, *OPTIONAL)
+    for name in head:
+        if name not in known:
+            raise InputError(
+                f"{path}: unknown column {name!r}{nearest(name, known)}; allowed: "
+                f"{', '.join(known)}"
+            )
+        if head.count(name) > 1:
+            raise InputError(f"{path}: column {name!r} is there twice")
+    for name in REQUIRED:
+        if name not in head:
+            raise InputError(f"{path}: column {name!r} is missing")
+    for line, row in table[1:]:
+        if len(row) != len(head):
+            raise InputError(f"{path}: row {line} has {len(row)} cells; the head has {len(head)}")
+    return [
+        (line, {name: cell.strip() for name, cell in zip(head, row, strict=True)})
+        for line, row in table[1:]
+    ]
+
+
+def _one_of(
+    text: str, choices: tuple[str, ...], where: str, column: str, *, optional: bool = False
+) -> int:
+    if optional and not text:
+        return -1
+    if text not in choices:
+        raise InputError(
+            f"{where}: {column} is {text!r}{nearest(text, choices)}; allowed: {', '.join(choices)}"
+        )
+    return choices.index(text)
+
+
+def _numbers(row: dict[str, str], where: str) -> dict[str, float]:
+    found = {
+        "seconds": _number(row, "kernel_us", where, 0, math.inf) * 1e-6,
+        "comm_seconds": _number(row, "comm_us", where, 0, math.inf) * 1e-6,
+        "bytes": _number(row, "bytes", where, 1, 1e15),
+        "ranks": _number(row, "ranks", where, 2, 1e7),
+        "channels": _number(row, "channels", where, 0, 1024),
+        "tiles": _number(row, "tiles", where, 1, 1e12),
+        "kernel_slowdown": _number(row, "kernel_slowdown", where, 0, LARGEST),
+        "comm_slowdown": _number(row, "comm_slowdown", where, 0, LARGEST),
+    }
+    for name in ("seconds", "comm_seconds", "kernel_slowdown", "comm_slowdown"):
+        if found[name] == 0:
+            raise InputError(f"{where}: a time or a slowdown is 0; they are above 0")
+    return found | {name: _number(row, name, where, 0, 1) for name in SHARES}
+
+
+def _number(row: dict[str, str], column: str, where: str, least: float, most: float) -> float:
+    """Return a number within limits; nan for an empty cell of an optional column."""
+    text = row.get(column, "")
+    if not text and column in OPTIONAL:
+        return math.nan
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most or math.isinf(value):
+        limits = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} on"
+        raise InputError(f"{where}: {column} is {text!r}; it must be a number from {limits}")
+    return value

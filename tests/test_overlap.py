@@ -1,0 +1,311 @@
+"""What overlaps is slower: worked by hand, and the same bits for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import random_program
+
+from mpisim import engine
+from mpisim.engine.run import Run
+from mpisim.experiment import load
+from mpisim.kernels.slowdown import CLASSES, Load, packaged_constants
+from mpisim.overlap import Outcome, with_slowdown
+from mpisim.overlap.rank import Device, Ranks
+from mpisim.overlap.residents import Held, Resident, Residents
+from mpisim.overlap.timeline import kernels_last, loads_of, moved, use_of
+from mpisim.program import Kind, Operation, Program, ProgramBuilder
+from mpisim.simulate import simulate
+from mpisim.topo import AlphaBeta, Network
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Intracomm]:
+    """A communicator for the examples of a property; those share one fixture."""
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
+class Fixed:
+    """Kernels take `moving` times as long beside what moves data, `waiting` beside what waits;
+    communications 1 + `lost` times beside a kernel."""
+
+    terms = ("anything",)
+
+    def __init__(self, moving: float = 2.0, waiting: float = 1.5, lost: float = 0.5) -> None:
+        self.numbers: dict[str, Any] = {}
+        self.moving, self.waiting, self.lost = moving, waiting, lost
+
+    def kernels(
+        self, kernel: np.ndarray, load: Load, beside: list[Resident]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        factor = np.where(load.bandwidth > 0, self.moving, self.waiting)
+        return factor, np.ones((len(kernel), 1))
+
+    def communications(
+        self, held: Held, known: list[Resident], use: np.ndarray
+    ) -> np.ndarray:
+        return 1 + self.lost * use
+
+
+def ranks_of(program: Program, network: Network, factors: Fixed | None = None) -> Ranks:
+    """All kernels are known, of class 0, and use all of the memory."""
+    keys = {
+        (program.names[table.name[row]], int(table.duration[row]))
+        for table in program.tables if table is not None
+        for row in np.flatnonzero(table.kind == Kind.KERNEL)
+    }  # fmt: skip
+    kernels: Any = dict.fromkeys(sorted(keys))
+    work: Any = SimpleNamespace(kind=np.zeros(len(keys), int), use=np.ones(len(keys)))
+    device = Device.of(program, factors or Fixed(), work, kernels)
+    residents = Residents(program, network, packaged_constants())
+    return Ranks(program, residents, (device,), np.zeros(program.n_ranks, np.int64))
+
+
+def slowed(
+    program: Program, network: Network, mode: Literal["static", "coupled"] = "static",
+    comm: Intracomm | None = None, fold: bool | None = None, most: int = 60,
+    factors: Fixed | None = None,
+) -> Outcome:  # fmt: skip
+    from mpi4py import MPI
+
+    comm = comm or MPI.COMM_SELF
+
+    def runner(program: Program, path: bool) -> Run:
+        return engine.simulate(
+            program, comm, network=network, critical_path=path,
+            fold=None if program.is_partial else fold,
+        )  # fmt: skip
+
+    return with_slowdown(ranks_of(program, network, factors), runner, mode, comm, most)
+
+
+def two_ranks() -> tuple[Program, AlphaBeta]:
+    """Rank 0: an all-reduce at once, beside kernels of 100 and 50 ps. Rank 1: a kernel of 40 ps,
+    behind which come the all-reduce and, beside it, a kernel of 100 ps. Alone the all-reduce takes
+    60 ps."""
+    builder = ProgramBuilder()
+    group = builder.communicator((0, 1))
+    first = builder.table()
+    first.collective(Operation.ALL_REDUCE, 0, stream=1, bytes=8)
+    first.kernel("a", 0, 100)
+    first.kernel("b", 0, 50)
+    second = builder.table()
+    before = second.kernel("c", 0, 40)
+    second.collective(Operation.ALL_REDUCE, 0, stream=1, bytes=8, waits=[before])
+    second.kernel("a", 0, 100)
+    for table in (first, second):
+        builder.add_rank(builder.add_table(table.build()), [group])
+    return builder.build(), AlphaBeta(latency=60e-12, bandwidth=1e30)
+
+
+def ends(run: Run, rank: int) -> list[tuple[int, int]]:
+    rows = run.rows(run.hosted.tolist().index(rank))
+    return list(zip(rows.begin.tolist(), rows.end.tolist(), strict=True))
+
+
+def test_by_hand_static() -> None:
+    found = slowed(*two_ranks())
+    run = found.run
+    # Without slowdown the all-reduce waits on rank 0 from 0 to 40, and moves data from 40 to 100.
+    assert found.before == 150
+    # It is beside a kernel on both ranks all the time: 1.5 × 60 = 90.
+    assert ends(run, 0)[0] == (0, 130)
+    assert ends(run, 1)[1] == (40, 130)
+    # Rank 0, "a": 40 / 1.5 + 60 / 2 = 56.67 done at 100, then 43.33 alone: 143.33. "b" was alone.
+    assert ends(run, 0)[1:] == [(0, 143), (143, 193)]
+    # Rank 1: "c" was alone; "a", from 40: 60 / 2 = 30 done at 100, then 70 alone: 130.
+    assert [ends(run, 1)[i] for i in (0, 2)] == [(0, 40), (40, 170)]
+    assert run.step_time == 193
+    assert found.spent[0].tolist() == [100 + 100, 143 + 130]
+    assert found.wire.tolist() == [60 + 60, 90 + 90]
+
+
+def test_by_hand_coupled() -> None:
+    found = slowed(*two_ranks(), mode="coupled")
+    run = found.run
+    assert found.left == 0
+    # The all-reduce now moves data from 40 to 130; kernels run beside it all that time.
+    assert ends(run, 0)[0] == (0, 130)
+    # Rank 0, "a": 40 / 1.5 + 90 / 2 = 71.67 done at 130, then 28.33 alone: 158.33.
+    assert ends(run, 0)[1:] == [(0, 158), (158, 208)]
+    # Rank 1, "a", from 40: 90 / 2 = 45 done at 130, then 55 alone: 145.
+    assert ends(run, 1)[2] == (40, 185)
+    assert run.step_time == 208
+    path = run.critical_path
+    assert path is not None
+    assert int(path.end[-1]) == 208
+
+
+def test_passes_run_out() -> None:
+    found = slowed(*two_ranks(), mode="coupled", most=1)
+    assert (found.passes, found.run.step_time) == (1, 193)  # as static
+    assert found.left == 2  # "a" on both ranks: 158 and 145 come next
+
+
+def test_nothing_overlaps() -> None:
+    """The same bits as without slowdown."""
+    builder = ProgramBuilder()
+    group = builder.communicator((0, 1))
+    table = builder.table()
+    kernel = table.kernel("a", 0, 100)
+    row = table.collective(Operation.ALL_REDUCE, 0, stream=1, bytes=1000, waits=[kernel])
+    table.kernel("b", 0, 50, waits=[row])
+    number = builder.add_table(table.build())
+    for _ in range(2):
+        builder.add_rank(number, [group])
+    program, network = builder.build(), AlphaBeta(latency=1e-9, bandwidth=1e12)
+    plain = engine.simulate(program, network=network)
+    for mode in ("static", "coupled"):
+        found = slowed(program, network, mode)  # type: ignore[arg-type]
+        assert found.run.digest == plain.digest
+        assert found.run.critical_path is not None
+        assert not found.spent.any()
+
+
+def test_factor_one_changes_nothing() -> None:
+    program, network = two_ranks()
+    found = slowed(program, network, factors=Fixed(1.0, 1.0, 0.0))
+    assert found.run.digest == engine.simulate(program, network=network).digest
+
+
+NETWORK = AlphaBeta(3e-12, 1e12, ranks_per_node=2, node_latency=1e-12, node_bandwidth=3e12)
+
+whole = st.builds(
+    random_program, seed=st.integers(0, 2**32 - 1), n_tables=st.integers(1, 3),
+    n_replicas=st.integers(1, 3), n_events=st.integers(0, 25), unpriced=st.just(True),
+)  # fmt: skip
+
+
+@given(program=whole, mode=st.sampled_from(["static", "coupled"]))
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+def test_same_bits(
+    world: Intracomm, program: Program, mode: Literal["static", "coupled"]
+) -> None:
+    """For any number of processes, folded or not; and nothing becomes faster."""
+    alone = slowed(program, NETWORK, mode, fold=False)
+    for fold in (True, False):
+        found = slowed(program, NETWORK, mode, world, fold)
+        assert found.run.digest == alone.run.digest
+        assert found.run.step_time == alone.run.step_time
+        assert (found.passes, found.left, found.before) == (
+            alone.passes, alone.left, alone.before
+        )  # fmt: skip
+        for name in ("spent", "wire", "terms"):
+            assert getattr(found, name).tolist() == getattr(alone, name).tolist()
+    assert alone.spent[0, 1] >= alone.spent[0, 0]
+    for before, after in zip(program.tables, tables_of(alone.run, program), strict=True):
+        assert before is not None
+        kernels = before.kind <= Kind.COPY
+        assert (after.duration[kernels] >= before.duration[kernels]).all()
+
+
+def tables_of(run: Run, program: Program) -> list[Any]:
+    """The table that the first rank of each original table has now."""
+    first = np.unique(program.table, return_index=True)[1]
+    return [run.program.table_of(int(rank)) for rank in first]
+
+
+@given(program=whole)
+@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+def test_coupled_is_consistent(program: Program) -> None:
+    """One more look at a settled run says what its durations already are."""
+    found = slowed(program, NETWORK, "coupled", most=200)
+    if found.left == 0:
+        ranks = ranks_of(program, NETWORK)
+        for number, lengths in ranks.lengths(found.run).items():
+            rank = int(found.run.classes.representative[number])
+            now = found.run.program.table_of(rank)
+            kernels = np.flatnonzero(now.kind == Kind.KERNEL)
+            assert lengths.duration[kernels].tolist() == now.duration[kernels].tolist()
+
+
+EXPERIMENT = (
+    "model.layers=2", "model.hidden=1024", "model.ffn_hidden=2816", "model.heads=8",
+    "model.kv_heads=8", "model.vocab=32000", "model.seq_len=1024", "plan.global_batch=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["off", "static", "coupled"])
+def test_experiment(world: Intracomm, mode: str) -> None:
+    """The whole command: with links to share, on any number of processes."""
+    changes = [*EXPERIMENT, f'overlap.model="{mode}"', "cluster.nodes=2", "plan.dp=8",
+               "plan.global_batch=16"]  # fmt: skip
+    text, experiment = load(None, changes)
+    alone = simulate(experiment, text=text)
+    assert alone is not None
+    found = simulate(experiment, world, text=text, fold=False)
+    if found is not None:
+        assert (found.digest, found.step_time_ps) == (alone.digest, alone.step_time_ps)
+        assert found.attributes.get("overlap") == alone.attributes.get("overlap")
+    said = alone.attributes
+    missing = [line for line in said["not_modelled"] if "overlap" in line]
+    assert bool(missing) == (mode == "off")
+    if mode == "off":
+        assert "overlap" not in said
+        return
+    assert said["overlap_model"] == mode
+    assert said["overlap_added"] > 0
+    assert any(line.startswith("matrix kernels: x 1.") for line in said["overlap_slowdowns"])
+
+
+# --- the formula of one rank --------------------------------------------------------------------
+
+
+def test_loads() -> None:
+    """One waits from 0, moves from 4 to 10; the other from 6 to 12."""
+    columns = [np.array(v) for v in ([0, 6], [4, 6], [10, 12], [16, 4], [50, 7])]
+    found = loads_of(*columns)
+    assert found.time.tolist() == [0, 4, 6, 10, 12]
+    assert found.load.taken.tolist() == [16, 16, 20, 4, 0]
+    assert found.load.bandwidth.tolist() == [0, 50, 57, 7, 0]
+    assert found.load.which.tolist() == [-1, 0, 0, 1, -1]
+
+
+def test_a_kernel_over_several_intervals() -> None:
+    loads = loads_of(*(np.array(v) for v in ([0, 20], [4, 20], [10, 30], [16, 16], [50, 50])))
+
+    def factor(rows: np.ndarray, load: Load) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(load.bandwidth > 0, 2.0, 1.5), np.ones((len(rows), 1))
+
+    begin = np.array([-5, 2, 40])
+    spent, terms = kernels_last(begin, np.array([20.0, 10.0, 7.0]), loads, factor, 1)
+    # From -5: 5 alone, 4 / 1.5 + 6 / 2 = 5.67 by 10, then 9.33 alone: 24.33, before 20 comes.
+    assert spent[0] == pytest.approx(5 + 4 + 6 + 9.3333333)
+    # From 2: 2 / 1.5 + 6 / 2 = 4.33 by 10, then 5.67 alone.
+    assert spent[1] == pytest.approx(8 + 5.6666667)
+    assert spent[2] == 7.0  # to the last bit
+    assert terms[:, 0].tolist() == [10.0, 8.0, 0.0]
+
+
+@given(
+    begin=st.lists(st.integers(0, 10**12), min_size=1, max_size=5),
+    lasting=st.integers(0, 10**11), factor=st.floats(1, 2),
+)  # fmt: skip
+def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
+    """No faster than alone, no slower than slowed all the time."""
+    time, use = use_of(np.array([10**11]), np.array([3 * 10**11]), np.array([1.0]))
+    slower = 1 + (factor - 1) * use
+    found = moved(np.array(begin), np.full(len(begin), float(lasting)), time, slower)
+    assert (np.rint(found) >= lasting).all()
+    assert (found <= lasting * factor + 1).all()
+    outside = np.array(begin) >= 3 * 10**11
+    assert (np.rint(found[outside]) == lasting).all()
+
+
+def test_classes_have_constants() -> None:
+    assert all(getattr(packaged_constants(), name).value >= 0 for name in CLASSES)
