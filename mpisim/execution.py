@@ -26,6 +26,7 @@ def execute(
     fold: bool | None = None,
     critical_path: bool = False,
     progress: bool = False,
+    timeline: bool = False,
 ) -> tuple[engine.Run, Overlap | None]:
     """Run a case, or a program. **Collective.**
 
@@ -35,7 +36,7 @@ def execute(
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
         In place of the case's.
-    fold, critical_path, progress : bool
+    fold, critical_path, progress, timeline : bool
         As for `mpisim.engine.simulate`.
 
     Returns
@@ -53,7 +54,7 @@ def execute(
         return engine.simulate(
             program, comm, network=network, contention=contention,
             critical_path=path and critical_path,
-            fold=None if program.is_partial else fold, progress=progress,
+            fold=None if program.is_partial else fold, progress=progress, timeline=timeline,
         )  # fmt: skip
 
     if not isinstance(case, Case) or case.experiment.overlap.model == "off":

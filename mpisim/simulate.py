@@ -103,8 +103,9 @@ def simulate(
             check_seeds(case, seeds)
 
     run, overlap = execute(
-        case, comm, network=network, fold=fold, critical_path=True, progress=progress
-    )
+        case, comm, network=network, fold=fold, critical_path=True, progress=progress,
+        timeline=timeline,
+    )  # fmt: skip
 
     said = dict(attributes or {})
     if isinstance(case, Case) and seeds > 1:
