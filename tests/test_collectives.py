@@ -16,7 +16,7 @@ from mpisim.program import Operation
 from mpisim.topo.bus import bus_factor
 from mpisim.topo.collectives import fit as fits
 from mpisim.topo.collectives.batches import Batch, batches, select
-from mpisim.topo.collectives.calibrate import calibrate, completed
+from mpisim.topo.collectives.calibrate import bins, calibrate, completed
 from mpisim.topo.collectives.calibration import Bin, Calibration, ours
 from mpisim.topo.collectives.form import Model
 from mpisim.topo.collectives.halves import Unit, halves
@@ -25,6 +25,7 @@ from mpisim.topo.collectives.measurement import Measurement
 from mpisim.topo.collectives.models import form_of, model_of, predictor
 from mpisim.topo.collectives.nccl_form import NcclForm
 from mpisim.topo.collectives.platforms import definitions, fabric_of, platform_of
+from mpisim.topo.collectives.solve import SCALE, tempered
 from mpisim.topo.nccl import Shape
 
 HEADER = (
@@ -250,6 +251,14 @@ class TestFitting:
         found = fits.fit(NcclForm(), curves)
         assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.1)
 
+    def test_sizes_that_take_many_times_as_long_pull_little(self) -> None:
+        truth = dict(NcclForm.start, bandwidth_across=0.8)
+        curves = synthetic(truth, [(16, 2), (32, 4), (64, 8)])
+        for each in curves:
+            each.seconds[-3:-1] *= 10  # two of the few that bandwidth decides
+        found = fits.fit(NcclForm(), curves)
+        assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.15)
+
     def test_an_odd_platform_pulls_no_more_than_the_middle_one(self) -> None:
         curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4), (64, 8)])
         mixed = [
@@ -309,6 +318,22 @@ class TestFitting:
             (2, 0.5), (5, 0.5), (8, 0.02), (9, 0.02),
         ]  # fmt: skip
 
+    def test_percentiles_are_of_three_decades_and_of_one_more_set_up(self) -> None:
+        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
+        off = {2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4}  # of all rows of a decade
+        unseen = [
+            (each, np.array([off.get(int(np.log10(size)), 0.0) for size in each.bytes]))
+            for each in curves
+        ]
+        errors = {each.decade: each for each in bins(unseen, [])}
+        assert errors[3].median == pytest.approx(0.2)
+        assert errors[3].p90 == pytest.approx(0.3)  # a third of the rows are of decade 4
+        wider = [Bin(4, 9, 0.0, 0.5, 0.9)]
+        blended = {each.decade: each for each in bins(unseen, wider)}
+        # Two set-ups with 0.3, and the wider owner's 0.9 as a third.
+        assert blended[3].p90 == pytest.approx(((2 * 0.3**2 + 0.9**2) / 3) ** 0.5, rel=0.01)
+        assert (blended[3].median, blended[3].rows) == (errors[3].median, errors[3].rows)
+
     def test_an_unknown_platform_takes_its_familys_numbers(self) -> None:
         curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])
         calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
@@ -328,6 +353,18 @@ class TestFitting:
         calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
         (unknown,), _ = batches([measurement("new", gpu="L40S", across="2x400G IB", gpus=8)])
         assert calibration.served(fits.chain(unknown))[0] == "any"
+
+
+class TestLoss:
+    @given(st.floats(-20, 20))
+    def test_it_is_the_logarithm_of_what_is_far_off(self, error: float) -> None:
+        (found,) = tempered(np.array([error]))
+        # SCALE² log(1 + (e / SCALE)²), of the sign of the error
+        assert found**2 == pytest.approx(SCALE**2 * np.log1p((error / SCALE) ** 2))
+        assert found * error >= 0
+
+    def test_small_errors_are_as_they_are(self) -> None:
+        assert tempered(np.array([1e-3]))[0] == pytest.approx(1e-3, rel=1e-3)
 
 
 class TestModels:

@@ -12,7 +12,7 @@ from .calibration import Bin, Table
 from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
 
-__all__ = ["calibrate", "completed"]
+__all__ = ["bins", "calibrate", "completed"]
 
 _FEWEST = 2
 """Set-ups from which on those left out in turn say how far off a platform's numbers are."""
@@ -58,8 +58,8 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
         fallback = any(each.platform.name != owner for each in own)
         enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
         if enough:
-            bins = _bins(cross_validate(form, own, wider))
-            errors[owner] = completed(bins, errors[found.wider] if found.wider else ())
+            beyond = errors[found.wider] if found.wider else ()
+            errors[owner] = completed(bins(cross_validate(form, own, wider), beyond), beyond)
         else:
             errors[owner] = errors[str(found.wider)]
         yield owner, Table(
@@ -75,24 +75,50 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
         )
 
 
-def _bins(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> tuple[Bin, ...]:
-    """Return errors by decade of the size."""
+def bins(
+    unseen: Sequence[tuple[Batch, NDArray[np.float64]]], wider: Sequence[Bin]
+) -> tuple[Bin, ...]:
+    """Return errors by decade of the size.
+
+    The 90th percentile is of the rows of a decade and its two neighbours: a decade alone may be of
+    three rows. And few set-ups left out say little of the next one, however many their rows: the
+    wider owner's percentile counts as one more of them, p² = (k own² + wider²) / (k + 1).
+
+    Parameters
+    ----------
+    unseen : sequence of (Batch, float64)
+        Of `cross_validate`.
+    wider : sequence of Bin
+        The wider owner's errors; none for the widest.
+    """
     error = np.concatenate([each for _, each in unseen])
     decade = np.floor(np.log10(np.concatenate([batch.bytes for batch, _ in unseen]))).astype(int)
+    units = np.repeat(_units(unseen), [len(each) for _, each in unseen])
     found = []
     for power in np.unique(decade).tolist():
         here = error[decade == power]
-        size = np.abs(here)
+        near = np.abs(decade - power) <= 1
+        p90 = float(np.percentile(np.abs(error[near]), 90))
+        if wider:
+            beyond = min(wider, key=lambda each: abs(each.decade - power)).p90
+            count = len(np.unique(units[near]))
+            p90 = ((count * p90**2 + beyond**2) / (count + 1)) ** 0.5
         found.append(
             Bin(
                 decade=power,
                 rows=len(here),
                 bias=_digits(np.median(here)),
-                median=_digits(np.median(size)),
-                p90=_digits(np.percentile(size, 90)),
+                median=_digits(np.median(np.abs(here))),
+                p90=_digits(p90),
             )
         )
     return tuple(found)
+
+
+def _units(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> list[str]:
+    """Return what was left out together with each batch: its platform, or of one its set-up."""
+    names = [batch.platform.name for batch, _ in unseen]
+    return names if len(set(names)) > 1 else [setup(batch) for batch, _ in unseen]
 
 
 def completed(own: Iterable[Bin], wider: Iterable[Bin]) -> tuple[Bin, ...]:

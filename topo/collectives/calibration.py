@@ -47,8 +47,11 @@ class Bin:
     rows : int
     bias : float
         Median.
-    median, p90 : float
+    median : float
         Of the absolute errors.
+    p90 : float
+        Nine tenths of unseen rows of about this size are expected to be off by less; see
+        `mpisim.topo.collectives.calibrate.bins`.
     """
 
     decade: int

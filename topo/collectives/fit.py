@@ -1,6 +1,6 @@
 """Fitting a form's numbers to measured communications.
 
-Least squares of log(predicted / measured) with the soft-L1 loss. Every platform counts the same,
+Least squares of log(predicted / measured) with the Cauchy loss. Every platform counts the same,
 but none that is odd more than the middle one; of a platform every set-up counts, however many rows
 and repetitions it has. What the rows leave open is settled by a weak pull towards a wider fit: a
 platform's numbers towards those of its family (architecture and kind of fabric), these towards its
@@ -23,7 +23,7 @@ from mpisim.errors import InputError
 from .batches import Batch
 from .calibration import ANY
 from .form import Form
-from .solve import least_squares, soft
+from .solve import least_squares, tempered
 
 __all__ = [
     "DEEPEP",
@@ -128,7 +128,7 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
         for _ in range(ROUNDS):
-            even = weights * _held_back(covered, soft(errors(found)) ** 2, weights)
+            even = weights * _held_back(covered, tempered(errors(found)) ** 2, weights)
             found = least_squares(errors, start, even, towards=start, pull=pull)
     curves = {each.curve for each in covered}
     rows = sum(len(batch) for batch in training if batch.curve in curves)

@@ -28,7 +28,7 @@ class NcclForm:
         "latency_across": 1.0,
         "latency_bulk": 1.0,
     }
-    firm: Mapping[str, float] = {"latency_inside": 2.0}
+    firm: Mapping[str, float] = {"latency_inside": 0.75}
     """Across nodes the latencies inside and across can stand in for each other; those inside are
     the same GPUs' and links'."""
 

@@ -7,18 +7,23 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCALE", "least_squares", "soft"]
+__all__ = ["SCALE", "least_squares", "tempered"]
 
-SCALE = 0.1
-"""Relative errors from which on the loss grows linearly."""
+SCALE = 0.2
+"""Relative errors beyond which a row counts ever less."""
 
 Logs = NDArray[np.float64]
 
 
-def soft(errors: Logs) -> Logs:
-    """Return residuals whose squares are the soft-L1 loss of some log errors."""
-    scaled = errors / SCALE
-    size: Logs = SCALE * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
+def tempered(errors: Logs) -> Logs:
+    """Return residuals whose squares are the Cauchy loss of some log errors.
+
+    SCALE² log(1 + (e / SCALE)²) is what errors cost that scatter by about `SCALE`, with some rows
+    far off (Student's distribution of one degree of freedom). Single sizes take many times as long
+    as those beside them; a loss that keeps its slope there, such as the soft-L1 loss, pays for them
+    with all others.
+    """
+    size: Logs = SCALE * np.sqrt(np.log1p((errors / SCALE) ** 2))
     return np.copysign(size, errors)
 
 
@@ -43,8 +48,7 @@ def least_squares(
     towards : float64, shape (n,)
         Where the numbers lie if the rows do not say.
     pull : float64, shape (n,)
-        In curves: a number that is off `towards` by a factor of e costs as much as so many curves
-        that are off by `SCALE` throughout.
+        In curves: a number that is off `towards` by a factor of e costs SCALE² for each.
     reach : float
         Largest factor by which a number may leave its start.
 
@@ -60,7 +64,7 @@ def least_squares(
 
     def residuals(point: Logs) -> Logs:
         numbers = np.exp(point)
-        return np.concatenate([root * soft(log_errors(numbers)), strength * (point - centre)])
+        return np.concatenate([root * tempered(log_errors(numbers)), strength * (point - centre)])
 
     found = optimize.least_squares(
         residuals,
