@@ -230,7 +230,7 @@ def test_groups_that_meet_often_are_lanes_of_one_tile() -> None:
     tiles = tiles_of(grid(tp=4, pp=2, dp=8))
     assert [len(tile) for tile in tiles] == [16] * 4
     assert tiles[0] == [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]
-    assert sorted(sum(tiles, [])) == list(range(64))
+    assert sorted(rank for tile in tiles for rank in tile) == list(range(64))
 
 
 def test_small_data_parallel_groups_are_lanes_of_one_tile_too() -> None:

@@ -5,8 +5,6 @@
 
 #include "tiles.h"
 
-#define INLINED static inline __attribute__((always_inline))
-
 /* (value * factor + 2^31) >> 32, exactly: see scaled in mpisim/engine/variation.py. */
 static inline uint64_t scaled(uint64_t value, uint64_t factor)
 {
@@ -46,13 +44,12 @@ static void post_of_batch(Machine *m, Tile *t, const Instruction *x)
             value[l] = later(value[l], m->begin[l] + t->duration[t->row]);
         }
     }
-    if (s->kind == OUTER) {
-        post(m, t, s, x->ordinal);
-    } else if (!x->eager) {
-        start_within(m, t, s, x->ordinal);
-        for (int64_t l = 0; l < t->n_lanes; l++)
-            m->meeting[s->bond[l].group + x->ordinal].came = STARTED;
-    }
+    if (s->kind == OUTER)
+        post(m, t, s, x->ordinal, t->n_lanes);
+    else if (!x->eager && s->kind == COLUMNS)
+        start_columns(m, t, s, x->ordinal, s->n_groups);
+    else if (!x->eager)
+        start_scattered(m, t, s, x->ordinal);
 }
 
 /* out = when a row that is launched can begin, and `more`; the clock goes on. */
@@ -111,26 +108,40 @@ INLINED void wait_on_host(
     EACH(l, width) clock[l] += tail;
 }
 
+/* Start the groups of a slot within a tile; out = when each lane has ended. */
+INLINED void meet_columns(
+    Machine *m, const Tile *t, const Slot *s, int32_t k, int64_t duration, int64_t *out,
+    const int64_t n)
+{
+    const int64_t *start = m->best, lanes = t->n_lanes;
+    start_columns(m, t, s, k, n);
+    for (int64_t first = 0; first < lanes; first += n) {
+        EACH(g, n) out[first + g] = start[g] + duration;
+    }
+}
+
 /* A communication alone in its kernel, whose lanes are ready at m->begin. */
-INLINED void communicate(
-    Machine *m, Tile *t, const Instruction *x, int64_t *out, int64_t width)
+INLINED void communicate(Machine *m, Tile *t, const Instruction *x, int64_t *out, int64_t width)
 {
     const Slot *s = &t->slot[x->slot];
-    const int64_t duration = t->duration[t->row], *start = m->best;
+    const int64_t duration = t->duration[t->row];
     if (s->kind == OUTER) {
         EACH(l, width) out[l] = NEVER;
         t->pending[x->target] = t->row + 1;
-        post(m, t, s, x->ordinal);
-        return;
-    }
-    start_within(m, t, s, x->ordinal);
-    if (s->kind == SCATTERED) {
+        post(m, t, s, x->ordinal, width == 1 ? 1 : t->n_lanes);
+    } else if (s->kind == SCATTERED) {
+        start_scattered(m, t, s, x->ordinal);
         for (int64_t l = 0; l < t->n_lanes; l++)
-            out[l] = start[s->column[l]] + duration;
-        return;
+            out[l] = m->best[s->column[l]] + duration;
+    } else if (s->n_groups == 1) {
+        start_all(m, t, s, x->ordinal);
+        const int64_t end = m->best[0] + duration;
+        EACH(l, width) out[l] = end;
+    } else if (s->n_groups == WIDTH) {
+        meet_columns(m, t, s, x->ordinal, duration, out, WIDTH);
+    } else {
+        meet_columns(m, t, s, x->ordinal, duration, out, s->n_groups);
     }
-    for (int64_t first = 0; first < t->n_lanes; first += s->n_groups)
-        EACH(g, s->n_groups) out[first + g] = start[g] + duration;
 }
 
 INLINED void execute(
@@ -176,7 +187,7 @@ INLINED int advance(Machine *m, Tile *t, int64_t width)
         int32_t n;
         const int32_t *operand = reads(t, t->row, &n);
         for (int32_t i = 0; i < n; i++)
-            if (t->pending[operand[i]] && !settle(m, t, operand[i]))
+            if (t->pending[operand[i]] && !settle(m, t, operand[i], width == 1 ? 1 : t->n_lanes))
                 return 0;
         if (t->row >= t->n_rows)
             return 1;
@@ -184,7 +195,10 @@ INLINED int advance(Machine *m, Tile *t, int64_t width)
     }
 }
 
-CLONES static int advance_lanes(Machine *m, Tile *t) { return advance(m, t, t->width & ~7); }
+CLONES static int advance_lanes(Machine *m, Tile *t)
+{
+    return t->width == WIDTH ? advance(m, t, WIDTH) : advance(m, t, t->width & -WIDTH);
+}
 
 static int advance_lane(Machine *m, Tile *t) { return advance(m, t, 1); }
 

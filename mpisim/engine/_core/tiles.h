@@ -5,16 +5,23 @@
 
 #include "hashes.h"
 
-enum { ALL_CAME = -2, STARTED = -1 };  /* of Meeting.came */
+enum { ALL_CAME = -2, STARTED = -1 };  /* of Group.came */
 enum { OUTER, COLUMNS, SCATTERED };  /* of Slot.kind */
+enum { WIDTH = 8 };  /* registers are padded to a multiple of so many lanes */
 
 #define NEVER INT64_MIN
+#define INLINED static inline __attribute__((always_inline))
 
-typedef struct {  /* of one group; all 0 before anything has run, but for `away` */
+typedef struct {  /* one operation of a communicator; all 0 before anything has run */
+    int64_t time;  /* the latest ready time so far; once started, the start */
+    int32_t last;  /* the member that was ready then, plus 1; the lowest if several */
     int32_t came;  /* hosted members that have posted; ALL_CAME, STARTED */
+} Group;
+
+typedef struct {  /* of a group, where it matters */
     int32_t away;  /* minus the messages still to come from other processes */
     int32_t waiter;  /* first tile that is blocked here, plus 1 */
-} Meeting;
+} Waiting;
 
 typedef struct {  /* what a slot of a rank is bound to */
     int64_t group;  /* the first one of the communicator */
@@ -46,12 +53,10 @@ typedef struct {
 typedef struct {
     Tile *tiles;
     int32_t *ready;  /* a stack of tiles that can move */
-    int64_t *time;  /* of each group: the latest ready time so far; once started, the start */
-    int32_t *last;  /* the member that was ready then, plus 1; the lowest if several */
-    Meeting *meeting;
+    Group *groups;
+    Waiting *waiting;
     int64_t *posted;
-    int64_t *begin, *best;  /* lanes of whichever tile runs */
-    int32_t *who;
+    int64_t *begin, *best, *who;  /* lanes of whichever tile runs */
     const uint64_t *jitter;
     int64_t n_ready, n_posted, rows_done;
 } Machine;
@@ -60,12 +65,11 @@ static inline int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* --- groups ----------------------------------------------------------------------------------- */
 
-static inline void merge(Machine *m, int64_t group, int64_t ready, int32_t last)
+static inline void merge(Group *group, int64_t ready, int32_t last)
 {
-    if (m->last[group] == 0 || ready > m->time[group]
-        || (ready == m->time[group] && last < m->last[group])) {
-        m->time[group] = ready;
-        m->last[group] = last;
+    if (group->last == 0 || ready > group->time || (ready == group->time && last < group->last)) {
+        group->time = ready;
+        group->last = last;
     }
 }
 
@@ -73,67 +77,85 @@ static inline void tell(Machine *m, int64_t group) { m->posted[m->n_posted++] = 
 
 static inline void start_if_complete(Machine *m, int64_t group, int owner)
 {
-    Meeting *met = &m->meeting[group];
-    if (met->came != ALL_CAME || met->away != 0)
+    Waiting *waiting = &m->waiting[group];
+    if (m->groups[group].came != ALL_CAME || waiting->away != 0)
         return;
-    met->came = STARTED;
-    for (int32_t waiter = met->waiter; waiter > 0; waiter = m->tiles[waiter - 1].next_waiter)
+    m->groups[group].came = STARTED;
+    for (int32_t waiter = waiting->waiter; waiter > 0; waiter = m->tiles[waiter - 1].next_waiter)
         m->ready[m->n_ready++] = waiter - 1;
-    met->waiter = 0;
+    waiting->waiter = 0;
     if (owner)
         tell(m, group);
 }
 
 static inline void deliver(Machine *m, int64_t group, int64_t time, int32_t last, int owner)
 {
-    merge(m, group, time, last);
-    m->meeting[group].away++;
+    merge(&m->groups[group], time, last);
+    m->waiting[group].away++;
     start_if_complete(m, group, owner);
 }
 
-/* Tell the groups of the k-th communication on a slot when each lane is ready. */
-static inline void post(Machine *m, const Tile *t, const Slot *s, int32_t k)
+/* Tell the groups of the k-th communication on a slot when each of the first lanes is ready. */
+INLINED void post(Machine *m, const Tile *t, const Slot *s, int32_t k, const int64_t lanes)
 {
-    for (int64_t l = 0; l < t->n_lanes; l++) {
+    for (int64_t l = 0; l < lanes; l++) {
         const Bond *bond = &s->bond[l];
-        const int64_t group = bond->group + k;
-        merge(m, group, m->begin[l], t->number[l] + 1);
-        if (++m->meeting[group].came == bond->members) {
-            m->meeting[group].came = ALL_CAME;
+        const int64_t number = bond->group + k;
+        Group *group = &m->groups[number];
+        merge(group, m->begin[l], t->number[l] + 1);
+        if (++group->came == bond->members) {
+            group->came = ALL_CAME;
             if (bond->role == PEER || bond->role == MEMBER)
-                tell(m, group);
-            start_if_complete(m, group, bond->role == OWNER);
+                tell(m, number);
+            start_if_complete(m, number, bond->role == OWNER);
         }
     }
 }
 
-/* Start the groups of a slot all of whose members are lanes of the tile. */
-static inline void start_within(Machine *m, const Tile *t, const Slot *s, int32_t k)
+/* Start the groups of a slot all of whose members are lanes of the tile, at m->best each. Lane l has
+   the group l % n; members of a group are lanes in the order of their numbers: the first that is
+   ready last is the lowest. */
+INLINED void start_columns(Machine *m, const Tile *t, const Slot *s, int32_t k, const int64_t n)
 {
-    const int64_t n = s->n_groups, *begin = m->begin;
-    int64_t *best = m->best;
-    int32_t *who = m->who;
-    for (int64_t g = 0; g < n; g++) {
+    const int64_t *begin = m->begin, lanes = t->n_lanes;
+    int64_t *best = m->best, *who = m->who;
+    EACH(g, n) {
         best[g] = begin[g];
-        who[g] = (int32_t)g;
+        who[g] = 0;
     }
-    if (s->kind == COLUMNS) {
-        /* Members of a group are lanes in the order of their numbers: the first is the lowest. */
-        for (int64_t first = n; first < t->n_lanes; first += n)
-            EACH(g, n) {
-                const int64_t ready = begin[first + g];
-                who[g] = ready > best[g] ? (int32_t)(first + g) : who[g];
-                best[g] = later(ready, best[g]);
-            }
+    for (int64_t first = n; first < lanes; first += n) {
         EACH(g, n) {
-            m->time[s->bond[g].group + k] = best[g];
-            m->last[s->bond[g].group + k] = t->number[who[g]] + 1;
+            const int64_t ready = begin[first + g];
+            who[g] = ready > best[g] ? first : who[g];
+            best[g] = later(ready, best[g]);
         }
-    } else {
-        for (int64_t l = 0; l < t->n_lanes; l++)
-            merge(m, s->bond[l].group + k, begin[l], t->number[l] + 1);
-        for (int64_t l = 0; l < t->n_lanes; l++)
-            best[s->column[l]] = m->time[s->bond[l].group + k];
+    }
+    for (int64_t g = 0; g < n; g++) {
+        Group *group = &m->groups[s->bond[g].group + k];
+        *group = (Group){best[g], t->number[who[g] + g] + 1, STARTED};
+    }
+}
+
+/* Likewise, where all lanes are one group. */
+INLINED void start_all(Machine *m, const Tile *t, const Slot *s, int32_t k)
+{
+    const int64_t *begin = m->begin, lanes = t->n_lanes;
+    int64_t best = begin[0], who = 0;
+    EACH(l, lanes) best = later(best, begin[l]);
+    for (int64_t l = lanes - 1; l >= 0; l--)
+        who = begin[l] == best ? l : who;
+    m->best[0] = best;
+    m->groups[s->bond[0].group + k] = (Group){best, t->number[who] + 1, STARTED};
+}
+
+/* Likewise, however groups lie; m->best of each lane's column. */
+static void start_scattered(Machine *m, const Tile *t, const Slot *s, int32_t k)
+{
+    for (int64_t l = 0; l < t->n_lanes; l++)
+        merge(&m->groups[s->bond[l].group + k], m->begin[l], t->number[l] + 1);
+    for (int64_t l = 0; l < t->n_lanes; l++) {
+        m->groups[s->bond[l].group + k].came = STARTED;
+        m->best[s->column[l]] = m->groups[s->bond[l].group + k].time;
     }
 }
 
@@ -146,7 +168,7 @@ static inline int64_t missing(const Machine *m, const Tile *t, int32_t reg, int6
         const Instruction *x = &t->code[row];
         if (!x->eager) {
             const int64_t group = t->slot[x->slot].bond[lane].group + x->ordinal;
-            if (m->meeting[group].came != STARTED)
+            if (m->groups[group].came != STARTED)
                 return group;
         }
         if (x->opcode != JOIN)
@@ -156,35 +178,36 @@ static inline int64_t missing(const Machine *m, const Tile *t, int32_t reg, int6
 }
 
 /* Make a pending register known; 0, and the tile is blocked, if it cannot be. */
-static int settle(Machine *m, Tile *t, int32_t reg)
+INLINED int settle(Machine *m, Tile *t, int32_t reg, const int64_t lanes)
 {
     int64_t *value = t->value + (int64_t)reg * t->width;
     const int32_t last = t->pending[reg] - 1;
-    for (int64_t l = 0; l < t->n_lanes; l++) {
+    for (int64_t l = 0; l < lanes; l++) {
         const int64_t group = missing(m, t, reg, l);
         if (group >= 0) {
-            t->next_waiter = m->meeting[group].waiter;
-            m->meeting[group].waiter = (int32_t)(t - m->tiles) + 1;
+            t->next_waiter = m->waiting[group].waiter;
+            m->waiting[group].waiter = (int32_t)(t - m->tiles) + 1;
             return 0;
         }
     }
     for (int32_t row = last;; row--) {
         const Instruction *x = &t->code[row];
         const Bond *bond = t->slot[x->slot].bond;
+        const int64_t duration = t->duration[row];
         if (!x->eager)
-            for (int64_t l = 0; l < t->n_lanes; l++)
-                value[l] = later(value[l], m->time[bond[l].group + x->ordinal] + t->duration[row]);
+            for (int64_t l = 0; l < lanes; l++)
+                value[l] = later(value[l], m->groups[bond[l].group + x->ordinal].time + duration);
         if (x->opcode != JOIN)
             break;
     }
     t->pending[reg] = 0;
-    if (t->code[last].tops) {
-        EACH(l, t->n_lanes) t->device[l] = later(t->device[l], value[l]);
-    }
+    if (t->code[last].tops)
+        for (int64_t l = 0; l < lanes; l++)
+            t->device[l] = later(t->device[l], value[l]);
     return 1;
 }
 
-/* What row t->row reads, or at the end what must have ended; *n registers. */
+/* What a row reads, or at the end what must have ended; *n registers. */
 static inline const int32_t *reads(const Tile *t, int32_t row, int32_t *n)
 {
     if (row >= t->n_rows) {

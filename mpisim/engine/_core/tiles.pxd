@@ -5,10 +5,14 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from .state cimport Instruction
 
 cdef extern from "lanes.h":
-    const int ALL_CAME, STARTED, OUTER, COLUMNS, SCATTERED
+    const int OUTER, COLUMNS, SCATTERED, WIDTH
 
-    ctypedef struct Meeting:
+    ctypedef struct Group:
+        int64_t time
+        int32_t last
         int32_t came
+
+    ctypedef struct Waiting:
         int32_t away
         int32_t waiter
 
@@ -52,13 +56,12 @@ cdef extern from "lanes.h":
     ctypedef struct Machine:
         Tile* tiles
         int32_t* ready
-        int64_t* time
-        int32_t* last
-        Meeting* meeting
+        Group* groups
+        Waiting* waiting
         int64_t* posted
         int64_t* begin
         int64_t* best
-        int32_t* who
+        int64_t* who
         const uint64_t* jitter
         int64_t n_ready
         int64_t n_posted
@@ -69,6 +72,6 @@ cdef extern from "lanes.h":
     int64_t blocked_on(const Machine* machine, const Tile* tile, int64_t lane) nogil
     void add_hashes(
         int64_t n, const uint64_t* low, const uint64_t* high, const uint64_t* counted,
-        const int64_t* duration, const int64_t* start, const uint64_t* size, int64_t times,
-        uint64_t* sum) nogil
+        const int64_t* duration, const int64_t* start, int64_t stride, const uint64_t* size,
+        int64_t times, uint64_t* sum) nogil
     void add_end(int64_t end, const uint64_t* seed, int64_t times, uint64_t* sum) nogil

@@ -17,12 +17,14 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from .state cimport LOCAL, Communication, Instruction
 from .tiles cimport (
-    COLUMNS, OUTER, SCATTERED, Bond, Machine, Meeting, Slot, Tile, add_end,
-    add_hashes, blocked_on, deliver, run_tiles,
+    COLUMNS, OUTER, SCATTERED, WIDTH, Bond, Group, Machine, Slot, Tile, Waiting,
+    add_end, add_hashes, blocked_on, deliver, run_tiles,
 )
 
-cdef int WIDTH = 8  # registers are padded to a multiple of so many lanes: no loop has a remainder
 cdef size_t BLOCK = 1 << 20
+
+GROUP = np.dtype([("time", np.int64), ("last", np.int32), ("came", np.int32)])
+"""State of a group: as `Group` in tiles.h."""
 
 
 cdef struct Script:  # a table, as instructions
@@ -69,8 +71,7 @@ cdef class Core:
     message = ("time", "last")
 
     def __cinit__(self, layout):
-        cdef int64_t[::1] times
-        cdef int32_t[::1] lasts
+        cdef Group[::1] groups
         cdef int64_t i, n = len(layout.numbers), widest
         self.n_room = self.n_tiles = 0
         self.layout = layout
@@ -81,21 +82,18 @@ cdef class Core:
         self.slot_group, self.slot_role = layout.slot_group, layout.slot_role
         self.slot_members = layout.slot_members
         self.tile_of, self.lane_of = np.empty(n, np.int32), np.empty(n, np.int32)
-        # Pages of these that nobody touches take no memory: groups inside tiles never meet.
-        self.groups = {
-            "time": np.zeros(layout.n_groups + 1, np.int64),
-            "last": np.zeros(layout.n_groups + 1, np.int32),
-        }
-        times, lasts = self.groups["time"], self.groups["last"]
-        self.machine.time, self.machine.last = &times[0], &lasts[0]
-        self.machine.meeting = <Meeting*>self.taken(layout.n_groups, sizeof(Meeting))
+        # Pages of these that nobody touches take no memory: few groups are waited for.
+        self.groups = np.zeros(layout.n_groups + 1, GROUP)
+        groups = self.groups
+        self.machine.groups = &groups[0]
+        self.machine.waiting = <Waiting*>self.taken(layout.n_groups, sizeof(Waiting))
         self.machine.tiles = <Tile*>self.taken(n, sizeof(Tile))
         self.machine.ready = <int32_t*>self.taken(n, sizeof(int32_t))
         self.machine.posted = <int64_t*>self.taken(layout.n_messages, sizeof(int64_t))
         widest = int(np.diff(layout.tiles.index).max(initial=0)) + WIDTH
         self.machine.begin = <int64_t*>self.taken(widest, sizeof(int64_t))
         self.machine.best = <int64_t*>self.taken(widest, sizeof(int64_t))
-        self.machine.who = <int32_t*>self.taken(widest, sizeof(int32_t))
+        self.machine.who = <int64_t*>self.taken(widest, sizeof(int64_t))
         self._read_tables()
         self._expect_messages()
         lanes, index = layout.tiles.lanes, layout.tiles.index
@@ -162,7 +160,7 @@ cdef class Core:
                 at = self.slot_index[i] + s
                 if self.slot_role[at] != LOCAL:
                     for k in range(script.operations[s]):
-                        self.machine.meeting[self.slot_group[at] + k].away = -away[at]
+                        self.machine.waiting[self.slot_group[at] + k].away = -away[at]
 
     # --- tiles ----------------------------------------------------------------------------------
 
@@ -339,7 +337,7 @@ cdef class Core:
                     start[j] = tile.eager[eager * tile.n_lanes + lane]
                     eager += 1
                 else:
-                    start[j] = self.machine.time[tile.slot[x.slot].bond[lane].group + x.ordinal]
+                    start[j] = self.machine.groups[tile.slot[x.slot].bond[lane].group + x.ordinal].time
                 end[j] = start[j] + tile.duration[x.row]
         return starts, ends
 
@@ -348,7 +346,7 @@ cdef class Core:
         cdef const Communication[::1] found
         cdef const Communication* x
         cdef const Tile* tile = &self.machine.tiles[self.tile_of[local]]
-        cdef int64_t j, lane = self.lane_of[local]
+        cdef int64_t j, group, lane = self.lane_of[local]
         found = self.layout.codes[self.code[local]].communications
         lasts = np.full(found.shape[0], self.number[local], np.int32)
         cdef int32_t[::1] last = lasts
@@ -356,7 +354,8 @@ cdef class Core:
             for j in range(found.shape[0]):
                 x = &found[j]
                 if not x.eager:
-                    last[j] = self.machine.last[tile.slot[x.slot].bond[lane].group + x.ordinal] - 1
+                    group = tile.slot[x.slot].bond[lane].group + x.ordinal
+                    last[j] = self.machine.groups[group].last - 1
         return lasts
 
     def finish(self):
@@ -415,7 +414,7 @@ cdef class Core:
         cdef Slot* slot = &tile.slot[s]
         cdef int64_t first = x.first[s], l, g, n = tile.n_lanes
         cdef int64_t* times = self.machine.best
-        cdef int32_t* member = self.machine.who
+        cdef int64_t* member = self.machine.who
         # Members that are lanes of one tile end together: one hash, times their number.
         cdef bint together = slot.kind != OUTER
         for l in range(n):
@@ -423,11 +422,12 @@ cdef class Core:
         for l in range(n):
             g = slot.column[l] if together else l
             times[g] += self.count[tile.local[l]]
-            member[g] = <int32_t>l
+            member[g] = l
         for g in range(slot.n_groups if together else n):
             add_hashes(
                 x.first[s + 1] - first, &x.low[first], &x.high[first], &x.counted[first],
-                &x.duration[first], &self.machine.time[slot.bond[member[g]].group],
+                &x.duration[first], &self.machine.groups[slot.bond[member[g]].group].time,
+                sizeof(Group) // sizeof(int64_t),
                 &sizes[self.slot_index[tile.local[member[g]]] + s, 0], times[g], total,
             )
 
@@ -446,7 +446,7 @@ cdef class Core:
                 rank = tile.local[l]
                 add_hashes(
                     1, &one.low, &one.high, &counted, &duration, &tile.eager[e * tile.n_lanes + l],
-                    &sizes[self.slot_index[rank] + one.slot, 0], self.count[rank], total,
+                    1, &sizes[self.slot_index[rank] + one.slot, 0], self.count[rank], total,
                 )
 
 
@@ -480,5 +480,7 @@ cdef offsets(counts):
 
 
 cdef padded(array):
-    """Return a copy with one more element, so that the first has an address."""
-    return np.concatenate([array, np.zeros((1, *array.shape[1:]), array.dtype)])
+    """Return the array, or one element if it has none, so that the first has an address."""
+    if not len(array):
+        array = np.zeros((1, *array.shape[1:]), array.dtype)
+    return np.ascontiguousarray(array)
