@@ -330,7 +330,7 @@ def _timeline_of(run: Run, i: int, numbers: NDArray[np.int64]) -> dict[str, NDAr
     rank, rows = int(run.hosted[i]), run.rows(i)
     table = run.program.table_of(rank)
     bound = np.append(run.program.slots_of(rank), -1)  # slot -1 reads the -1 at the end
-    own = {
+    own: dict[str, NDArray[Any]] = {
         "begin": rows.begin,
         "end": rows.end,
         "wire": rows.wire,
