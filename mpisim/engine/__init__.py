@@ -1,17 +1,20 @@
 """The engine: simulated ranks, hosted by MPI processes, advance their clocks until all have ended.
 
 - `simulate`: run a program.
-- `Run`: what a process knows after a run; `Binding`: why a row began when it did.
+- `Run`: what a process knows after a run; `Rows`: what the rows of one rank did; `Binding`: why a
+  row began when it did.
 - `Classes`, `Apart`: which ranks were simulated for which, and what tells classes apart.
 - `CriticalPath`, `PieceKind`: the chain of pieces that ends last.
 - `block_placement`: which process hosts which rank, unless told otherwise.
 
 Where to read: `dataflow` is the executor, `plan` what is settled before it starts, `_core.twin` how
-a rank advances, `exchange` what processes tell each other, `fold` when ranks are simulated once.
+a rank advances, `exchange` what processes tell each other, `fold` when ranks are simulated once,
+`rows` how what every row did is found again after a run, `memory_needed` whether a run fits.
 """
 
 from .dataflow import simulate
 from .plan import block_placement
+from .rows import Rows
 from .run import Apart, Binding, Classes, CriticalPath, PieceKind, Run
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "Classes",
     "CriticalPath",
     "PieceKind",
+    "Rows",
     "Run",
     "block_placement",
     "simulate",
