@@ -40,6 +40,8 @@ STEP = np.dtype(
         ("n_rows", np.int32),  # of the kernel that begins here: JOINED rows count
         ("eager", np.int32),  # which of the table's EAGER rows this is, or -1
         ("opcode", np.int32),  # KERNEL, MEET, JOIN, HOST or HOST_WAIT
+        ("keep", np.int32),  # which of the kernels this is that are read from afar, or -1
+        ("reserved", np.int32),
     ]
 )
 """One row for the contended core."""
@@ -64,6 +66,9 @@ FLOW_GROUP = np.dtype(
 )
 """State of one group, which may be a flow."""
 
+_NEAR = 2048
+"""Rows: what is read from further back is kept by itself, not among the rank's last rows."""
+
 _PLAIN = {
     Opcode.PLAIN: Opcode.KERNEL,
     Opcode.PLAIN_MEET: Opcode.MEET,
@@ -86,6 +91,10 @@ class Script:
         Stream s has the kernels ``kernel_index[s]`` to ``kernel_index[s + 1]``.
     clock : int64, shape (n,)
         What the CPU spends on a row and all before it, waiting aside.
+    near : int
+        How many rows back rows read, but for kernels that are kept.
+    n_kept : int
+        How many of those there are.
     """
 
     steps: NDArray[np.void]
@@ -93,6 +102,8 @@ class Script:
     kernels: NDArray[np.int32]
     kernel_index: NDArray[np.int64]
     clock: NDArray[np.int64]
+    near: int
+    n_kept: int
 
     @property
     def n_streams(self) -> int:
@@ -117,6 +128,7 @@ class Script:
         longest = np.maximum.reduceat(own, first) if len(first) else own
         span = longest[np.searchsorted(first, self.kernels)]
         return np.stack([span, np.cumsum(span + self.steps["gap"][self.kernels])])
+
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
@@ -243,12 +255,21 @@ def script(code: Code) -> Script:
     called = (opcode != Opcode.JOIN) & (opcode != Opcode.HOST)
     spent = np.where(opcode == Opcode.JOIN, 0, steps["host"])
     spent += np.where(called, steps["launch_cost"], 0)
+    waits = code.first[table.wait_row]
+    queued = np.flatnonzero(code.queue_row >= 0)
+    read = np.concatenate([waits, code.queue_row[queued]])
+    distance = np.concatenate([np.repeat(rows, steps["n_waits"]), queued]) - read
+    kept = np.unique(read[distance > _NEAR])
+    steps["keep"] = -1
+    steps["keep"][kept] = np.arange(len(kept))
     return Script(
         steps=steps,
-        waits=code.first[table.wait_row].astype(np.int32),
+        waits=waits.astype(np.int32),
         kernels=kernels.astype(np.int32),
         kernel_index=kernel_index.astype(np.int64),
         clock=np.cumsum(spent),
+        near=int(distance[distance <= _NEAR].max(initial=0)),
+        n_kept=len(kept),
     )
 
 
