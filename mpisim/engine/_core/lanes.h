@@ -14,13 +14,13 @@ static inline uint64_t scaled(uint64_t value, uint64_t factor)
 
 /* out = begin + how long a kernel takes on each lane. */
 INLINED void add_varied(
-    const Machine *m, const Tile *t, int64_t *out, int64_t width)
+    const Machine *m, const Tile *t, int32_t row, int64_t *out, int64_t width)
 {
-    const uint64_t duration = (uint64_t)t->duration[t->row], *factor = t->factor;
+    const uint64_t duration = (uint64_t)t->duration[row], *factor = t->factor;
     const int64_t *begin = m->begin;
     if (m->jitter) {
         /* As jitter_factors in mpisim/engine/variation.py. */
-        const uint64_t salt = ((uint64_t)t->row + 1) * UINT64_C(0x9E3779B97F4A7C15);
+        const uint64_t salt = ((uint64_t)row + 1) * UINT64_C(0x9E3779B97F4A7C15);
         const uint64_t *key = t->key, *jitter = m->jitter;
         EACH(l, width) {
             const uint64_t drawn = scaled(jitter[mix(key[l] + salt) >> 52], factor[l]);
@@ -32,16 +32,16 @@ INLINED void add_varied(
 }
 
 /* Post a communication that is not alone in its kernel, or eager. */
-static void post_of_batch(Machine *m, Tile *t, const Instruction *x)
+static void post_of_batch(Machine *m, Tile *t, const Instruction *x, int32_t row)
 {
     const Slot *s = &t->slot[x->slot];
     int64_t *value = t->value + (int64_t)x->target * t->width;
-    t->pending[x->target] = t->row + 1;
+    t->pending[x->target] = -row - 1;
     if (x->eager) {
         int64_t *ready = t->eager + (int64_t)t->n_eager++ * t->n_lanes;
         for (int64_t l = 0; l < t->n_lanes; l++) {
             ready[l] = m->begin[l];
-            value[l] = later(value[l], m->begin[l] + t->duration[t->row]);
+            value[l] = later(value[l], m->begin[l] + t->duration[row]);
         }
     }
     if (s->kind == OUTER)
@@ -121,14 +121,17 @@ INLINED void meet_columns(
 }
 
 /* A communication alone in its kernel, whose lanes are ready at m->begin. */
-INLINED void communicate(Machine *m, Tile *t, const Instruction *x, int64_t *out, int64_t width)
+INLINED void communicate(
+    Machine *m, Tile *t, const Instruction *x, int32_t row, int64_t *out, int64_t width)
 {
     const Slot *s = &t->slot[x->slot];
-    const int64_t duration = t->duration[t->row];
+    const int64_t duration = t->duration[row];
     if (s->kind == OUTER) {
-        EACH(l, width) out[l] = NEVER;
-        t->pending[x->target] = t->row + 1;
-        post(m, t, s, x->ordinal, width == 1 ? 1 : t->n_lanes);
+        const int64_t lanes = width == 1 ? 1 : t->n_lanes;
+        for (int64_t l = 0; l < lanes; l++)
+            out[l] = s->bond[l].group + x->ordinal;
+        t->pending[x->target] = row + 1;
+        post(m, t, s, x->ordinal, lanes);
     } else if (s->kind == SCATTERED) {
         start_scattered(m, t, s, x->ordinal);
         for (int64_t l = 0; l < t->n_lanes; l++)
@@ -144,12 +147,13 @@ INLINED void communicate(Machine *m, Tile *t, const Instruction *x, int64_t *out
     }
 }
 
-INLINED void execute(
-    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
+INLINED void execute(Machine *m, Tile *t, int32_t row, int64_t width)
 {
+    const Instruction *x = &t->code[row];
+    const int32_t *operand = t->operands + x->first_wait - x->n_before;
     const int of_kernel = x->opcode == PLAIN || x->opcode == KERNEL;
     const int at_once = of_kernel && !t->factor;
-    const int64_t duration = at_once ? t->duration[t->row] : 0;
+    const int64_t duration = at_once ? t->duration[row] : 0;
     int64_t *clock = t->clock, *device = t->device, *out = t->value + x->target * width;
     int64_t *into = at_once ? out : m->begin;
     if (x->opcode <= PLAIN_MEET) {
@@ -168,31 +172,53 @@ INLINED void execute(
         if (x->opcode == BATCH) {
             EACH(l, width) out[l] = NEVER;
         }
-        post_of_batch(m, t, x);
+        post_of_batch(m, t, x, row);
         return;
     }
     if (!of_kernel)
-        communicate(m, t, x, out, width);
+        communicate(m, t, x, row, out, width);
     else if (!at_once)
-        add_varied(m, t, out, width);
+        add_varied(m, t, row, out, width);
     if (x->tops && !t->pending[x->target]) {
         EACH(l, width) device[l] = later(device[l], out[l]);
     }
 }
 
+INLINED int known(Machine *m, Tile *t, int32_t reg, int64_t width)
+{
+    if (!t->pending[reg])
+        return 1;
+    return width == 1 ? settle_lane(m, t, reg) : settle_lanes(m, t, reg);
+}
+
+/* Whether all that a row reads is known. */
+INLINED int can_run(Machine *m, Tile *t, int32_t row, int64_t width)
+{
+    if (row < t->n_rows && t->code[row].opcode <= PLAIN_MEET) {
+        const Instruction *x = &t->code[row];
+        return known(m, t, x->stream, width) && known(m, t, x->other, width);
+    }
+    int32_t n;
+    const int32_t *operand = reads(t, row, &n);
+    for (int32_t i = 0; i < n; i++)
+        if (!known(m, t, operand[i], width))
+            return 0;
+    return 1;
+}
+
 /* Execute rows until the tile blocks (0) or has ended (1). */
 INLINED int advance(Machine *m, Tile *t, int64_t width)
 {
-    for (;; t->row++) {
-        int32_t n;
-        const int32_t *operand = reads(t, t->row, &n);
-        for (int32_t i = 0; i < n; i++)
-            if (t->pending[operand[i]] && !settle(m, t, operand[i], width == 1 ? 1 : t->n_lanes))
-                return 0;
-        if (t->row >= t->n_rows)
+    int32_t row = t->row;
+    while (can_run(m, t, row, width)) {
+        if (row >= t->n_rows) {
+            t->row = row;
             return 1;
-        execute(m, t, &t->code[t->row], operand, width);
+        }
+        execute(m, t, row++, width);
     }
+    t->row = row;
+    return 0;
 }
 
 CLONES static int advance_lanes(Machine *m, Tile *t)

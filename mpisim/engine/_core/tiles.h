@@ -40,8 +40,10 @@ typedef struct {
     const Instruction *code;
     const int64_t *duration;
     const int32_t *operands, *final;
-    int64_t *value;  /* ends, register by register, lane by lane; of a pending one, as far as known */
-    int32_t *pending;  /* of each register: the last row so far of a kernel without an end, plus 1 */
+    int64_t *value;  /* ends, register by register, lane by lane */
+    int32_t *pending;  /* of each register: 0; n > 0: row n - 1 is a communication that the groups
+        in `value` are to start; n < 0: row -n - 1 is the last so far of a kernel of several, or
+        eager ones, whose end is `value` as far as known */
     int64_t *clock, *device;  /* of each lane */
     int64_t *eager;  /* ready times of EAGER rows */
     uint64_t *factor, *key;  /* of each lane; NULL where kernels take as long as they say */
@@ -164,7 +166,11 @@ static void start_scattered(Machine *m, const Tile *t, const Slot *s, int32_t k)
 /* The group without a start that a lane needs for a register to be known, or -1. */
 static inline int64_t missing(const Machine *m, const Tile *t, int32_t reg, int64_t lane)
 {
-    for (int32_t row = t->pending[reg] - 1; row >= 0; row--) {
+    if (t->pending[reg] > 0) {
+        const int64_t group = t->value[(int64_t)reg * t->width + lane];
+        return m->groups[group].came == STARTED ? -1 : group;
+    }
+    for (int32_t row = -t->pending[reg] - 1; row >= 0; row--) {
         const Instruction *x = &t->code[row];
         if (!x->eager) {
             const int64_t group = t->slot[x->slot].bond[lane].group + x->ordinal;
@@ -177,35 +183,63 @@ static inline int64_t missing(const Machine *m, const Tile *t, int32_t reg, int6
     return -1;
 }
 
-/* Make a pending register known; 0, and the tile is blocked, if it cannot be. */
-INLINED int settle(Machine *m, Tile *t, int32_t reg, const int64_t lanes)
+static inline void wait_for(Machine *m, Tile *t, int64_t group)
+{
+    t->next_waiter = m->waiting[group].waiter;
+    m->waiting[group].waiter = (int32_t)(t - m->tiles) + 1;
+}
+
+/* As settle, for a kernel of several communications or eager ones. */
+static int settle_batch(Machine *m, Tile *t, int32_t reg)
 {
     int64_t *value = t->value + (int64_t)reg * t->width;
-    const int32_t last = t->pending[reg] - 1;
-    for (int64_t l = 0; l < lanes; l++) {
+    for (int64_t l = 0; l < t->n_lanes; l++) {
         const int64_t group = missing(m, t, reg, l);
         if (group >= 0) {
-            t->next_waiter = m->waiting[group].waiter;
-            m->waiting[group].waiter = (int32_t)(t - m->tiles) + 1;
+            wait_for(m, t, group);
             return 0;
         }
     }
-    for (int32_t row = last;; row--) {
+    for (int32_t row = -t->pending[reg] - 1;; row--) {
         const Instruction *x = &t->code[row];
         const Bond *bond = t->slot[x->slot].bond;
         const int64_t duration = t->duration[row];
         if (!x->eager)
-            for (int64_t l = 0; l < lanes; l++)
+            for (int64_t l = 0; l < t->n_lanes; l++)
                 value[l] = later(value[l], m->groups[bond[l].group + x->ordinal].time + duration);
         if (x->opcode != JOIN)
             break;
     }
+    return 1;
+}
+
+/* Make a pending register known; 0, and the tile is blocked, if it cannot be. */
+INLINED int settle(Machine *m, Tile *t, int32_t reg, const int64_t lanes)
+{
+    int64_t *value = t->value + (int64_t)reg * t->width;
+    const int32_t row = t->pending[reg] > 0 ? t->pending[reg] - 1 : -t->pending[reg] - 1;
+    if (t->pending[reg] > 0) {
+        const int64_t duration = t->duration[row];
+        for (int64_t l = 0; l < lanes; l++)
+            if (m->groups[value[l]].came != STARTED) {
+                wait_for(m, t, value[l]);
+                return 0;
+            }
+        for (int64_t l = 0; l < lanes; l++)
+            value[l] = m->groups[value[l]].time + duration;
+    } else if (!settle_batch(m, t, reg)) {
+        return 0;
+    }
     t->pending[reg] = 0;
-    if (t->code[last].tops)
+    if (t->code[row].tops)
         for (int64_t l = 0; l < lanes; l++)
             t->device[l] = later(t->device[l], value[l]);
     return 1;
 }
+
+static int settle_lane(Machine *m, Tile *t, int32_t reg) { return settle(m, t, reg, 1); }
+
+static int settle_lanes(Machine *m, Tile *t, int32_t reg) { return settle(m, t, reg, t->n_lanes); }
 
 /* What a row reads, or at the end what must have ended; *n registers. */
 static inline const int32_t *reads(const Tile *t, int32_t row, int32_t *n)
