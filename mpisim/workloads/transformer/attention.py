@@ -43,11 +43,11 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     def kernel(*, backward: bool = False) -> Attention:
         return heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
 
-    backward = [Compute(f"{name} backward", kernel(backward=True))]
+    behind = [Compute(f"{name} backward", kernel(backward=True))]
     if not s.plan.fused:
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (heads.queries * heads.query_width + heads.length * heads.key_value_width)
-        backward.append(stream(f"{name} concatenated gradients", 2 * s.element * width))
+        behind.append(stream(f"{name} concatenated gradients", 2 * s.element * width))
     return Operator(
-        name, (Compute(name, kernel()),), tuple(backward), saved=saved, selective=True
+        name, (Compute(name, kernel()),), tuple(behind), saved=saved, selective=True
     )
