@@ -2,12 +2,13 @@
 
 *Static*: every row is slowed by what ran beside it when nothing was slowed. *Coupled*: again and
 again, until no duration changes: what runs beside what is then what the durations were made of.
-What happens later changes nothing earlier, so that the times settle from the front.
+What happens later changes nothing earlier, so that the times settle from the front; a whole ps
+that is rounded up and down in turn is met halfway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -103,9 +104,6 @@ def with_slowdown(
     while True:
         found = _look(ranks, run, comm)
         passes += 1
-        if not found.changed:
-            run = runner(run.program, True)  # settled: once more, for its critical path
-            break
         times = found.times
         damped = damped or found.state in seen
         seen.add(found.state)
@@ -114,6 +112,10 @@ def with_slowdown(
                 number: each.halfway(Times.of(_table(run, number)))
                 for number, each in times.items()
             }
+        if not found.changed or (damped and _settled(run, times, comm)):
+            left = found.changed
+            run = runner(run.program, True)  # once more, for its critical path
+            break
         last = mode == "static" or passes >= most
         run = runner(retimed(ranks.program, run, times, comm), last)
         if last:
@@ -121,6 +123,18 @@ def with_slowdown(
                 left = _look(ranks, run, comm).changed
             break
     return Outcome(run, before, passes, left, found.spent, found.wire, found.terms)
+
+
+def _settled(run: Run, times: Mapping[int, Times], comm: Intracomm) -> bool:
+    """Say whether times are those of a run already. **Collective.**"""
+    moved = np.array(
+        [sum(each.differing(Times.of(_table(run, number))) for number, each in times.items())]
+    )
+    if comm.size > 1:
+        from mpi4py import MPI
+
+        comm.Allreduce(MPI.IN_PLACE, moved, op=MPI.SUM)
+    return not moved[0]
 
 
 def _table(run: Run, number: int) -> Table:

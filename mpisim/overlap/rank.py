@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Run
+from ..engine.variation import ONE, factor_of, jitter_factors
 from ..kernels.operations import Kernel
 from ..kernels.slowdown import CLASSES, Load, Work
 from ..program import Kind, Program, Table
@@ -185,14 +186,12 @@ class Ranks:
         if len(loads.time) and len(kernels):
             beside = [known[k] for k in held.which[here].tolist()]
             alone = table.duration[kernels]
-            now = end[kernels] - begin[kernels]
-            # A rank of another speed, or whose kernels vary, takes so much longer for the same row.
-            scale = now / np.maximum(current.duration[kernels], 1)
+            scale = self._varied(rank, kernels)
             lasting, rest = kernels_last(
                 begin[kernels], alone * scale, loads,
                 lambda some, load: device.factors.kernels(number[some], load, beside), n_terms,
             )  # fmt: skip
-            longer = np.rint(lasting / np.where(scale > 0, scale, 1.0)).astype(np.int64)
+            longer = np.rint(lasting / scale).astype(np.int64)
             duration[kernels] = np.maximum(longer, alone)
             kind = device.work.kind[number]
             met = duration[kernels] > alone
@@ -204,6 +203,14 @@ class Ranks:
             factor = device.factors.communications(held, known, use)
             slower = _moved(held, current, wire[at], end[at], time, factor)
         return Lengths(duration, slower, spent, terms)
+
+    def _varied(self, rank: int, rows: Ints) -> Floats:
+        """Return how many times as long as at speed 1, and without jitter, rows of a rank take."""
+        program = self.program
+        factor = factor_of(float(program.speed[rank]))
+        if program.jitter is not None:
+            factor = jitter_factors(program.jitter, rank, rows, int(factor))
+        return np.maximum(np.broadcast_to(factor, rows.shape) / ONE, 1 / ONE)
 
 
 def _moved(held: Held, current: Table, wire: Ints, end: Ints, time: Ints, factor: Floats) -> Ints:
