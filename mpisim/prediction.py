@@ -280,7 +280,8 @@ def statements(
             ),
         ],
         "not_modelled": [
-            *(each for each in LEFT_OUT if overlap is None or each != OVERLAP), *left_out(case)
+            *(each for each in LEFT_OUT if overlap is None or each != OVERLAP),
+            *left_out(case),
         ],
         "memory": [*case.memory.text().splitlines(), *case.advice],
         "memory_peak": case.memory.peak,
@@ -291,7 +292,7 @@ def statements(
 
 def error_bar(
     case: Case, run: Run, lengths: Mapping[str, float] | None = None, *,
-    overlap: Overlap | None = None,
+    model_error: bool = True, overlap: Overlap | None = None,
 ) -> Uncertainty:  # fmt: skip
     """Return the error bar of a step time, and what it consists of. Local.
 
@@ -302,6 +303,8 @@ def error_bar(
         With its critical path.
     lengths : mapping of str to float, optional
         `PathShares.lengths`, if known.
+    model_error : bool
+        Whether it holds what the model leaves out.
     overlap : Overlap, optional
         What slowed what overlaps, if that was modelled.
     """
@@ -318,7 +321,8 @@ def error_bar(
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths(run.critical_path)}
-    return combine(lengths, run.step_time, numbers, _model_error(case.constants))
+    left_out = _model_error(case.constants) if model_error else None
+    return combine(lengths, run.step_time, numbers, left_out)
 
 
 def _model_error(known: Known | None) -> tuple[str, Quantity] | None:

@@ -25,7 +25,17 @@ from .presets import packaged
 from .quantity import Quantity
 from .schema import build, parse
 
-__all__ = ["MULTIPLIERS", "OVERHEAD", "Known", "ModelError", "StepConstants", "chip", "ours"]
+__all__ = [
+    "MULTIPLIERS",
+    "OVERHEAD",
+    "Known",
+    "ModelError",
+    "StepConstants",
+    "chip",
+    "kind_of",
+    "name_of",
+    "ours",
+]
 
 FILE = "calibration/e2e.toml"
 
@@ -151,7 +161,7 @@ class Known:
     def number(self, kind: str, key: str | None) -> tuple[str, Quantity]:
         """Return the name of a constant and its value."""
         key = key or "any framework"
-        return f"{kind} {key}", self.constants.multiplier(kind, key)
+        return name_of(kind, key), self.constants.multiplier(kind, key)
 
     @property
     def host(self) -> str:
@@ -163,7 +173,18 @@ class Known:
         """Name and seconds of the overhead of a step."""
         key = self.framework or "any framework"
         found = self.constants.overhead.get(key)
-        return f"{OVERHEAD} {key}", 0.0 if found is None else found.si
+        return name_of(OVERHEAD, key), 0.0 if found is None else found.si
+
+
+def name_of(kind: str, key: str) -> str:
+    """Return the name of a constant among the numbers that a step rests on."""
+    return f"{kind} of {key}"
+
+
+def kind_of(name: str) -> tuple[str, str] | None:
+    """Return kind and key of a constant, None for any other number."""
+    kind, _, key = name.partition(" of ")
+    return (kind, key) if key and kind in (*MULTIPLIERS, OVERHEAD) else None
 
 
 def chip(gpu: str) -> str:

@@ -41,7 +41,7 @@ EXPERIMENT = dataclasses.replace(
 def test_a_constant_changes_the_step_by_what_rests_on_it(kind: str, key: str) -> None:
     whole, lengths = step(EXPERIMENT, StepConstants())
     changed, _ = step(EXPERIMENT, StepConstants(**{kind: {key: times(1.001)}}))
-    resting = lengths.get(f"{kind} {key}", 0.0)
+    resting = lengths.get(f"{kind} of {key}", 0.0)
     assert changed - whole == pytest.approx(0.001 * resting, rel=0.02, abs=2e-6 * whole)
     assert kind == "host" or resting > 0
 
@@ -51,7 +51,7 @@ def test_the_overhead_of_a_step_comes_before_it() -> None:
     late = StepConstants(overhead={"theirs": Quantity(3, "ms", 0.1, "a test")})
     changed, lengths = step(EXPERIMENT, late)
     assert changed - whole == 3_000_000_000
-    assert lengths["overhead theirs"] == 3_000_000_000
+    assert lengths["overhead of theirs"] == 3_000_000_000
 
 
 def test_lengths_of_pieces_that_are_alike_add_up() -> None:

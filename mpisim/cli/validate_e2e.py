@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from ..step_constants import StepConstants
 
 __all__ = ["add_kind", "run"]
 
@@ -16,6 +20,9 @@ examples:
   mpisim validate e2e all.csv --where source=vtrain,trust=A --json out.json
   mpisim validate e2e all.csv --where trust=A|B --plot scatter.png
   mpisim validate e2e all.csv --set plan.fused=false
+  mpisim validate e2e all.csv --cross-validate --markdown docs/accuracy.md
+  mpisim validate e2e all.csv --calibration mine.toml
+  mpisim validate e2e all.csv --composition
   mpirun -n 2 python -m mpisim validate e2e all.csv
 """
 
@@ -46,6 +53,22 @@ def add_kind(kinds: Any) -> None:
         help="simulate long steps in full, in place of two shorter ones that say how long each "
         "further micro-batch takes (several times slower)",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibration", metavar="FILE",
+        help="predict with constants fitted to steps: a file of 'mpisim calibrate e2e', or 'ours'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cross-validate", action="store_true",
+        help="also foretell each row, to first order, with constants fitted to rows of trust A of "
+        "other families (source, family of models, framework)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--composition", action="store_true",
+        help="only rows of trust F: are steps composed of their layers as these say?",
+    )  # fmt: skip
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw predicted over measured times")
     parser.add_argument(
@@ -65,23 +88,48 @@ def run(args: argparse.Namespace) -> int:
     if args.top < 0:
         raise UsageError(f"--top is {args.top}; it must be 0 or more")
     where = conditions(args.where)
+    if args.cross_validate and args.calibration is not None:
+        raise UsageError("--cross-validate fits constants; --calibration gives them: choose one")
     from ..parallel import agreed
-    from ..validate.e2e import as_json, check_plot, compare, render, scatter
+    from ..validate.e2e import (
+        as_json,
+        check_plot,
+        compare,
+        composition,
+        cross_validate,
+        render,
+        scatter,
+    )
 
     comm = world()
+    if args.composition:
+        with agreed(comm):
+            if comm.rank == 0:
+                print(composition(args.paths[0]))
+        return 0
     with agreed(comm):
         if comm.rank == 0:
             check_json(args)
             if args.plot is not None:
                 check_plot(args.plot)
+            page = "" if args.markdown is None else _page(args.markdown)
+        constants = _constants(args.calibration)
     path = args.paths[0]
     found = compare(
         path, comm, where=where, limit=args.limit, changes=args.changes,
-        every=args.every_micro_batch,
+        every=args.every_micro_batch, constants=constants,
     )  # fmt: skip
     with agreed(comm):
         if found is not None:
+            if args.cross_validate:
+                cross_validate(found)
             print(render(found, args.top))
+            if args.markdown is not None:
+                from ..files import staged
+                from ..validate.e2e import markdown
+
+                with staged(args.markdown, overwrite=True) as file:
+                    file.write(markdown(found, page).encode())
             if args.json is not None:
                 from ..files import write_json
 
@@ -89,6 +137,30 @@ def run(args: argparse.Namespace) -> int:
             if args.plot is not None:
                 scatter(found.compared, args.plot)
     return 0
+
+
+def _constants(path: str | None) -> StepConstants | None:
+    from ..prediction import OURS
+    from ..step_constants import StepConstants, ours
+
+    if path is None:
+        return None
+    return ours() if path == OURS else StepConstants.read(path)
+
+
+def _page(path: str) -> str:
+    """Return the page that figures are to be written into; empty if there is none yet."""
+    from ..files import check_output, reason
+
+    check_output(path, overwrite=True)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

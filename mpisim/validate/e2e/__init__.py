@@ -3,14 +3,20 @@
 - `read`: a table of measurements. `settings`: what fills in what tables do not say.
 - `experiment_of`: a row as the experiment that was run (`Mapped`), or why not (`Skipped`).
 - `compare`: predict a table's rows, spread over processes.
-- `as_json`, `render`, `scatter`: a comparison as figures, as text, as a picture.
+- `calibrate`: fit few constants to the steps; `written`: as a file.
+- `cross_validate`: predict each row with constants that were fitted to others.
+- `composition`: are steps that follow a formula composed as it says?
+- `as_json`, `render`, `markdown`, `scatter`: a comparison as figures, text, page, picture.
 """
 
 from .compare import Compared, Comparison, compare
+from .composition import composition
+from .constants_file import written
+from .crossed import calibrate, cross_validate
 from .experiments import Mapped, Skipped, experiment_of
 from .figures import as_json
 from .plot import check_plot, scatter
-from .report import render
+from .report import markdown, render
 from .rows import Row, read
 from .settings import Settings, settings
 
@@ -22,11 +28,16 @@ __all__ = [
     "Settings",
     "Skipped",
     "as_json",
+    "calibrate",
     "check_plot",
     "compare",
+    "composition",
+    "cross_validate",
     "experiment_of",
+    "markdown",
     "read",
     "render",
     "scatter",
     "settings",
+    "written",
 ]

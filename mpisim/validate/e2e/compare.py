@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError, UsageError, nearest
 from ...parallel import agreed
+from ...step_constants import StepConstants, ours
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict
 from .rows import Row, read
@@ -31,6 +32,13 @@ class Compared:
 
     mapped: Mapped
     outcome: Outcome
+    model_error: float = 0.0
+    """Relative: what the model leaves out, in steps that were not fitted."""
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative, one standard deviation, as predictions state it."""
+        return math.hypot(self.outcome.inputs, self.model_error)
 
     @property
     def row(self) -> Row:
@@ -58,7 +66,7 @@ class Compared:
     @property
     def inside(self) -> bool:
         """Whether the stated 90 % interval holds the measurement."""
-        return abs(math.log(self.predicted / self.measured)) <= NORMAL * self.outcome.uncertainty
+        return abs(math.log(self.predicted / self.measured)) <= NORMAL * self.uncertainty
 
 
 @dataclass
@@ -73,12 +81,16 @@ class Comparison:
     compared : list of Compared
     skipped : list of Skipped
         Rows that are no experiment, or whose experiment could not be simulated.
+    crossed : list of Compared
+        Rows predicted with constants that were fitted to other families of rows
+        (`mpisim.validate.e2e.crossed`), if asked for.
     """
 
     rows: int
     timed: int
     compared: list[Compared] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    crossed: list[Compared] = field(default_factory=list)
 
     @property
     def reasons(self) -> Counter[str]:
@@ -145,6 +157,7 @@ def select(
 def compare(
     path: str | Path, comm: Intracomm, *, where: Mapping[str, str] | None = None,
     limit: int | None = None, changes: Sequence[str] = (), every: bool = False,
+    constants: StepConstants | None = None,
 ) -> Comparison | None:  # fmt: skip
     """Predict the rows of a table. **Collective.**
 
@@ -162,6 +175,8 @@ def compare(
         Keys to set in every experiment, as for ``--set``.
     every : bool
         Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
+    constants : StepConstants, optional
+        Fitted to steps; none by default.
 
     Returns
     -------
@@ -185,14 +200,21 @@ def compare(
             else:
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
-    outcomes = predict(ready, comm, every=every)
+    tables = None if constants is None else [constants] * len(ready)
+    outcomes = predict(ready, comm, every=every, constants=tables)
+    errors = (constants or ours()).model_error
     with agreed(comm):
         if outcomes is not None:
             for mapped, outcome in zip(ready, outcomes, strict=True):
                 if outcome.failed:
                     found.skipped.append(Skipped(mapped.row, mapped.source, outcome.failed))
                 else:
-                    found.compared.append(Compared(mapped, outcome))
+                    error = 0.0
+                    if errors is not None and constants is not None:
+                        error = (errors.known if outcome.known else errors.unknown).error
+                    elif errors is not None:
+                        error = errors.plain.error
+                    found.compared.append(Compared(mapped, outcome, error))
             _check_any(path, found.compared, found.skipped)
     return None if outcomes is None else found
 

@@ -153,6 +153,7 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     keys |= chosen.keys
     defaults += chosen.assumed
     defaults += _settle(keys, row, preset)
+    keys["calibration.framework"] = settings.framework(row)
     table = _table(keys)
     text = f"title = {json.dumps(row.texts['model'])}\n" + _toml(table)
     experiment = read_experiment(text, row.where, changes)

@@ -10,6 +10,7 @@ import numpy as np
 from ..cases import summary
 from .compare import Compared, Comparison
 from .pairs import pair_figures, pairs
+from .sets import chosen
 
 __all__ = ["GROUPINGS", "as_json", "coverage", "figures", "headlines", "tables"]
 
@@ -74,29 +75,9 @@ def figures(rows: Sequence[Compared]) -> Figures:
     return found
 
 
-def headlines(found: Comparison) -> dict[str, Figures]:
-    """Return the errors of all rows by how much they can be trusted; empty groups left out."""
-    rows = found.compared
-
-    def trusted(levels: str) -> list[Compared]:
-        return [each for each in rows if each.row.texts["trust"] in levels]
-
-    sets = {
-        "trust A, dense transformers": [each for each in trusted("A") if each.mapped.is_dense],
-        "trust A": trusted("A"),
-        "trust A and B": trusted("AB"),
-        "trust A, B and C": trusted("ABC"),
-        "trust F (a formula)": trusted("F"),
-    }
-    lines: dict[str, Figures] = {}
-    for name, group in sets.items():
-        if not group:
-            continue
-        lines[name] = figures(group)
-        sound = [each for each in group if not each.row.texts["suspect"]]
-        if sound and len(sound) < len(group):
-            lines[f"{name}, without suspect rows"] = figures(sound)
-    return lines
+def headlines(rows: Sequence[Compared]) -> dict[str, Figures]:
+    """Return the errors of the sets that are stated by name (`mpisim.validate.e2e.sets`)."""
+    return {name: figures(group) for name, group in chosen(rows).items()}
 
 
 def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
@@ -147,7 +128,8 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "refused_by_memory": refused,
         "skipped": dict(sorted(found.reasons.items())),
         **{key: whole[key] for key in ("mape", "median", "p90", "bias", "covered")},
-        "headlines": headlines(found),
+        "headlines": headlines(found.compared),
+        "calibrated": _crossed(found),
         "groups": {
             f"{grouping}={name}": group
             for grouping, groups in tables(found.compared).items()
@@ -161,13 +143,29 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
     }
 
 
+def _crossed(found: Comparison) -> dict[str, Any] | None:
+    """The same figures of predictions with constants that were fitted to other families."""
+    if not found.crossed:
+        return None
+    return {
+        "headlines": headlines(found.crossed),
+        "groups": {
+            f"{grouping}={name}": group
+            for grouping, groups in tables(found.crossed).items()
+            for name, group in groups.items()
+        },
+        "pairs": pair_figures(pairs(found.crossed)),
+        "cases": [_case(each) for each in found.crossed],
+    }
+
+
 def _case(each: Compared) -> dict[str, Any]:
     return {
         "id": each.row.id,
         "measured": each.measured,
         "predicted": each.predicted,
         "error": each.error,
-        "stated_error": each.outcome.uncertainty,
+        "stated_error": each.uncertainty,
         "fits": each.outcome.fits,
         **{name: key(each) for name, key in GROUPINGS.items()},
         "suspect": each.row.texts["suspect"],

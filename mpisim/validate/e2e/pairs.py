@@ -20,6 +20,9 @@ SAME = (
 )  # fmt: skip
 """Columns in which the rows of a pair are alike, but for those that its kind is about."""
 
+NOISE = "software release (noise)"
+"""Rows that nothing tells apart which is modelled: how far two measurements are from each other."""
+
 KINDS: dict[str, tuple[str, ...]] = {
     "ZeRO stage or scope": ("zero_stage", "zero_group"),
     "overlapped tensor parallelism": ("tp_overlap",),
@@ -27,14 +30,25 @@ KINDS: dict[str, tuple[str, ...]] = {
     "weak scaling": ("num_gpus", "dp", "global_batch", "gpus_per_node", "zero_group"),
     "strong scaling": ("num_gpus", "dp", "gpus_per_node"),
     "micro-batch": ("micro_batch",),
+    "batch": ("global_batch",),
+    "length of sequences": ("seq_len", "micro_batch", "global_batch"),
     "precision": ("precision",),
     "context parallelism": ("cp", "dp"),
     "pipeline": ("pp", "vpp", "dp"),
+    "interleaving": ("vpp",),
+    "tensor for data parallelism": ("tp", "dp"),
+    "tensor for pipeline parallelism": ("tp", "pp", "vpp"),
+    "expert parallelism": ("ep", "etp"),
+    "GPU": ("gpu", "gpus_per_node", "node_network_gbps"),
+    NOISE: ("source_version",),
 }
 """Columns in which the rows of a pair may differ, the first of which they must."""
 
 CLOSE = 0.05
 """Error of a ratio within which its effect counts as predicted."""
+
+
+ALL = "all but noise"
 
 
 class Pair(NamedTuple):
@@ -85,10 +99,13 @@ def _place(each: Compared, column: str) -> tuple[float, str]:
 
 
 def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Return for each kind n, mean error of the ratio, share within 5 %, and the pairs."""
+    """Return for each kind, and for all but noise, n, mean error of the ratio, share within 5 %,
+    and the pairs."""
     result: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
+    for kind in (*KINDS, ALL):
         group = [each for each in found if each.kind == kind]
+        if kind == ALL:
+            group = [each for each in found if each.kind != NOISE]
         if group:
             size = np.abs([each.error for each in group])
             result[kind] = {

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from ...engine import CriticalPath
 from ...errors import MpisimError
+from ...execution import execute
 from ...experiment import Experiment, Transformer
 from ...parallel import progress
-from ...prediction import Case, prepare
+from ...path_shares import PathShares
+from ...prediction import Case, error_bar, prepare
 from ...program import Phase
 from ...quantity import PICOSECONDS
-from ...results import Results
-from ...simulate import simulate
+from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from .experiments import Mapped
 from .steady import extended, shorter, with_micro_batches
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "predict"]
 
-PARTS = ("compute", "exposed_wire", "exposed_waiting", "idle")
-"""What a step is divided into; they add up to it."""
+NOTHING = StepConstants()
+"""No constants are fitted; what would rest on them is known all the same."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +39,54 @@ class Outcome:
         Of the step.
     before_optimizer : float
         Seconds until the last row that is not the optimizer's has ended.
-    uncertainty : float
-        Relative, one standard deviation, as predictions state it.
+    inputs : float
+        Relative error bar from the numbers that the step rests on, one standard deviation.
+    known : bool
+        Whether the constants were fitted to steps of the same framework and kind of GPU.
     fits : bool
         Whether the memory model says that it fits.
-    breakdown : dict of str to float
-        Mean over ranks of the share of the step that each of `PARTS` takes, and of ``host_busy``.
+    lengths : dict of str to float
+        Seconds of the step that rest on each constant, fitted or not
+        (:mod:`mpisim.step_constants`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
 
     seconds: float = 0.0
     before_optimizer: float = 0.0
-    uncertainty: float = 0.0
+    inputs: float = 0.0
+    known: bool = False
     fits: bool = True
-    breakdown: dict[str, float] | None = None
+    lengths: Mapping[str, float] = field(default_factory=dict)
     failed: str = ""
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Shares of the critical path by kind of constant; ``rest``: latencies and gaps."""
+        shares = dict.fromkeys((*MULTIPLIERS, OVERHEAD), 0.0)
+        for name, length in self.lengths.items():
+            kind = kind_of(name)
+            assert kind is not None
+            shares[kind[0]] += length / self.seconds
+        return shares | {"rest": 1 - math.fsum(shares.values())}
+
+
+class _Job(NamedTuple):
+    """One simulation."""
+
+    experiment: Experiment
+    constants: StepConstants
 
 
 def predict(
-    rows: Sequence[Mapped], comm: Intracomm, *, every: bool = False
-) -> list[Outcome] | None:
+    rows: Sequence[Mapped], comm: Intracomm, *, every: bool = False,
+    constants: Sequence[StepConstants] | None = None,
+) -> list[Outcome] | None:  # fmt: skip
     """Simulate rows. **Collective**: every process gives the same rows.
 
-    Equal experiments are simulated once. A row that cannot be simulated has an outcome that says
-    why; it never stops the others. The outcomes do not depend on the number of processes.
+    Equal experiments are simulated once, also where only the number of micro-batches tells long
+    steps apart. A row that cannot be simulated has an outcome that says why; it never stops the
+    others. The outcomes do not depend on the number of processes.
 
     Parameters
     ----------
@@ -70,29 +94,44 @@ def predict(
     comm : mpi4py.MPI.Intracomm
     every : bool
         Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
+    constants : sequence of StepConstants, optional
+        For each row those fitted to steps; none by default.
 
     Returns
     -------
     list of Outcome or None
         In the order of `rows`, on process 0; None on the others.
     """
-    number: dict[str, int] = {}
-    unique: list[Mapped] = []
-    for row in rows:
-        if row.text not in number:
-            number[row.text] = len(unique)
-            unique.append(row)
-    mine = _shares([_effort(each.experiment, every) for each in unique], comm.size)[comm.rank]
+    tables = constants or [NOTHING] * len(rows)
+    jobs: dict[str, _Job] = {}
+    wanted: list[tuple[str, ...]] = []
+    for row, table in zip(rows, tables, strict=True):
+        numbers = None if every else shorter(row.experiment)
+        parts = [row.experiment] if numbers is None else [
+            with_micro_batches(row.experiment, number) for number in numbers[:2]
+        ]  # fmt: skip
+        names = []
+        for part in parts:
+            # Paths of changed clusters are absolute: source and title say nothing about the step.
+            name = f"{id(table)} {replace(part, source='', title='')!r}"
+            jobs.setdefault(name, _Job(part, table))
+            names.append(name)
+        wanted.append(tuple(names))
+    order = list(jobs)
+    mine = _shares([_effort(jobs[name].experiment) for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
     with progress(comm, "rows simulated", len(mine)) as update:
         for done, i in enumerate(mine):
             update(done)
-            found[i] = _simulated(unique[i], every)
+            found[i] = _simulated(jobs[order[i]])
     gathered = comm.gather(found, root=0)
     if gathered is None:
         return None
-    whole = {i: outcome for part in gathered for i, outcome in part.items()}
-    return [whole[number[row.text]] for row in rows]
+    whole = {order[i]: outcome for part in gathered for i, outcome in part.items()}
+    return [
+        _joined(row, [whole[name] for name in names])
+        for row, names in zip(rows, wanted, strict=True)
+    ]
 
 
 def _shares(efforts: Sequence[float], processes: int) -> list[list[int]]:
@@ -106,76 +145,73 @@ def _shares(efforts: Sequence[float], processes: int) -> list[list[int]]:
     return shares
 
 
-def _effort(experiment: Experiment, every: bool) -> float:
+def _effort(experiment: Experiment) -> float:
     """Return about how many rows there are to simulate, of one rank of each stage."""
     plan, model = experiment.plan, experiment.model
     layers = model.layers if isinstance(model, Transformer) else 50
-    dp = plan.dp or 1
-    micro_batches = plan.global_batch / (dp * plan.micro_batch)
-    numbers = None if every else shorter(experiment)
-    if numbers is not None:
-        micro_batches = numbers[0] + numbers[1]
-    return micro_batches * (layers + 2 * plan.pp * plan.vpp) + 50.0
+    micro_batches = plan.global_batch / ((plan.dp or 1) * plan.micro_batch)
+    # Tensor and expert parallel layers have communications to price, and links to share.
+    dear = 1 + (plan.tp > 1) + 2 * (plan.ep > 1)
+    return dear * micro_batches * (layers + 2 * plan.pp * plan.vpp) + 100.0
 
 
-def _simulated(row: Mapped, every: bool) -> Outcome:
+def _simulated(job: _Job) -> Outcome:
     """Simulate one experiment on this process alone."""
+    from mpi4py import MPI
+
     try:
-        numbers = None if every else shorter(row.experiment)
-        if numbers is None:
-            return _outcome(row.experiment)
-        first, second = (
-            _outcome(with_micro_batches(row.experiment, number)) for number in numbers[:2]
+        case = prepare(job.experiment, job.constants)
+        run, overlap = execute(case, MPI.COMM_SELF, critical_path=True)
+        assert run.critical_path is not None
+        assert case.constants is not None
+        lengths = PathShares(case, run).lengths()
+        error = error_bar(case, run, lengths, model_error=False, overlap=overlap)
+        return Outcome(
+            seconds=run.step_time / PICOSECONDS,
+            before_optimizer=_before_optimizer(case, run.critical_path) / PICOSECONDS,
+            inputs=error.relative,
+            known=case.constants.constants.knows(case.constants.framework, case.constants.gpu),
+            fits=case.memory.fits,
+            lengths={
+                name: length / PICOSECONDS
+                for name, length in lengths.items()
+                if kind_of(name) is not None
+            },
         )
-        return _extended(first, second, numbers)
     except MpisimError as error:
-        return Outcome(failed=str(error).removeprefix(f"{row.row.where}: "))
+        prefix = f"{job.experiment.source}: "
+        return Outcome(failed=str(error).removeprefix(prefix))
     except Exception as error:  # a bug met by one row must not cost the other rows
         return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _outcome(experiment: Experiment) -> Outcome:
-    from mpi4py import MPI
-
-    case = prepare(experiment)
-    results = simulate(case, MPI.COMM_SELF)
-    assert results is not None
-    shares = {
-        name: float(np.mean(results.ranks[name])) / results.step_time_ps
-        for name in (*PARTS, "host_busy")
-    }
-    return Outcome(
-        seconds=results.step_time,
-        before_optimizer=_before_optimizer(case, results) / PICOSECONDS,
-        uncertainty=float(results.attributes["uncertainty"]),
-        fits=case.memory.fits,
-        breakdown=shares,
-    )
-
-
-def _extended(first: Outcome, second: Outcome, numbers: tuple[int, int, int]) -> Outcome:
-    """Return the outcome of more micro-batches."""
-    assert first.breakdown is not None
-    assert second.breakdown is not None
+def _joined(row: Mapped, parts: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of a row: that of its one simulation, or of two shorter ones."""
+    for each in parts:
+        if each.failed:
+            return each
+    if len(parts) == 1:
+        return parts[0]
+    first, second = parts
+    numbers = shorter(row.experiment)
+    assert numbers is not None
     seconds = extended(first.seconds, second.seconds, numbers)
-    shares = {
-        name: extended(first.breakdown[name] * first.seconds, share * second.seconds, numbers)
-        / seconds
-        for name, share in second.breakdown.items()
+    lengths = {
+        name: max(0.0, extended(first.lengths.get(name, 0.0), length, numbers))
+        for name, length in second.lengths.items()
     }
-    return Outcome(
+    # Of ways that are equally long the two paths may go different ones; shares stay shares.
+    most = max(1.0, math.fsum(lengths.values()) / seconds)
+    return replace(
+        second,
         seconds=seconds,
         before_optimizer=extended(first.before_optimizer, second.before_optimizer, numbers),
-        uncertainty=second.uncertainty,
-        fits=second.fits,
-        breakdown=shares,
+        lengths={name: length / most for name, length in lengths.items()},
     )
 
 
-def _before_optimizer(case: Case, results: Results) -> int:
+def _before_optimizer(case: Case, path: CriticalPath) -> int:
     """Return when the critical path leaves the last row that is not the optimizer's."""
-    path = results.critical_path
-    assert path is not None
     for piece in range(len(path.end) - 1, -1, -1):
         row = int(path.row[piece])
         table = case.program.table_of(int(path.rank[piece]))

@@ -1,9 +1,9 @@
-"""A comparison as text for people."""
+"""A comparison as tables: text for people, or Markdown."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...text import aligned, shortened
@@ -11,18 +11,35 @@ from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
 
-__all__ = ["render"]
+__all__ = ["BEGIN", "END", "markdown", "render"]
 
-HEADINGS = (
-    "rows", "mean", "median", "p90", "bias", "in 5 %", "in 10 %", "in 20 %", "in 90 % interval"
-)  # fmt: skip
+COLUMNS = {
+    "mean": "mape",
+    "median": "median",
+    "p90": "p90",
+    "bias": "bias",
+    "in 10 %": "within_10",
+    "in 20 %": "within_20",
+    "in interval": "covered",
+}
+"""Headings and what stands under them."""
 
-KEYS = ("mape", "median", "p90", "bias", "within_5", "within_10", "within_20", "covered")
+FITTED = {f"fitted: {name}" if name == "mean" else name: key for name, key in COLUMNS.items()
+          if name not in ("in 20 %",)}  # fmt: skip
 
 NOTE = """\
-mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 5 %: share of rows; in
-90 % interval: share within the interval that the prediction states. Rows of trust F follow a
+mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 10 %: share of rows; in
+interval: share within the 90 % interval that the prediction states. Rows of trust F follow a
 formula and are in no table but the first."""
+
+NOTE_FITTED = """\
+fitted: each row foretold, to first order along its critical path, with constants fitted to rows of
+trust A of other families (source, family of models, framework)."""
+
+BEGIN, END = "<!-- figures: mpisim validate e2e --markdown -->", "<!-- end of figures -->"
+
+Table = Sequence[Sequence[str]]
+Lay = Callable[[Table], str]
 
 
 def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
@@ -36,15 +53,47 @@ def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
     most : int
         Lines of the list of defaults.
     """
-    parts = [_coverage(found), _table("rows of", headlines(found))]
-    parts += [_table(name, groups) for name, groups in tables(found.compared).items()]
-    parts.append(NOTE)
-    parts += [_pairs(found), _worst(found.compared, worst)]
+    parts = _parts(found, lambda cells: "\n".join(aligned(cells)))
+    parts.append(_worst(found.compared, worst))
     parts.append(_counted("filled in where rows do not say (rows of trust F left out)",
                           _measured_defaults(found), most))  # fmt: skip
     parts.append(_counted("approximations", found.approximations, most))
     parts.append(_counted("left out", found.reasons, most))
     return "\n\n".join(part for part in parts if part)
+
+
+def markdown(found: Comparison, text: str) -> str:
+    """Return a page with the figures between the lines `BEGIN` and `END` written anew.
+
+    Parameters
+    ----------
+    found : Comparison
+    text : str
+        The page; figures are added at its end where it lacks these lines.
+    """
+    before, begins, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not begins:
+        before, after = text + "\n" * bool(text), "\n"
+    left_out = [("rows", "left out because")]
+    left_out += [(str(count), why) for why, count in found.reasons.most_common(12)]
+    parts = [*_parts(found, _rows), _rows(left_out) if len(left_out) > 1 else ""]
+    return f"{before}{BEGIN}\n\n" + "\n\n".join(filter(None, parts)) + f"\n\n{END}{after}"
+
+
+def _rows(cells: Table) -> str:
+    lines = ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join([lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]])
+
+
+def _parts(found: Comparison, lay: Lay) -> list[str]:
+    parts = [_coverage(found)]
+    parts.append(_table("rows of", headlines(found.compared), headlines(found.crossed), lay))
+    fitted = tables(found.crossed)
+    for name, groups in tables(found.compared).items():
+        parts.append(_table(name, groups, fitted.get(name, {}), lay))
+    parts.append(f"{NOTE}\n{NOTE_FITTED}" if found.crossed else NOTE)
+    return [*parts, _pairs(found, lay)]
 
 
 def _measured_defaults(found: Comparison) -> Counter[str]:
@@ -62,63 +111,74 @@ def _coverage(found: Comparison) -> str:
     return (
         f"{found.rows} rows, {found.timed} with a measured step time, {len(found.compared)} of "
         f"them predicted ({shares['all']:.1%}; of transformers of trust A and B "
-        f"{shares['transformers']:.1%})\n"
-        f"{refused} of them would not fit by the memory model, though they ran"
+        f"{shares['transformers']:.1%}).\n"
+        f"{refused} of them would not fit by the memory model, though they ran."
     )
 
 
-def _table(name: str, groups: Mapping[str, Mapping[str, Any]]) -> str:
+def _table(
+    name: str, groups: Mapping[str, Mapping[str, Any]], fitted: Mapping[str, Mapping[str, Any]],
+    lay: Lay,
+) -> str:  # fmt: skip
     if not groups:
         return ""
-    cells: list[Sequence[str]] = [(name, *HEADINGS)]
-    for group, figures in groups.items():
-        values = [figures[key] for key in KEYS]
-        texts = [
-            f"{value:+.1%}" if key == "bias" else f"{value:.1%}"
-            for key, value in zip(KEYS, values, strict=True)
-        ]
-        cells.append((group, str(figures["n"]), *texts))
-    return "\n".join(aligned(cells))
+    more = FITTED if fitted else {}
+    cells: list[Sequence[str]] = [(name, "rows", *COLUMNS, *more)]
+    for group, plain in groups.items():
+        texts = [_share(plain, key) for key in COLUMNS.values()]
+        texts += [_share(fitted.get(group), key) for key in more.values()]
+        cells.append((group, str(plain["n"]), *texts))
+    return lay(cells)
 
 
-def _pairs(found: Comparison) -> str:
+def _share(figures: Mapping[str, Any] | None, key: str) -> str:
+    if figures is None:
+        return ""
+    return f"{figures[key]:+.1%}" if key == "bias" else f"{figures[key]:.1%}"
+
+
+def _pairs(found: Comparison, lay: Lay) -> str:
     groups = pair_figures(pairs(found.compared))
     if not groups:
         return ""
-    cells: list[Sequence[str]] = [("pairs that differ in", "pairs", "mean", "median", "in 5 %")]
-    cells += [
-        (kind, str(each["n"]), f"{each['mean']:.1%}", f"{each['median']:.1%}",
-         f"{each['within_5']:.0%}")
-        for kind, each in groups.items()
-    ]  # fmt: skip
-    return "\n".join(aligned(cells)) + "\nof predicted ratio / measured ratio - 1"
+    fitted = pair_figures(pairs(found.crossed))
+    more = ("fitted: mean", "in 5 %") if fitted else ()
+    cells: list[Sequence[str]] = [
+        ("pairs that differ in", "pairs", "mean", "median", "in 5 %", *more)
+    ]
+    for kind, each in groups.items():
+        other = fitted.get(kind)
+        line = [kind, str(each["n"]), f"{each['mean']:.1%}", f"{each['median']:.1%}",
+                f"{each['within_5']:.0%}"]  # fmt: skip
+        if more:
+            line += ["", ""] if other is None else [
+                f"{other['mean']:.1%}", f"{other['within_5']:.0%}"
+            ]  # fmt: skip
+        cells.append(line)
+    return lay(cells) + "\n\nof predicted ratio / measured ratio - 1"
 
 
 def _worst(rows: Sequence[Compared], count: int) -> str:
     """The rows that are farthest off, with where their predicted time went."""
     measured = [each for each in rows if each.row.texts["trust"] != "F"]
-    chosen = sorted(measured, key=lambda each: (-abs(each.error), each.row.id))[:count]
-    if not chosen:
+    worst = sorted(measured, key=lambda each: (-abs(each.error), each.row.id))[:count]
+    if not worst:
         return ""
+    kinds = list(worst[0].outcome.breakdown)
     cells: list[Sequence[str]] = [
-        ("worst rows", "trust", "measured", "predicted", "error", "±", "compute", "wire", "waiting",
-         "idle", "host")
-    ]  # fmt: skip
-    for each in chosen:
-        parts = each.outcome.breakdown or {}
-        shares = [
-            f"{parts[name]:.0%}"
-            for name in ("compute", "exposed_wire", "exposed_waiting", "idle", "host_busy")
-        ]
+        ("worst rows", "trust", "measured", "predicted", "error", "±", *kinds)
+    ]
+    for each in worst:
+        shares = each.outcome.breakdown
         cells.append(
             (shortened(each.row.id, 56), each.row.texts["trust"], f"{each.measured * 1e3:,.1f} ms",
-             f"{each.predicted * 1e3:,.1f} ms", f"{each.error:+.1%}",
-             f"{each.outcome.uncertainty:.0%}", *shares)
+             f"{each.predicted * 1e3:,.1f} ms", f"{each.error:+.1%}", f"{each.uncertainty:.0%}",
+             *(f"{shares[kind]:.0%}" for kind in kinds))
         )  # fmt: skip
     return "\n".join(aligned(cells)) + (
-        "\nshares of the predicted step, mean over GPUs: computing; communication that nothing "
-        "hides, moving\ndata and waiting for others (pipeline bubbles too); nothing at all; host: "
-        "CPU busy, beside these"
+        "\nshares of the predicted step along its critical path: matrix products, attention, all "
+        "other kernels;\ncommunications inside nodes and across; launches; overhead; latencies and "
+        "gaps"
     )
 
 

@@ -30,6 +30,14 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Framework:
+    """A short name of a framework, by a text that the column contains."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class ModelName:
     """A preset by what a model's name begins with; `note` says what is not the same."""
 
@@ -123,6 +131,7 @@ class Settings:
     """All of the file, in its order."""
 
     sources: tuple[Source, ...]
+    frameworks: tuple[Framework, ...]
     models: tuple[ModelName, ...]
     refused: tuple[Refused, ...]
     precisions: tuple[PrecisionName, ...]
@@ -132,6 +141,13 @@ class Settings:
     def source(self, row: Row) -> str:
         """Return the short name of a row's source."""
         found = (each.name for each in self.sources if each.text in row.texts["source"])
+        return next(found, OTHER)
+
+    def framework(self, row: Row) -> str:
+        """Return the short name of a row's framework."""
+        found = (
+            each.name for each in self.frameworks if each.text in row.texts["framework"]
+        )
         return next(found, OTHER)
 
     def refuses(self, row: Row) -> str | None:

@@ -17,11 +17,11 @@ from ...experiment import Experiment
 
 __all__ = ["extended", "shorter", "with_micro_batches"]
 
-LEAST = 4
-"""Micro-batches of a round where there are fewer stages."""
+LEAST = {False: 2, True: 4}
+"""Micro-batches of a round where there are fewer stages, without and with interleaving."""
 
-FILLING = 2
-"""Rounds before a pipeline counts as full."""
+FILLING = {False: 1, True: 2}
+"""Rounds before a pipeline counts as full: interleaved ones take longer to fill."""
 
 WORTH = 0.6
 """Share of the whole work below which the detour pays."""
@@ -35,8 +35,9 @@ def shorter(experiment: Experiment) -> tuple[int, int, int] | None:
     m, rest = divmod(plan.global_batch, plan.dp * plan.micro_batch)
     if rest:
         return None  # a plan that will be refused
-    a_round = plan.pp * -(-LEAST // plan.pp)
-    a = FILLING * a_round + m % a_round
+    interleaved = plan.vpp > 1
+    a_round = plan.pp * -(-LEAST[interleaved] // plan.pp)
+    a = FILLING[interleaved] * a_round + m % a_round
     b = a + a_round
     return (a, b, m) if a + b <= WORTH * m else None
 

@@ -1,0 +1,80 @@
+"""``mpisim calibrate e2e``: fit few constants to measured training steps."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..errors import InputError, UsageError
+
+__all__ = ["add_kind", "run"]
+
+EXAMPLES = """\
+examples:
+  mpirun -n 2 python -m mpisim calibrate e2e all.csv -o mine.toml
+  mpisim validate e2e all.csv --calibration mine.toml
+  mpisim run experiment.toml --set calibration.file=mine.toml calibration.framework=nemo
+"""
+
+TRUST = "A|B"
+"""Rows that are predicted: those of A are fitted, both show how far off predictions are."""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim calibrate e2e``."""
+    parser = kinds.add_parser(
+        "e2e",
+        help="fit few constants to measured training steps",
+        description="Fit constants to a table of measured training steps: efficiency of kernels "
+        "by kind of GPU, of communications by platform, launches and overhead by framework "
+        "(docs/accuracy.md). Rows of trust A are fitted; with those of trust B they say how far "
+        "off predictions are. Under mpirun the processes share the rows.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="CSV", nargs=1, help="table of measurements")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="write the constants (TOML)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument(
+        "--where", metavar="COLUMN=VALUE", nargs="+", default=[],
+        help="only these rows, as for 'mpisim validate e2e'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--passes", type=int, metavar="N", default=1,
+        help="how often steps are simulated again with what was found (default: 1)",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, fit, write the file. **Collective** under a launcher."""
+    from .launch import world
+    from .output import check_outputs
+    from .validate_e2e import conditions
+
+    check_outputs(args)
+    if args.passes < 0:
+        raise UsageError(f"--passes is {args.passes}; it must be 0 or more")
+    where = {"trust": TRUST, **conditions(args.where)}
+    from ..files import check_output, staged
+    from ..parallel import agreed
+    from ..validate.e2e import calibrate, compare, written
+
+    comm = world()
+    with agreed(comm):
+        if comm.rank == 0:
+            check_output(args.output, overwrite=args.overwrite)
+    path = args.paths[0]
+    found = compare(path, comm, where=where)
+    with agreed(comm):
+        if found is not None and all(each.row.texts["trust"] != "A" for each in found.compared):
+            raise InputError(f"{path}: no row of trust A could be predicted: nothing to fit")
+    constants = calibrate(found, comm, args.passes)
+    with agreed(comm):
+        if constants is not None:
+            text = written(constants)
+            print(text, end="")
+            with staged(args.output, overwrite=args.overwrite) as file:
+                file.write(text.encode())
+    return 0

@@ -1,0 +1,183 @@
+"""Are steps composed of their layers as rows of trust F say?
+
+These rows (vTrain's on one node) are no measurements of whole steps: times of single layers were
+measured, and a formula for 1F1B made steps of them,
+
+    step = m (L/p a + c) + (p - 1) L/p a + optimizer + all-reduce
+
+with m micro-batches, L layers on p stages, a and c the times of a layer and of what comes besides
+layers for one micro-batch, forward and backward. a, c and the small terms (what grows with layers a
+stage and what does not, once a step and with the share (d - 1) / d that a ring moves among d
+replicas) are read from the rows of one width, tensor parallelism and micro-batch by least squares.
+Then a program is written in which each stage works through `mpisim.workloads.schedules`' 1F1B with
+these times, the engine runs it, and what comes out is compared with the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import engine
+from ...errors import InputError
+from ...program import Kind, Phase, Program, ProgramBuilder, TableBuilder
+from ...quantity import PICOSECONDS, picoseconds
+from ...text import aligned
+from ...workloads.schedules import pipeline
+from .rows import Row, read
+
+__all__ = ["Composed", "composed", "composition"]
+
+CLOSE = 0.01
+
+FORWARD = 0.25
+"""Share of a and c that the forward pass takes: it is recomputed, and the backward pass does twice
+its work. Where 1F1B is full the sum alone matters."""
+
+COMPUTE, AHEAD, BACK = 0, 1, 3
+"""Streams: kernels; sends and receives, two each, of activations and of gradients."""
+
+NEEDED = ("layers", "hidden", "tp", "pp", "dp", "micro_batch", "global_batch")
+
+
+class Composed(NamedTuple):
+    """A row, its group, and the step that the engine made of the group's times, in seconds."""
+
+    row: Row
+    group: tuple[int, int, int]
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """Relative, signed."""
+        assert self.row.seconds is not None
+        return self.seconds / self.row.seconds - 1
+
+
+class _Shape(NamedTuple):
+    """What the step of a row is made of."""
+
+    stages: int
+    layers: float
+    micro_batches: int
+    replicas: int
+
+    @property
+    def terms(self) -> list[float]:
+        """What a, c and the small terms are multiplied by."""
+        ring = 1 - 1 / self.replicas
+        deep = self.layers * (self.micro_batches + self.stages - 1)
+        return [deep, self.micro_batches, self.layers, 1.0, ring * self.layers, ring]
+
+
+def composition(path: str | Path) -> str:
+    """Return a table of how far composed steps are from rows of trust F.
+
+    Raises
+    ------
+    InputError
+        If the table cannot be read, or no row of trust F has what is needed.
+    """
+    found = composed([row for row in read(path) if row.texts["trust"] == "F"])
+    if not found:
+        raise InputError(f"{path}: no row of trust F has {', '.join(NEEDED)} and a step time")
+    cells: list[Sequence[str]] = [
+        ("hidden, tp, micro-batch", "rows", "mean", "p90", "worst", "within 1 %")
+    ]
+    groups: dict[str, list[Composed]] = {}
+    for each in found:
+        groups.setdefault(", ".join(map(str, each.group)), []).append(each)
+    for name, group in [*groups.items(), ("all", found)]:
+        errors = np.abs([each.error for each in group])
+        cells.append(
+            (name, str(len(group)), f"{errors.mean():.2%}", f"{np.quantile(errors, 0.9):.2%}",
+             f"{errors.max():.2%}", f"{(errors <= CLOSE).mean():.0%}")
+        )  # fmt: skip
+    return "\n".join(aligned(cells)) + "\nof |composed / row - 1|; times of layers from the rows"
+
+
+def composed(rows: Sequence[Row]) -> list[Composed]:
+    """Compose steps from the times of each group of rows; rows that lack a number are left out."""
+    groups: dict[tuple[int, int, int], list[Row]] = {}
+    for row in rows:
+        known = row.integers
+        if row.seconds is not None and all(name in known for name in NEEDED):
+            key = known["hidden"], known["tp"], known["micro_batch"]
+            groups.setdefault(key, []).append(row)
+    return [
+        Composed(row, group, _seconds(_shape(row), times))
+        for group, members in sorted(groups.items())
+        for times in [_times(members)]
+        for row in members
+    ]
+
+
+def _shape(row: Row) -> _Shape:
+    known = row.integers
+    batch = known["dp"] * known["micro_batch"]
+    return _Shape(
+        known["pp"], known["layers"] / known["pp"], known["global_batch"] // batch, known["dp"]
+    )
+
+
+def _times(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Return a, c and the small terms in seconds, from relative errors; none is negative."""
+    from scipy.optimize import nnls
+
+    measured = np.array([row.seconds for row in rows], float)
+    terms = np.array([_shape(row).terms for row in rows])
+    found, _ = nnls(terms / measured[:, None], np.ones(len(rows)))
+    return np.asarray(found)
+
+
+def _seconds(shape: _Shape, times: NDArray[np.float64]) -> float:
+    """Return what the engine makes of a step."""
+    layer, besides = float(times[0]), float(times[1])
+    after = float(np.dot(shape.terms[2:], times[2:]))
+    return engine.simulate(_program(shape, layer, besides, after)).step_time / PICOSECONDS
+
+
+def _program(shape: _Shape, layer: float, besides: float, after: float) -> Program:
+    """Return one pipeline; what comes besides layers is done by the last stage."""
+    program = ProgramBuilder()
+    laid = pipeline("1f1b", shape.stages, shape.micro_batches)
+    for stage, actions in enumerate(laid.actions):
+        work = shape.layers * layer + (besides if stage == shape.stages - 1 else 0.0)
+        rows = program.table(f"stage {stage}")
+        slots: list[int] = []
+        for action in actions:
+            forward = action.phase is Phase.FORWARD
+            share = FORWARD if forward else 1 - FORWARD
+            ahead, behind = stage < shape.stages - 1, stage > 0
+            takes, gives = (behind, ahead) if forward else (ahead, behind)
+            stream = AHEAD if forward else BACK
+            step = 1 if forward else -1
+            name = action.phase.name.lower()
+            waits = []
+            if takes:
+                pair = program.communicator((stage - step, stage), name)
+                waits = [_message(rows, Kind.RECV, _slot(slots, pair), stream, ())]
+            kernel = rows.kernel(name, COMPUTE, picoseconds(share * work), waits=waits)
+            if gives:
+                pair = program.communicator((stage, stage + step), name)
+                _message(rows, Kind.SEND, _slot(slots, pair), stream + 1, (kernel,))
+        rows.kernel("optimizer", COMPUTE, picoseconds(after))
+        program.add_rank(program.add_table(rows.build()), slots)
+    return program.build()
+
+
+def _slot(slots: list[int], communicator: int) -> int:
+    if communicator not in slots:
+        slots.append(communicator)
+    return slots.index(communicator)
+
+
+def _message(
+    rows: TableBuilder, kind: Kind, slot: int, stream: int, waits: tuple[int, ...]
+) -> int:
+    """Append a message that takes no time."""
+    return rows.point_to_point(kind, slot, stream, 0, duration=0, waits=waits)

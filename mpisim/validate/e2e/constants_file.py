@@ -1,0 +1,37 @@
+"""Constants fitted to steps as a TOML file with what each rests on."""
+
+from __future__ import annotations
+
+import json
+
+from ...quantity import Quantity
+from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants
+
+__all__ = ["written"]
+
+HEAD = """\
+# Constants fitted to measured training steps, written by: mpisim calibrate e2e
+# Multipliers of times (overhead: a time); error: one standard deviation, relative. Constants that
+# few families of steps speak for stay near 1. An experiment takes the file by [calibration] file.
+"""
+
+
+def written(constants: StepConstants) -> str:
+    """Return the text of a file that `StepConstants.read` reads."""
+    parts = [HEAD]
+    if constants.model_error is not None:
+        errors = vars(constants.model_error)
+        parts.append("[model_error]\n" + "".join(_line(key, errors[key]) for key in errors))
+    for kind in (*MULTIPLIERS, OVERHEAD):
+        table = getattr(constants, kind)
+        if table:
+            lines = [_line(json.dumps(key), table[key]) for key in sorted(table)]
+            parts.append(f"[{kind}]\n" + "".join(lines))
+    return "\n".join(parts)
+
+
+def _line(key: str, number: Quantity) -> str:
+    return (
+        f"{key} = {{ value = {number.value}, unit = {json.dumps(number.unit)}, "
+        f"error = {number.error}, source = {json.dumps(number.source)} }}\n"
+    )
