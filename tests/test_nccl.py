@@ -116,6 +116,27 @@ class TestLatency:
         steps = (8.4 + 14 * 3.4) * US
         assert large - steps == pytest.approx(2 * (small - steps))
 
+    @pytest.mark.parametrize("nodes", [4, 16])
+    def test_flags_cost_more_in_large_messages_at_each_crossing(self, nodes: int) -> None:
+        # Twice LL's 5 us at each of 2 log2(nodes) crossings, times (64 KiB / 4 KiB)^0.4.
+        shape, bulk = Shape.regular(nodes, 8, A100), Factors(latency_bulk=2)
+        small, large = (
+            pair(Nccl(A100, factors=bulk), ALL_REDUCE, size * KiB, shape, "tree", "ll").latency
+            for size in (1, 64)
+        )
+        crossings = 2 * np.log2(nodes)
+        assert large - small == pytest.approx(2 * 5.0 * US * crossings * 16**0.4, rel=1e-6)
+
+    def test_a_tree_loses_its_share_at_each_crossing(self) -> None:
+        # 0.7 (h L t)^1/2 with h crossings, all of which take L.
+        for nodes in (4, 16):
+            shape = Shape.regular(nodes, 8, A100)
+            free = pair(Nccl(A100), ALL_REDUCE, 1, shape, "tree", "ll128").latency
+            found = pair(Nccl(A100), ALL_REDUCE, 16 * MiB, shape, "tree", "ll128")
+            crossings = 2 * np.log2(nodes)
+            lost = 0.7 * (crossings * free * 16 * MiB / found.bandwidth) ** 0.5
+            assert found.latency == pytest.approx(free + lost, rel=0.01)
+
     def test_large_messages_have_their_own_latency_across(self) -> None:
         shape, bulk = Shape.regular(4, 8, A100), Factors(latency_bulk=2)
         for bytes, more in ((1024, False), (64 * MiB, True)):

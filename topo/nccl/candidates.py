@@ -34,6 +34,8 @@ _LOGARITHMS = np.arange(6, 31)
 
 _POWERS = 2.0 ** _LOGARITHMS[1:]
 
+_NO_SPREAD = (0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -52,11 +54,13 @@ class Candidate:
     latency, bandwidth : float
         What to expect. `latency` is that of messages that a network sends at once.
     bulk : float
-        Latency of larger messages.
+        What larger messages add to it.
+    growth : float
+        Power of the size, over `eager`, with which that grows.
     eager : float
         Size from which messages are large.
     pace : float
-        Latency that every chunk of a pipeline meets again, seconds.
+        Latency that every chunk of a pipeline meets again, times its tree's crossings; seconds.
     spread : float
         How much of it counts: see `lasting`.
     channel_bandwidth : float
@@ -78,6 +82,7 @@ class Candidate:
     latency: float
     bandwidth: float
     bulk: float
+    growth: float
     eager: float
     pace: float
     spread: float
@@ -105,12 +110,18 @@ class Candidate:
     def lasting(self, bytes: Sizes) -> Floats:
         """Return the seconds in which no bytes flow.
 
-        A pipeline whose steps take `pace` together moves what would take t in chunks: few of them,
-        and the last steps wait long for the first; many, and each costs its steps. The best number
-        loses 2 (pace t)^1/2. Steps that vary lose as much of the same form: the slowest of all
-        channels ends last. `spread` stands for both.
+        What a message that is not sent at once costs beyond one that is grows with its size where
+        the CPU reads every line of it, looking for flags (LL): that passes from node to node before
+        the next may send. Others go in chunks. A pipeline whose steps take `pace` together moves
+        what would take t in chunks: few of them, and the last steps wait long for the first; many,
+        and each costs its steps. The best number loses 2 (pace t)^1/2. Steps that vary lose as much
+        of the same form, and each crossing of a tree adds its own: on 16 and on 64 nodes of Alps a
+        crossing costs the same. `spread` stands for all of these.
         """
-        lasting = np.where(np.less(bytes, self.eager * self.used(bytes)), self.latency, self.bulk)
+        more: Floats = np.float64(self.bulk)
+        if self.growth:
+            more = more * np.maximum(np.divide(bytes, self.eager), 1.0) ** self.growth
+        lasting = self.latency + np.where(np.less(bytes, self.eager * self.used(bytes)), 0.0, more)
         if self.spread:
             lasting = lasting + self.spread * np.sqrt(self.pace * bytes / self.flowing(bytes))
         if not self.fill:
@@ -199,7 +210,7 @@ def candidates(
                 fewest = latency(operation, algorithm, LL, shape, flags, False, tables)
             inside = real.inside + (factors.latency_inside - 1) * fewest.inside
             eager = real.across + (factors.latency_across - 1) * fewest.across
-            bulk = eager + factors.latency_bulk * fewest.across
+            bulk = factors.latency_bulk * fewest.across
             parts = shape.ranks if algorithm == "ring" else 1
             found.append(
                 Candidate(
@@ -207,14 +218,15 @@ def candidates(
                     protocol,
                     count,
                     quantum(algorithm, protocol, shape, settings, _is_slow(graphs, tables), tables),
-                    sum(believed),
+                    believed.inside + believed.across,
                     expected,
                     inside + eager,
                     reached,
-                    inside + bulk,
+                    bulk,
+                    pipeline["growth"][protocol],
                     pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
-                    bulk if shape.nodes > 1 else inside,
-                    pipeline["spread"].get(algorithm, 0.0),
+                    real.crossings * (inside + eager + bulk),
+                    pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],
                     _channel_bandwidth(operation, algorithm, protocol, shape, tables),
                     fill(operation, algorithm, protocol, shape, count, settings, tables),
                     tables.raw["plateau"]["bytes"] * count * shape.ranks,

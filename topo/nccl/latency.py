@@ -28,10 +28,13 @@ class Latency(NamedTuple):
         Starting, and steps inside nodes.
     across : float
         Steps between nodes.
+    crossings : int
+        Steps between nodes that a tree takes one after the other; 1 for all that is no tree.
     """
 
     inside: float
     across: float
+    crossings: int = 1
 
 
 def steps(operation: Operation, ranks: int) -> int:
@@ -117,7 +120,9 @@ def latency(
         inside = max(step.inside, step.post)
         return Latency(base + (count - crossings) * inside, crossings * step.across)
     if algorithm == "tree":
-        return Latency(base + 2 * (per_node - 1) * step.inside, 2 * depth * step.across)
+        crossings = 2 * depth
+        inside = base + 2 * (per_node - 1) * step.inside
+        return Latency(inside, crossings * step.across, max(1, crossings))
     if algorithm == "collnet-direct":
         arity = 0.4e-6 * (per_node - 1)
         return Latency(base + 2 * (min(1, per_node - 1) * step.inside + arity), step.across)
