@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,17 @@ def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np
     return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
 
+def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the first row of each combination of values, and which combination each row is."""
+    kind = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, _ = dense(column.astype(np.int64) + 1)  # bytes may be -1, unknown
+        kind, _ = dense(kind * (values.max(initial=0) + 1) + values)
+    first = np.full(kind.max(initial=-1) + 1, len(kind))
+    np.minimum.at(first, kind, np.arange(len(kind)))
+    return first, kind
+
+
 class _Pricing:
     """Prices rows, and remembers the costs it has asked the model for."""
 
@@ -185,7 +196,12 @@ class _Pricing:
         prices = np.full(len(table) if self._number else 0, -1, np.int32)
         of_slot = dict(zip(slots.tolist(), classes, strict=True))
         unpriced = np.flatnonzero(table.is_communication & (table.duration == UNPRICED))
-        for row in unpriced.tolist():
+        longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
+        first, which = _distinct(
+            table.operation[unpriced], table.bytes[unpriced], table.slot[unpriced], longer[unpriced]
+        )
+        found = np.empty((len(first), 2), np.int64)
+        for i, row in enumerate(unpriced[first].tolist()):
             size = int(table.bytes[row])
             operation = Operation(int(table.operation[row]))
             if size < 0 and operation is not Operation.BARRIER:
@@ -194,15 +210,15 @@ class _Pricing:
                     "number of bytes to price it by"
                 )
             group = of_slot[int(table.slot[row])]
-            longer = 0 if table.longer is None else int(table.longer[row])
-            key = (operation, size, group, longer)
+            key = (operation, size, group, int(longer[row]))
             if key not in self._costs:
                 assert self.network is not None  # or `alike` had raised
-                cost = self.network.price(operation, max(size, 0), group).longer(longer)
+                cost = self.network.price(operation, max(size, 0), group).longer(key[3])
                 self._costs[key] = cost.duration, self._number.get(cost, -1)
-            durations[row], number = self._costs[key]
-            if number >= 0:
-                prices[row] = number
+            found[i] = self._costs[key]
+        durations[unpriced] = found[which, 0]
+        if self._number:
+            prices[unpriced] = found[which, 1]
         return durations, prices
 
     def check_length(self, rank: int, durations: NDArray[np.int64]) -> None:
