@@ -17,6 +17,7 @@ from .step_constants import Known
 from .topo.price import Price
 
 if TYPE_CHECKING:
+    from .topo.nccl import Nccl
     from .topo.nccl_network import NcclNetwork, Pattern
     from .topo.shapes import Shape
 
@@ -101,6 +102,11 @@ class CalibratedNetwork:
 
     def _constant(self, nodes: int) -> tuple[str, Quantity]:
         return self._constants["inside" if nodes == 1 else "across"]
+
+    @property
+    def nccl(self) -> Nccl:
+        """NCCL's choices, which the constants do not change."""
+        return self._network.nccl
 
     def group_classes(self, index: Ints, members: NDArray[np.int32]) -> tuple[Ints, list[Shape]]:
         """Return what the network returns."""

@@ -123,10 +123,11 @@ def read_pairs(path: str | Path) -> Pairs:
         numbers["sent"] = numbers["bytes"] * bus_factor(operation, int(numbers["ranks"]))
         for name, value in numbers.items():
             columns.setdefault(name, []).append(value)
-    of_names = np.array(names, np.int64)
+    collectives, algorithms, protocols = np.array(names, np.int64).T
+    found = {name: np.array(values) for name, values in columns.items()}
     return Pairs(
-        str(path), tuple(gpus), np.array(kinds, np.int64), *of_names.T,
-        columns={name: np.array(values) for name, values in columns.items()}, machines=machines,
+        str(path), tuple(gpus), np.array(kinds, np.int64), collectives, algorithms, protocols,
+        found, machines,
     )  # fmt: skip
 
 

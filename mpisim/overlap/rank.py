@@ -155,7 +155,7 @@ class Ranks:
             held = self.residents.of(rank)
             seen = blake2b(digest_size=16)
             for part in (rows.begin, rows.end, rows.wire, held.which):
-                seen.update(np.ascontiguousarray(part))
+                seen.update(part.tobytes())
             tables = int(self.program.table[rank]), int(run.program.table[rank])
             key = (*tables, int(self.kind[rank]), seen.digest())
             if key not in known:
