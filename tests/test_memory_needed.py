@@ -49,6 +49,13 @@ def test_counts_are_those_of_the_plan(program: Program) -> None:
     assert counts.slots == len(layout.slot_group)
 
 
+def test_ranks_may_have_more_slots_than_their_table_uses() -> None:
+    builder = ProgramBuilder()
+    number = builder.add_table(builder.table().build())
+    builder.add_rank(number, [builder.communicator((0,))])
+    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 1)
+
+
 def test_a_folded_run_counts_classes() -> None:
     program = alike()
     cast = quotient(program, COST, None, None)

@@ -142,10 +142,14 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
     )
     held = [table for n in numbers.tolist() if (table := program.tables[n]) is not None]
     lengths = np.array([len(table) for table in held], np.int64)
-    at, _ = ranges(cast.slot_index, hosted.astype(np.int64))
+    at, owner = ranges(cast.slot_index, hosted.astype(np.int64))
+    first = np.searchsorted(owner, np.arange(len(hosted)))
+    mine = np.zeros(len(at), np.int64)
+    for i, table in enumerate(held):  # which need not use the last slots that a rank has
+        used = np.arange(len(table.operations))
+        mine[first[entry == i][:, None] + used] = table.operations
     communicators, which = np.unique(cast.slots[at], return_inverse=True)
     operations = np.zeros(len(communicators), np.int64)
-    mine = np.concatenate([np.zeros(0, np.int64), *(held[i].operations for i in entry.tolist())])
     np.maximum.at(operations, which, mine)  # all members do as many
     return Counts(
         table_rows=int(lengths.sum()),
