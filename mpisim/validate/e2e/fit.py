@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,7 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     for _ in range(ITERATIONS):
         total, slope = model(x)
         rest = np.log(total / measured)
-        scale = max(FLOOR, MAD * float(np.median(np.abs(rest))))
+        scale = max(FLOOR, MAD * _median(np.abs(rest), base))
         far = np.maximum(np.abs(rest) / (declared.outliers * scale), 1.0)
         weight = base / far / scale**2
         # Minimised: sum of weight × rest² + (x / spread)².
@@ -180,11 +180,18 @@ def _weights(families: Sequence[Family], correlation: float) -> Floats:
     return np.array([1 / (1 + (count[each] - 1) * correlation) for each in families])
 
 
+def _median(values: Floats, weights: Floats) -> float:
+    """Return the value with half of the weight below it: a large family does not set the scale."""
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
+
+
 def _constants(
     names: Sequence[str], x: Floats, errors: Floats, steps: Sequence[Linear]
 ) -> StepConstants:
     """Return values with error bars, each with what it was fitted to."""
-    tables: dict[str, dict[str, Quantity]] = {kind: {} for kind in (*MULTIPLIERS, OVERHEAD)}
+    tables: dict[str, Any] = {kind: {} for kind in (*MULTIPLIERS, OVERHEAD)}
     for i, name in enumerate(names):
         kind, key = kind_of(name) or ("", "")
         rows = [step for step in steps if name in step.lengths]

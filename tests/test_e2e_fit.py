@@ -1,0 +1,186 @@
+"""Constants fitted to steps: found where they are known; what few families say counts less."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from mpisim.quantity import Quantity
+from mpisim.step_constants import StepConstants
+from mpisim.validate.e2e import calibrate, compare, cross_validate, markdown, render, written
+from mpisim.validate.e2e.compare import NORMAL
+from mpisim.validate.e2e.composition import composed
+from mpisim.validate.e2e.crossed import sufficient
+from mpisim.validate.e2e.fit import Linear, fit, foretold
+from mpisim.validate.e2e.pairs import KINDS, pair_figures
+from mpisim.validate.e2e.report import BEGIN, END
+from mpisim.validate.e2e.rows import Row, read
+
+NOTHING = StepConstants()
+
+NAMES = ("products of h100 bf16", "memory of h100", "host of theirs", "overhead of theirs")
+
+
+def step(family: str, measured: float, *lengths: float) -> Linear:
+    """A step that was predicted to take what its parts take together."""
+    known = dict(zip(NAMES, lengths, strict=False))
+    return Linear("row", (family, "", ""), measured, math.fsum(lengths[:3]), known)
+
+
+def made(products: float, memory: float, overhead: float, families: int) -> list[Linear]:
+    """Steps as they would be with these constants: parts in different proportions."""
+    parts = [(1.0, 0.1, 0.0), (0.2, 1.0, 0.0), (0.5, 0.5, 0.0), (0.1, 0.05, 0.0)]
+    return [
+        step(f"{i}", a * products + b * memory + overhead, a, b, c, 0.0)
+        for i in range(families)
+        for a, b, c in parts
+    ]
+
+
+def test_constants_are_found_again() -> None:
+    found = fit(made(1.2, 1.5, 0.01, 30), NOTHING)
+    assert found.products["h100 bf16"].value == pytest.approx(1.2, rel=0.02)
+    assert found.memory["h100"].value == pytest.approx(1.5, rel=0.03)
+    assert found.overhead["theirs"].si == pytest.approx(0.01, rel=0.2)
+    # Nothing rests on launches here.
+    assert found.host["theirs"].value == 1
+    assert found.host["theirs"].error == pytest.approx(0.4)  # what is declared
+    assert found.knows("theirs", "h100")
+    assert not found.knows("theirs", "a100")
+
+
+def test_families_pull_and_rows_do_not() -> None:
+    def value(families: int, rows: int) -> float:
+        steps = [step(f"{i}", 1.3, 1.0, 0.0, 0.0) for i in range(families) for _ in range(rows)]
+        # A step of another kind keeps the spread of what is left from vanishing.
+        other = [Linear("x", (f"x{i}", "", ""), 1.0 + 0.2 * (-1) ** i, 1.0, {"memory of a100": 1.0})
+                 for i in range(20)]  # fmt: skip
+        return fit(steps + other, NOTHING).products["h100 bf16"].value
+
+    assert 1 < value(1, 1) < value(1, 100) < value(10, 1) < 1.3
+
+
+def test_what_is_far_off_pulls_no_harder() -> None:
+    steps = made(1.1, 1.1, 0.0, 10)
+    wild = [*steps, step("wild", 100.0, 1.0, 0.1, 0.0, 0.0)]
+    found, pulled = fit(steps, NOTHING), fit(wild, NOTHING)
+    assert pulled.products["h100 bf16"].value == pytest.approx(
+        found.products["h100 bf16"].value, rel=0.02
+    )
+
+
+@given(st.floats(0.5, 2), st.floats(0.5, 2), st.floats(0, 0.05))
+def test_foretelling_is_exact_where_the_path_stays(a: float, b: float, late: float) -> None:
+    constants = StepConstants(
+        products={"h100 bf16": Quantity(a, "1", 0, "x")}, memory={"h100": Quantity(b, "1", 0, "x")},
+        overhead={"theirs": Quantity(late, "s", 0, "x")},
+    )  # fmt: skip
+    one = step("f", 1.0, 0.7, 0.3, 0.0, 0.0)
+    assert foretold(one, NOTHING, constants) == pytest.approx(0.7 * a + 0.3 * b + late)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 0.3)), min_size=1, max_size=60)
+)
+def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
+    residuals, inputs = [a for a, _ in rows], [b for _, b in rows]
+    error = sufficient(residuals, inputs)
+
+    def held(error: float) -> float:
+        half = NORMAL * np.hypot(np.array(inputs), error)
+        return float((np.abs(residuals) <= half * (1 + 1e-9)).mean())
+
+    assert held(error) >= 0.9
+    if error > 1e-6:
+        assert held(0.999 * error - 1e-9) < 0.9 or len(rows) == 0
+
+
+# --- the whole way ------------------------------------------------------------------------------
+
+
+def rows_of(tmp_path: Path) -> Path:
+    from test_e2e import NEUSIGHT, TITAN, VTRAIN, table
+
+    one = {**TITAN, "source_version": "1"}
+    return table(
+        tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "mb4", "micro_batch": 4, "step_time_ms": 55.0},
+        one, {**one, "id": "later", "source_version": "2", "step_time_ms": 2800.0},
+        NEUSIGHT, {**VTRAIN, "id": "f", "trust": "F", "hidden": 2048},
+    )  # fmt: skip
+
+
+def test_calibrated_and_crossed(tmp_path: Path) -> None:
+    file = rows_of(tmp_path)
+    found = compare(file, MPI.COMM_SELF)
+    assert found is not None
+    constants = calibrate(found, MPI.COMM_SELF)
+    assert constants is not None
+    mine = tmp_path / "mine.toml"
+    mine.write_text(written(constants))
+    again = StepConstants.read(mine)
+    assert again == constants
+    assert {"megatron-deepspeed", "torchtitan"} == set(again.host)
+    fitted = compare(file, MPI.COMM_SELF, constants=again)
+    assert fitted is not None
+
+    def error(rows: Any) -> float:
+        trusted = [row for row in rows if row.row.texts["trust"] == "A"]
+        return float(np.mean([abs(math.log(row.predicted / row.measured)) for row in trusted]))
+
+    assert error(fitted.compared) < error(found.compared)
+    cross_validate(found)
+    assert len(found.crossed) == 5  # all but the one of trust F
+    # Without its family there is nothing left about the GPU of either.
+    assert not any(each.outcome.known for each in found.crossed)
+    assert "fitted: mean" in render(found)
+    page = markdown(found, f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "\nold\n" not in page
+    assert "| torchtitan |" in page
+    assert markdown(found, page) == page
+
+
+def test_noise_is_no_pair(tmp_path: Path) -> None:
+    from mpisim.validate.e2e.pairs import pairs
+
+    found = compare(rows_of(tmp_path), MPI.COMM_SELF)
+    assert found is not None
+    figures = pair_figures(pairs(found.compared))
+    assert figures["software release (noise)"]["n"] == 1
+    assert figures["all but noise"]["n"] == figures["micro-batch"]["n"] == 1
+    assert all(name == "all but noise" or name in KINDS for name in figures)
+
+
+# --- composition --------------------------------------------------------------------------------
+
+
+def test_a_step_of_1f1b_is_composed_as_its_formula_says() -> None:
+    # step = m (L/p a + c) + (p - 1) L/p a, with a = 3 ms and c = 5 ms.
+    def row(p: int, layers: int, m: int) -> Row:
+        seconds = (m * (layers / p * 3 + 5) + (p - 1) * layers / p * 3) / 1e3
+        integers = {"layers": layers, "hidden": 64, "tp": 1, "pp": p, "dp": 1, "micro_batch": 1,
+                    "global_batch": m}  # fmt: skip
+        return Row("here", {"id": f"{p} {layers} {m}", "trust": "F"},
+                   {"step_time_ms": seconds * 1e3}, integers, {})  # fmt: skip
+
+    rows = [row(p, layers, m) for p in (1, 2, 4) for layers in (8, 16) for m in (4, 8, 16)]
+    for each in composed(rows):
+        assert each.seconds == pytest.approx(each.row.seconds, rel=1e-6)
+
+
+def test_rows_that_follow_the_formula(shared: Path) -> None:
+    file = shared / "groundtruth" / "e2e" / "all.csv"
+    if not file.exists():
+        pytest.skip("no table of measurements")
+    rows = [row for row in read(file) if row.texts["trust"] == "F"]
+    errors = np.abs([each.error for each in composed(rows)])
+    assert errors.mean() < 0.005
+    assert (errors <= 0.01).mean() > 0.9
