@@ -27,8 +27,8 @@ from .meetings import Meetings as new_meetings
 cdef extern from "hashes.h":
     void add_hashes(
         int64_t n, const uint64_t* low, const uint64_t* high, const uint64_t* counted,
-        const int64_t* duration, const int64_t* start, const uint64_t* size, int64_t times,
-        uint64_t* sum) noexcept nogil
+        const int64_t* duration, const int64_t* start, int64_t stride, const uint64_t* size,
+        int64_t times, uint64_t* sum) noexcept nogil
     void add_end(int64_t end, const uint64_t* seed, int64_t times, uint64_t* sum) noexcept nogil
 
 cdef extern from *:
@@ -444,7 +444,7 @@ cdef class Core:
                 if first[slot] < first[slot + 1]:
                     add_hashes(
                         first[slot + 1] - first[slot], &low[first[slot]], &high[first[slot]],
-                        &counted[first[slot]], &duration[first[slot]], &start[first[slot]],
+                        &counted[first[slot]], &duration[first[slot]], &start[first[slot]], 1,
                         &sizes[slot_index[i] + slot, 0], count[i], total)
             end[i] = max(self.crew.ranks[i].host, self.crew.ranks[i].device)
             add_end(end[i], &seed[0], count[i], total)
