@@ -364,6 +364,7 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "plan.wrap_layers": plan.zero == 3,
         "plan.prefetch": plan.zero == 3,
         "plan.sharder": isinstance(model, Dlrm),
+        "overlap.passes": experiment.overlap.model == "coupled",
     }
     return conditions.get(key, True)
 

@@ -39,6 +39,8 @@ class Constants:
         Bytes of the GPU's memory a byte that it sends.
     share : Quantity
         Of the memory's bandwidth, what a communication takes at most; below 1.
+    block : Quantity
+        Multiprocessors that a thread block holds.
     channels : Quantity
         Thread blocks of a communication of which the network's model says nothing.
     matrix, streaming, reducing : Quantity
@@ -54,6 +56,7 @@ class Constants:
     multicast: Quantity
     send: Quantity
     share: Quantity
+    block: Quantity
     channels: Quantity
     matrix: Quantity
     streaming: Quantity

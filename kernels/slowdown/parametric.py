@@ -169,7 +169,7 @@ class Parametric:
         return {
             **{f"overlap: {name} kernels": getattr(known, name) for name in CLASSES},
             "overlap: bandwidth of memory": kappa,
-            "overlap: multiprocessors": known.channels,
+            "overlap: multiprocessors": known.block,
             "overlap: communications": known.communication,
         }
 

@@ -67,7 +67,7 @@ def predicted(pairs: Pairs, constants: Constants) -> tuple[Floats, Floats]:
     of_gpu = [pairs.machines[name] for name in pairs.gpu]
     sms = np.array([each.sms for each in of_gpu], float)
     bandwidth = np.array([each.bandwidth for each in of_gpu])
-    taken = columns["channels"]
+    taken = np.rint(columns["channels"] * constants.block.si)
     stretch = sms / np.maximum(sms - taken, sms / 2)
     for i in np.flatnonzero(np.isfinite(columns["tiles"])).tolist():
         stretch[i] = of_tiles(columns["tiles"][i], of_gpu[i], int(taken[i]))

@@ -35,7 +35,7 @@ class Resident(NamedTuple):
     algorithm, protocol : str
         NCCL's; empty if the network's model has none.
     channels : int
-        Thread blocks, one a multiprocessor.
+        Thread blocks.
     traffic : float
         Bytes that pass the GPU's memory.
     alone : int
@@ -122,10 +122,13 @@ class Residents:
         return Held(
             rows=rows,
             which=np.array(numbers, np.int64)[entry],
-            taken=np.array([each.channels for each in found], np.int64)[entry],
+            taken=np.array([self._taken(each) for each in found], np.int64)[entry],
             traffic=np.array([each.traffic for each in found], float)[entry],
             alone=np.where(given != UNPRICED, given, alone),
         )
+
+    def _taken(self, resident: Resident) -> int:
+        return round(resident.channels * self.constants.block.si)
 
     def _number(self, what: tuple[int, int, int, int]) -> int:
         if what not in self._entry:

@@ -48,7 +48,7 @@ class Overlap:
         Returns
         -------
         dict
-            ``overlap`` (for people), ``overlap_model``, ``overlap_added`` (share of the step time
+            ``overlap`` (for people, the mode first), ``overlap_added`` (share of the step time
             without slowdown), and ``overlap_slowdowns``, texts, one a class of kernels.
         """
         outcome = self.outcome
@@ -64,7 +64,6 @@ class Overlap:
                 text += f", not settled: {outcome.left:,} rows still change"
         return {
             "overlap": text,
-            "overlap_model": self.mode,
             "overlap_added": added,
             "overlap_slowdowns": self._slowdowns(),
         }
