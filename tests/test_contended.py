@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import random_program
 
-from mpisim.engine import Run, contention, simulate
+from mpisim.engine import Run, actors, contention, simulate
 from mpisim.engine.saturation import Loaded
 from mpisim.errors import DeadlockError
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
@@ -282,6 +282,32 @@ def test_leaving_links_out_changes_nothing(program: Program, seed: int) -> None:
         everything = simulate(program, network=network, fold=False, critical_path=True)
     if not goes_backwards(program):
         assert_equal(run, everything)
+
+
+@pytest.mark.parametrize("near", [3, 2048])
+def test_long_programs_forget_rows(near: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs run far ahead of streams that wait for a flow; some rows are read from far back."""
+    monkeypatch.setattr(actors, "_NEAR", near)
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        rows.collective(Operation.ALL_REDUCE, 0, 1, 5000 * (1 + rank % 2))
+        work = [rows.kernel("first", 0, 7 * rank)]
+        for i in range(900):
+            waits = [work[-1], work[i // 2]]
+            work.append(rows.kernel("work", i % 2 * 2, 3 + i % 5, host=1, waits=waits))
+            if i % 100 == 50:
+                waits = [work[0], work[-1]]
+                rows.collective(Operation.ALL_REDUCE, 0, 1, 100, waits=waits)
+            if i == 700:
+                rows.host_wait([work[0], work[-1]])
+        builder.add_table(rows.build(queue_depth=rank // 2 * 300))
+        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
+    program = builder.build()
+    run = simulate(program, network=wires(1, 1), fold=False, critical_path=True)
+    twin = simulate(program, network=wires(1, 1), fold=False, critical_path=True, core="python")
+    assert run.mode == "events"
+    assert_equal(run, twin)
 
 
 def all_loaded(capacity: np.ndarray, patterns: list[Loaded], _: np.ndarray) -> np.ndarray:

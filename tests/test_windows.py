@@ -10,7 +10,7 @@ import pytest
 from contended import random_links
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import partial, programs
+from programs import partial, programs, random_program
 from test_engine_processes import assert_same, first, shuffled
 
 from mpisim.engine import simulate, windows
@@ -95,4 +95,17 @@ def test_python_core(world: Intracomm, program: Program, seed: int) -> None:
     run = simulate(
         program, world, network=network, placement=placement, critical_path=True, core="python"
     )
+    assert_same(run, alone)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_processes_at_once(world: Intracomm, seed: int) -> None:
+    """Few programs, but on as many processes as there are: eight of them on two cores are slow."""
+    program = random_program(seed, n_tables=3, n_replicas=4, unpriced=True)
+    network = random_links(seed, program.n_ranks)
+    alone = simulate(program, network=network, fold=False, critical_path=True)
+    run = simulate(
+        program, world, network=network, placement=shuffled(program, world.size, seed),
+        critical_path=True,
+    )  # fmt: skip
     assert_same(run, alone)
