@@ -2,13 +2,14 @@
 """How fast communications that share NICs are simulated, every rank by itself.
 
     source run_scripts/env.sh
-    .venv/bin/python run_scripts/bench/network.py [--ranks N] [--micro-batches N] [--json FILE]
+    .venv/bin/python run_scripts/bench/network.py [--ranks N] [--micro-batches N] [--spine]
     mpirun -n 2 .venv/bin/python run_scripts/bench/network.py
 
 Nodes of eight, tp 8 within a node, pp 8, the rest data parallel. Every GPU has a NIC of 50 GB/s, of
 which a communication has nine tenths at most, after a latency of 10 us. Gradients are reduced in
 four parts during the last backward pass, beside the activations of the pipeline. GPUs differ in
-speed by 2 %.
+speed by 2 %. With ``--spine`` all that leaves a NIC also crosses one spine, oversubscribed 4:1, and
+NICs differ by 20 %, so that almost every flow has a rate of its own.
 """
 
 from __future__ import annotations
@@ -33,16 +34,25 @@ TP, PP = 8, 8
 LAYERS = 4
 US = 1_000_000  # ps
 NIC, SHARE, LATENCY = 50e9, 0.9, 10 * US
+SPREAD, OVERSUBSCRIPTION = 0.2, 4
 ACTIVATIONS, GRADIENTS = 25 << 20, 100 << 20  # bytes
 
 
 class Nics:
-    """A NIC for each rank: link 2 r out of it, 2 r + 1 into it. Nodes have faster links inside."""
+    """A NIC for each rank: link 2 r out of it, 2 r + 1 into it. Nodes have faster links inside.
+
+    The last link is a spine, if there is one.
+    """
 
     numbers: dict[str, Quantity] = {}  # noqa: RUF012
 
-    def __init__(self, n_ranks: int) -> None:
+    def __init__(self, n_ranks: int, spine: bool) -> None:
         self.capacity = np.full(2 * n_ranks, rate_of(NIC), np.int64)
+        self._spine = 2 * n_ranks if spine else None
+        if spine:
+            rng = random.Random(2)
+            nics = [rate_of(NIC * (1 + SPREAD * (rng.random() - 0.5))) for _ in range(2 * n_ranks)]
+            self.capacity = np.array([*nics, rate_of(n_ranks * NIC / OVERSUBSCRIPTION)], np.int64)
 
     def group_classes(
         self, index: np.ndarray, members: np.ndarray
@@ -70,17 +80,27 @@ class Nics:
         self, index: np.ndarray, members: np.ndarray, pattern: Hashable
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Load the NICs, a message of the sender outwards and of the receiver inwards."""
+        size = np.diff(index)
         if pattern == "pair":
-            links = np.sort(members.reshape(-1, 2) * 2 + [0, 1], axis=1).reshape(-1)
-            return index, links.astype(np.int64), np.full(len(links), 1 << 20)
-        count = 2 * np.diff(index)
-        links = (members[:, None].astype(np.int64) * 2 + [0, 1]).reshape(-1)
-        order = np.lexsort((links, np.repeat(np.arange(len(count)), count)))
-        size = np.repeat(np.diff(index), count)
-        return 2 * index, links[order], -((-2 * (size - 1) << 20) // size)
+            links = members.astype(np.int64) * 2 + np.tile([0, 1], len(size))
+            first, weight = index, np.full(len(size), 1 << 20)
+        else:
+            links = (members[:, None].astype(np.int64) * 2 + [0, 1]).reshape(-1)
+            first, weight = 2 * index, -((-2 * (size - 1) << 20) // size)
+        owner, weights = np.repeat([np.arange(len(size)), weight], np.diff(first), axis=1)
+        if self._spine is not None:
+            links = np.append(links, np.full(len(size), self._spine))
+            owner = np.append(owner, np.arange(len(size)))
+            crossing = np.diff(first) // 2  # as often as bytes leave a NIC
+            weights = np.append(weights, weight * crossing)
+            first = first + np.arange(len(first))
+        order = np.lexsort((links, owner))
+        return first, links[order], weights[order]
 
     def link_name(self, link: int) -> str:
         """Say whose NIC."""
+        if link == self._spine:
+            return "spine"
         return f"NIC {link // 2} {'in' if link % 2 else 'out'}"
 
 
@@ -181,12 +201,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--spine", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     from mpi4py import MPI
 
     whole = program(args.ranks, args.micro_batches)
-    network = Nics(args.ranks)
+    network = Nics(args.ranks, args.spine)
     rows = sum(len(whole.table_of(rank)) for rank in range(args.ranks))
     found: dict[str, dict[str, float | str]] = {}
     for title, contention in (("dataflow", False), ("contention", True)):
