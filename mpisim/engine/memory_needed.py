@@ -40,7 +40,7 @@ class Costs:
     """Bytes of a core."""
 
     table_row: Quantity
-    row: Quantity
+    jittered_row: Quantity
     group: Quantity
     slot: Quantity
 
@@ -73,13 +73,14 @@ class Counts(NamedTuple):
     ----------
     table_rows : int
         Of distinct tables.
-    rows : int
-        Of all simulated ranks.
+    rows, jittered_rows : int
+        Of all simulated ranks; of those whose kernels take other times than those of any other.
     groups, slots : int
     """
 
     table_rows: int
     rows: int
+    jittered_rows: int
     groups: int
     slots: int
 
@@ -151,9 +152,11 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
     communicators, which = np.unique(cast.slots[at], return_inverse=True)
     operations = np.zeros(len(communicators), np.int64)
     np.maximum.at(operations, which, mine)  # all members do as many
+    rows = int(lengths[entry].sum())
     return Counts(
         table_rows=int(lengths.sum()),
-        rows=int(lengths[entry].sum()),
+        rows=rows,
+        jittered_rows=0 if program.jitter is None else rows,
         groups=int(operations.sum()),
         slots=len(at),
     )
@@ -174,7 +177,7 @@ def needed(counts: Counts, contended: bool, timeline: bool) -> int:
     costs = constants.contended if contended else constants.dataflow
     total = (
         counts.table_rows * costs.table_row.si
-        + counts.rows * costs.row.si
+        + counts.jittered_rows * costs.jittered_row.si
         + counts.groups * costs.group.si
         + counts.slots * costs.slot.si
     )

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .twin import BATCH, BY_HOST, BY_QUEUE, BY_STREAM, HOST, JOIN, KERNEL, NEVER, PLAIN, _latest
+from .twin import BATCH, HOST, JOIN, KERNEL, NEVER, PLAIN
 
 __all__ = ["fingerprint", "rows_of"]
 
+BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
+LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -113,6 +115,14 @@ def fingerprint(start: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[int, 
         key = _mix(i * GOLDEN & MASK)
         total += (first + key & MASK) * (last + key * GOLDEN & MASK)
     return total & MASK, total >> 64 & MASK
+
+
+def _latest(waits: list[int], time: int, binding: int) -> tuple[int, int]:
+    """Return the latest of `time` and the waits, and its binding; the first if several are."""
+    for i, end in enumerate(waits):
+        if end > time:
+            time, binding = end, BY_WAIT + min(i, LAST_WAIT)
+    return time, binding
 
 
 def _mix(x: int) -> int:

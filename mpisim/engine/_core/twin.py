@@ -18,8 +18,6 @@ __all__ = ["Core", "allocate"]
 
 PLAIN, PLAIN_MEET, KERNEL, MEET, BATCH, JOIN, HOST, HOST_WAIT = range(8)
 LOCAL, PEER, MEMBER, OWNER = range(4)
-BY_HOST, BY_STREAM, BY_WAIT, BY_QUEUE = 0, 1, 2, 128
-LAST_WAIT = 125  # a uint8 counts no further below the bit BY_QUEUE
 NEVER = int(np.iinfo(np.int64).min)
 STARTED = -1  # of Group.missing
 NOBODY = int(np.iinfo(np.int32).max)
@@ -86,14 +84,6 @@ class Rank:
         self.pending = [-1] * one.n_registers
         self.eager_ready: list[int] = []
         self.blocked_on = -1
-
-
-def _latest(waits: list[int], time: int, binding: int) -> tuple[int, int]:
-    """Return the latest of `time` and the waits, and its binding; the first if several are."""
-    for i, end in enumerate(waits):
-        if end > time:
-            time, binding = end, BY_WAIT + min(i, LAST_WAIT)
-    return time, binding
 
 
 class Core:
