@@ -8,21 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import programs
 
-from mpisim.engine import block_placement
 from mpisim.engine import plan as plan_module
 from mpisim.engine.cost import price
 from mpisim.engine.fold import whole
 from mpisim.engine.plan import Plan, Role, make_plan
 from mpisim.program import Operation, Program, ProgramBuilder
-
-
-@given(st.integers(1, 100), st.integers(1, 12))
-def test_blocks_are_contiguous_and_even(n_ranks: int, n_processes: int) -> None:
-    placement = block_placement(n_ranks, n_processes)
-    sizes = np.bincount(placement, minlength=n_processes)
-    assert (np.diff(placement) >= 0).all()
-    assert sizes.sum() == n_ranks
-    assert sizes.max() - sizes.min() <= 1
 
 
 def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan]:

@@ -13,7 +13,7 @@ a rank advances, `exchange` what processes tell each other, `fold` when ranks ar
 """
 
 from .dataflow import simulate
-from .plan import block_placement
+from .placement import block_placement
 from .rows import Rows
 from .run import Apart, Binding, Classes, CriticalPath, PieceKind, Run
 

@@ -30,7 +30,8 @@ from .flows import used_links
 from .fold import quotient, whole
 from .memory_needed import count, needed, on_this_machine
 from .path import walk_back
-from .plan import Plan, block_placement, check_held, check_placement, make_plan
+from .placement import block_placement, check_held, check_placement, default_placement
+from .plan import Plan, make_plan
 from .rows import Solution
 from .run import CriticalPath, Mode, Run
 from .windows import count_operations, open_window
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
-_ROWS_A_ROUND = 200_000
+_ROWS_A_ROUND = 1_000_000
 """Rows after which a process that has something to tell does so, though it could go on.
 
 Without this bound two halves of a pipeline alternate instead of working at the same time: each
@@ -82,7 +83,8 @@ def simulate(
     network : Network, optional
         Prices communications that have no duration of their own.
     placement : int32, shape (n_ranks,), optional
-        The process of every rank, the same on every process; contiguous blocks by default.
+        The process of every rank, the same on every process. By default ranks that meet often
+        share one; of a partial program, and of a folded one, contiguous blocks do.
     fold : bool, optional
         Whether to simulate one rank for all that are alike. The result is the same, to the last
         bit. By default a whole program is folded where there are fewer processes than ranks, no
@@ -127,7 +129,12 @@ def simulate(
         with parallel.agreed(comm):
             if fold and (partial or placement is not None):
                 raise UsageError("a program that is partial or placed cannot be folded")
-            placed = check_placement(program, placement, comm.size)
+            if placement is not None:
+                placed = check_placement(program, placement, comm.size)
+            elif partial:
+                placed = block_placement(program.n_ranks, comm.size)
+            else:
+                placed = default_placement(program, comm.size)
             hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
             check_held(program, hosted)
         _match(program, hosted, partial, comm, several)

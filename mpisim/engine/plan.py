@@ -13,9 +13,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ..errors import ProgramError, UsageError
 from ..program import Program
 from .actors import FLOW_GROUP, Traffic
 from .contention import Contention, sites
@@ -31,9 +30,6 @@ __all__ = [
     "Layout",
     "Plan",
     "Role",
-    "block_placement",
-    "check_held",
-    "check_placement",
     "make_plan",
 ]
 
@@ -199,67 +195,6 @@ class Plan:
         return int(layout.slot_group[slot] + instruction["ordinal"])
 
 
-def block_placement(n_ranks: int, n_processes: int) -> NDArray[np.int32]:
-    """Place ranks in contiguous blocks whose sizes differ by one at most.
-
-    Returns
-    -------
-    int32, shape (n_ranks,)
-        The process of every rank, ascending.
-
-    Examples
-    --------
-    >>> block_placement(5, 2).tolist()
-    [0, 0, 0, 1, 1]
-    """
-    quotient, remainder = divmod(n_ranks, n_processes)
-    sizes = np.full(n_processes, quotient)
-    sizes[:remainder] += 1
-    return np.repeat(np.arange(n_processes, dtype=np.int32), sizes)
-
-
-def check_placement(
-    program: Program, placement: ArrayLike | None, n_processes: int
-) -> NDArray[np.int32]:
-    """Return the placement as an array; None means `block_placement`.
-
-    Raises
-    ------
-    UsageError
-        If it does not give every rank a process that exists.
-    """
-    if placement is None:
-        return block_placement(program.n_ranks, n_processes)
-    placed = np.ascontiguousarray(placement, np.int32)
-    if placed.shape != (program.n_ranks,):
-        raise UsageError(
-            f"placement has shape {placed.shape}; {program.n_ranks} ranks need ({program.n_ranks},)"
-        )
-    bad = (placed < 0) | (placed >= n_processes)
-    if bad.any():
-        rank = int(np.argmax(bad))
-        raise UsageError(
-            f"placement: rank {rank} is on process {placed[rank]}; there are {n_processes}"
-        )
-    return placed
-
-
-def check_held(program: Program, hosted: NDArray[np.int32]) -> None:
-    """Refuse ranks whose tables are held by another process.
-
-    Raises
-    ------
-    ProgramError
-    """
-    missing = [number for number, table in enumerate(program.tables) if table is None]
-    bad = np.isin(program.table[hosted], missing)
-    if bad.any():
-        rank = int(hosted[np.argmax(bad)])
-        raise ProgramError(
-            f"rank {rank} is placed on a process that does not hold its table {program.table[rank]}"
-        )
-
-
 def make_plan(
     cast: Cast,
     placement: NDArray[np.int32],
@@ -348,7 +283,7 @@ def make_plan(
         traffic = Traffic.of(cast.routes, contention, codes, code, priced, bound, alone)
 
     def of_slot(values: NDArray[Any], dtype: type) -> NDArray[Any]:
-        found = np.zeros(len(bound), dtype)
+        found: NDArray[Any] = np.zeros(len(bound), dtype)
         found[active] = values[where[active]]
         return found
 
