@@ -13,12 +13,16 @@ static inline uint64_t scaled(uint64_t value, uint64_t factor)
 }
 
 /* out = begin + how long a kernel takes on each lane. */
-INLINED void add_varied(
+INLINED void add_durations(
     const Machine *m, const Tile *t, int32_t row, int64_t *out, int64_t width)
 {
     const uint64_t duration = (uint64_t)t->duration[row], *factor = t->factor;
     const int64_t *begin = m->begin;
-    if (m->jitter) {
+    if (!factor) {
+        EACH(l, width) out[l] = begin[l] + (int64_t)duration;
+    } else if (!m->jitter) {
+        EACH(l, width) out[l] = begin[l] + (int64_t)scaled(duration, factor[l]);
+    } else {
         /* As jitter_factors in mpisim/engine/variation.py. */
         const uint64_t salt = ((uint64_t)row + 1) * UINT64_C(0x9E3779B97F4A7C15);
         const uint64_t *key = t->key, *jitter = m->jitter;
@@ -26,8 +30,6 @@ INLINED void add_varied(
             const uint64_t drawn = scaled(jitter[mix(key[l] + salt) >> 52], factor[l]);
             out[l] = begin[l] + (int64_t)scaled(duration, drawn);
         }
-    } else {
-        EACH(l, width) out[l] = begin[l] + (int64_t)scaled(duration, factor[l]);
     }
 }
 
@@ -37,6 +39,8 @@ static void post_of_batch(Machine *m, Tile *t, const Instruction *x, int32_t row
     const Slot *s = &t->slot[x->slot];
     int64_t *value = t->value + (int64_t)x->target * t->width;
     t->pending[x->target] = -row - 1;
+    for (int64_t l = 0; x->opcode == BATCH && l < t->n_lanes; l++)
+        value[l] = NEVER;
     if (x->eager) {
         int64_t *ready = t->eager + (int64_t)t->n_eager++ * t->n_lanes;
         for (int64_t l = 0; l < t->n_lanes; l++) {
@@ -52,10 +56,9 @@ static void post_of_batch(Machine *m, Tile *t, const Instruction *x, int32_t row
         start_scattered(m, t, s, x->ordinal);
 }
 
-/* out = when a row that is launched can begin, and `more`; the clock goes on. */
+/* m->begin = when a row that is launched can begin; the clock goes on. */
 INLINED void launch(
-    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t *out, int64_t more,
-    int64_t width)
+    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
 {
     const int64_t shift = x->host + x->launch, step = x->host + x->launch_cost, gap = x->gap;
     int64_t *clock = t->clock, *begin = m->begin;
@@ -65,7 +68,7 @@ INLINED void launch(
     }
     if (x->stream < 0 && x->n_waits == 0) {
         EACH(l, width) {
-            out[l] = clock[l] + shift + more;
+            begin[l] = clock[l] + shift;
             clock[l] += step;
         }
         return;
@@ -77,12 +80,13 @@ INLINED void launch(
         EACH(l, width) begin[l] = later(begin[l], end[l]);
     }
     EACH(l, width) {
-        out[l] = later(begin[l] + gap, clock[l] + shift) + more;
+        begin[l] = later(begin[l] + gap, clock[l] + shift);
         clock[l] += step;
     }
 }
 
-/* As launch, for a row that follows a kernel of its stream and waits for one other at most. */
+/* As launch, for a row that follows a kernel of its stream and waits for one other at most;
+   out = when it can begin, and `more`. */
 INLINED void launch_plain(
     Tile *t, const Instruction *x, int64_t *out, int64_t more, int64_t width)
 {
@@ -151,34 +155,30 @@ INLINED void execute(Machine *m, Tile *t, int32_t row, int64_t width)
 {
     const Instruction *x = &t->code[row];
     const int32_t *operand = t->operands + x->first_wait - x->n_before;
-    const int of_kernel = x->opcode == PLAIN || x->opcode == KERNEL;
-    const int at_once = of_kernel && !t->factor;
-    const int64_t duration = at_once ? t->duration[row] : 0;
-    int64_t *clock = t->clock, *device = t->device, *out = t->value + x->target * width;
-    int64_t *into = at_once ? out : m->begin;
-    if (x->opcode <= PLAIN_MEET) {
-        launch_plain(t, x, into, duration, width);
+    int64_t *device = t->device, *out = t->value + x->target * width;
+    if (x->opcode == PLAIN && !t->factor) {  /* most rows: no detour by m->begin */
+        launch_plain(t, x, out, t->duration[row], width);
     } else if (x->opcode <= BATCH) {
-        launch(m, t, x, operand, into, duration, width);
+        if (x->opcode <= PLAIN_MEET)
+            launch_plain(t, x, m->begin, 0, width);
+        else
+            launch(m, t, x, operand, width);
+        if (x->opcode == PLAIN || x->opcode == KERNEL)
+            add_durations(m, t, row, out, width);
+        else if (x->opcode == BATCH)
+            post_of_batch(m, t, x, row);
+        else
+            communicate(m, t, x, row, out, width);
+    } else if (x->opcode == JOIN) {
+        post_of_batch(m, t, x, row);
     } else if (x->opcode == HOST) {
         const int64_t host = x->host;
-        EACH(l, width) clock[l] += host;
+        EACH(l, width) t->clock[l] += host;
         return;
-    } else if (x->opcode == HOST_WAIT) {
+    } else {
         wait_on_host(t, x, operand, width);
         return;
     }
-    if (x->opcode >= BATCH) {
-        if (x->opcode == BATCH) {
-            EACH(l, width) out[l] = NEVER;
-        }
-        post_of_batch(m, t, x, row);
-        return;
-    }
-    if (!of_kernel)
-        communicate(m, t, x, row, out, width);
-    else if (!at_once)
-        add_varied(m, t, row, out, width);
     if (x->tops && !t->pending[x->target]) {
         EACH(l, width) device[l] = later(device[l], out[l]);
     }
