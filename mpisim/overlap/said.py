@@ -61,7 +61,7 @@ class Overlap:
         if self.mode == "coupled":
             text += f"; {outcome.passes} passes"
             if outcome.left:
-                text += f", not settled: {outcome.left:,} rows still change"
+                text += f", not settled: rows that still change: {outcome.left:,}"
         return {
             "overlap": text,
             "overlap_added": added,
