@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ Ints = NDArray[np.int64]
 
 _SIZES = tuple(1 << bits for bits in range(10, 37, 2))
 """Sizes at which the highest rate of an algorithm is sought."""
+
+_MOST_KNOWN = 32
+"""Answers about groups that are remembered."""
 
 _DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
@@ -79,12 +83,19 @@ class NcclNetwork:
         self._nominal = nominal or topology
         self._meshed = meshed
         self._limits: dict[tuple[Pattern, Shape], int] = {}
+        # One program is often run several times, and asked about several times a run.
+        self._shapes: dict[bytes, tuple[Ints, list[Shape]]] = {}
+        self._loaded: dict[tuple[Pattern, bytes], tuple[Ints, Ints, Ints]] = {}
 
     def group_classes(
         self, index: Ints, members: NDArray[np.int32]
     ) -> tuple[Ints, list[Shape]]:
         """Return the shapes of groups: ranks, nodes, and how the one stand on the other."""
-        return shapes_of(index, members, self.nccl.system)
+        key = _fingerprint(index, members)
+        if key not in self._shapes:
+            _make_room(self._shapes)
+            self._shapes[key] = shapes_of(index, members, self.nccl.system)
+        return self._shapes[key]
 
     def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
         """Return what NCCL takes; a communication of one rank with itself costs nothing."""
@@ -133,6 +144,15 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
         """Return the links that groups load: see `SharedNetwork`."""
+        key = (pattern, _fingerprint(index, members))
+        if key not in self._loaded:
+            _make_room(self._loaded)
+            self._loaded[key] = self._all_loads(index, members, pattern)
+        return self._loaded[key]
+
+    def _all_loads(
+        self, index: Ints, members: NDArray[np.int32], pattern: Pattern
+    ) -> tuple[Ints, Ints, Ints]:
         found = [
             self._loads(each, pattern)
             for each in alike(index, members, self.nccl.system.gpus_per_node)
@@ -168,6 +188,21 @@ class NcclNetwork:
                 if choice.algorithm == pattern.algorithm
             )
         return self._limits[key]
+
+
+def _fingerprint(*arrays: NDArray[Any]) -> bytes:
+    """Return what tells apart the contents of arrays."""
+    found = blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array))
+        found.update(len(array).to_bytes(8, "little"))
+    return found.digest()
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    """Forget everything once there are many answers: they are of programs of the past."""
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
 
 
 def _number(where: str, decade: int) -> str:
