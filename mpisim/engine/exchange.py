@@ -108,13 +108,11 @@ def _letters(
     for i, name in enumerate(core.message, 1):
         message[:, i] = state[name][groups]
 
-    # A member writes to the owner; a peer and an owner to every other process.
-    to_all = plan.role[index] != Role.MEMBER
-    copies = np.where(to_all, np.diff(plan.others_index)[index], 1)
+    first = plan.receivers_index[index]
+    copies = plan.receivers_index[index + 1] - first
     which = np.repeat(np.arange(len(groups)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
-    at = np.where(to_all[which], plan.others_index[index[which]] + nth, 0)
-    receiver = np.where(to_all[which], plan.others[at], plan.owner[index[which]])
+    receiver = plan.receivers[first[which] + nth]
     order = np.argsort(receiver, kind="stable")
     sent = np.bincount(receiver, minlength=n_processes).astype(np.int64)
     return np.ascontiguousarray(message[which[order]]), sent

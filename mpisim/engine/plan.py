@@ -165,6 +165,10 @@ class Plan:
     others_index : int64, shape (l + 1,)
     others : int32
         ``others[others_index[i]:others_index[i + 1]]``: the other processes with members.
+    receivers_index : int64, shape (l + 1,)
+    receivers : int32
+        Likewise those that are told when all hosted members have posted: a member writes to the
+        owner, a peer and an owner to all others.
     layout : Layout
     """
 
@@ -179,6 +183,8 @@ class Plan:
     owner: NDArray[np.int32]
     others_index: NDArray[np.int64]
     others: NDArray[np.int32]
+    receivers_index: NDArray[np.int64]
+    receivers: NDArray[np.int32]
     layout: Layout
 
     def locate(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -252,6 +258,10 @@ def make_plan(
         Role.MEMBER,
     ).astype(np.uint8)
     away = np.where(role == Role.MEMBER, 1, n_others)
+    of_member = np.repeat(role == Role.MEMBER, n_others)
+    receivers = np.where(of_member, np.repeat(owner, n_others), others)
+    told = ~of_member
+    told[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
 
     rank_of_active = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
     tiles = find_tiles(
@@ -320,6 +330,8 @@ def make_plan(
         owner=owner,
         others_index=others_index,
         others=others,
+        receivers_index=np.concatenate([[0], np.cumsum(away)]).astype(np.int64),
+        receivers=receivers[told].astype(np.int32),
         layout=layout,
     )
 
