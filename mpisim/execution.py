@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from . import engine
 from .parallel import agreed
 from .prediction import Case
@@ -50,11 +53,17 @@ def execute(
     if network is None and isinstance(case, Case):
         network, contention = case.network, case.experiment.network.contention
 
-    def run(program: Program, path: bool) -> engine.Run:
+    def run(
+        program: Program, last: bool, placement: NDArray[np.int32] | None = None
+    ) -> engine.Run:
+        # Runs that only tell what overlaps need not simulate every rank by itself, though the last
+        # is to: the times are the same.
         return engine.simulate(
             program, comm, network=network, contention=contention,
-            critical_path=path and critical_path,
-            fold=None if program.is_partial else fold, progress=progress, timeline=timeline,
+            critical_path=last and critical_path,
+            placement=placement,
+            fold=fold if last and placement is None else None,
+            progress=progress, timeline=last and timeline,
         )  # fmt: skip
 
     if not isinstance(case, Case) or case.experiment.overlap.model == "off":

@@ -85,10 +85,10 @@ def slowed(
 
     comm = comm or MPI.COMM_SELF
 
-    def runner(program: Program, path: bool) -> Run:
+    def runner(program: Program, last: bool, placement: Any) -> Run:
         return engine.simulate(
-            program, comm, network=network, critical_path=path,
-            fold=None if program.is_partial else fold,
+            program, comm, network=network, critical_path=last, placement=placement,
+            fold=fold if placement is None else None,
         )  # fmt: skip
 
     return with_slowdown(ranks_of(program, network, factors), runner, mode, comm, most)

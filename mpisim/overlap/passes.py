@@ -20,7 +20,7 @@ from ..kernels.slowdown import CLASSES
 from ..program import Program, Table
 from .members import slowest
 from .rank import Ranks
-from .retimed import Times, retimed, times_of
+from .retimed import Times, is_spread, retimed, times_of
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -60,8 +60,9 @@ class Outcome:
     terms: Ints
 
 
-Runner = Callable[[Program, bool], Run]
-"""Runs a program, with its critical path or without."""
+Runner = Callable[[Program, bool, NDArray[np.int32] | None], Run]
+"""Runs a program: whether for the last time, with all that is asked of it; and on which processes,
+if that is given."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,12 @@ def with_slowdown(
     most : int
         Passes of a coupled run.
     """
-    run = runner(ranks.program, False)
+    run = runner(ranks.program, False, None)
     before = run.step_time
     seen: set[int] = set()
     damped = False
     passes, left = 0, 0
+    placement: NDArray[np.int32] | None = None
     while True:
         found = _look(ranks, run, comm)
         passes += 1
@@ -114,10 +116,12 @@ def with_slowdown(
             }
         if not found.changed or (damped and _settled(run, times, comm)):
             left = found.changed
-            run = runner(run.program, True)  # once more, for its critical path
+            run = runner(run.program, True, placement)  # once more, for its critical path
             break
         last = mode == "static" or passes >= most
-        run = runner(retimed(ranks.program, run, times, comm), last)
+        # Where each process has the tables of its own ranks alone, these stay where they are.
+        placement = run.placement if is_spread(run, comm) else None
+        run = runner(retimed(ranks.program, run, times, comm), last, placement)
         if last:
             if mode == "coupled":
                 left = _look(ranks, run, comm).changed

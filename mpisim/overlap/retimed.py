@@ -15,7 +15,7 @@ from ..program import UNPRICED, Program, Table
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Times", "retimed", "times_of"]
+__all__ = ["Times", "is_spread", "retimed", "times_of"]
 
 Ints = NDArray[np.int64]
 
@@ -80,6 +80,11 @@ def times_of(table: Table, duration: Ints, wire: Ints, alone: Ints) -> Times:
     return Times(found, longer)
 
 
+def is_spread(run: Run, comm: Intracomm) -> bool:
+    """Say whether each process has the tables of its own ranks alone: nothing was folded."""
+    return comm.size > 1 and len(run.classes) == run.program.n_ranks
+
+
 def retimed(
     program: Program, run: Run, times: Mapping[int, Times], comm: Intracomm
 ) -> Program:
@@ -102,7 +107,7 @@ def retimed(
     numbers, which = _numbered(program, classes, times, comm)
     home = run.placement[classes.representative]
     first = np.unique(which, return_index=True)[1]
-    whole = comm.size == 1 or len(classes) < program.n_ranks
+    whole = not is_spread(run, comm)
     here = {int(which[number]): number for number in times}
     tables: list[Table | None] = []
     for i, (base, changed) in enumerate(numbers):
