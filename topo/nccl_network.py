@@ -194,7 +194,7 @@ def _fingerprint(*arrays: NDArray[Any]) -> bytes:
     """Return what tells apart the contents of arrays."""
     found = blake2b(digest_size=16)
     for array in arrays:
-        found.update(np.ascontiguousarray(array))
+        found.update(np.ascontiguousarray(array).data)
         found.update(len(array).to_bytes(8, "little"))
     return found.digest()
 

@@ -228,26 +228,26 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
     groups = program.communicators
     one_by_one = np.zeros(len(groups), bool)
     one_by_one[use.communicator[~use.several]] = True
-    loaded = []
-    for p, pattern in enumerate(use.patterns):
+    loaded: list[Loaded] = []
+    for p, one in enumerate(use.patterns):
         of_pattern = use.pattern == p
         rate = np.zeros(len(groups), np.int64)
         np.maximum.at(rate, use.communicator[of_pattern], use.rate[of_pattern])
         group = np.flatnonzero(rate)
         at, _ = ranges(groups.index, group)
         index = np.concatenate([[0], np.cumsum(groups.sizes[group])])
-        first, links, weights = network.loads(index, groups.members[at], pattern)
+        first, links, weights = network.loads(index, groups.members[at], one)
         route = np.repeat(np.arange(len(group)), np.diff(first))
         loaded.append(Loaded(group, rate[group], route, links, weights))
 
     full = can_be_full(network.capacity, loaded, one_by_one)
-    loaded = [one.only(full) for one in loaded]
+    loaded = [each.only(full) for each in loaded]
     names = np.flatnonzero(full)
     number = np.cumsum(full) - 1
     # Routes and what they load lie pattern by pattern; they are to lie group by group.
-    count = np.concatenate([np.bincount(one.route, minlength=len(one.group)) for one in loaded])
-    group = np.concatenate([one.group for one in loaded])
-    pattern = np.repeat(np.arange(len(loaded)), [len(one.group) for one in loaded])
+    count = np.concatenate([np.bincount(x.route, minlength=len(x.group)) for x in loaded])
+    group = np.concatenate([each.group for each in loaded])
+    pattern = np.repeat(np.arange(len(loaded)), [len(each.group) for each in loaded])
     order = np.argsort(group * len(loaded) + pattern, kind="stable")
     order = order[count[order] > 0]
     begin = np.concatenate([[0], np.cumsum(count)])
@@ -257,8 +257,8 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
         group=group[order],
         pattern=pattern,
         index=np.concatenate([[0], np.cumsum(count[order])]),
-        link=number[np.concatenate([one.link for one in loaded])[at]],
-        weight=np.concatenate([one.weight for one in loaded])[at],
+        link=number[np.concatenate([each.link for each in loaded])[at]],
+        weight=np.concatenate([each.weight for each in loaded])[at],
         capacity=network.capacity[names].astype(np.int64),
         patterns=tuple(use.patterns[p] for p in kept.tolist()),
         names=names,

@@ -86,7 +86,8 @@ def can_be_full(
                 np.stack([group, one.link[takes_turns], high[takes_turns], low[takes_turns]])
             )
     if turns:
-        total.add(*_heaviest(*np.concatenate(turns, axis=1), len(capacity)))
+        group, link, high, low = np.concatenate(turns, axis=1)
+        total.add(*_heaviest(group, link, high, low, len(capacity)))
     return loaded & (several_at_once | total.exceed(capacity))
 
 
