@@ -7,11 +7,12 @@ architecture family, ``data/gpu_families.toml``, where the error bars are wider.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mpisim.errors import InputError, nearest
-from mpisim.presets import find, names, packaged
+from mpisim.presets import SUFFIX, find, names, packaged
 from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build
 
@@ -191,6 +192,18 @@ def find_gpu(name: str | Path) -> Gpu:
     >>> find_gpu("V100-SXM2-16GB").peak("fp16").si
     125000000000000.0
     """
+    if str(name).endswith(SUFFIX):
+        return _build(name)
+    return _ours(str(name))
+
+
+@cache
+def _ours(name: str) -> Gpu:
+    """Return a GPU of the data file, which does not change."""
+    return _build(name)
+
+
+def _build(name: str | Path) -> Gpu:
     preset = find(name, FILE, "GPU")
     families = packaged(FAMILIES)
     family = preset.table.get("family")

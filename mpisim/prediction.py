@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
 from .hardware import differences, gpus_of, kinds_of, left_out
 from .kernels import Gpu, KernelModel, Roofline
-from .memory import Verdict, advice, assess, capacity, evaluator, remedies
+from .memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
 from .network import network_of
 from .path_shares import PathShares
 from .program import Program
@@ -67,8 +68,8 @@ class Case:
         Of the communications, which the program leaves unpriced.
     memory : Verdict
         Whether it fits.
-    advice : tuple of str
-        What would make it fit, if it does not; lines for people.
+    evaluate : callable, optional
+        The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
     constants : Known, optional
         Those fitted to measured steps, if the experiment uses any.
     """
@@ -79,8 +80,19 @@ class Case:
     workload: Workload
     network: Network
     memory: Verdict
-    advice: tuple[str, ...] = ()
+    evaluate: Evaluate | None = None
     constants: Known | None = None
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What would make it fit, if it does not; lines for people.
+
+        It takes laying out many other plans, which a sweep over plans has no use for.
+        """
+        if self.evaluate is None:
+            return ()
+        plan, transformer = _even(self.experiment).plan, _is_transformer(self.experiment)
+        return tuple(advice(plan, self.memory, self.evaluate, transformer=transformer))
 
     @property
     def program(self) -> Program:
@@ -132,9 +144,13 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
         layout = lay_out(experiment, gpus, kinds_of(choice, cluster, named))
         smallest = min(named.values(), key=capacity)
         verdict = assess(layout, smallest, node=cluster.gpus_per_node)
-        hints: tuple[str, ...] = ()
+        evaluate = None
         if not verdict.fits:
-            hints = _fitting(experiment, gpus, verdict, cluster, smallest)
+            evaluate = evaluator(
+                _even(experiment), gpus, smallest, node=cluster.gpus_per_node
+            )
+            if verdict.certain and not experiment.run.allow_oom:
+                raise _refusal(experiment, verdict, evaluate)
         folder = Path(experiment.source).parent
         file = experiment.calibration.file
         if constants is None and file is not None:
@@ -143,7 +159,7 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
         if constants is None:
             models = [_kernel_model(experiment, each) for each in named.values()]
             workload = _varied(training_step(layout, *models), experiment)
-            return Case(experiment, cluster, gpu, workload, network, verdict, hints)
+            return Case(experiment, cluster, gpu, workload, network, verdict, evaluate)
         platform = cluster.nccl.platform or Path(choice.preset).stem
         framework = experiment.calibration.framework
         knowns = [Known(constants, chip(name), platform, framework) for name in named]
@@ -153,7 +169,7 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
         ]
         workload = _varied(training_step(layout, *calibrated), experiment)
         return _calibrated(
-            Case(experiment, cluster, gpu, workload, network, verdict, hints, knowns[0])
+            Case(experiment, cluster, gpu, workload, network, verdict, evaluate, knowns[0])
         )
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
@@ -181,20 +197,22 @@ def _calibrated(case: Case) -> Case:
     return replace(case, workload=workload, network=network)
 
 
-def _fitting(
-    experiment: Experiment, gpus: int, verdict: Verdict, cluster: Cluster, gpu: Gpu
-) -> tuple[str, ...]:
-    """Return what would make a plan fit; refuse it unless told to go on, or in doubt."""
+def _even(experiment: Experiment) -> Experiment:
+    """Return the experiment of which it is asked what would fit: replicas share the batch evenly.
+    """
+    return replace(experiment, plan=replace(experiment.plan, replica_batch=()))
 
-    # What would fit is asked of plans whose replicas share the batch evenly.
-    experiment = replace(experiment, plan=replace(experiment.plan, replica_batch=()))
-    evaluate = evaluator(experiment, gpus, gpu, node=cluster.gpus_per_node)
-    transformer = isinstance(experiment.model, Transformer)
-    if experiment.run.allow_oom or not verdict.certain:
-        return tuple(advice(experiment.plan, verdict, evaluate, transformer=transformer))
-    found = remedies(experiment.plan, evaluate, transformer=transformer)
+
+def _is_transformer(experiment: Experiment) -> bool:
+    return isinstance(experiment.model, Transformer)
+
+
+def _refusal(experiment: Experiment, verdict: Verdict, evaluate: Evaluate) -> InputError:
+    """Return the error for a plan that does not fit, with what would."""
+    plan, transformer = _even(experiment).plan, _is_transformer(experiment)
+    found = remedies(plan, evaluate, transformer=transformer)
     fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in found)
-    raise InputError(
+    return InputError(
         f"the plan {verdict.sentence()}. "
         + (f"It fits with any of: {fits}. " if found else "No single change makes it fit. ")
         + "--allow-oom simulates it all the same"

@@ -10,7 +10,7 @@
     What a program can have of a GPU's memory.
 ``remedies(plan, evaluate)``, ``advice(plan, verdict, evaluate)``
     Single changes that make a plan fit, the cheapest first, as `Remedy` and as text;
-    ``evaluator(experiment, gpus, gpu)`` returns the `evaluate` of an experiment.
+    ``evaluator(experiment, gpus, gpu)`` returns the `evaluate` of an experiment, an `Evaluate`.
 ``formulas``
     Published formulas, independent of the walk.
 """
@@ -19,10 +19,11 @@ from . import formulas
 from .assess import assess, evaluator
 from .constants import capacity
 from .model import StageMemory, memory
-from .remedies import Remedy, advice, remedies
+from .remedies import Evaluate, Remedy, advice, remedies
 from .verdict import Verdict
 
 __all__ = [
+    "Evaluate",
     "Remedy",
     "StageMemory",
     "Verdict",

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..experiment.plan import Plan
 from .verdict import GIB, Verdict
 
-__all__ = ["Remedy", "advice", "remedies"]
+__all__ = ["Evaluate", "Remedy", "advice", "remedies"]
 
 MOST = 64
 """Times that a size of the plan, or the cluster, is multiplied by at most."""
