@@ -148,7 +148,10 @@ class _Edges:
 
     def __init__(self, here: Ints, there: Ints, way: Ints, n: int) -> None:
         self.index, order = _by(here, n)
-        self.here, self.there, self.way = here[order], there[order], way[order]
+        # There are millions of loads: half of the memory will do.
+        self.here, self.there, self.way = (
+            each.astype(np.int32)[order] for each in (here, there, way)
+        )
         self.n_ways = int(way.max(initial=-1)) + 1
 
     def signatures(self, items: Ints, label: Ints) -> tuple[Ints, Ints, Ints]:
@@ -157,7 +160,8 @@ class _Edges:
         What is not new can be left out: a signature counts, so what was there tells the rest.
         """
         at, _ = ranges(self.index, items)
-        return multisets(self.there[at], label[self.here[at]] * self.n_ways + self.way[at])
+        entries = label[self.here[at]] * self.n_ways + self.way[at]
+        return multisets(self.there[at].astype(np.int64), entries)
 
 
 class _Side:
