@@ -89,10 +89,10 @@ class Layout:
     n_groups : int
     n_messages : int
         No more messages than this are ever sent by this process.
-    tiles : Tiles
-        Which ranks run side by side.
+    tiles : Tiles, optional
+        Which ranks run side by side, where communications share no links.
     variation : Variation, optional
-        How durations of the ranks differ from those in `durations`.
+        Likewise: how durations of the ranks differ from those in `durations`.
     traffic : Traffic, optional
         Where communications share links.
     groups : FLOW_GROUP, shape (n_groups,), optional
@@ -114,7 +114,7 @@ class Layout:
     slot_hash: NDArray[np.uint64]
     n_groups: int
     n_messages: int
-    tiles: Tiles
+    tiles: Tiles | None = None
     variation: Variation | None = None
     traffic: Traffic | None = None
     groups: NDArray[Any] | None = None
@@ -263,21 +263,18 @@ def make_plan(
     told = ~of_member
     told[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
 
-    rank_of_active = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
-    tiles = find_tiles(
-        code,
-        priced.which,
-        Meetings(
-            rank=rank_of_active,
-            slot=np.flatnonzero(active) - slot_index[rank_of_active],
+    tiles = variation = groups = traffic = None
+    if contention is None:
+        variation = Variation.of(program, ranks)
+        owner_of_slot = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
+        met = Meetings(
+            rank=owner_of_slot,
+            slot=np.flatnonzero(active) - slot_index[owner_of_slot],
             group=where[active],
             operations=on_slot[active],
             inside=role == Role.LOCAL,
-        ),
-    )
-    variation = groups = traffic = None
-    if contention is None:
-        variation = Variation.of(program, ranks)
+        )
+        tiles = find_tiles(code, priced.which, met)
     else:
         priced = varied(program, ranks, priced)
         groups = np.zeros(first_group[-1], FLOW_GROUP)

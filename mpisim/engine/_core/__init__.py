@@ -25,6 +25,9 @@ A ``Core(layout)`` has
     Groups to tell other processes about, since the last call; how many there are.
 ``message``, ``deliver(groups, ..., owned)``
     Which fields of a group a message carries; take in what other processes said about groups.
+``split()``
+    When none can move: let ranks go on that are only held up by ranks that they run side by side
+    with; return whether there were any. (Not where communications share links.)
 ``unfinished``, ``rows_done``, ``rows()``, ``blocked()``
     How far ranks have come, and the groups they are blocked on.
 ``finish()``
@@ -36,7 +39,7 @@ A ``Core(layout)`` has
     Likewise, the number of the simulated rank that was ready last, the lowest if several are
     (EAGER: its own); int32. No record of rows is kept: `mpisim.engine.rows` finds them again.
 ``groups``
-    State of the groups.
+    State of the groups, by the names in `message`.
 
 and where communications share links
 
