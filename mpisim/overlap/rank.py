@@ -186,7 +186,7 @@ class Ranks:
         if len(loads.time) and len(kernels):
             beside = [known[k] for k in held.which[here].tolist()]
             alone = table.duration[kernels]
-            scale = self._varied(rank, kernels)
+            scale = self.varied(rank, kernels)
             lasting, rest = kernels_last(
                 begin[kernels], alone * scale, loads,
                 lambda some, load: device.factors.kernels(number[some], load, beside), n_terms,
@@ -204,7 +204,7 @@ class Ranks:
             slower = _moved(held, current, wire[at], end[at], time, factor)
         return Lengths(duration, slower, spent, terms)
 
-    def _varied(self, rank: int, rows: Ints) -> Floats:
+    def varied(self, rank: int, rows: Ints) -> Floats:
         """Return how many times as long as at speed 1, and without jitter, rows of a rank take."""
         program = self.program
         factor = factor_of(float(program.speed[rank]))

@@ -124,7 +124,8 @@ class Overlap:
             rows = path.row[pieces].astype(np.int64)
             computing = table.kind[rows] == Kind.KERNEL
             number = device.numbers(table, rows[computing])
-            longer = length[pieces[computing]] - table.duration[rows[computing]]
+            alone_there = table.duration[rows[computing]] * ranks.varied(rank, rows[computing])
+            longer = np.rint(length[pieces[computing]] - alone_there).astype(np.int64)
             known = number >= 0
             np.add.at(kernels, device.work.kind[number[known]], np.maximum(longer[known], 0))
             held = ranks.residents.of(rank)
