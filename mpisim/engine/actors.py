@@ -225,7 +225,18 @@ class Traffic:
 
 
 def script(code: Code) -> Script:
-    """Translate a table."""
+    """Translate a table; those that differ in durations alone share a script."""
+    structure = code.table.structure
+    found: Script | None = structure.get(_SCRIPT)
+    if found is None:
+        found = structure[_SCRIPT] = _translate(code)
+    return found
+
+
+_SCRIPT = "script"
+
+
+def _translate(code: Code) -> Script:
     table, n = code.table, len(code.table)
     rows = np.arange(n)
     steps = np.zeros(n, STEP)

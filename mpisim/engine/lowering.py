@@ -8,7 +8,7 @@ registers, so the core knows none of them by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -117,7 +117,20 @@ class Code:
 
 
 def lower(table: Table) -> Code:
-    """Translate a table. Every wait names a kernel, whichever of its rows it named in the table."""
+    """Translate a table. Every wait names a kernel, whichever of its rows it named in the table.
+
+    Nothing of it depends on durations: tables that differ in these alone share all arrays.
+    """
+    known: Code | None = table.structure.get(_CODE)
+    code = _translate(table) if known is None else replace(known, table=table)
+    table.structure[_CODE] = code  # the latest, which lives longest
+    return code
+
+
+_CODE = "code"
+
+
+def _translate(table: Table) -> Code:
     n = len(table)
     rows = np.arange(n, dtype=np.int32)
     joined = (table.flags & Flag.JOINED) != 0

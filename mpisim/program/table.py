@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
 UNPRICED = -1
 """Duration of a communication whose cost is still to be given by a cost model."""
+
+TIMES = frozenset(("duration", "longer"))
+"""What tables of one structure may differ in."""
 
 COLUMNS: dict[str, type] = {
     "kind": np.uint8,
@@ -191,10 +195,33 @@ class Table:
             for kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
         }
 
+    @cached_property
+    def structure(self) -> WeakValueDictionary[str, Any]:
+        """What others made of all columns but the times, by what it is, while they hold it.
+
+        Tables that `replace` makes with other times have it in common.
+        """
+        return WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what can be worked out again, when it is sent to another process."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def replace(self, **columns: object) -> Table:
         """Return a copy with some columns (or `queue_depth`, `label`) changed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Table(**{**values, **columns})
+        table = Table(**{**values, **columns})
+        if columns.keys() <= TIMES:
+            vars(table)["structure"] = self.structure
+            for name in _OF_STRUCTURE & vars(self).keys():
+                vars(table)[name] = vars(self)[name]
+        return table
+
+
+_OF_STRUCTURE = frozenset(
+    ("n_streams", "n_slots", "ordinal", "operations", "_rows_by_slot", "_slots_by_kind")
+)
+"""Cached properties that do not depend on times."""
 
 
 def _check_table(table: Table) -> None:
