@@ -22,7 +22,7 @@
 
 /* Add the hashes of the n communications of one slot, in order, `times` times to a 128-bit sum of
    two words, without those that `counted` says 0 of. Starts lie `stride` words apart. */
-CLONES static void add_hashes(
+CLONES __attribute__((unused)) static void add_hashes(
     int64_t n, const uint64_t *low, const uint64_t *high, const uint64_t *counted,
     const int64_t *duration, const int64_t *start, int64_t stride, const uint64_t *size,
     int64_t times, uint64_t *sum)

@@ -229,7 +229,7 @@ CLONES static int advance_lanes(Machine *m, Tile *t)
 static int advance_lane(Machine *m, Tile *t) { return advance(m, t, 1); }
 
 /* Run tiles until none can move or `budget` rows are done; return how many ranks have ended. */
-static int64_t run_tiles(Machine *m, int64_t budget)
+static inline int64_t run_tiles(Machine *m, int64_t budget)
 {
     const int64_t stop = m->rows_done + budget;
     int64_t ended = 0;

@@ -253,7 +253,7 @@ static inline const int32_t *reads(const Tile *t, int32_t row, int32_t *n)
 }
 
 /* The group without a start that keeps a lane from its next row, or -1. */
-static int64_t blocked_on(const Machine *m, const Tile *t, int64_t lane)
+static inline int64_t blocked_on(const Machine *m, const Tile *t, int64_t lane)
 {
     int32_t n;
     const int32_t *operand = reads(t, t->row, &n);

@@ -15,11 +15,15 @@ import numpy as np
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
+from .hashes cimport Hashes
 from .state cimport LOCAL, Communication, Instruction
 from .tiles cimport (
-    COLUMNS, OUTER, SCATTERED, WIDTH, Bond, Group, Machine, Slot, Tile, Waiting,
-    add_end, add_hashes, blocked_on, deliver, run_tiles,
+    COLUMNS, OUTER, SCATTERED, WIDTH, Bond, Group, Machine, Slot, Tile, Waiting, blocked_on,
+    deliver, run_tiles,
 )
+
+from .hashes import Hashes as new_hashes
+from .hashes import padded
 
 cdef size_t BLOCK = 1 << 20
 
@@ -37,15 +41,6 @@ cdef struct Script:  # a table, as instructions
     int32_t n_registers
     int32_t n_slots
     int32_t n_eager
-
-
-cdef struct Hashes:  # of a table with some durations: its communications, slot by slot
-    const uint64_t* low
-    const uint64_t* high
-    const uint64_t* counted
-    const int64_t* duration
-    const int64_t* first  # of each slot
-    const Communication* eager
 
 
 @cython.final
@@ -360,15 +355,9 @@ cdef class Core:
 
     def finish(self):
         """Return ends of ranks and the hash sum."""
-        from ..digest import END_LANES
-
-        cdef const uint64_t[:, ::1] sizes = padded(self.layout.slot_hash)
-        cdef const uint64_t[::1] seeds = END_LANES
+        cdef Hashes hashes = new_hashes(self.layout)
         cdef uint64_t[2] total
         cdef int64_t i, l
-        cdef int32_t rank, s
-        cdef Hashes* hashes = self._hashes()
-        cdef Hashes* of_tile
         cdef Tile* tile
         ends_array = np.zeros(self.n_ranks, np.int64)
         cdef int64_t[::1] ends = ends_array
@@ -376,78 +365,10 @@ cdef class Core:
         with nogil:
             for i in range(self.n_tiles):
                 tile = &self.machine.tiles[i]
-                of_tile = &hashes[self.duration[tile.local[0]]]
-                for s in range(tile.n_slots):
-                    self._add_slot(tile, s, of_tile, sizes, total)
-                self._add_eager(tile, of_tile, sizes, total)
                 for l in range(tile.n_lanes):
-                    rank = tile.local[l]
-                    ends[rank] = max(tile.clock[l], tile.device[l])
-                    add_end(ends[rank], &seeds[0], self.count[rank], total)
+                    ends[tile.local[l]] = max(tile.clock[l], tile.device[l])
+                hashes.add(&self.machine, tile, total)
         return ends_array, int(total[0]) + (int(total[1]) << 64)
-
-    cdef Hashes* _hashes(self):
-        """What the digest takes from the tables, for each of the durations."""
-        cdef Hashes* hashes = <Hashes*>self.taken(len(self.layout.durations), sizeof(Hashes))
-        cdef const uint64_t[::1] low, high, counted
-        cdef const int64_t[::1] duration, first
-        cdef const Communication[::1] eager
-        for number, code in set(zip(self.layout.duration.tolist(), self.layout.code.tolist())):
-            found = self.layout.codes[code].communications
-            order = np.lexsort((found["ordinal"], found["slot"]))
-            by_slot = found[order]
-            low, high = padded(by_slot["low"]), padded(by_slot["high"])
-            counted = padded((by_slot["eager"] == 0).astype(np.uint64))
-            duration = padded(self.layout.durations[number][by_slot["row"]])
-            first = offsets(self.layout.codes[code].table.operations)
-            eager = padded(found[found["eager"] != 0])
-            self.kept.extend([low, high, counted, duration, first, eager])
-            hashes[number].low, hashes[number].high = &low[0], &high[0]
-            hashes[number].counted, hashes[number].duration = &counted[0], &duration[0]
-            hashes[number].first, hashes[number].eager = &first[0], &eager[0]
-        return hashes
-
-    cdef void _add_slot(
-        self, Tile* tile, int32_t s, const Hashes* x, const uint64_t[:, ::1] sizes, uint64_t* total
-    ) noexcept nogil:
-        """Add the hashes of the communications on one slot of all lanes of a tile."""
-        cdef Slot* slot = &tile.slot[s]
-        cdef int64_t first = x.first[s], l, g, n = tile.n_lanes
-        cdef int64_t* times = self.machine.best
-        cdef int64_t* member = self.machine.who
-        # Members that are lanes of one tile end together: one hash, times their number.
-        cdef bint together = slot.kind != OUTER
-        for l in range(n):
-            times[l] = 0
-        for l in range(n):
-            g = slot.column[l] if together else l
-            times[g] += self.count[tile.local[l]]
-            member[g] = l
-        for g in range(slot.n_groups if together else n):
-            add_hashes(
-                x.first[s + 1] - first, &x.low[first], &x.high[first], &x.counted[first],
-                &x.duration[first], &self.machine.groups[slot.bond[member[g]].group].time,
-                sizeof(Group) // sizeof(int64_t),
-                &sizes[self.slot_index[tile.local[member[g]]] + s, 0], times[g], total,
-            )
-
-    cdef void _add_eager(
-        self, const Tile* tile, const Hashes* x, const uint64_t[:, ::1] sizes, uint64_t* total
-    ) noexcept nogil:
-        """Add the hashes of communications that do not wait for others."""
-        cdef const Communication* one
-        cdef int64_t e, l, duration
-        cdef int32_t rank
-        cdef uint64_t counted = 1
-        for e in range(tile.n_eager):
-            one = &x.eager[e]
-            duration = tile.duration[one.row]
-            for l in range(tile.n_lanes):
-                rank = tile.local[l]
-                add_hashes(
-                    1, &one.low, &one.high, &counted, &duration, &tile.eager[e * tile.n_lanes + l],
-                    1, &sizes[self.slot_index[rank] + one.slot, 0], self.count[rank], total,
-                )
 
 
 cdef void look_inside(Tile* tile, Slot* slot) noexcept nogil:
@@ -472,15 +393,3 @@ cdef void look_inside(Tile* tile, Slot* slot) noexcept nogil:
         inside = inside and slot.bond[l].role == LOCAL and members == slot.bond[l].members
         columns = columns and slot.column[l] == l % slot.n_groups
     slot.kind = <uint8_t>((COLUMNS if columns else SCATTERED) if inside else OUTER)
-
-
-cdef offsets(counts):
-    """Return where each of several consecutive parts begins, and the total."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
-cdef padded(array):
-    """Return the array, or one element if it has none, so that the first has an address."""
-    if not len(array):
-        array = np.zeros((1, *array.shape[1:]), array.dtype)
-    return np.ascontiguousarray(array)
