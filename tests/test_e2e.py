@@ -299,7 +299,7 @@ def test_the_json_form(tmp_path: Path) -> None:
     assert ratio == pytest.approx(80 / 60)
     shares = cases["vtrain"]["breakdown"]
     assert math.fsum(shares.values()) == pytest.approx(1)
-    assert shares["products"] > shares["memory"] > 0
+    assert shares["host"] > 0.5  # layers of 4 short kernels: launches set the pace
     # The mean over rows of trust F is in their own group only.
     measured = [case for case in figures["cases"] if case["trust"] != "F"]
     assert figures["mape"] == pytest.approx(sum(abs(c["error"]) for c in measured) / 4)

@@ -3,12 +3,13 @@
 These rows (vTrain's on one node) are no measurements of whole steps: times of single layers were
 measured, and a formula for 1F1B made steps of them,
 
-    step = m (L/p a + c) + (p - 1) L/p a + optimizer + all-reduce
+    step = m (L/p a + s + c) + (p - 1) (L/p a + s) + optimizer + all-reduce
 
-with m micro-batches, L layers on p stages, a and c the times of a layer and of what comes besides
-layers for one micro-batch, forward and backward. a, c and the small terms (what grows with layers a
-stage and what does not, once a step and with the share (d - 1) / d that a ring moves among d
-replicas) are read from the rows of one width, tensor parallelism and micro-batch by least squares.
+with m micro-batches, L layers on p stages, and for one micro-batch, forward and backward, a the
+time of a layer, s of sending it from stage to stage, c of what the last stage does besides. a, s,
+c, what a single stage does more, and the small terms (what grows with layers a stage and what does
+not, once a step and with the share (d - 1) / d that a ring moves among d replicas) are read from
+the rows of one width, tensor parallelism and micro-batch by least squares.
 Then a program is written in which each stage works through `mpisim.workloads.schedules`' 1F1B with
 these times, the engine runs it, and what comes out is compared with the rows.
 """
@@ -35,8 +36,8 @@ __all__ = ["Composed", "composed", "composition"]
 CLOSE = 0.01
 
 FORWARD = 0.25
-"""Share of a and c that the forward pass takes: it is recomputed, and the backward pass does twice
-its work. Where 1F1B is full the sum alone matters."""
+"""Share of a stage's work that the forward pass takes: it is recomputed, and the backward pass does
+twice its work. Where 1F1B is full the sum alone matters."""
 
 COMPUTE, AHEAD, BACK = 0, 1, 3
 """Streams: kernels; sends and receives, two each, of activations and of gradients."""
@@ -68,10 +69,12 @@ class _Shape(NamedTuple):
 
     @property
     def terms(self) -> list[float]:
-        """What a, c and the small terms are multiplied by."""
-        ring = 1 - 1 / self.replicas
-        deep = self.layers * (self.micro_batches + self.stages - 1)
-        return [deep, self.micro_batches, self.layers, 1.0, ring * self.layers, ring]
+        """What a, s, c, what one stage does more, and the small terms are multiplied by."""
+        ring, turns = 1 - 1 / self.replicas, self.micro_batches + self.stages - 1
+        alone = self.stages == 1
+        one, several = (self.micro_batches, 0) if alone else (0, turns)
+        small = [self.layers, 1.0, ring * self.layers, ring]
+        return [self.layers * turns, several, self.micro_batches, one, *small]
 
 
 def composition(path: str | Path) -> str:
@@ -125,7 +128,7 @@ def _shape(row: Row) -> _Shape:
 
 
 def _times(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Return a, c and the small terms in seconds, from relative errors; none is negative."""
+    """Return what `_Shape.terms` multiply, in seconds, from relative errors; none is negative."""
     from scipy.optimize import nnls
 
     measured = np.array([row.seconds for row in rows], float)
@@ -136,17 +139,20 @@ def _times(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 def _seconds(shape: _Shape, times: NDArray[np.float64]) -> float:
     """Return what the engine makes of a step."""
-    layer, besides = float(times[0]), float(times[1])
-    after = float(np.dot(shape.terms[2:], times[2:]))
-    return engine.simulate(_program(shape, layer, besides, after)).step_time / PICOSECONDS
+    layer, sending, last, alone = times[:4].tolist()
+    several = shape.stages > 1
+    work = shape.layers * layer + (sending if several else alone)
+    after = float(np.dot(shape.terms[4:], times[4:]))
+    return engine.simulate(_program(shape, work, last, after)).step_time / PICOSECONDS
 
 
-def _program(shape: _Shape, layer: float, besides: float, after: float) -> Program:
-    """Return one pipeline; what comes besides layers is done by the last stage."""
+def _program(shape: _Shape, work: float, last: float, after: float) -> Program:
+    """Return one pipeline, with the times in seconds of a stage and of what the last does besides,
+    for one micro-batch, and of what follows all of them."""
     program = ProgramBuilder()
     laid = pipeline("1f1b", shape.stages, shape.micro_batches)
     for stage, actions in enumerate(laid.actions):
-        work = shape.layers * layer + (besides if stage == shape.stages - 1 else 0.0)
+        whole = work + (last if stage == shape.stages - 1 else 0.0)
         rows = program.table(f"stage {stage}")
         slots: list[int] = []
         for action in actions:
@@ -161,7 +167,7 @@ def _program(shape: _Shape, layer: float, besides: float, after: float) -> Progr
             if takes:
                 pair = program.communicator((stage - step, stage), name)
                 waits = [_message(rows, Kind.RECV, _slot(slots, pair), stream, ())]
-            kernel = rows.kernel(name, COMPUTE, picoseconds(share * work), waits=waits)
+            kernel = rows.kernel(name, COMPUTE, picoseconds(share * whole), waits=waits)
             if gives:
                 pair = program.communicator((stage, stage + step), name)
                 _message(rows, Kind.SEND, _slot(slots, pair), stream + 1, (kernel,))
