@@ -40,6 +40,11 @@ class Slots:
     streams : mapping of str to str, optional
         Slots that share a stream with others: slot name to stream name. Otherwise each slot has a
         stream of its own.
+
+    Attributes
+    ----------
+    asked : list of (str, str)
+        Every slot and stream that was asked for so far: ``"slot"`` or ``"stream"``, and its name.
     """
 
     def __init__(self, sizes: Mapping[str, int], streams: Mapping[str, str] | None = None) -> None:
@@ -47,6 +52,7 @@ class Slots:
         self._shared = streams or {}
         self._slots: dict[str, int] = {}
         self._streams: dict[str, int] = {"": COMPUTE}
+        self.asked: list[tuple[str, str]] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,11 +65,17 @@ class Slots:
 
     def slot(self, name: str) -> int:
         """Return the number of a slot, new or known."""
+        self.asked.append(("slot", name))
         return self._slots.setdefault(name, len(self._slots))
 
     def stream(self, name: str) -> int:
         """Return the stream of a slot, or one of that name."""
+        self.asked.append(("stream", name))
         return self._streams.setdefault(self._shared.get(name, name), len(self._streams))
+
+    def number(self, what: str, name: str) -> int:
+        """Return the number of a ``"slot"`` or a ``"stream"``, as in `asked`."""
+        return self.slot(name) if what == "slot" else self.stream(name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,6 +38,12 @@ STREAM = "pipeline"
 Turn = Sequence[Action]
 """What a stage does at a time: an action, or two that run as one."""
 
+Kinds = tuple[tuple[Phase, int], ...]
+"""Phase and chunk of each action of a unit: what messages depend on."""
+
+Batch = tuple[Block, tuple[int, ...]]
+"""The block of some messages, and for which of the actions, before and after, each is."""
+
 
 @dataclass(frozen=True)
 class _Message:
@@ -76,6 +82,7 @@ class Messages:
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self.split = split
         self._known: dict[tuple[_Message, ...], Block] = {}
+        self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
         """Group what a stage does one after another into what it exchanges messages between."""
@@ -105,17 +112,28 @@ class Messages:
         before, after : sequence of Action
             All actions of each unit; none before the first and after the last.
         """
-        sent = [(self._sent(action), action) for action in before]
-        received = [(self._received(action), action) for action in after]
-        found = [(message, action) for message, action in (*sent, *received) if message]
-        one_way = len({action.phase for _, action in found}) < 2
+        kinds = (
+            tuple((action.phase, action.chunk) for action in before),
+            tuple((action.phase, action.chunk) for action in after),
+        )
+        if kinds not in self._batches:
+            self._batches[kinds] = self._batched(before, after)
+        actions = (*before, *after)
+        return [
+            (block, tuple(actions[i].micro_batch for i in lanes))
+            for block, lanes in self._batches[kinds]
+        ]
+
+    def _batched(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
+        """Return what is exchanged between units of these phases and chunks."""
+        messages = [*map(self._sent, before), *map(self._received, after)]
+        actions = (*before, *after)
+        found = [(message, i) for i, message in enumerate(messages) if message]
+        one_way = len({actions[i].phase for _, i in found}) < 2
         apart = self.overlap or (one_way and self.pipeline.chunks == 1)
         batches = [[each] for each in found] if apart else [found] if found else []
         return [
-            (
-                self._block(tuple(message for message, _ in batch)),
-                tuple(action.micro_batch for _, action in batch),
-            )
+            (self._block(tuple(message for message, _ in batch)), tuple(i for _, i in batch))
             for batch in batches
         ]
 

@@ -62,6 +62,8 @@ class Pricing:
         }
         self.shares: dict[tuple[str, int], Mapping[str, float]] = {}
         self.kernels: dict[tuple[str, int], Kernel] = {}
+        # By identity: layers of one kind share their kernels, and a hash looks at every number.
+        self._known: dict[tuple[str, int], tuple[Kernel, Estimate]] = {}
 
     def estimate(self, name: str, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel; `name` is that of its rows.
@@ -71,7 +73,8 @@ class Pricing:
         InputError
             If it is longer than the simulation's clocks can hold.
         """
-        estimate = self.model.estimate(kernel)
+        known = self._known.get((name, id(kernel)))
+        estimate = self.model.estimate(kernel) if known is None else known[1]
         if estimate.duration > LONGEST:
             raise InputError(
                 f"the kernel {name!r} takes {estimate.duration / 1e12:.3g} s, which the "
@@ -79,4 +82,5 @@ class Pricing:
             )
         self.shares[name, estimate.duration] = estimate.shares
         self.kernels[name, estimate.duration] = kernel
+        self._known[name, id(kernel)] = kernel, estimate
         return estimate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..experiment.plan import Plan
@@ -12,6 +12,7 @@ from .data_parallel import Strategy
 from .operators import Operator
 from .parts import Part
 from .pricing import Pricing
+from .shelf import Shelf
 
 __all__ = ["Pass", "Stage", "recomputed"]
 
@@ -65,14 +66,17 @@ class Stage:
         The model chunks the stage holds.
     strategy : Strategy
         Of data parallelism.
+    shelf : Shelf
+        Of the step, whose tables have the same plan and names.
     """
 
     def __init__(
         self, names: Names, pricing: Pricing, slots: Slots, plan: Plan,
-        chunks: Sequence[Part], strategy: Strategy,
+        chunks: Sequence[Part], strategy: Strategy, shelf: Shelf,
     ) -> None:  # fmt: skip
         self.names, self.pricing, self.slots = names, pricing, slots
         self.plan, self.chunks, self.strategy = plan, chunks, strategy
+        self._shelf = shelf
         self._blocks: dict[tuple[Pass, ...], Block] = {}
 
     def builder(self) -> BlockBuilder:
@@ -86,15 +90,43 @@ class Stage:
         backward and the reverse (arXiv:2412.19437, section 3.2.1).
         """
         if passes not in self._blocks:
-            builder = self.builder()
-            running = {lane: self._write(builder, each) for lane, each in enumerate(passes)}
-            while running:
-                for lane, writing in list(running.items()):
-                    builder.lane(lane)
-                    if next(writing, DONE) is DONE:
-                        del running[lane]
-            self._blocks[passes] = builder.done()
+            if self.strategy.quiet and not any(each.edge for each in passes):
+                key, layer = self._described(passes)
+                self._blocks[passes] = self._shelf.block(
+                    key, layer, self.slots, lambda: self._written(passes)
+                )
+            else:
+                self._blocks[passes] = self._written(passes)
         return self._blocks[passes]
+
+    def _described(self, passes: Sequence[Pass]) -> tuple[Hashable, int]:
+        """Return all that decides what passes write, and what their layers are counted from.
+
+        Where data parallelism writes nothing these are the operators of the layers (layers of one
+        kind share them) and the model of the GPU.
+        """
+        parts = [self.chunks[each.chunk] for each in passes]
+        first = min((n for part in parts for n in part.numbers if n >= 0), default=0)
+        described = tuple(
+            (
+                each.phase, each.part,
+                tuple(id(layer.operators) for layer in part.layers),
+                tuple(n - first if n >= 0 else None for n in part.numbers),
+                tuple(recomputed(self.plan, part)),
+            )
+            for each, part in zip(passes, parts, strict=True)
+        )  # fmt: skip
+        return (id(self.pricing), described), first
+
+    def _written(self, passes: Sequence[Pass]) -> Block:
+        builder = self.builder()
+        running = {lane: self._write(builder, each) for lane, each in enumerate(passes)}
+        while running:
+            for lane, writing in list(running.items()):
+                builder.lane(lane)
+                if next(writing, DONE) is DONE:
+                    del running[lane]
+        return builder.done()
 
     def _write(self, builder: BlockBuilder, what: Pass) -> Iterator[None]:
         """Write a pass, pausing where its next kernel has to wait for a communication."""

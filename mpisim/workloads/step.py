@@ -28,6 +28,7 @@ from .messages import Messages, streams
 from .optimizer import write_optimizer
 from .pricing import LONGEST, Pricing
 from .schedules import Action, Pipeline
+from .shelf import Shelf
 from .stage import Pass, Stage
 
 __all__ = ["Workload", "training_step"]
@@ -85,6 +86,7 @@ def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
     names = Names()
     pricings = tuple(Pricing(each, cuda_graphs=plan.cuda_graphs) for each in kernels)
     groups = Groups(grid, plan.zero_group)
+    shelf = Shelf()
     pipeline = np.zeros(grid.world, int) if layout.pipeline_of is None else layout.pipeline_of
     gpu = np.zeros(grid.world, int) if layout.gpu_of is None else layout.gpu_of
     shape = (len(layout.networks), grid.pp, len(layout.pipelines), len(pricings))
@@ -96,7 +98,7 @@ def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
     for i, kind in enumerate(found.tolist()):
         network, stage, which, on = map(int, np.unravel_index(kind, shape))
         written = _Table(
-            layout, layout.pipelines[which], network, stage, names, pricings[on], groups
+            layout, layout.pipelines[which], network, stage, names, pricings[on], groups, shelf
         )
         tables.append(written.table)
         slots.append(written.slots)
@@ -121,7 +123,7 @@ class _Table:
 
     def __init__(
         self, layout: Layout, laid: Pipeline, network: int, stage: int, names: Names,
-        pricing: Pricing, groups: Groups,
+        pricing: Pricing, groups: Groups, shelf: Shelf,
     ) -> None:  # fmt: skip
         plan = layout.experiment.plan
         parts = layout.parts[network]
@@ -132,7 +134,7 @@ class _Table:
             transformer=isinstance(layout.experiment.model, Transformer),
         )  # fmt: skip
         slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **sharing.streams})
-        writer = Stage(names, pricing, slots, plan, chunks, sharing)
+        writer = Stage(names, pricing, slots, plan, chunks, sharing, shelf)
         messages = Messages(
             laid, stage, lambda part: parts[part].layers[-1].output,
             overlap=plan.overlaps_p2p, split=plan.message_shares, builder=writer.builder,
@@ -152,7 +154,7 @@ class _Table:
             for block, micro_batches in messages.between(before, actions):
                 rows.add(block, *micro_batches)
             for turn in unit:
-                passes = [_pass(action, action in edges) for action in turn]
+                passes = [_pass(action, id(action) in edges) for action in turn]
                 rows.add(writer.block(*passes), *(action.micro_batch for action in turn))
             before = actions
         end = writer.builder()
@@ -177,8 +179,8 @@ def _turns(actions: Sequence[Action]) -> list[list[Action]]:
     return found
 
 
-def _edges(actions: Sequence[Action]) -> set[Action]:
-    """Return each chunk's first forward, and its last gradients of weights."""
+def _edges(actions: Sequence[Action]) -> set[int]:
+    """Return the ids of each chunk's first forward, and of its last gradients of weights."""
     first: dict[int, Action] = {}
     last: dict[int, Action] = {}
     for action in actions:
@@ -186,7 +188,7 @@ def _edges(actions: Sequence[Action]) -> set[Action]:
             first.setdefault(action.chunk, action)
         elif not action.split:
             last[action.chunk] = action
-    return {*first.values(), *last.values()}
+    return {id(action) for action in (*first.values(), *last.values())}
 
 
 def _pass(action: Action, edge: bool) -> Pass:

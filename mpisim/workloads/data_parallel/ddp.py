@@ -46,6 +46,7 @@ class Ddp(Strategy):
     """
 
     style: ClassVar[Style] = "ddp"
+    quiet: ClassVar[bool] = True
 
     def __init__(
         self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0

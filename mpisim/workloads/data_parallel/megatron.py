@@ -50,6 +50,7 @@ class Megatron(Strategy):
     """
 
     style: ClassVar[Style] = "megatron"
+    quiet: ClassVar[bool] = True
 
     def __init__(
         self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0

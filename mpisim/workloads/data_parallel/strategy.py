@@ -39,6 +39,9 @@ class Strategy:
     ----------
     style : str
         Whose rules it follows.
+    quiet : bool
+        Whether the hooks of a pass write nothing, except in the first forward and the last backward
+        of a chunk.
     held : tuple of tuple of Held
         The parameters of each chunk, in the order of registration.
     at : mapping of (int, int, int) to list of Held
@@ -47,6 +50,7 @@ class Strategy:
     """
 
     style: ClassVar[Style]
+    quiet: ClassVar[bool] = False
 
     def __init__(
         self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0

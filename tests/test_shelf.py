@@ -1,0 +1,77 @@
+"""Blocks that stages share: the tables are those of stages that each write their own."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mpisim.experiment import read
+from mpisim.kernels import Roofline, find_gpu
+from mpisim.program import COLUMNS, Table
+from mpisim.workloads import lay_out, training_step
+from mpisim.workloads.data_parallel.megatron import Megatron
+from mpisim.workloads.stage import Stage
+
+TEXT = """
+[model]
+family = "gpt"
+layers = 8
+hidden = 64
+heads = 4
+seq_len = 32
+vocab = 128
+
+[plan]
+{plan}
+
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+"""
+
+PLANS = {
+    "1f1b": 'pp = 4\ntp = 2\nglobal_batch = 8\nschedule = "1f1b"',
+    "sequence parallel": "pp = 4\ntp = 2\nsp = true\nglobal_batch = 8",
+    "two stages": 'pp = 2\ntp = 2\nglobal_batch = 8\nschedule = "1f1b"\nzero = 1',
+    "interleaved": 'pp = 4\nvpp = 2\nglobal_batch = 8\nschedule = "interleaved"',
+    "recomputed": 'pp = 4\nglobal_batch = 8\nrecompute = "full"\nrecompute_layers = 1',
+    "weights put off": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h1"',
+    "mirrored": 'pp = 4\nglobal_batch = 32\nschedule = "dualpipe"',
+    "uneven": "pp = 4\nglobal_batch = 8\nstages = [1, 3, 2, 2]",
+}
+
+
+def tables(plan: str) -> Iterator[tuple[Table, int]]:
+    """The tables of a plan, and how many slots each has."""
+    layout = lay_out(read(TEXT.format(plan=plan), "test.toml"), 8)
+    program = training_step(layout, Roofline(find_gpu("h100-sxm"))).program
+    for table in program.tables:
+        assert table is not None
+        yield table, table.n_slots
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_tables_are_as_if_every_stage_wrote_its_own(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = Stage._written
+
+    def counted(self: Stage, passes: object) -> object:
+        written[-1] += 1
+        return write(self, passes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stage, "_written", counted)
+    written.append(0)
+    shared = list(tables(plan))
+    monkeypatch.setattr(Megatron, "quiet", False)
+    written.append(0)
+    own = list(tables(plan))
+    assert len(shared) == len(own)
+    for (one, slots), (other, others) in zip(shared, own, strict=True):
+        assert slots == others
+        for column in (*COLUMNS, "wait_index", "wait_row"):
+            np.testing.assert_array_equal(getattr(one, column), getattr(other, column), column)
+    assert written[0] <= written[1]
+    if plan == PLANS["1f1b"]:
+        assert written[0] < written[1]
