@@ -1,8 +1,8 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `tiles`; `contended` with `crew`, `meetings`, `bounds`, `outcome` and
-`sharing`; `registers`, `rows`, `accounts`) and their twins (plain Python, to be read first) do the
-same, and tests hold them equal row by row. No other module knows that there are two.
+The compiled modules (Cython: `tiles` with its `hashes`; `contended` with its `crew`, `meetings`,
+`bounds` and `sharing`; `registers`, `rows`, `accounts`) and their twins (plain Python, to be read
+first) do the same, and tests hold them equal row by row. No other module knows that there are two.
 
 ``allocate(kernels, last_use)``
     Give every kernel a register that is free until the kernel's last reader has run.
