@@ -1,7 +1,7 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `tiles` with its `hashes`; `contended` with its `crew`, `meetings`,
-`bounds` and `sharing`; `registers`, `rows`, `accounts`) and their twins (plain Python, to be read
+The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
+`outcome` and `sharing`; `registers`, `rows`, `accounts`) and their twins (plain Python, to be read
 first) do the same, and tests hold them equal row by row. No other module knows that there are two.
 
 ``allocate(kernels, last_use)``
