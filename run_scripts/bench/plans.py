@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""How many plans a minute can be predicted, and which is best.
+
+    source run_scripts/env.sh
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N] [--changes CHANGE ...]
+
+GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
+recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
+evenly. Each is predicted as a script would do it: read the experiment, prepare it, execute it, with
+links shared and what overlaps slowed, as in experiments that say nothing else; no report.
+
+Plans are dealt to the processes before they start, the biggest first, each to the process that has
+least to do. Plans that do not fit into memory are predicted too, but are not among the best.
+
+Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
+by tokens a second; and where the CPU time went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from mpisim.execution import execute
+from mpisim.experiment import read
+from mpisim.prediction import prepare
+
+EXPERIMENT = """
+[model]
+preset = "gpt3-175b"
+seq_len = 2048
+[plan]
+tp = {tp}
+pp = {pp}
+vpp = {vpp}
+schedule = "{schedule}"
+micro_batch = {micro_batch}
+global_batch = {batch}
+recompute = "{recompute}"
+zero = {zero}
+[cluster]
+preset = "dgx-h100"
+nodes = 64
+[run]
+allow_oom = true
+"""
+
+GPUS = 512
+LAYERS = 96
+BEST = 5
+
+
+class Candidate(NamedTuple):
+    """A plan; `vpp` follows from the schedule."""
+
+    tp: int
+    pp: int
+    micro_batch: int
+    batch: int
+    recompute: str
+    zero: int
+    schedule: str
+
+    @property
+    def vpp(self) -> int:
+        """Chunks a stage."""
+        return 2 if self.schedule == "interleaved" else 1
+
+    @property
+    def micro_batches(self) -> float:
+        """Of a replica; no integer where the plan does not come out even."""
+        return self.batch * self.tp * self.pp / (GPUS * self.micro_batch)
+
+    @property
+    def possible(self) -> bool:
+        """Whether it comes out even."""
+        whole = self.micro_batches.is_integer()
+        if self.schedule == "1f1b":
+            return whole
+        return whole and self.pp > 1 and LAYERS % (2 * self.pp) == 0 == self.micro_batches % self.pp
+
+    @property
+    def size(self) -> float:
+        """What it takes, roughly in proportion: rows of all stages, messages among them."""
+        return self.micro_batches * (LAYERS + 4 * self.pp)
+
+    def text(self) -> str:
+        """Return the experiment."""
+        return EXPERIMENT.format(vpp=self.vpp, **self._asdict())
+
+
+@dataclass
+class Spent:
+    """CPU seconds."""
+
+    read: float = 0.0
+    prepare: float = 0.0
+    execute: float = 0.0
+
+
+class Result(NamedTuple):
+    """What was predicted."""
+
+    rate: float
+    fits: bool
+    candidate: Candidate
+
+
+def candidates() -> Iterator[Candidate]:
+    """Yield all plans."""
+    for each in product(
+        (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1536, 1024),
+        ("none", "selective", "full"), (0, 1), ("1f1b", "interleaved"),
+    ):  # fmt: skip
+        candidate = Candidate(*each)
+        if candidate.possible:
+            yield candidate
+
+
+def chosen(number: int) -> list[Candidate]:
+    """Return so many plans, evenly from all by size, the biggest first."""
+    every = sorted(candidates(), key=lambda each: (-each.size, each))
+    number = min(number, len(every))
+    return [every[i * len(every) // number] for i in range(number)]
+
+
+def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
+    """Return those of this process."""
+    load = [0.0] * comm.size
+    own = []
+    for each in plans:
+        least = load.index(min(load))
+        load[least] += each.size
+        if least == comm.rank:
+            own.append(each)
+    return own
+
+
+def predicted(candidate: Candidate, changes: list[str], spent: Spent) -> Result:
+    """Predict one plan on this process alone."""
+    begin = time.process_time()
+    experiment = read(candidate.text(), "plans.toml", changes)
+    after_read = time.process_time()
+    case = prepare(experiment)
+    after_prepare = time.process_time()
+    run, _ = execute(case, MPI.COMM_SELF)
+    spent.read += after_read - begin
+    spent.prepare += after_prepare - after_read
+    spent.execute += time.process_time() - after_prepare
+    return Result(case.workload.tokens * 1e12 / run.step_time, case.memory.fits, candidate)
+
+
+def main() -> None:
+    """Predict the plans and print what it took."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plans", type=int, metavar="N", default=1_000)
+    parser.add_argument(
+        "--changes", nargs="*", metavar="CHANGE", default=[], help='as "overlap.model=off"'
+    )
+    args = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    plans = chosen(max(args.plans, 1))
+    spent = Spent()
+    comm.Barrier()
+    begin = time.perf_counter()
+    own = [predicted(each, args.changes, spent) for each in dealt(plans, comm)]
+    comm.Barrier()
+    wall = time.perf_counter() - begin
+    memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)
+    parts = {each.name: comm.reduce(getattr(spent, each.name)) for each in fields(Spent)}
+    every = comm.gather(own)
+    if every is None:
+        return
+    whole = sum(parts.values())
+    print(f"{len(plans):,} plans on {comm.size} processes: {len(plans) / wall:.2f} plans/s")
+    print(f"wall {wall:.2f} s, CPU {whole:.2f} s ({whole / len(plans):.3f} a plan), ", end="")
+    print(f"{memory / 1024:,.0f} MiB in the largest process")
+    for name, seconds in parts.items():
+        print(f"  {name:<8} {seconds:8.2f} s  {seconds / whole:6.1%}")
+    fitting = sorted((each for part in every for each in part if each.fits), reverse=True)
+    print(f"{len(fitting):,} plans fit into memory; the best:")
+    for rate, _, candidate in fitting[:BEST]:
+        keys = ", ".join(f"{key} {value}" for key, value in candidate._asdict().items())
+        print(f"  {rate:12,.0f} tokens/s  {keys}")
+
+
+if __name__ == "__main__":
+    main()
