@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
-_ROWS_A_ROUND = 1_000_000
+_ROWS_A_ROUND = 2_000_000
 """Rows after which a process that has something to tell does so, though it could go on.
 
 Without this bound two halves of a pipeline alternate instead of working at the same time: each
