@@ -18,7 +18,7 @@ from ..workloads.schedules import Action
 from ..workloads.stage import recomputed
 from .temporaries import needed_for_weights, output, working
 
-__all__ = ["Chunk", "Peak", "chunk", "kept", "peak"]
+__all__ = ["Chunk", "Kinds", "Peak", "chunk", "kept", "peak"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,14 @@ def kept(layer: Layer, plan: Plan, whole: bool) -> int:
     return layer.saved_selective if plan.recompute == "selective" else layer.saved
 
 
-def chunk(part: Part, plan: Plan, sizes: Mapping[str, int]) -> Chunk:
+class Kinds(dict[tuple[int, bool], "_Layer"]):
+    """What layers hold that were worked out already, by their operators and whether all is computed
+    again; of one plan, while its network exists."""
+
+
+def chunk(
+    part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None
+) -> Chunk:
     """Work out what the passes through a model chunk hold.
 
     Parameters
@@ -79,11 +86,12 @@ def chunk(part: Part, plan: Plan, sizes: Mapping[str, int]) -> Chunk:
     plan : Plan
     sizes : mapping of str to int
         Members of each group of ranks.
+    known : Kinds, optional
+        Layers of one kind share their operators: each kind is worked out once.
     """
+    known = Kinds() if known is None else known
     again = recomputed(plan, part)
     keeps = [kept(layer, plan, whole) for layer, whole in zip(part.layers, again, strict=True)]
-    # Layers of one kind share their operators: each kind is worked out once.
-    known: dict[tuple[int, bool], _Layer] = {}
     each = []
     for layer, whole in zip(part.layers, again, strict=True):
         key = (id(layer.operators), whole)

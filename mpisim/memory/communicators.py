@@ -98,8 +98,9 @@ def connections(
 
 
 def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:
-    for layer in layers:
-        for operator in layer.operators:
+    # Layers of one kind share their operators: each kind is looked at once.
+    for operators in {id(layer.operators): layer.operators for layer in layers}.values():
+        for operator in operators:
             for step in (*operator.forward, *operator.backward):
                 if isinstance(step, Communicate):
                     yield step

@@ -12,7 +12,7 @@ from ..workloads.groups import Groups
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
-from .activations import chunk, peak
+from .activations import Kinds, chunk, peak
 from .buffers import buckets, gathered, messages
 from .communicators import connections
 from .constants import constants
@@ -126,20 +126,22 @@ def memory(
     """
     plan = plan.settled(transformer=transformer)
     sizes = dict(Groups(grid, plan.zero_group).sizes)
+    kinds = Kinds()
     return [
-        _stage(pipeline, stage, parts, plan, grid, sizes, node) for stage in range(pipeline.stages)
+        _stage(pipeline, stage, parts, plan, grid, sizes, node, kinds)
+        for stage in range(pipeline.stages)
     ]
 
 
 def _stage(
     pipeline: Pipeline, stage: int, parts: Sequence[Part], plan: Plan, grid: Grid,
-    sizes: dict[str, int], node: int,
+    sizes: dict[str, int], node: int, kinds: Kinds,
 ) -> StageMemory:  # fmt: skip
     known = constants()
     chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
     layers = [layer for each in chunks for layer in each.layers]
     own = states(layers, plan, sizes)
-    worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes) for each in chunks])
+    worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes, kinds) for each in chunks])
     working = worst.total - worst.kept
     moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
     update = _update(layers, plan, sizes)

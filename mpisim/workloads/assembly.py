@@ -40,15 +40,17 @@ class TableAssembler:
                 rows = self._pending
             else:
                 rows = self._exports.get(str(port), [])
-            self._outside.extend((at + row, each) for each in rows)
+            for each in rows:
+                self._outside.append((at + row, each))
         if block.last >= 0:
             self._last = [at + block.last]
         if not block.hands_on:
             self._pending = []
-        self._pending += [at + row for row in block.pending]
+        if block.pending:
+            self._pending += [at + row for row in block.pending]
         for name, exported in block.exports.items():
             self._exports.setdefault(name, []).extend(at + row for row in exported)
-        self._length += len(block)
+        self._length += block.values.shape[0]
         self.flops += block.flops
         self.duration += block.duration
 

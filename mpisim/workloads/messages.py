@@ -38,8 +38,9 @@ STREAM = "pipeline"
 Turn = Sequence[Action]
 """What a stage does at a time: an action, or two that run as one."""
 
-Kinds = tuple[tuple[Phase, int], ...]
-"""Phase and chunk of each action of a unit: what messages depend on."""
+Kinds = tuple[tuple[bool, bool, int], ...]
+"""Of each action of a unit whether it is a forward, whether it is for weights, and its chunk: what
+messages depend on."""
 
 Batch = tuple[Block, tuple[int, ...]]
 """The block of some messages, and for which of the actions, before and after, each is."""
@@ -112,10 +113,7 @@ class Messages:
         before, after : sequence of Action
             All actions of each unit; none before the first and after the last.
         """
-        kinds = (
-            tuple((action.phase, action.chunk) for action in before),
-            tuple((action.phase, action.chunk) for action in after),
-        )
+        kinds = tuple(map(_kind, before)), tuple(map(_kind, after))
         if kinds not in self._batches:
             self._batches[kinds] = self._batched(before, after)
         actions = (*before, *after)
@@ -200,6 +198,11 @@ class Messages:
                     )  # fmt: skip
             self._known[messages] = builder.done()
         return self._known[messages]
+
+
+def _kind(action: Action) -> tuple[bool, bool, int]:
+    # No phases: their hashes are slow, and there are thousands of actions.
+    return action.phase is Phase.FORWARD, action.phase is Phase.WEIGHT, action.chunk
 
 
 def _what(message: _Message) -> str:

@@ -20,7 +20,7 @@ from ..experiment import Transformer
 from ..kernels import KernelModel
 from ..program import Names, Phase, Program, Table
 from .assembly import TableAssembler
-from .blocks import Slots
+from .blocks import Block, Slots
 from .data_parallel import strategy
 from .groups import Groups, program_of
 from .layout import Layout
@@ -147,6 +147,7 @@ class _Table:
         sharing.begin(begin)
         rows.add(begin.done())
         before: list[Action] = []
+        known: dict[tuple[tuple[bool, bool, int, bool, bool], ...], Block] = {}
         turns = _turns(laid.actions[stage])
         edges = _edges(laid.actions[stage])
         for unit in (*messages.units(turns), []):
@@ -154,8 +155,11 @@ class _Table:
             for block, micro_batches in messages.between(before, actions):
                 rows.add(block, *micro_batches)
             for turn in unit:
-                passes = [_pass(action, id(action) in edges) for action in turn]
-                rows.add(writer.block(*passes), *(action.micro_batch for action in turn))
+                kinds = tuple([_kind(action, id(action) in edges) for action in turn])
+                if kinds not in known:
+                    passes = [_pass(action, id(action) in edges) for action in turn]
+                    known[kinds] = writer.block(*passes)
+                rows.add(known[kinds], *[action.micro_batch for action in turn])
             before = actions
         end = writer.builder()
         end.tags(phase=Phase.OPTIMIZER, layer=-1)
@@ -189,6 +193,12 @@ def _edges(actions: Sequence[Action]) -> set[int]:
         elif not action.split:
             last[action.chunk] = action
     return {id(action) for action in (*first.values(), *last.values())}
+
+
+def _kind(action: Action, edge: bool) -> tuple[bool, bool, int, bool, bool]:
+    """Return what tells passes apart; phases are left out, whose hashes are slow."""
+    forward, weight = action.phase is Phase.FORWARD, action.phase is Phase.WEIGHT
+    return forward, weight, action.chunk, action.split, edge
 
 
 def _pass(action: Action, edge: bool) -> Pass:

@@ -61,6 +61,10 @@ class Strategy:
         for chunk, parameters in enumerate(self.held):
             for each in reversed(parameters):
                 self.at[chunk, each.layer, each.operator].append(each)
+        self._counts = {False: 0, True: 0}
+        for parameters in self.held:
+            for each in parameters:
+                self._counts[each.expert] += each.size
 
     @property
     def streams(self) -> Mapping[str, str]:
@@ -158,7 +162,7 @@ class Strategy:
 
     def count(self, expert: bool) -> int:
         """Return the elements of dense or of expert parameters that this stage holds."""
-        return sum(each.size for chunk in self.held for each in chunk if each.expert is expert)
+        return self._counts[expert]
 
     def alone(self, expert: bool) -> bool:
         """Whether no other rank holds the same parameters."""
