@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,11 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
-from mpisim.prediction import Case, PathShares, prepare, statements
+from mpisim.prediction import Case, PathShares, error_bar, prepare, statements
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.quantity import Quantity
 from mpisim.simulate import simulate
+from mpisim.step_constants import ours
 from mpisim.topo import AlphaBeta, class_of, find_cluster
 from mpisim.uncertainty import propagate
 from mpisim.workloads import training_step
@@ -133,7 +135,12 @@ def test_statements() -> None:
     case = prepare(LARGE)
     run = run_of(case)
     said = statements(case, run, {"plan.dp_overlap": True, "plan.cp_style": "ring", "plan.pp": 1})
-    assert 0.02 < said["uncertainty"] < 0.2
+    inputs = error_bar(case, run, model_error=False).relative
+    left_out = ours().model_error
+    assert left_out is not None
+    assert 0.02 < inputs < 0.2
+    assert said["uncertainty"] == pytest.approx(math.hypot(inputs, left_out.plain.error))
+    assert said["uncertainty_sources"][0].startswith("model error")
     assert said["utilisation"] == pytest.approx(
         case.workload.flops / (run.step_time * 1e-12 * 8 * 989.4e12)
     )
