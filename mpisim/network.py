@@ -45,7 +45,30 @@ def network_of(
     choice = choice or NetworkChoice()
     if choice.model == "alpha-beta":
         return cluster.cost(nodes)
+    if cluster.graph or choice.calibration:  # files, which may have changed
+        return _nccl_network(cluster, nodes, choice, folder)
+    asked = cluster, nodes, choice
+    if _latest is None or _latest[0] != asked:
+        _remember(asked, _nccl_network(cluster, nodes, choice, folder))
+    assert _latest is not None
+    return _latest[1]
 
+
+Asked = tuple[Cluster, int, NetworkChoice]
+
+_latest: tuple[Asked, Network] | None = None
+"""The network asked for last. Plans that are compared run on one and the same, which then need not
+be built again, and has worked out much of what they ask of it."""
+
+
+def _remember(asked: Asked, network: Network) -> None:
+    global _latest
+    _latest = asked, network
+
+
+def _nccl_network(
+    cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None
+) -> Network:
     from .topo.changes import changed
     from .topo.nccl_network import NcclNetwork
 

@@ -113,6 +113,8 @@ class Messages:
         before, after : sequence of Action
             All actions of each unit; none before the first and after the last.
         """
+        if self.pipeline.stages == 1:
+            return []
         kinds = tuple(map(_kind, before)), tuple(map(_kind, after))
         if kinds not in self._batches:
             self._batches[kinds] = self._batched(before, after)

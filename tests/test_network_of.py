@@ -1,0 +1,37 @@
+"""The network of an experiment: built once for plans on one and the same cluster."""
+
+from dataclasses import replace
+
+from mpisim.experiment import NetworkChoice
+from mpisim.network import network_of
+from mpisim.topo import find_cluster
+
+
+def test_equal_clusters_share_a_network() -> None:
+    first = network_of(find_cluster("dgx-h100"), 2, NetworkChoice())
+    assert network_of(find_cluster("dgx-h100"), 2) is first
+
+
+def test_another_cluster_size_or_choice_has_its_own() -> None:
+    cluster = find_cluster("dgx-h100")
+    first = network_of(cluster, 2)
+    assert network_of(cluster, 3) is not first
+    tree = network_of(cluster, 2, NetworkChoice(nccl={"NCCL_ALGO": "ring"}))
+    assert tree is not network_of(cluster, 2)
+    slow = replace(cluster, changes={"links.node0.nic0->*.bandwidth": "50 %"})
+    assert network_of(slow, 2) is not network_of(cluster, 2)
+
+
+def test_what_was_asked_before_changes_no_price() -> None:
+    """A network that has served other questions answers as a new one does."""
+    from mpisim.program import Operation
+    from mpisim.topo.nccl.shape import Shape
+
+    used = network_of(find_cluster("dgx-h100"), 2)
+    pair = Shape.of([0, 8], used.nccl.system)  # type: ignore[attr-defined]
+    used.price(Operation.ALL_REDUCE, 1 << 26, pair)
+    before = used.price(Operation.ALL_GATHER, 1 << 20, pair)
+    network_of(find_cluster("dgx-h100"), 4)
+    new = network_of(find_cluster("dgx-h100"), 2)
+    assert new is not used
+    assert new.price(Operation.ALL_GATHER, 1 << 20, pair) == before
