@@ -84,7 +84,7 @@ def replayed(
 ) -> tuple[TraceJob, list[Replay]]:
     """Simulate, export, read back, and replay once for every change."""
     placement = block_placement(program.n_ranks, comm.size)
-    run = simulate(program, comm, placement=placement, record=True)
+    run = simulate(program, comm, placement=placement)
     with exported(run, comm, clock_offset=clock_offset, style=style) as folder:
         job = read_job([folder], comm)
     return job, [replay(job, comm, what) for what in changes]

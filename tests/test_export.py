@@ -45,7 +45,7 @@ def program() -> Program:
 
 
 def recorded(of: Program) -> Run:
-    return simulate(of, record=True)
+    return simulate(of)
 
 
 def events(path: Path) -> dict[str, Any]:
@@ -226,12 +226,6 @@ def test_arguments_that_do_not_fit(tmp_path: Path, more: dict[str, Any], said: s
     assert not (tmp_path / "traces").exists()
 
 
-def test_a_run_without_records(tmp_path: Path) -> None:
-    of = program()
-    with pytest.raises(InputError, match="record=True"):
-        export_kineto(of, simulate(of), tmp_path / "traces")
-
-
 def test_traces_are_not_mixed(tmp_path: Path) -> None:
     of = program()
     folder = tmp_path / "traces"
@@ -277,12 +271,12 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.mpi
 def test_each_process_writes_its_ranks(comm: Intracomm) -> None:
     of = recordable_program(2, n_ranks=4)
-    run = simulate(of, comm, record=True)
+    run = simulate(of, comm)
     with exported(run, comm) as folder:
         names = sorted(path.name for path in folder.iterdir())
         comm.barrier()  # all have looked before any adds a folder of its own
         alone = folder / f"alone{comm.rank}"
-        export_kineto(of, simulate(of, record=True), alone)
+        export_kineto(of, simulate(of), alone)
         for name in names:
             assert (folder / name).read_bytes() == (alone / name).read_bytes()
         comm.barrier()
@@ -292,7 +286,7 @@ def test_each_process_writes_its_ranks(comm: Intracomm) -> None:
 @pytest.mark.mpi
 def test_errors_reach_all_processes(comm: Intracomm, tmp_path: Path) -> None:
     of = recordable_program(3, n_ranks=4, n_events=0)
-    run = simulate(of, comm, record=True)
+    run = simulate(of, comm)
     with pytest.raises(MpisimError, match="nowhere"):
         export_kineto(of, run, tmp_path / "nowhere" / "traces", comm=comm)
 
@@ -315,7 +309,7 @@ def test_a_recorded_job_survives(comm: Intracomm, shared: Path) -> None:
 def test_a_generated_step(comm: Intracomm) -> None:
     """A generated program: CPU times are short, and no clock shows too much."""
     case = prepare(load(changes=["model.layers=8", "plan.tp=2", "plan.dp=4", "plan.zero=1"])[1])
-    run = simulate(case.program, comm, network=case.network, record=True)
+    run = simulate(case.program, comm, network=case.network)
     with exported(run, comm) as folder:
         job = read_job([folder], comm)
         again = replay(job, comm)

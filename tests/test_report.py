@@ -29,8 +29,8 @@ class Alone:
     size, rank = 1, 0
 
 
-def result(program: Program, record: bool = True, **said: Any) -> Results:
-    run = simulate(program, record=record, critical_path=record)
+def result(program: Program, **said: Any) -> Results:
+    run = simulate(program, critical_path=True)
     found = collect(run, comm=Alone(), **said)  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -185,13 +185,6 @@ def test_names_of_others_do_no_harm(tmp_path: Path) -> None:
     assert names[0] == "ünïcödé ?"
 
 
-def test_a_run_without_a_record_says_so() -> None:
-    text = render(result(straggler(12), record=False), top=4)
-    assert "Rows were not recorded: only the end of each rank is known." in text
-    assert "... 8 more, the first at 241.000" in text
-    assert "Kernels" not in text
-
-
 def test_an_empty_program_has_a_report() -> None:
     builder = ProgramBuilder()
     builder.add_rank(builder.add_table(builder.table().build()))
@@ -237,7 +230,7 @@ def test_figures_say_what_the_report_says() -> None:
 
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_report_command(comm: Any, tmp_path: Path, run_mpisim: Callable, nprocs: int) -> None:
-    run = simulate(straggler(3), record=True, critical_path=True)
+    run = simulate(straggler(3), critical_path=True)
     written = write_results(run, tmp_path / "run.h5", comm=comm, timeline=True)
     assert written is not None
     done = run_mpisim(["report", "run.h5", "--json", "run.json", "--top", "2"], nprocs)
