@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,5 +155,5 @@ def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_needed, "capacity", lambda: 24 * GB)
     simulate(alike(), progress=True)
     assert len(seen) == 1
-    assert seen[0].startswith("simulating, 0.")
-    assert seen[0].endswith(" of 24 GB of memory")
+    # As much as this process holds already, which other tests decide, and more.
+    assert re.fullmatch(r"simulating, [0-9.]+ GB of 24 GB of memory", seen[0])
