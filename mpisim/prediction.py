@@ -40,7 +40,7 @@ OVERLAP = "the slowdown of kernels and communications that overlap"
 
 LEFT_OUT = (
     OVERLAP,
-    "clocks that fall while kernels run back to back: they are priced as measured one by one",
+    "clocks that fall while kernels run back to back, but for matrix products",
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints",
 )
