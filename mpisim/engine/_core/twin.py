@@ -1,4 +1,4 @@
-"""The core in plain Python: what `advance` compiles, to be read and tested against.
+"""The core in plain Python: what `tiles` compiles, to be read and tested against.
 
 Each rank executes its instructions in order. A communication posts its ready time to its group
 and goes on; its end is *pending* in a register until somebody reads it. Only then does the rank
