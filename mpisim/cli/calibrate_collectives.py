@@ -7,11 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .fitted import add_output, print_skipped, rows_line, writing
 
 if TYPE_CHECKING:
     from ..topo.collectives.calibration import Table
 
-__all__ = ["add_kind", "run"]
+__all__ = ["add_kind"]
 
 EXAMPLES = """\
 examples:
@@ -31,35 +32,24 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measured collectives")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="write the calibration (TOML)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_output(parser, "calibration")
     parser.add_argument(
         "--train",
         choices=("half", "all"),
         default="half",
         help="fit half of each platform's curves, chosen by their names, or all (default: half)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=writing(_fit))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Fit, print a line a table, write the file; under a launcher only the first process does."""
-    from .launch import launched_rank
-    from .output import check_outputs
-
-    check_outputs(args)
-    if launched_rank() != 0:
-        return 0
-    from ..files import check_output, staged
+def _fit(args: argparse.Namespace) -> str:
+    """Fit, print a line a table as it is done, and return the calibration."""
     from ..topo.collectives.batches import batches, select
     from ..topo.collectives.calibrate import calibrate
     from ..topo.collectives.calibration import Calibration
     from ..topo.collectives.halves import TRAIN
     from ..topo.collectives.measured import read
 
-    check_output(args.output, overwrite=args.overwrite)
     split = "all" if args.train == "all" else TRAIN
     rows, skipped = read(args.paths)
     known, left = batches(rows)
@@ -77,18 +67,11 @@ def run(args: argparse.Namespace) -> int:
         tables[owner] = table
         print(_line(owner, table))
         sys.stdout.flush()
-    for reason, count in sorted(skipped.items()):
-        print(f"skipped: {count} × {reason}")
+    print_skipped(skipped.items())
     print("median, p90: errors of platforms or set-ups left out in turn, or of the wider table")
-    with staged(args.output, overwrite=args.overwrite) as file:
-        file.write(Calibration(tables, args.output).text().encode())
-    return 0
+    return Calibration(tables, args.output).text()
 
 
 def _line(owner: str, table: Table) -> str:
-    """One table: errors over all sizes, each by its number of rows."""
-    rows = sum(each.rows for each in table.errors)
-    median = sum(each.rows * each.median for each in table.errors) / rows
-    p90 = sum(each.rows * each.p90 for each in table.errors) / rows
     numbers = ", ".join(f"{name} {value:.3g}" for name, value in table.numbers.items())
-    return f"{owner:24s} {table.curves:6d} {table.rows:6,d} {median:7.1%} {p90:7.1%}  {numbers}"
+    return f"{owner:24s} {table.curves:6d} {table.rows:6,d} {rows_line(table.errors)}  {numbers}"

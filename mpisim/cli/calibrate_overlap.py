@@ -6,7 +6,9 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-__all__ = ["add_kind", "run"]
+from .fitted import add_output, writing
+
+__all__ = ["add_kind"]
 
 EXAMPLES = """\
 examples:
@@ -25,27 +27,16 @@ def add_kind(kinds: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("path", metavar="CSV", help="a table of measured pairs")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="write the constants (TOML)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    parser.set_defaults(run=run)
+    add_output(parser, "constants")
+    parser.set_defaults(run=writing(_fit))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Fit, print a line a constant, write the file; under a launcher one process does."""
-    from .launch import launched_rank
-    from .output import check_outputs
-
-    check_outputs(args)
-    if launched_rank() != 0:
-        return 0
-    from ..files import check_output, staged
+def _fit(args: argparse.Namespace) -> str:
+    """Fit, print a line a constant, and return the constants as a file."""
     from ..kernels.slowdown import packaged_constants
     from ..overlap.fit import fit, written
     from ..overlap.pairs import read_pairs
 
-    check_output(args.output, overwrite=args.overwrite)
     pairs = read_pairs(args.path)
     before = packaged_constants()
     found = fit(pairs, before)
@@ -58,6 +49,4 @@ def run(args: argparse.Namespace) -> int:
         f"slowdowns of kernels in {len(pairs):,} pairs: off by {found.before:.1%} before, "
         f"{found.after:.1%} after (root mean square)"
     )
-    with staged(args.output, overwrite=args.overwrite) as file:
-        file.write(written(found.constants).encode())
-    return 0
+    return written(found.constants)

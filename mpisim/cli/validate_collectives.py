@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import InputError
+from .error_tables import figures_of, print_tables
 
 __all__ = ["add_kind", "run"]
 
@@ -79,49 +80,18 @@ def run(args: argparse.Namespace) -> int:
     found = compare(wanted, predictor(args.model, calibration, training))
     skipped += found.skipped
     tables = tabulate(found)
-    for grouping, groups in tables.items():
-        print(
-            f"\n{grouping:44s} {'rows':>7s} {'mean':>7s} {'median':>7s} {'p90':>7s} "
-            f"{'bias':>7s} {'in 90 %':>8s}"
-        )
-        for name, group in groups.items():
-            print(_line(name, group))
-    for reason, count in sorted(skipped.items()):
-        print(f"skipped: {count} × {reason}")
-    print(
-        "\nmean, median, p90: of |predicted / measured - 1|; bias: its median with sign; in 90 %:\n"
-        "share of rows within the model's stated 90 % interval"
-    )
-    if not tables:
-        raise InputError(f"{args.model} can predict none of the rows: {next(iter(skipped))}")
+    print_tables(tables, skipped, args.model, width=44)
     if args.json is not None:
         from ..files import write_json
 
-        write_json(
-            args.json,
-            {
-                "kind": "collectives",
-                "model": args.model,
-                "calibration": calibration.source,
-                "split": args.split,
-                "rows": sum(map(len, wanted)),
-                "predicted": tables["all"]["all"]["n"],
-                "skipped": dict(sorted(skipped.items())),
-                **{key: tables["all"]["all"][key] for key in ("mape", "median", "p90", "covered")},
-                "groups": {
-                    f"{grouping}={name}": group
-                    for grouping, groups in tables.items()
-                    for name, group in groups.items()
-                },
-                "cases": as_cases(found),
-            },
-        )
+        figures = {
+            "kind": "collectives",
+            "model": args.model,
+            "calibration": calibration.source,
+            "split": args.split,
+            "rows": sum(map(len, wanted)),
+            **figures_of(tables, skipped),
+            "cases": as_cases(found),
+        }
+        write_json(args.json, figures)
     return 0
-
-
-def _line(name: str, group: dict[str, Any]) -> str:
-    covered = "" if group["covered"] is None else f"{group['covered']:8.1%}"
-    return (
-        f"{name:44s} {group['n']:7,d} {group['mape']:7.1%} {group['median']:7.1%} "
-        f"{group['p90']:7.1%} {group['bias']:+7.1%} {covered}"
-    ).rstrip()

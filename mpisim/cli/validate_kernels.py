@@ -6,6 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, UsageError
+from .error_tables import figures_of, print_tables
+from .fitted import print_skipped
 
 if TYPE_CHECKING:
     from ..kernels.analytical.calibration import Calibration
@@ -100,33 +102,12 @@ def _kernels(args: argparse.Namespace, calibration: Calibration | None) -> dict[
     errors = compare(wanted, model_maker(args.model, calibration, training), calibration)
     skipped |= errors.skipped
     tables = tabulate(errors)
-    for grouping, groups in tables.items():
-        print(
-            f"\n{grouping:28s} {'rows':>7s} {'mean':>7s} {'median':>7s} {'p90':>7s} "
-            f"{'bias':>7s} {'in 90 %':>8s}"
-        )
-        for name, group in groups.items():
-            print(_line(name, group))
-    for reason, count in sorted(skipped.items()):
-        print(f"skipped: {count} × {reason}")
-    print(
-        "\nmean, median, p90: of |predicted / measured - 1|; bias: its median with sign; in 90 %:\n"
-        "share of rows within the model's stated 90 % interval"
-    )
-    if not tables:
-        raise InputError(f"{args.model} can predict none of the rows: {next(iter(skipped))}")
+    print_tables(tables, skipped, args.model, width=28)
     return {
         "kind": "kernels",
         "model": args.model,
         "rows": sum(len(each) for each in wanted),
-        "predicted": tables["all"]["all"]["n"],
-        "skipped": dict(sorted(skipped.items())),
-        **{key: tables["all"]["all"][key] for key in ("mape", "median", "p90", "covered")},
-        "groups": {
-            f"{grouping}={name}": group
-            for grouping, groups in tables.items()
-            for name, group in groups.items()
-        },
+        **figures_of(tables, skipped),
         "cases": [
             {
                 "id": f"{each.rows.file}:{line}",
@@ -144,13 +125,6 @@ def _kernels(args: argparse.Namespace, calibration: Calibration | None) -> dict[
             )
         ],
     }
-
-
-def _line(name: str, group: dict[str, Any]) -> str:
-    return (
-        f"{name:28s} {group['n']:7,d} {group['mape']:7.1%} {group['median']:7.1%} "
-        f"{group['p90']:7.1%} {group['bias']:+7.1%} {group['covered']:8.1%}"
-    )
 
 
 def _whole_models(args: argparse.Namespace, calibration: Calibration | None) -> dict[str, Any]:
@@ -180,6 +154,5 @@ def _whole_models(args: argparse.Namespace, calibration: Calibration | None) -> 
             f"{name:36s} {rows:4d} rows: mean {group['mape']:.1%}, median {group['median']:.1%}, "
             f"p90 {group['p90']:.1%}"
         )
-    for reason, count in figures["skipped"].items():
-        print(f"skipped: {count} × {reason}")
+    print_skipped(figures["skipped"].items())
     return figures

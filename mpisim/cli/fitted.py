@@ -1,0 +1,75 @@
+"""What commands that fit constants share: the file they write, and which process works."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+__all__ = ["add_output", "print_skipped", "rows_line", "writing"]
+
+
+class Errors(Protocol):
+    """Errors of rows of one size."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+
+    @property
+    def median(self) -> float:
+        """Of their errors."""
+
+    @property
+    def p90(self) -> float:
+        """90 % of the errors are less."""
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``-o`` and ``--overwrite``."""
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help=f"write the {what} (TOML)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Namespace], int]:
+    """Return the command that writes what a function finds; under a launcher one process works.
+
+    Parameters
+    ----------
+    fit : callable
+        Prints what it finds as it goes, and returns the text of the file.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        from .launch import launched_rank
+        from .output import check_outputs
+
+        check_outputs(args)
+        if launched_rank() != 0:
+            return 0
+        from ..files import check_output, staged
+
+        check_output(args.output, overwrite=args.overwrite)
+        text = fit(args)
+        with staged(args.output, overwrite=args.overwrite) as file:
+            file.write(text.encode())
+        return 0
+
+    return run
+
+
+def rows_line(errors: Iterable[Errors]) -> str:
+    """Return median and p90 over all sizes, each by its number of rows."""
+    each = [*errors]
+    rows = sum(one.rows for one in each)
+    median = sum(one.rows * one.median for one in each) / rows
+    p90 = sum(one.rows * one.p90 for one in each) / rows
+    return f"{median:7.1%} {p90:7.1%}"
+
+
+def print_skipped(skipped: Iterable[tuple[str, int]]) -> None:
+    """Print a line for each reason why rows were left out."""
+    for reason, count in sorted(skipped):
+        print(f"skipped: {count} × {reason}")

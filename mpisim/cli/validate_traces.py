@@ -1,0 +1,188 @@
+"""``mpisim validate traces``: recorded steps beside their replay."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TraceError
+from .output import check_outputs
+
+if TYPE_CHECKING:
+    from ..validate import CrossStep, Perturbation, TraceResult, Validation
+
+__all__ = ["add_kind", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim validate traces TRACES/                   one trace a subfolder, table of errors
+  mpisim validate traces TRACES/ --json out.json   the same as numbers
+  mpisim validate traces TRACES/ --perturb         does the replay move as it must?
+  mpisim validate traces TRACES/ --cross-step      does a step predict the next?
+  mpirun -n 4 python -m mpisim validate traces TRACES/
+"""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate traces``."""
+    parser = kinds.add_parser(
+        "traces",
+        help="replay recorded traces",
+        description="Replay recorded traces and compare every step of every rank with what was "
+        "measured. A folder with subfolders is one trace a subfolder.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="folders or files of traces")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    parser.add_argument(
+        "--perturb", action="store_true", help="also run the tests of an honest replay"
+    )
+    parser.add_argument(
+        "--cross-step", action="store_true", help="also predict every step from the one before"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay the traces and print a table, one line a trace as it is done."""
+    check_outputs(args)
+    from ..files import check_output, write_json
+    from ..parallel import agreed
+    from ..validate import Validation, cross_steps, perturb_traces, validate_traces
+    from ..validate.traces import add_to
+    from .launch import world
+
+    comm = world()
+    first = comm.rank == 0
+    with agreed(comm):
+        if first and args.json is not None:
+            check_output(args.json, overwrite=True, device=True)
+    validation = Validation("traces")
+    moves: dict[str, list[Perturbation]] = {}
+    across: dict[str, list[CrossStep]] = {}
+    if first:
+        print(HEAD)
+    for result in validate_traces(args.paths, comm):
+        add_to(validation, result)
+        if first:
+            print(_line(result))
+            sys.stdout.flush()
+        if args.cross_step and not result.skipped:
+            across[result.name] = cross_steps(result, comm)
+            if first and across[result.name]:
+                print(_across(across[result.name]))
+                sys.stdout.flush()
+        if args.perturb and not result.skipped:
+            moves[result.name] = []
+            for move in perturb_traces(result, comm):
+                moves[result.name].append(move)
+                if first:
+                    print(_move(move))
+                    sys.stdout.flush()
+    with agreed(comm):
+        if first:
+            print(_summary(validation))
+            if args.json is not None:
+                write_json(args.json, _figures(validation, moves, across))
+        if not validation.cases:
+            raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
+    return 0
+
+
+HEAD = (
+    f"{'trace':34s} {'ranks':>5s} {'kernels':>7s} {'comms':>6s} {'unmatched':>9s} {'steps':>5s} "
+    f"{'measured':>10s} {'replayed':>10s} {'worst':>7s} {'baseline':>8s}"
+)
+
+
+def _line(result: TraceResult) -> str:
+    """One trace: its worst step, and the worst error of the baseline."""
+    if result.replay is None or result.job is None:
+        return f"{result.name:34.34s} skipped: {result.skipped}"
+    job, steps = result.job, result.replay.steps
+    worst = max(steps, key=lambda each: abs(each.error))
+    base = max(steps, key=lambda each: abs(each.baseline / each.measured - 1))
+    return (
+        f"{result.name:34.34s} {len(job.sources):5d} {job.kernels:7d} "
+        f"{job.counts['kernels matched']:6d} {job.counts['kernels without a partner']:9d} "
+        f"{len({each.step for each in steps}):5d} {worst.measured * 1e3:7.2f} ms "
+        f"{worst.replayed * 1e3:7.2f} ms {worst.error:+7.2%} "
+        f"{base.baseline / base.measured - 1:+8.1%}"
+    )
+
+
+def _move(move: Perturbation) -> str:
+    verdict = {True: "ok", False: "FAILS", None: ""}[move.passed]
+    return f"    {move.test:34s} step {move.change:+8.2%}  {verdict:5s} {move.note}"
+
+
+def _across(steps: list[CrossStep]) -> str:
+    """Errors of steps predicted from the one before, and of copying its time."""
+    error = sum(abs(each.error) for each in steps) / len(steps)
+    worst = max(steps, key=lambda each: abs(each.error))
+    copied = sum(abs(each.copied / each.measured - 1) for each in steps) / len(steps)
+    return (
+        f"    from the step before                {len(steps)} steps: mean {error:.2%}, worst "
+        f"{worst.error:+.2%}; copying its time {copied:.2%}; "
+        f"rows without counterpart {max(each.unmatched for each in steps):.1%}"
+    )
+
+
+def _summary(validation: Validation) -> str:
+    """Errors over all steps, and by kind of trace."""
+    figures = validation.as_json()
+    lines = [""]
+    for name, group in figures["groups"].items():
+        if name.startswith("kind="):
+            cases = [c for c in validation.cases if c.columns["kind"] == name[5:]]
+            worst = max(cases, key=lambda case: abs(case.error))
+            base = sum(abs(c.extra["baseline"] / c.measured - 1) for c in cases) / len(cases)
+            lines.append(
+                f"{name[5:]:18s} {group['n']:4d} steps: mean {group['mape']:.2%}, median "
+                f"{group['median']:.2%}, p90 {group['p90']:.2%}, worst {worst.error:+.2%} "
+                f"({worst.id}); baseline mean {base:.1%}"
+            )
+    for reason, count in figures["skipped"].items():
+        lines.append(f"skipped: {count} × {reason}")
+    lines.append(
+        "baseline: largest sum of kernel time over streams, as recorded. unmatched: communication\n"
+        "kernels without a partner in the files at hand, replayed as recorded."
+    )
+    return "\n".join(lines)
+
+
+def _figures(
+    validation: Validation,
+    moves: dict[str, list[Perturbation]],
+    across: dict[str, list[CrossStep]],
+) -> dict[str, Any]:
+    figures = validation.as_json()
+    if across:
+        figures["cross_step"] = [
+            {
+                "id": each.id,
+                "measured": each.measured,
+                "predicted": each.predicted,
+                "error": each.error,
+                "copied": each.copied,
+                "unmatched": each.unmatched,
+            }
+            for steps in across.values()
+            for each in steps
+        ]
+    if moves:
+        figures["perturbations"] = {
+            name: [
+                {
+                    "test": each.test,
+                    "change": each.change,
+                    "seconds": each.seconds,
+                    "note": each.note,
+                    "passed": each.passed,
+                }
+                for each in tests
+            ]
+            for name, tests in moves.items()
+        }
+    return figures
