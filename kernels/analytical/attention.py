@@ -21,8 +21,8 @@ from typing import Any
 from ..operations import BYTES, Attention
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import ceil, floats, like, maximum, minimum, where
-from .overlap import PIPELINED, divided, together
+from .maths import ceil, floats, maximum, minimum, where
+from .overlap import PIPELINED, Overlapped
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -67,21 +67,6 @@ def columns(kernel: Attention) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds."""
-    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
-    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
-    return {
-        "arithmetic": arithmetic,
-        "memory": memory,
-        "floor": like(memory, constants["floor"]),
-    }
-
-
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
@@ -109,3 +94,7 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     traffic = batch * BYTES[dtype] * elements * where(backward, 2, 1)
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return arithmetic, memory
+
+
+_FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
+seconds, shares = _FORMULA.seconds, _FORMULA.shares

@@ -26,8 +26,8 @@ from typing import Any
 from ..operations import BYTES, Embedding
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import expm1, floats, like, log1p, maximum, minimum, where
-from .overlap import WAITING, divided, together
+from .maths import expm1, floats, log1p, maximum, minimum, where
+from .overlap import WAITING, Overlapped
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -68,17 +68,6 @@ def columns(kernel: Embedding) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds."""
-    return together(*_parts(columns, gpu, constants), WAITING) + constants["floor"]
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the time due to memory, to issuing instructions, and fixed, in seconds."""
-    memory, issue = divided(*_parts(columns, gpu, constants), WAITING)
-    return {"memory": memory, "issue": issue, "floor": like(memory, constants["floor"])}
-
-
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that memory and that instructions alone would take."""
     lookups, row, entries = floats(columns, "lookups", "row", "entries")
@@ -95,6 +84,10 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     elements = where(backward, 0.0, lookups * columns["width"])
     issue = elements / (gpu.sms * gpu.clock * constants["rate"])
     return memory, issue
+
+
+_FORMULA = Overlapped(_parts, ("memory", "issue"), WAITING)
+seconds, shares = _FORMULA.seconds, _FORMULA.shares
 
 
 def _distinct(lookups: Any, entries: Any) -> Any:

@@ -18,8 +18,8 @@ from typing import Any
 from ..operations import BYTES, Gemm
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import Numbers, floats, like, minimum, some, where
-from .overlap import PIPELINED, divided, together
+from .maths import Numbers, floats, minimum, some, where
+from .overlap import PIPELINED, Overlapped
 from .tiles import TILES, Cut, preferred, throttled, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
@@ -69,21 +69,6 @@ def columns(kernel: Gemm) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds."""
-    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
-    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
-    return {
-        "arithmetic": arithmetic,
-        "memory": memory,
-        "floor": like(memory, constants["floor"]),
-    }
-
-
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
@@ -91,6 +76,10 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     traffic = batch * (BYTES[dtype] * (m * k + k * n) + columns["result"] * m * n)
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return _arithmetic(dtype, m, n, k, batch, gpu, constants), memory
+
+
+_FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
+seconds, shares = _FORMULA.seconds, _FORMULA.shares
 
 
 def _arithmetic(

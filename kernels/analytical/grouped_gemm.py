@@ -14,8 +14,8 @@ from typing import Any
 from ..operations import BYTES, GroupedGemm
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import ceil, floats, like, where
-from .overlap import PIPELINED, divided, together
+from .maths import ceil, floats, where
+from .overlap import PIPELINED, Overlapped
 from .tiles import TILES, preferred, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
@@ -55,21 +55,6 @@ def columns(kernel: GroupedGemm) -> dict[str, float | int | str]:
     }
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds."""
-    return together(*_parts(columns, gpu, constants), PIPELINED) + constants["floor"]
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the durations divided into ``arithmetic``, ``memory`` and ``floor``, in seconds."""
-    arithmetic, memory = divided(*_parts(columns, gpu, constants), PIPELINED)
-    return {
-        "arithmetic": arithmetic,
-        "memory": memory,
-        "floor": like(memory, constants["floor"]),
-    }
-
-
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
@@ -95,3 +80,7 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     traffic = BYTES[dtype] * operands + columns["result"] * results
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return preferred(found, CHOICE), memory
+
+
+_FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
+seconds, shares = _FORMULA.seconds, _FORMULA.shares

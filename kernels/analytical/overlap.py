@@ -8,12 +8,13 @@ pipeline (:data:`PIPELINED`); 2 where a thread's work waits for its own loads (:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from .maths import functions
+from .maths import functions, like
 
-__all__ = ["PIPELINED", "WAITING", "divided", "each_with", "together"]
+__all__ = ["PIPELINED", "WAITING", "Overlapped", "divided", "each_with", "together"]
 
 WAITING: Literal[2] = 2
 PIPELINED: Literal[4] = 4
@@ -41,3 +42,34 @@ def divided(first: Any, second: Any, power: Literal[2, 4]) -> tuple[Any, Any]:
         a, b = a * a, b * b
     rate = together(first, second, power) / (a + b)
     return a * rate, b * rate
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """The formula of a family whose time is that of two terms that overlap, and a floor.
+
+    Attributes
+    ----------
+    parts : callable
+        From columns, machine and constants (`FamilyModule.seconds`), the two terms in seconds.
+    names : tuple of str
+        Of the two.
+    power : int
+        `PIPELINED` or `WAITING`.
+    """
+
+    parts: Callable[..., tuple[Any, Any]]
+    names: tuple[str, str]
+    power: Literal[2, 4]
+
+    def seconds(self, columns: Any, gpu: Any, constants: Mapping[str, float]) -> Any:
+        """Return the duration of each kernel, in seconds."""
+        return together(*self.parts(columns, gpu, constants), self.power) + constants["floor"]
+
+    def shares(self, columns: Any, gpu: Any, constants: Mapping[str, float]) -> dict[str, Any]:
+        """Return the durations divided into the two terms and ``floor``, in seconds."""
+        first, second = divided(*self.parts(columns, gpu, constants), self.power)
+        return {
+            **dict(zip(self.names, (first, second))),
+            "floor": like(first, constants["floor"]),
+        }

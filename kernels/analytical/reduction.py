@@ -27,8 +27,8 @@ from typing import Any
 
 from .family import Columns, Constant
 from .machine import Machine
-from .maths import floats, like, maximum, minimum
-from .overlap import WAITING, divided, together
+from .maths import floats, maximum, minimum
+from .overlap import WAITING, Overlapped
 
 __all__ = ["CONSTANTS", "SECTOR", "WARP", "seconds", "shares"]
 
@@ -59,17 +59,6 @@ RESIDENT_BLOCKS = 32
 """Groups that a multiprocessor holds."""
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds."""
-    return together(*_parts(columns, gpu, constants), WAITING) + constants["floor"]
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the time due to memory, to waiting for loads, and fixed, in seconds."""
-    memory, latency = divided(*_parts(columns, gpu, constants), WAITING)
-    return {"memory": memory, "latency": latency, "floor": like(memory, constants["floor"])}
-
-
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that memory and that latency alone would take."""
     rows, width = floats(columns, "rows", "columns")
@@ -89,6 +78,10 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     turns = maximum(1.0, rows / in_flight)
     latency = turns * (passes * columns["steps"] * constants["step"] + constants["row"])
     return memory, latency
+
+
+_FORMULA = Overlapped(_parts, ("memory", "latency"), WAITING)
+seconds, shares = _FORMULA.seconds, _FORMULA.shares
 
 
 def _miss(size: Any, gpu: Machine, constants: Mapping[str, float]) -> Any:
