@@ -91,7 +91,7 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
-    by_link = np.argsort(link, kind="stable")
+    by_link = np.argsort(_small(link, n), kind="stable")
     rows_of = np.concatenate([[0], np.cumsum(np.bincount(link, minlength=n))])
     return LinkUse(
         links={
@@ -130,7 +130,10 @@ def _depths(begin: Ints, end: Ints, where: Ints, n: int) -> tuple[Ints, Ints]:
     """
     places = np.concatenate([where, where])
     times = np.concatenate([begin, end])
-    order = np.lexsort((times, places))
+    # Twice as fast as lexsort: what happens at one time in one place may come in any order, and
+    # NumPy sorts two bytes by counting.
+    order = np.argsort(times)
+    order = order[np.argsort(_small(places, n)[order], kind="stable")]
     depth = np.cumsum(np.where(order < len(begin), 1, -1))  # 0 where a place is left
     lengths = np.diff(times[order], append=0)
     first = np.searchsorted(places[order], np.arange(n))
@@ -140,6 +143,11 @@ def _depths(begin: Ints, end: Ints, where: Ints, n: int) -> tuple[Ints, Ints]:
         if len(filled):
             sums[filled] = np.add.reduceat(np.where(depth >= least, lengths, 0), first[filled])
     return found[0], found[1]
+
+
+def _small(places: Ints, n: int) -> NDArray[Any]:
+    """Return places, of `n`, as the smallest integers."""
+    return places.astype(np.min_scalar_type(n))
 
 
 def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
