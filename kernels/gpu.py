@@ -44,7 +44,7 @@ class Gpu:
     gemm_fraction : Quantity
         Share of the peak that large matrix products in tf32, fp16 and bf16 reach.
     fp32_fraction, fp8_fraction : Quantity
-        The same for products in fp32 and in fp8.
+        The same for products in fp32, and in fp8 and narrower formats.
     grouped_gemm_factor : Quantity
         Rate of a grouped product relative to one product of the same size.
     attention_fraction : Quantity
@@ -73,7 +73,7 @@ class Gpu:
     peak_fp32 : Quantity, optional
         Dense rate of matrix products in fp32: of the CUDA cores on NVIDIA's GPUs, of the matrix
         units on AMD's.
-    peak_tf32, peak_fp16, peak_bf16, peak_fp8 : Quantity, optional
+    peak_tf32, peak_fp16, peak_bf16, peak_fp8, peak_nvfp4 : Quantity, optional
         Dense rates of the matrix units, accumulating in fp32; missing where the GPU lacks the
         format.
     sms : int, optional
@@ -123,6 +123,7 @@ class Gpu:
     peak_fp16: Quantity | None = None
     peak_bf16: Quantity | None = None
     peak_fp8: Quantity | None = None
+    peak_nvfp4: Quantity | None = None
 
     sms: Annotated[int, Limits(least=1)] | None = None
     clock: Quantity | None = None

@@ -15,6 +15,7 @@ traffic
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -23,6 +24,7 @@ from mpisim.errors import InputError
 
 __all__ = [
     "BYTES",
+    "OPERAND",
     "Attention",
     "Convolution",
     "Copy",
@@ -36,13 +38,23 @@ __all__ = [
     "OptimizerStep",
     "Precision",
     "Softmax",
+    "operand_bytes",
 ]
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 """Number formats of matrix operands."""
 
 BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of an element in memory."""
+"""Bytes of an element in memory, of the formats that tensors are kept in."""
+
+OPERAND: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
+"""Bytes of an element of a matrix operand. NVFP4 has 4 bits and one scale of 8 bits for 16 elements
+(arXiv:2509.25149)."""
+
+
+def operand_bytes(dtype: str, elements: int) -> int:
+    """Return the bytes of a matrix operand of so many elements."""
+    return math.ceil(OPERAND[dtype] * elements)
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,7 @@ class Gemm(Kernel):
     @property
     def traffic(self) -> int:
         """Both operands once, the result once, or twice where it is added to."""
-        operands = BYTES[self.dtype] * (self.m * self.k + self.k * self.n)
+        operands = operand_bytes(self.dtype, self.m * self.k + self.k * self.n)
         result = BYTES[self.output] * self.m * self.n * (2 if self.accumulate else 1)
         return self.batch * (operands + result)
 
@@ -150,10 +162,10 @@ class GroupedGemm(Kernel):
         matrices = self.groups * self.n * self.k
         times = 2 if self.accumulate else 1
         if self.weight:
-            tokens = BYTES[self.dtype] * self.rows * (self.n + self.k)
+            tokens = operand_bytes(self.dtype, self.rows * (self.n + self.k))
             return tokens + BYTES[self.output] * matrices * times
         return (
-            BYTES[self.dtype] * (self.rows * self.k + matrices)
+            operand_bytes(self.dtype, self.rows * self.k + matrices)
             + BYTES[self.output] * self.rows * self.n * times
         )
 

@@ -38,4 +38,5 @@ ROUND = Gpu(
     peak_fp16=exact(100, "TFLOP/s"),
     peak_bf16=exact(100, "TFLOP/s"),
     peak_fp8=exact(200, "TFLOP/s"),
+    peak_nvfp4=exact(400, "TFLOP/s"),
 )

@@ -89,6 +89,7 @@ def test_zero_as_published(stage: int, n: int) -> None:
         ({"precision": "fp32"}, (4, 4, 8)),
         ({"precision": "tf32"}, (4, 4, 8)),
         ({"precision": "fp8"}, (4, 4, 12)),  # fp8 weights and their transposes besides
+        ({"precision": "nvfp4"}, (3, 4, 12)),  # 9/16 of a byte twice, rounded down
         ({"optimizer": "momentum"}, (2, 4, 8)),
         ({"optimizer": "sgd"}, (2, 4, 4)),
         ({"optimizer": "adagrad", "precision": "fp32"}, (4, 4, 4)),

@@ -82,7 +82,7 @@ DENSE = ANY | {
     "tp": few, "cp": few, "cp_style": st.sampled_from(["ring", "all-gather"]),
     "recompute": st.sampled_from(["none", "selective", "full"]),
     "kernels": st.sampled_from(["flash", "flash", "eager"]), "sp": st.sampled_from([None, False]),
-    "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8"]),
+    "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]),
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
     "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
 }  # fmt: skip

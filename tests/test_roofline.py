@@ -59,7 +59,8 @@ def test_adding_to_fp32_moves_more_memory() -> None:
     assert on_round(kernel).duration == 4_168_000
 
 
-# 5e10 FLOP, on each format's own units: fp32 10e12 × 0.8, tf32 50e12 × 0.5, fp8 200e12 × 0.25.
+# 5e10 FLOP, on each format's own units: fp32 10e12 × 0.8, tf32 50e12 × 0.5, fp8 200e12 × 0.25,
+# nvfp4 400e12 × 0.25.
 @pytest.mark.parametrize(
     ("dtype", "ms", "fraction"),
     [
@@ -67,6 +68,7 @@ def test_adding_to_fp32_moves_more_memory() -> None:
         ("tf32", 2.0, "gemm_fraction"),
         ("fp16", 1.0, "gemm_fraction"),
         ("fp8", 1.0, "fp8_fraction"),
+        ("nvfp4", 0.5, "fp8_fraction"),
     ],
 )
 def test_each_format_has_its_own_rate(dtype: str, ms: float, fraction: str) -> None:

@@ -212,6 +212,19 @@ def test_fp8_gathers_one_byte_an_element_and_scatters_two() -> None:
     assert lines(operator(fp8, "logits").forward)[1].endswith("bf16")
 
 
+def test_nvfp4_reads_three_times_to_cast() -> None:
+    # For the largest values, to be written as it is, and transposed; 4 bits and a sixteenth of 8.
+    nvfp4 = network(TINY, plan(tp=2, precision="nvfp4"))
+    matrix = operator(nvfp4, "qkv")
+    assert lines(matrix.forward) == [
+        f"qkv cast: {4 * 16 * 3 * 2 + 2 * 4 * 16 * 9 // 16} bytes",
+        f"qkv all-gather: AG tp {8 * 16 * 9 // 16}",
+        "qkv: 8 x 24 x 16 nvfp4",
+    ]
+    assert matrix.saved == 4 * 16 * 9 // 16 + 2 * 8 * 24  # and queries, keys and values in bf16
+    assert lines(operator(nvfp4, "logits").forward)[1].endswith("bf16")
+
+
 @pytest.mark.parametrize(("precision", "element"), [("fp32", 4), ("tf32", 4), ("fp16", 2)])
 def test_activations_have_the_precision_of_the_plan(precision: str, element: int) -> None:
     matrix = operator(network(TINY, plan(tp=2, precision=precision)), "qkv")

@@ -37,6 +37,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "bf16": ("bf16", "fp16", "fp8", "tf32", "fp32"),
     "tf32": ("tf32", "bf16", "fp16", "fp8", "fp32"),
     "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+    "nvfp4": ("nvfp4", "fp8", "fp16", "bf16", "tf32", "fp32"),
     "fp32": ("fp32", "tf32", "fp16", "bf16", "fp8"),
     ANY: (ANY,),
 }

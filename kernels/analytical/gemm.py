@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..operations import BYTES, Gemm
+from ..operations import BYTES, OPERAND, Gemm
 from .family import Columns, Constant
 from .machine import Machine
 from .maths import Numbers, floats, minimum, some, where
@@ -73,7 +73,7 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
     m, n, k, batch = floats(columns, "m", "n", "k", "batch")
-    traffic = batch * (BYTES[dtype] * (m * k + k * n) + columns["result"] * m * n)
+    traffic = batch * (OPERAND[dtype] * (m * k + k * n) + columns["result"] * m * n)
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return _arithmetic(dtype, m, n, k, batch, gpu, constants), memory
 
@@ -110,6 +110,6 @@ def _arithmetic(
     if batched is not None:
         mean = where(batch > 1, found[cuts.index(batched)], mean)
     if cores and gpu.family == "pascal":
-        spread = BYTES[dtype] * k * minimum(m, n) / (SPAN * gpu.l2)
+        spread = OPERAND[dtype] * k * minimum(m, n) / (SPAN * gpu.l2)
         mean = where(batch > 1, mean, mean * (1 + SLOW * spread / (1 + spread)))
     return throttled(mean, constants["burst"], gpu)

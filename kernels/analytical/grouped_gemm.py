@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..operations import BYTES, GroupedGemm
+from ..operations import BYTES, OPERAND, GroupedGemm
 from .family import Columns, Constant
 from .machine import Machine
 from .maths import ceil, floats, where
@@ -77,7 +77,7 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     matrices = groups * n * k
     operands = where(weight, rows * (n + k), rows * k + matrices)
     results = where(weight, matrices, rows * n)
-    traffic = BYTES[dtype] * operands + columns["result"] * results
+    traffic = OPERAND[dtype] * operands + columns["result"] * results
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return preferred(found, CHOICE), memory
 

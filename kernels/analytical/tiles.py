@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..operations import BYTES
+from ..operations import OPERAND
 from .machine import Machine
 from .maths import Numbers, functions
 
@@ -103,7 +103,7 @@ def times(
     """
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue(gpu, dtype))
-    loads = loading * BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
+    loads = loading * OPERAND[dtype] * peak / 2 / gpu.l2_bandwidth
     ceil, _, _, maximum, _ = functions(m)
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation

@@ -167,14 +167,14 @@ def _gpus() -> Listing:
         gpu = find_gpu(name)
         peaks = tuple(
             f"{gpu.peak(each).si / 1e12:.0f}" if each in gpu.formats else "-"
-            for each in ("fp32", "tf32", "fp16", "bf16", "fp8")
+            for each in ("fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4")
         )
         memory, bandwidth = f"{gpu.memory.si / 1e9:.0f}", f"{gpu.bandwidth.si / 1e9:,.0f}"
         rows.append(((name, *peaks, memory, bandwidth, gpu.family, gpu.title), gpu.aliases))
     return Listing(
-        ("name", "fp32", "tf32", "fp16", "bf16", "fp8", "GB", "GB/s", "family", "title"),
+        ("name", "fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4", "GB", "GB/s", "family", "title"),
         rows,
-        (0, 8, 9),
+        (0, 9, 10),
         "Dense TFLOP/s of matrix products by format, memory and its bandwidth. [kernels] gpu",
     )
 

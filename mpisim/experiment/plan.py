@@ -14,7 +14,7 @@ __all__ = ["AXES", "Plan"]
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes of the grid of ranks, as Megatron-LM names them."""
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 Format = Literal["fp32", "fp16", "bf16"]
 Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
 Bytes = Annotated[int, Limits(least=1, most=10**12)]
@@ -88,7 +88,7 @@ class Plan:
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
 
-    precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
@@ -307,8 +307,8 @@ class Plan:
     def weight_format(self) -> Format:
         """The format in which the passes read weights and write activations.
 
-        fp8 is made of bf16 just before a matrix product; tf32 is fp32 to everything but the matrix
-        units.
+        fp8 and nvfp4 are made of bf16 just before a matrix product; tf32 is fp32 to everything but
+        the matrix units.
         """
         if self.precision in ("fp32", "tf32"):
             return "fp32"

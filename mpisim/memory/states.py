@@ -46,9 +46,10 @@ FP32 = 4
 MOMENTS = {"adam": 2 * FP32, "momentum": FP32, "adagrad": FP32, "sgd": 0}
 """Bytes an optimizer remembers of a parameter."""
 
-FP8_COPIES = 2
-"""Transformer Engine keeps each weight in fp8 twice, as it is and transposed, through a step
-(transformer_engine/pytorch/module/base.py, weight workspaces)."""
+COPIES = {"fp8": 2, "nvfp4": 1}
+"""Bytes: Transformer Engine keeps each weight in the format of the products twice, as it is and
+transposed, through a step (transformer_engine/pytorch/module/base.py, weight workspaces). In NVFP4
+twice 9/16 bytes, rounded down."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def rates(plan: Plan) -> Rates:
         return Rates(FP32, FP32, moments)
     gradient = gradient_bytes(plan)
     master = FP32 if weight < FP32 else 0
-    if plan.precision == "fp8" and style(plan) == "megatron":
-        weight += FP8_COPIES
+    if style(plan) == "megatron":
+        weight += COPIES.get(plan.precision, 0)
     return Rates(weight, gradient, master + moments)
 
 

@@ -23,6 +23,7 @@ from ..kernels.operations import (
     Kernel,
     Norm,
     Softmax,
+    operand_bytes,
 )
 from ..program import Operation
 from ..workloads.operators import Await, Communicate, Compute, Operator, Step
@@ -155,9 +156,9 @@ def needed_for_weights(operator: Operator, sizes: Mapping[str, int]) -> int:
             continue
         match step.kernel:
             case Gemm() as gemm:
-                kept += gemm.batch * BYTES[gemm.dtype] * gemm.k * (gemm.m + gemm.n)
+                kept += gemm.batch * operand_bytes(gemm.dtype, gemm.k * (gemm.m + gemm.n))
             case GroupedGemm() as gemm:
-                kept += BYTES[gemm.dtype] * gemm.rows * (gemm.n + gemm.k)
+                kept += operand_bytes(gemm.dtype, gemm.rows * (gemm.n + gemm.k))
             case Convolution() as filters:
                 pixels = filters.batch * filters.height * filters.width
                 channels = filters.outputs + filters.inputs * filters.stride**2

@@ -78,10 +78,10 @@ class Eager:
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
-        if plan.precision == "fp8":
+        if plan.precision in ("fp8", "nvfp4"):
             raise InputError(
-                "plan.precision is 'fp8', which only transformers have; allowed here: fp32, tf32, "
-                "fp16, bf16"
+                f"plan.precision is {plan.precision!r}, which only transformers have; allowed "
+                "here: fp32, tf32, fp16, bf16"
             )
         if plan.tp_overlap:
             raise InputError("plan.tp_overlap is true; only transformers overlap in this way")

@@ -72,14 +72,14 @@ def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator
     """A matrix (k, n) for each expert of this rank."""
     rows, groups = routing.rows, routing.experts
     # What was dispatched in fp8 is multiplied as it came.
-    came_cast = s.plan.dispatch_precision == "fp8" and name == INTO
+    came_cast = s.dispatches_operands and name == INTO
 
     def gemm(n: int, k: int) -> GroupedGemm:
         return GroupedGemm(rows, groups, n, k, dtype=s.linear, output=s.stored)
 
-    forward: list[Step] = [cast(s, name, rows * k)] if s.fp8 and not came_cast else []
+    forward: list[Step] = [cast(s, name, rows * k)] if s.quantised and not came_cast else []
     forward.append(Compute(name, gemm(n, k)))
-    backward: list[Step] = [cast(s, f"{name} gradient", rows * n)] if s.fp8 else []
+    backward: list[Step] = [cast(s, f"{name} gradient", rows * n)] if s.quantised else []
     backward.append(Compute(f"{name} input gradient", gemm(k, n)))
     weights = f"{name} weight gradient"
     size = groups * n * k
@@ -99,5 +99,5 @@ def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator
         tuple(forward),
         tuple(backward),
         (Parameter(f"{name} weight", size, expert=True),),
-        saved=s.operand * rows * k,
+        saved=s.operand(rows * k),
     )

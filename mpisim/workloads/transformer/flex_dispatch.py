@@ -52,7 +52,7 @@ def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
     h, e = s.model.hidden, s.element
     sent = _sent(s)
     arrived, exchanged = _arrived(s, routing)
-    received = sent if s.fp8 else e
+    received = sent if s.dispatches_operands else e
 
     forward: list[Step] = [Compute(READ, Copy(COUNT * (1 + routing.experts), "host"))]
     if sent != e:
@@ -75,7 +75,7 @@ def flex_combine(s: Shapes, routing: Routing) -> Operator:
     h, e = s.model.hidden, s.element
     sent = _sent(s)  # gradients go to the experts as tokens do
     arrived, exchanged = _arrived(s, routing)
-    received = sent if s.fp8 else e
+    received = sent if s.dispatches_operands else e
 
     forward: list[Step] = [stream("unpermutation", e * h * (arrived + routing.rows))]
     backward: list[Step] = []

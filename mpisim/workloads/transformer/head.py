@@ -40,7 +40,7 @@ def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
         False where an operator before it on the same stage lists the matrix.
     """
     matrix = column_linear(
-        s, "logits", s.model.hidden, s.vocabulary, fp8=False, parameters=parameters,
+        s, "logits", s.model.hidden, s.vocabulary, quantised=False, parameters=parameters,
         tied=s.model.tied_embeddings,
     )  # fmt: skip
     return (matrix, _cross_entropy(s))
@@ -72,11 +72,11 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         norm(s, "final norm", s.shared, h),
         branch(s, "heads", s.shared * h),
         # Of the first token of each sequence alone.
-        linear(s, "pooler", h, h, tokens=first, bias=True, fp8=False),
+        linear(s, "pooler", h, h, tokens=first, bias=True, quantised=False),
         pooler,
-        linear(s, "sentence order", h, SENTENCES, tokens=first, bias=True, fp8=False),
+        linear(s, "sentence order", h, SENTENCES, tokens=first, bias=True, quantised=False),
         _loss(s, "sentence order loss", first, SENTENCES),
-        linear(s, "head dense", h, h, tokens=s.shared, bias=True, fp8=False),
+        linear(s, "head dense", h, h, tokens=s.shared, bias=True, quantised=False),
         activation(s, f"head {model.activation}", s.shared, h),
         norm(s, "head norm", s.shared, h),
         matrix,
@@ -91,7 +91,7 @@ def classifier_head(s: Shapes) -> tuple[Operator, ...]:
     return (
         norm(s, "final norm", s.shared, model.hidden),
         linear(
-            s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, fp8=False
+            s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, quantised=False
         ),
         _loss(s, "loss", s.batch, model.classes),
     )  # fmt: skip

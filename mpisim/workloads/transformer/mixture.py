@@ -101,8 +101,8 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
             _within("dispatch", Operation.ALL_GATHER, sent * routing.rows * h),
             _within("probabilities", Operation.ALL_GATHER, FP32 * routing.rows),
         ]
-    sort = sent if s.fp8 else e
-    if sent != e and not s.fp8:
+    sort = sent if s.dispatches_operands else e
+    if sent != e and not s.dispatches_operands:
         forward.append(stream("dispatch cast back", quantised * routing.rows))
     backward: list[Step] = []
     if routing.experts > 1:
@@ -140,8 +140,8 @@ def _combine(s: Shapes, routing: Routing) -> Operator:
     if grid.etp > 1:
         size = sent * routing.rows * h
         backward.append(_within("combine gradient", Operation.ALL_GATHER, size))
-    sort = sent if s.fp8 else e
-    if sent != e and not s.fp8:
+    sort = sent if s.dispatches_operands else e
+    if sent != e and not s.dispatches_operands:
         backward.append(stream("combine gradient cast back", (e + sent) * h * routing.rows))
     if routing.experts > 1:
         forward.append(stream("unsort by expert", 2 * e * routing.rows * h))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mpisim.errors import InputError
-from mpisim.kernels.operations import BYTES, Precision
+from mpisim.kernels.operations import BYTES, Precision, operand_bytes
 
 from ...experiment.models import Transformer, divides
 from ...experiment.plan import Format, Plan
@@ -100,9 +100,9 @@ class Shapes:
     # --- number formats -------------------------------------------------------------------------
 
     @property
-    def fp8(self) -> bool:
-        """Whether linear layers multiply in fp8; everything else is then bf16."""
-        return self.plan.precision == "fp8"
+    def quantised(self) -> bool:
+        """Whether linear layers multiply in fp8 or NVFP4; everything else is then bf16."""
+        return self.plan.precision in ("fp8", "nvfp4")
 
     @property
     def linear(self) -> Precision:
@@ -110,9 +110,14 @@ class Shapes:
         return self.plan.precision
 
     @property
+    def dispatches_operands(self) -> bool:
+        """Whether tokens travel to experts in the format in which these multiply them."""
+        return self.plan.dispatch_precision == self.plan.precision == "fp8"
+
+    @property
     def product(self) -> Precision:
         """Format of the other matrix products."""
-        return "bf16" if self.fp8 else self.plan.precision
+        return "bf16" if self.quantised else self.plan.precision
 
     @property
     def stored(self) -> Format:
@@ -124,10 +129,9 @@ class Shapes:
         """Bytes of an activation."""
         return BYTES[self.stored]
 
-    @property
-    def operand(self) -> int:
-        """Bytes of an element that enters the product of a linear layer."""
-        return BYTES[self.linear]
+    def operand(self, elements: int) -> int:
+        """Bytes of what enters the product of a linear layer."""
+        return operand_bytes(self.linear, elements)
 
     @property
     def gradient(self) -> Precision:

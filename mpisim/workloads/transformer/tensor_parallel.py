@@ -8,16 +8,16 @@ second and the input gradient of the first are all-reduced. Order and overlap ar
 the saved input is gathered again beside the input gradient, which is reduced beside the weight
 gradient.
 
-With fp8, operands are cast (and transposed for the backward pass in the same kernel, as
-Transformer Engine does) before they are gathered, so that gathers move one byte an element; casts
-of weights are made once a step and not counted.
+With fp8 or NVFP4, operands are cast (and transposed for the backward pass, as Transformer Engine
+does) before they are gathered, so that gathers move a byte an element or less; casts of weights are
+made once a step and not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpisim.kernels.operations import BYTES, Elementwise, Gemm
+from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Step
@@ -30,7 +30,7 @@ __all__ = ["column_linear", "exchange", "linear", "reduce", "row_linear"]
 
 def column_linear(
     s: Shapes, name: str, k: int, n: int, *, bias: bool = False, keep: int = 0,
-    keeps_input: bool = True, fp8: bool = True, parameters: bool = True, tied: bool = False,
+    keeps_input: bool = True, quantised: bool = True, parameters: bool = True, tied: bool = False,
 ) -> Operator:  # fmt: skip
     """A matrix (k, n) split by columns.
 
@@ -48,8 +48,8 @@ def column_linear(
         Bytes of the output that whatever follows keeps, and does not count itself.
     keeps_input : bool
         False where another operator keeps the same input.
-    fp8 : bool
-        Whether a plan in fp8 includes this matrix.
+    quantised : bool
+        Whether a plan in fp8 or NVFP4 includes this matrix.
     parameters : bool
         False where the matrix is another operator's.
     tied : bool
@@ -59,20 +59,19 @@ def column_linear(
     -------
     Operator
     """
-    fp8 = fp8 and s.fp8
-    operand = s.operand if fp8 else s.element
-    dtype = s.linear if fp8 or not s.fp8 else s.product
+    quantised = quantised and s.quantised
+    dtype = s.linear if quantised or not s.quantised else s.product
     entering = s.shared if s.sequence_parallel else s.tokens
     gathered = Communicate(
-        f"{name} all-gather", Operation.ALL_GATHER, "tp", operand * s.tokens * k
+        f"{name} all-gather", Operation.ALL_GATHER, "tp", operand_bytes(dtype, s.tokens * k)
     )  # fmt: skip
 
     forward: list[Step] = []
-    if fp8:
+    if quantised:
         forward.append(cast(s, name, entering * k))
     if s.sequence_parallel and s.plan.tp_overlap:
         gemm = Gemm(s.shared, n, k, dtype=dtype, output=s.stored)
-        forward += gather_and_multiply(s, name, k, operand, gemm)
+        forward += gather_and_multiply(s, name, k, gemm)
     else:
         if s.sequence_parallel:
             forward.append(gathered)
@@ -80,7 +79,7 @@ def column_linear(
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
-    if fp8:
+    if quantised:
         backward.append(cast(s, f"{name} gradient", s.tokens * n))
     if s.sequence_parallel:
         after = ("gathered",)
@@ -100,7 +99,7 @@ def column_linear(
     owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
     if bias:
         owned.append(Parameter(f"{name} bias", n))
-    saved = operand * entering * k if keeps_input else 0
+    saved = operand_bytes(dtype, entering * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
 
 
@@ -123,7 +122,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     Operator
     """
     forward: list[Step] = []
-    if s.fp8:
+    if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
     overlap = s.sequence_parallel and s.plan.tp_overlap
     if overlap:
@@ -134,24 +133,24 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         forward += reduce(s, name, n)
 
     backward: list[Step] = []
-    if s.fp8:
+    if s.quantised:
         backward.append(cast(s, f"{name} gradient", s.shared * n))
     gradient = f"{name} input gradient"
     if overlap:
         gemm = Gemm(s.shared, k, n, dtype=s.linear, output=s.stored)
-        backward += gather_and_multiply(s, gradient, n, s.operand, gemm)
+        backward += gather_and_multiply(s, gradient, n, gemm)
     else:
         if s.sequence_parallel:
             backward.append(
                 Communicate(
                     f"{name} gradient all-gather", Operation.ALL_GATHER, "tp",
-                    s.operand * s.tokens * n,
+                    s.operand(s.tokens * n),
                 )
             )  # fmt: skip
         gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
         backward.append(Compute(gradient, gemm))
     backward += weight_gradient(s, name, s.tokens, n, k)
-    saved = s.operand * s.tokens * k if keeps_input else 0
+    saved = s.operand(s.tokens * k) if keeps_input else 0
     return Operator(
         name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k),), saved
     )
@@ -159,7 +158,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
 
 def linear(
     s: Shapes, name: str, k: int, n: int, *, tokens: int, bias: bool = False,
-    keeps_input: bool = True, fp8: bool = True, input_gradient: bool = True,
+    keeps_input: bool = True, quantised: bool = True, input_gradient: bool = True,
 ) -> Operator:  # fmt: skip
     """A matrix (k, n) that every rank of the tp group holds whole.
 
@@ -171,7 +170,7 @@ def linear(
         Features in and out.
     tokens : int
         Rows of the input on this rank.
-    bias, keeps_input, fp8
+    bias, keeps_input, quantised
         As in `column_linear`.
     input_gradient : bool
         False where the input is data.
@@ -180,12 +179,11 @@ def linear(
     -------
     Operator
     """
-    fp8 = fp8 and s.fp8
-    operand = s.operand if fp8 else s.element
-    dtype = s.linear if fp8 or not s.fp8 else s.product
-    forward: list[Step] = [cast(s, name, tokens * k)] if fp8 else []
+    quantised = quantised and s.quantised
+    dtype = s.linear if quantised or not s.quantised else s.product
+    forward: list[Step] = [cast(s, name, tokens * k)] if quantised else []
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
-    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n)] if fp8 else []
+    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n)] if quantised else []
     if input_gradient:
         gemm = Gemm(tokens, k, n, dtype=dtype, output=s.stored)
         backward.append(Compute(f"{name} input gradient", gemm))
@@ -194,7 +192,7 @@ def linear(
     if bias:
         backward += bias_gradient(s, name, tokens, n)
         parameters.append(Parameter(f"{name} bias", n, replicated=True))
-    saved = operand * tokens * k if keeps_input else 0
+    saved = operand_bytes(dtype, tokens * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
 
@@ -207,8 +205,18 @@ def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute
 
 
 def cast(s: Shapes, name: str, elements: int) -> Compute:
-    """Cast to fp8 with the largest value noted: read once, written as it is and transposed."""
-    return Compute(f"{name} cast", Elementwise((s.element + 2 * BYTES["fp8"]) * elements))
+    """Cast an operand to the format of the product.
+
+    To fp8 with the largest value noted: read once, written as it is and transposed. To NVFP4 it is
+    read three times: for the largest values as it is and after the random Hadamard transform of
+    16 × 16 blocks, to be written as it is, and to be written transformed and transposed for the
+    gradients of weights (Transformer Engine, NVFP4BlockScaling, and hadamard_transform in
+    transformer_engine/common).
+    """
+    reads = 3 if s.linear == "nvfp4" else 1
+    return Compute(
+        f"{name} cast", Elementwise(reads * s.element * elements + 2 * s.operand(elements))
+    )
 
 
 def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Communicate]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpisim.kernels.operations import Elementwise, Gemm
+from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Step
@@ -29,9 +29,7 @@ SPLITS = 4
 """Parts of a product that is reduce-scattered, ``num_splits``."""
 
 
-def gather_and_multiply(
-    s: Shapes, name: str, width: int, operand: int, gemm: Gemm
-) -> Iterator[Step]:
+def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Step]:
     """All-gather a sequence of `width` features and multiply each chunk as it arrives.
 
     Parameters
@@ -40,12 +38,10 @@ def gather_and_multiply(
     name : str
     width : int
         Features gathered.
-    operand : int
-        Bytes of each.
     gemm : Gemm
         The product of one chunk, this rank's share of the sequence.
     """
-    size = operand * s.shared * width
+    size = operand_bytes(gemm.dtype, s.shared * width)
     for chunk in range(s.grid.tp):
         here = (f"chunk {chunk}",) if chunk else ()
         if chunk < s.grid.tp - 1:
