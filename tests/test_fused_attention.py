@@ -18,7 +18,7 @@ def test_other_kernels(kernel: AttentionKernel) -> None:
     family = ATTENTION[kernel].family
     every = read(packaged_path("calibration/attention.csv"))[0]
     (rows,) = (rows for rows in every if rows.family == family)
-    model = Analytical(find_gpu("h100-sxm"))
+    model = Analytical(find_gpu("h100-sxm"), alone=True)
     (dtype,) = {each.dtype for each in rows.kernels}  # type: ignore[attr-defined]
     assert model.served(family, dtype).name == f"{family}.h100-sxm.{dtype}"
     found = model.estimate_many(family, rows.columns)

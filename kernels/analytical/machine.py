@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -56,9 +56,13 @@ class Machine:
     shared_memory : float
         Bytes a multiprocessor.
     sustained : float
-        Share of the boost clock that the board's power allows under full matrix load: 1 where it
-        has as many watts a FLOP/s as the reference GPU of its architecture. How far the reference
-        throttles is part of the fitted efficiencies.
+        Share of the clock that the board's power allows under full matrix load, beside the
+        reference GPU of its architecture: 1 where it has as many watts a FLOP/s. What the
+        reference does with kernels measured by themselves is part of the fitted efficiencies.
+    steady : float
+        The same share where kernels follow one another without pause, as in a training step: below
+        1 also on the reference, where its short kernels run at a clock that its power does not
+        sustain.
     """
 
     name: str
@@ -72,6 +76,11 @@ class Machine:
     l2_bandwidth: float
     shared_memory: float
     sustained: float = 1.0
+    steady: float = 1.0
+
+    def in_step(self) -> Machine:
+        """Return the GPU as it runs in a training step, at the clock that its power sustains."""
+        return replace(self, sustained=self.steady)
 
     @property
     def chip(self) -> tuple[object, ...]:
@@ -93,6 +102,7 @@ class Machine:
         assert sms is not None
         assert clock is not None
         assert l2 is not None
+        allowed = _allowed(gpu, architecture)
         return cls(
             name=_names().get(gpu.title, gpu.title),
             family=gpu.family,
@@ -104,7 +114,8 @@ class Machine:
             l2=l2.si,
             l2_bandwidth=architecture["l2_bytes_per_clock"] * sms * clock.si,
             shared_memory=architecture["shared_memory"],
-            sustained=_sustained(gpu, architecture),
+            sustained=min(1.0, allowed),
+            steady=min(1.0, allowed * architecture.get("steady", 1.0)),
         )
 
 
@@ -131,8 +142,8 @@ def _sibling(gpu: Gpu) -> Gpu:
     return min(whole, key=lambda each: abs(_top(each)[1] / rate - 1))
 
 
-def _sustained(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
-    """Return the share of the boost clock that the power allows, beside the reference GPU's.
+def _allowed(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
+    """Return the clock that the power allows, beside the reference GPU's; may be above 1.
 
     A board throttles until the power above idle fits: f ∝ power^(1 / 2.5) for the same silicon. At
     one clock, power (idle power, too) is in proportion to the size of the chip, hence to its peak.
@@ -145,4 +156,4 @@ def _sustained(gpu: Gpu, architecture: Mapping[str, Any]) -> float:
         return 1.0
     watts = gpu.power.si / gpu.peak(dtype).si
     enough = reference.power.si / reference.peak(dtype).si
-    return float(min(1.0, max(LEAST, (watts / enough - IDLE) / (1 - IDLE)) ** (1 / POWER_EXPONENT)))
+    return float(max(LEAST, (watts / enough - IDLE) / (1 - IDLE)) ** (1 / POWER_EXPONENT))

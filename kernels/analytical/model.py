@@ -66,9 +66,9 @@ class Analytical:
     calibration : Calibration, optional
         Ours (``data/calibration/kernels.toml``) if not given.
     alone : bool
-        Whether each kernel runs by itself, as when it is measured: then a short one ends before a
-        board with too little power lowers its clock. In a training step kernels follow one another,
-        and all run at the clock that the power sustains.
+        Whether each kernel runs by itself, as when it is measured: then a short one ends before
+        the board lowers its clock. In a training step kernels follow one another, and all run at
+        the clock that the power sustains.
 
     Examples
     --------
@@ -84,7 +84,8 @@ class Analytical:
     ) -> None:
         self._gpu = gpu
         self._alone = alone
-        self._machine = Machine.of(gpu)
+        machine = Machine.of(gpu)
+        self._machine = machine if alone else machine.in_step()
         self._calibration = packaged_calibration() if calibration is None else calibration
         self._modules: dict[str, FamilyModule] = {}
         self._formulas: dict[tuple[str, str], _Formula] = {}
@@ -95,6 +96,11 @@ class Analytical:
     def gpu(self) -> Gpu:
         """The GPU."""
         return self._gpu
+
+    @property
+    def machine(self) -> Machine:
+        """The numbers of the GPU that the formulas take."""
+        return self._machine
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:

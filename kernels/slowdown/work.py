@@ -144,7 +144,7 @@ def _of_formula(
     columns = stack(kernels)
     dtype = (columns["dtype"],) if "dtype" in columns else ()
     constants = model.served(module.FAMILY, *dtype).constants
-    terms = module.shares(columns, Machine.of(model.gpu), constants)
+    terms = module.shares(columns, model.machine, constants)
     total = np.maximum(sum(terms.values()), 1e-12)
     working = np.maximum(total - terms[_FLOOR], 1e-15)
     return constants, np.asarray(terms[_MEMORY] / working), np.asarray(terms[_FLOOR] / total)
