@@ -175,7 +175,6 @@ def learnable(path: Path, n: int) -> Path:
 
 
 def test_learning(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     from mpisim.overlap.learned import Learned, _features
 
     path = learnable(tmp_path / "pairs.csv", 300)
@@ -196,7 +195,6 @@ SMALL = ("model.layers=2", "plan.global_batch=8", "model.seq_len=1024")
 
 
 def test_learned_in_a_run(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     path = learnable(tmp_path / "pairs.csv", 200)
     _, experiment = load(None, [*SMALL, f'overlap.pairs="{path}"'])
     results = simulate(experiment)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ...errors import InputError, OutputError
-from ...files import check_output, reason
+from ...errors import InputError
+from ...files import check_output, staged
 from .compare import Compared
 
 __all__ = ["check_plot", "scatter"]
@@ -61,7 +61,5 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {reason(error)}") from error
+    with staged(path, overwrite=True) as file:
+        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)
