@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import programs
 
-from mpisim.engine._core import core
+from mpisim.engine._core import core, instructions_twin, kernels_of, steps_twin, write_steps
 from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
+from mpisim.engine.actors import STEP
 from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
 from mpisim.errors import ProgramError
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
@@ -46,6 +47,7 @@ def test_no_register_is_written_while_somebody_will_read_it(
 def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
     assert INSTRUCTION.itemsize == 64
     assert COMMUNICATION.itemsize == 32
+    assert STEP.itemsize == 80
 
 
 def test_unknown_core() -> None:
@@ -97,6 +99,30 @@ def test_registers_are_no_more_than_kernels(program: Program) -> None:
         assert table is not None
         kernels = int((table.is_device & ((table.flags & Flag.JOINED) == 0)).sum())
         assert lower(table).n_registers <= kernels
+
+
+@given(program=programs(), depth=st.integers(0, 3), near=st.integers(0, 4))
+def test_compiled_and_twin_are_equal(program: Program, depth: int, near: int) -> None:
+    for table in program.tables:
+        assert table is not None
+        table = table.replace(queue_depth=depth)
+        places = kernels_of(table)
+        assert_equal(places, instructions_twin.kernels_of(table))
+        code = lower(table)
+        given_ = (allocate(*places[4:])[0], places[0], *places[2:4])
+        twins = np.zeros_like(code.instructions), np.zeros_like(code.communications)
+        operands = instructions_twin.write_instructions(table, *given_, *twins)
+        assert_equal((operands, *twins), (code.operands, code.instructions, code.communications))
+        scripts = []
+        for write in (write_steps, steps_twin.write_steps):
+            steps, clock = np.zeros(len(table), STEP), np.zeros(len(table), np.int64)
+            scripts.append((*write(code, near, steps, clock), steps, clock))
+        assert_equal(*scripts)
+
+
+def assert_equal(found: tuple[object, ...], twin: tuple[object, ...]) -> None:
+    for one, other in zip(found, twin, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_joined_rows_have_no_waits_of_their_own() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import write_steps
 from .contention import Contention
 from .cost import Priced
 from .lowering import Code, Opcode
@@ -68,12 +69,6 @@ FLOW_GROUP = np.dtype(
 
 _NEAR = 2048
 """Rows: what is read from further back is kept by itself, not among the rank's last rows."""
-
-_PLAIN = {
-    Opcode.PLAIN: Opcode.KERNEL,
-    Opcode.PLAIN_MEET: Opcode.MEET,
-    Opcode.BATCH: Opcode.MEET,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,51 +232,10 @@ _SCRIPT = "script"
 
 
 def _translate(code: Code) -> Script:
-    table, n = code.table, len(code.table)
-    rows = np.arange(n)
-    steps = np.zeros(n, STEP)
-    for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal"):
-        steps[column] = getattr(table, column)
-    opcode = code.instructions["opcode"].astype(np.int32)
-    for old, new in _PLAIN.items():
-        opcode[opcode == old] = new
-    steps["opcode"] = opcode
-    eager = code.instructions["eager"] != 0
-    steps["eager"] = np.where(eager, np.cumsum(eager) - 1, -1)
-    steps["queue"] = code.queue_row
-    steps["first_wait"] = table.wait_index[:-1]
-    steps["n_waits"] = np.diff(table.wait_index)
-    steps["n_rows"] = code.last - rows + 1
-
-    kernels = np.flatnonzero(table.is_device & (code.first == rows))
-    streams, stream = np.unique(table.stream[kernels], return_inverse=True)
-    order = np.argsort(stream, kind="stable")
-    kernels, stream = kernels[order], stream[order]
-    kernel_index = np.searchsorted(stream, np.arange(len(streams) + 1))
-    steps["stream"], steps["index"] = -1, -1
-    steps["stream"][kernels] = stream
-    steps["index"][kernels] = np.arange(len(kernels)) - kernel_index[stream]
-    for column in ("stream", "index"):  # JOINED rows are their kernel's
-        steps[column] = steps[column][code.first]
-    called = (opcode != Opcode.JOIN) & (opcode != Opcode.HOST)
-    spent = np.where(opcode == Opcode.JOIN, 0, steps["host"])
-    spent += np.where(called, steps["launch_cost"], 0)
-    waits = code.first[table.wait_row]
-    queued = np.flatnonzero(code.queue_row >= 0)
-    read = np.concatenate([waits, code.queue_row[queued]])
-    distance = np.concatenate([np.repeat(rows, steps["n_waits"]), queued]) - read
-    kept = np.unique(read[distance > _NEAR])
-    steps["keep"] = -1
-    steps["keep"][kept] = np.arange(len(kept))
-    return Script(
-        steps=steps,
-        waits=waits.astype(np.int32),
-        kernels=kernels.astype(np.int32),
-        kernel_index=kernel_index.astype(np.int64),
-        clock=np.cumsum(spent),
-        near=int(distance[distance <= _NEAR].max(initial=0)),
-        n_kept=len(kept),
-    )
+    steps = np.empty(len(code.table), STEP)
+    clock = np.empty(len(code.table), np.int64)
+    waits, kernels, kernel_index, near, n_kept = write_steps(code, _NEAR, steps, clock)
+    return Script(steps, waits, kernels, kernel_index, clock, near, n_kept)
 
 
 def stopped(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Flag, Kind, Table
-from ._core import allocate
-from .digest import hash_rows
+from ..program import Kind, Table
+from ._core import allocate, kernels_of, write_instructions
 
 __all__ = ["INSTRUCTION", "Code", "Opcode", "lower"]
 
@@ -93,8 +93,6 @@ class Code:
     communications : COMMUNICATION, shape (m,)
     n_eager : int
         Number of EAGER rows.
-    kernels : int64, shape (k,)
-        KERNEL and COPY rows: those whose durations depend on the GPU.
     first, last : int32, shape (n,)
         First and last row of the kernel a row belongs to.
     stream_row, queue_row : int32, shape (n,)
@@ -109,11 +107,15 @@ class Code:
     n_registers: int
     communications: NDArray[np.void]
     n_eager: int
-    kernels: NDArray[np.int64]
     first: NDArray[np.int32]
     last: NDArray[np.int32]
     stream_row: NDArray[np.int32]
     queue_row: NDArray[np.int32]
+
+    @cached_property
+    def kernels(self) -> NDArray[np.int64]:
+        """KERNEL and COPY rows: those whose durations depend on the GPU; shape (k,)."""
+        return np.flatnonzero(self.table.kind <= Kind.COPY)
 
 
 def lower(table: Table) -> Code:
@@ -131,117 +133,23 @@ _CODE = "code"
 
 
 def _translate(table: Table) -> Code:
-    n = len(table)
-    rows = np.arange(n, dtype=np.int32)
-    joined = (table.flags & Flag.JOINED) != 0
-    first = np.maximum.accumulate(np.where(joined, 0, rows)).astype(np.int32)
-    last = _last_rows(joined)
-    kernels = np.flatnonzero(table.is_device & ~joined).astype(np.int32)
-
-    stream_row = _earlier_on_stream(table, kernels, 1)
-    queue_row = _earlier_on_stream(table, kernels, table.queue_depth)
-    wait_count = np.diff(table.wait_index)
-    waiter = np.repeat(rows, wait_count)
-    awaited = first[table.wait_row]
-
-    # The last row that reads each kernel's end; n for the last kernel of each stream, which is
-    # read when the rank ends.
-    last_use = np.full(n, -1, np.int32)
-    followed = stream_row[kernels] >= 0
-    last_use[stream_row[kernels[followed]]] = kernels[followed]
-    final = kernels[last_use[kernels] < 0]
-    last_use[final] = n
-    np.maximum.at(last_use, awaited, waiter)
-    queued = queue_row >= 0
-    np.maximum.at(last_use, queue_row[queued], rows[queued])
-
-    register = np.full(n, -1, np.int32)
-    register[kernels], n_registers = allocate(kernels, last_use[kernels])
-    register = register[first]  # JOINED rows share the register of their kernel
-    code = np.zeros(n, INSTRUCTION)
-    for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal"):
-        code[column] = getattr(table, column)
-    follows = stream_row >= 0
-    code["target"] = register
-    code["stream"] = np.where(follows, register[stream_row], -1) if n else -1
-    code["n_waits"] = wait_count
-    code["n_before"] = queued.astype(np.uint8) + follows
-    count = code["n_before"] + wait_count
-    code["first_wait"] = np.cumsum(count) - wait_count
-    code["eager"] = (table.flags & Flag.EAGER) != 0
-    code["opcode"] = _opcodes(table, joined, follows & ~queued & (wait_count <= 1))
-
-    operands = np.empty(int(count.sum()), np.int32)
-    operands[(code["first_wait"] - code["n_before"])[queued]] = register[queue_row[queued]]
-    operands[code["first_wait"][follows] - 1] = code["stream"][follows]
-    shift = code["first_wait"] - table.wait_index[:-1]
-    operands[np.arange(len(awaited)) + np.repeat(shift, wait_count)] = register[awaited]
-    one = wait_count == 1
-    code["other"] = code["stream"]
-    code["other"][one] = operands[code["first_wait"][one]]
-
-    covered = np.zeros(n, bool)
-    covered[stream_row[follows & (table.gap >= 0)]] = True
-    code["tops"] = ~covered[first] if n else 0
+    first, last, stream_row, queue_row, kernels, last_use = kernels_of(table)
+    register, n_registers = allocate(kernels, last_use)
+    instructions = np.empty(len(table), INSTRUCTION)
+    communications = np.empty(int(table.operations.sum()), COMMUNICATION)
+    operands = write_instructions(
+        table, register, first, stream_row, queue_row, instructions, communications
+    )
     return Code(
         table=table,
-        instructions=code,
+        instructions=instructions,
         operands=operands,
-        final=register[final],
+        final=register[last_use == len(table)],
         n_registers=n_registers,
-        communications=_communications(table),
-        n_eager=int(code["eager"].sum()),
-        kernels=np.flatnonzero(table.kind <= Kind.COPY),
+        communications=communications,
+        n_eager=int(np.count_nonzero(communications["eager"])),
         first=first,
         last=last,
         stream_row=stream_row,
         queue_row=queue_row,
     )
-
-
-def _communications(table: Table) -> NDArray[np.void]:
-    rows = np.flatnonzero(table.is_communication).astype(np.int32)
-    found = np.zeros(len(rows), COMMUNICATION)
-    found["low"], found["high"] = hash_rows(table, rows).T
-    found["row"], found["slot"] = rows, table.slot[rows]
-    found["ordinal"] = table.ordinal[rows]
-    found["eager"] = (table.flags[rows] & Flag.EAGER) != 0
-    return found
-
-
-def _last_rows(joined: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the last row of the kernel each row belongs to."""
-    n = len(joined)
-    starts = np.append(~joined, True)  # a kernel ends before the next start
-    after = np.where(starts, np.arange(n + 1), n)
-    after = np.minimum.accumulate(after[::-1])[::-1]
-    return (after[1:] - 1).astype(np.int32)
-
-
-def _earlier_on_stream(
-    table: Table, kernels: NDArray[np.int32], distance: int
-) -> NDArray[np.int32]:
-    """Return the kernel `distance` launches before each on its stream; -1 if none, or for 0."""
-    earlier = np.full(len(table), -1, np.int32)
-    if distance:
-        order = kernels[np.argsort(table.stream[kernels], kind="stable")]
-        here, there = order[distance:], order[:-distance]
-        same = table.stream[here] == table.stream[there]
-        earlier[here[same]] = there[same]
-    return earlier
-
-
-def _opcodes(
-    table: Table, joined: NDArray[np.bool_], plain: NDArray[np.bool_]
-) -> NDArray[np.uint8]:
-    of_kind = np.full(len(Kind), Opcode.KERNEL, np.uint8)
-    of_kind[[Kind.COLLECTIVE, Kind.SEND, Kind.RECV]] = Opcode.MEET
-    of_kind[Kind.HOST] = Opcode.HOST
-    of_kind[Kind.HOST_WAIT] = Opcode.HOST_WAIT
-    opcodes = np.where(joined, np.uint8(Opcode.JOIN), of_kind[table.kind])
-    batch = (table.flags & Flag.EAGER) != 0
-    batch[:-1] |= joined[1:]
-    opcodes[batch & (opcodes == Opcode.MEET)] = Opcode.BATCH
-    opcodes[plain & (opcodes == Opcode.MEET)] = Opcode.PLAIN_MEET
-    opcodes[plain & (opcodes == Opcode.KERNEL)] = Opcode.PLAIN
-    return opcodes

@@ -1,11 +1,16 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
 The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
-`outcome` and `sharing`; `registers`, `rows`, `accounts`) and their twins (plain Python, to be read
-first) do the same, and tests hold them equal row by row. No other module knows that there are two.
+`outcome` and `sharing`; `registers`, `instructions`, `steps`, `rows`, `accounts`) and their twins
+(plain Python, to be read first) do the same, and tests hold them equal row by row. No other module
+knows that there are two.
 
 ``allocate(kernels, last_use)``
     Give every kernel a register that is free until the kernel's last reader has run.
+``kernels_of(table)``, ``write_instructions(table, ...)``
+    The kernels of a table and what they follow; the table as instructions.
+``write_steps(code, ...)``
+    The table for the contended core.
 ``core(name, contended)``
     The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
     communications share links, that of `contended` or `contended_twin`.
@@ -59,9 +64,19 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import account
+from .instructions import kernels_of, write_instructions
 from .registers import allocate
+from .steps import write_steps
 
-__all__ = ["account", "allocate", "core", "rows_functions"]
+__all__ = [
+    "account",
+    "allocate",
+    "core",
+    "kernels_of",
+    "rows_functions",
+    "write_instructions",
+    "write_steps",
+]
 
 
 def core(name: str, contended: bool = False) -> Any:

@@ -26,6 +26,13 @@ cdef extern from "state.h":
 
     uint64_t mix(uint64_t x) noexcept nogil
 
+cdef enum:  # a Kind, and bits of a Flag: see mpisim/program/kinds.py
+    IS_COPY = 1
+    IS_RECV = 4
+    IS_HOST = 5
+    JOINED_FLAG = 1
+    EAGER_FLAG = 2
+
 cdef enum:
     BY_HOST = 0
     BY_STREAM = 1
