@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from .analytical.calibration import KIN, RUNS, SHAPES, HeldOut
+from .analytical.calibration import RUNS, SHAPES, HeldOut
 from .analytical.family import FamilyModule
+from .analytical.stand_ins import KIN
 from .fit import Fit, fit, log_ratios, machine
 from .measured import Rows
 from .operations import Kernel

@@ -13,9 +13,6 @@ from mpisim.errors import InputError
 from mpisim.kernels import find_gpu, gpu_names
 from mpisim.kernels.analytical import Analytical, Machine, family_module
 from mpisim.kernels.analytical.calibration import (
-    OTHER_FORMAT,
-    STRANGER,
-    TEXTBOOK,
     Bin,
     Calibration,
     Table,
@@ -23,6 +20,7 @@ from mpisim.kernels.analytical.calibration import (
     packaged_calibration,
 )
 from mpisim.kernels.analytical.family import MODULES, Constant
+from mpisim.kernels.analytical.stand_ins import OTHER_FORMAT, STRANGER, TEXTBOOK
 from mpisim.kernels.operations import Copy, Gemm, Kernel
 
 
@@ -132,6 +130,12 @@ def test_other_formats_stand_in():
     textbook = Calibration().serve("gemm", gpu, "fp8")
     assert textbook.constants == {each.name: each.start for each in toy_family.CONSTANTS}
     assert textbook.error(1e-3) == TEXTBOOK
+
+
+def test_grouped_products_have_those_of_single_ones_in_a_format_that_was_not_measured():
+    model = Analytical(find_gpu("h100-sxm"))
+    assert model.served("grouped_gemm", "bf16").name == model.served("gemm", "bf16").name
+    assert model.served("grouped_gemm", "fp8").name.startswith("grouped_gemm.")
 
 
 @pytest.mark.usefixtures("toy")

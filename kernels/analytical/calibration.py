@@ -19,11 +19,23 @@ from mpisim.errors import InputError, nearest
 from mpisim.presets import packaged
 from mpisim.schema import Limits, build, parse
 
-from ..fused_attention import ATTENTION
 from ..gpu import FILE as PRESETS
 from ..gpu import find_gpu
 from .family import ANY, MODULES, Constant, load
 from .machine import Machine
+from .stand_ins import (
+    COMPUTE,
+    ELSEWHERE,
+    INSTEAD,
+    KIN,
+    OTHER_FORMAT,
+    OTHER_GPU,
+    SAME_UNITS,
+    STRANGER,
+    SUBSTITUTES,
+    TEXTBOOK,
+    same_units,
+)
 
 __all__ = ["Bin", "Calibration", "Served", "Table", "decade", "packaged_calibration"]
 
@@ -31,62 +43,6 @@ FILE = "calibration/kernels.toml"
 
 NORMAL = 1.645
 """Standard deviations within which nine tenths of a normal distribution lie."""
-
-INSTEAD: dict[str, tuple[str, ...]] = {
-    "fp16": ("fp16", "bf16", "fp8", "tf32", "fp32"),
-    "bf16": ("bf16", "fp16", "fp8", "tf32", "fp32"),
-    "tf32": ("tf32", "bf16", "fp16", "fp8", "fp32"),
-    "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
-    "nvfp4": ("nvfp4", "fp8", "fp16", "bf16", "tf32", "fp32"),
-    "fp32": ("fp32", "tf32", "fp16", "bf16", "fp8"),
-    ANY: (ANY,),
-}
-"""Formats whose constants may serve a format, best first."""
-
-SAME_UNITS = frozenset(("fp16", "bf16"))
-
-KIN: dict[str, tuple[str, ...]] = {
-    "volta": ("ampere", "hopper"),
-    "ampere": ("hopper", "volta"),
-    "ada": ("ampere", "hopper"),
-    "hopper": ("ampere", "volta"),
-    "blackwell": ("hopper", "ampere", "volta"),
-}
-"""Architectures whose constants may serve one that was not measured, best first. Those fitted to a
-V100 alone predict an A100's elementwise kernels and layer norms to 3 and 7 %, and the reverse holds
-as well; those fitted to all of Pascal, Turing and Volta are 15 to 20 % off. Softmax carries over
-less well: 14 % from V100 to A100, 28 % back, 16 and 36 % from all others (NeuSight's rows)."""
-
-OTHER_FORMAT = 0.15
-"""Relative error added where another format's constants serve: between the formats that both
-occur, efficiencies differ by 5 to 25 % (``data/gpu_families.toml``)."""
-
-OTHER_GPU = 0.1
-"""Relative error added where one GPU's constants serve another and nothing says how far GPUs
-differ."""
-
-STRANGER = 0.25
-"""Relative error added where no GPU of the architecture or of its kin was measured: NeuSight's fp32
-products on MI100 and MI210 are 30 to 45 % off by what NVIDIA's GPUs say, and the best bf16 product
-of an MI300X is (github:stas00/ml-engineering, compute/accelerator) by 32 %."""
-
-SUBSTITUTES: dict[str, tuple[str, float]] = {
-    "attention_cudnn": ("attention", 0.15),
-    "attention_flash_2": ("attention", 0.25),
-    "attention_triton": ("attention_flash_2", 0.1),
-}
-"""Families whose constants serve one that was not measured on an architecture, and the relative
-error this adds: on Ampere the newest attention is FlashAttention-2 itself, on an H100 it takes 0.55
-to 0.9 of FlashAttention-2's time and 0.8 to 1.2 of cuDNN's (``data/calibration/attention.csv``).
-What FlashAttention in Triton takes is a multiple of FlashAttention-2's time, known to a tenth."""
-
-COMPUTE = frozenset(
-    ("gemm", "grouped_gemm", "convolution", *(each.family for each in ATTENTION.values()))
-)
-"""Families whose kernels draw so much power that a board with less of it lowers its clock."""
-
-TEXTBOOK = 0.4
-"""Relative error where nothing was fitted at all."""
 
 HeldOut = Literal["shapes", "runs", "GPUs"]
 SHAPES: HeldOut = "shapes"
@@ -285,12 +241,15 @@ class Calibration:
         The GPU's own come first, then those of another board with its chip, then its
         architecture's and those of its kin, then those of all GPUs; and the same again for the
         formats that may stand in. A family of `SUBSTITUTES` that has no table down to its
-        architecture's has those of another family.
+        architecture's has those of another family, and so has one of `ELSEWHERE` in a format in
+        which it has no table at all.
         """
         substitute = SUBSTITUTES.get(family)
         if substitute is not None and not self._measured(family, gpu, dtype):
-            found = self.serve(substitute[0], gpu, dtype)
-            return replace(found, borrowed=True, added=math.hypot(found.added, substitute[1]))
+            return self._borrowed(*substitute, gpu, dtype)
+        elsewhere = ELSEWHERE.get(family)
+        if elsewhere is not None and not self._known(family, dtype):
+            return self._borrowed(*elsewhere, gpu, dtype)
         throttling = _throttling(gpu) if family in COMPUTE else 0.0
         related = {gpu.family, *KIN.get(gpu.family, ())}
         for other in INSTEAD[dtype]:
@@ -316,12 +275,21 @@ class Calibration:
         added = math.hypot(TEXTBOOK, throttling)
         return Served(constants, None, "textbook", borrowed=True, added=added)
 
+    def _borrowed(self, family: str, error: float, gpu: Machine, dtype: str) -> Served:
+        """Return what serves a family, for another that it stands in for."""
+        found = self.serve(family, gpu, dtype)
+        return replace(found, borrowed=True, added=math.hypot(found.added, error))
+
+    def _known(self, family: str, dtype: str) -> bool:
+        """Whether a family has constants in a format for any GPU."""
+        formats = same_units(dtype)
+        return any(kind == family and other in formats for kind, _, other in self.tables)
+
     def _measured(self, family: str, gpu: Machine, dtype: str) -> bool:
         """Whether a family has constants for a GPU, its chip or its architecture."""
-        formats = [each for each in INSTEAD[dtype] if each == dtype or {each, dtype} <= SAME_UNITS]
         return any(
             (family, owner, each) in self.tables
-            for each in formats
+            for each in same_units(dtype)
             for owner in (gpu.name, gpu.family, *self._boards(family, gpu, each))
         )
 

@@ -3,7 +3,10 @@
     time = floor + (arithmetic⁴ + memory⁴)^(1/4)
 
 The arithmetic is that of a batched product (:mod:`.tiles`) in which every expert has the mean
-number of tokens, rounded up to whole tiles by itself.
+number of tokens, rounded up to whole tiles by itself, slowed by the power limit as any product.
+Transformer Engine's loop over experts on four streams (``GroupedLinear``) fills the machine alike.
+In formats in which no grouped product was measured the constants are those of single ones
+(`.calibration.ELSEWHERE`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from .family import Columns, Constant
 from .machine import Machine
 from .maths import ceil, floats, where
 from .overlap import PIPELINED, Overlapped
-from .tiles import TILES, preferred, times
+from .tiles import TILES, preferred, throttled, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -79,7 +82,9 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     results = where(weight, matrices, rows * n)
     traffic = OPERAND[dtype] * operands + columns["result"] * results
     memory = traffic / (gpu.bandwidth * constants["memory"])
-    return preferred(found, CHOICE), memory
+    # No grouped product was measured for long enough to say when the clock is lowered; a product's
+    # constants, where they serve, say it.
+    return throttled(preferred(found, CHOICE), constants.get("burst", 0.0), gpu), memory
 
 
 _FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
