@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import InputError
 from .experiment import ClusterChoice, Experiment
 from .kernels import Gpu, find_gpu
 from .spans import span
-from .topo import Cluster
+from .topo import Cluster, find_cluster
 
 if TYPE_CHECKING:
     from .prediction import Case
 
-__all__ = ["differences", "gpus_of", "kinds_of", "left_out"]
+__all__ = ["Hardware", "differences", "gpus_of", "hardware_of", "kinds_of", "left_out"]
+
+
+class Hardware(NamedTuple):
+    """What an experiment runs on.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    named : dict of str to Gpu
+        As `gpus_of`.
+    gpus : int
+        That are used.
+    """
+
+    cluster: Cluster
+    named: dict[str, Gpu]
+    gpus: int
+
+
+def hardware_of(experiment: Experiment) -> Hardware:
+    """Look up what an experiment runs on.
+
+    Raises
+    ------
+    InputError
+        If some is unknown, or the cluster has fewer GPUs than it is to use.
+    """
+    choice = experiment.cluster
+    cluster = find_cluster(choice.preset)
+    available = choice.nodes * cluster.gpus_per_node
+    if choice.gpus is not None and choice.gpus > available:
+        raise InputError(
+            f"cluster.gpus is {choice.gpus}, but {choice.nodes} nodes of {choice.preset!r} "
+            f"have {available}"
+        )
+    return Hardware(cluster, gpus_of(experiment, cluster), choice.gpus or available)
 
 
 def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:

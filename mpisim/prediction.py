@@ -18,15 +18,16 @@ from .calibrated import CalibratedKernels, CalibratedNetwork
 from .engine.run import Run
 from .errors import InputError
 from .experiment import Dlrm, Experiment, Plan, Transformer
-from .hardware import differences, gpus_of, kinds_of, left_out
+from .fitting import advice_for, assessed
+from .hardware import differences, hardware_of, kinds_of, left_out
 from .kernels import Gpu, KernelModel, Roofline
-from .memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
+from .memory import Evaluate, Verdict
 from .network import network_of
 from .path_shares import PathShares
 from .program import Program
 from .quantity import PICOSECONDS, Quantity, picoseconds
 from .step_constants import Known, StepConstants, chip, ours
-from .topo import Cluster, Network, find_cluster
+from .topo import Cluster, Network
 from .uncertainty import Uncertainty, combine
 from .variation import varied
 from .workloads import Workload, lay_out, training_step
@@ -44,8 +45,6 @@ LEFT_OUT = (
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints",
 )
-
-GIB = 2**30
 
 OURS = "ours"
 """In place of a file of constants: the one that comes with mpisim."""
@@ -89,10 +88,7 @@ class Case:
 
         It takes laying out many other plans, which a sweep over plans has no use for.
         """
-        if self.evaluate is None:
-            return ()
-        plan, transformer = _even(self.experiment).plan, _is_transformer(self.experiment)
-        return tuple(advice(plan, self.memory, self.evaluate, transformer=transformer))
+        return advice_for(self.experiment, self.memory, self.evaluate)
 
     @property
     def program(self) -> Program:
@@ -114,7 +110,9 @@ class Case:
         return replace(self, workload=replace(self.workload, program=varied(alike, choice, number)))
 
 
-def prepare(experiment: Experiment, constants: StepConstants | None = None) -> Case:
+def prepare(
+    experiment: Experiment, constants: StepConstants | None = None, memory: Verdict | None = None
+) -> Case:
     """Look up the hardware of an experiment and generate its program. Local.
 
     Parameters
@@ -122,6 +120,8 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
     experiment : Experiment
     constants : StepConstants, optional
         Fitted to steps, in place of the experiment's ``[calibration] file``.
+    memory : Verdict, optional
+        Whether it fits, where that is known; nothing is refused then.
 
     Raises
     ------
@@ -131,26 +131,13 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
     """
     try:
         choice = experiment.cluster
-        cluster = find_cluster(choice.preset)
-        named = gpus_of(experiment, cluster)
+        hardware = hardware_of(experiment)
+        cluster, named = hardware.cluster, hardware.named
         gpu = next(iter(named.values()))
-        available = choice.nodes * cluster.gpus_per_node
-        if choice.gpus is not None and choice.gpus > available:
-            raise InputError(
-                f"cluster.gpus is {choice.gpus}, but {choice.nodes} nodes of {choice.preset!r} "
-                f"have {available}"
-            )
-        gpus = choice.gpus or available
-        layout = lay_out(experiment, gpus, kinds_of(choice, cluster, named))
-        smallest = min(named.values(), key=capacity)
-        verdict = assess(layout, smallest, node=cluster.gpus_per_node)
+        layout = lay_out(experiment, hardware.gpus, kinds_of(choice, cluster, named))
         evaluate = None
-        if not verdict.fits:
-            evaluate = evaluator(
-                _even(experiment), gpus, smallest, node=cluster.gpus_per_node
-            )
-            if verdict.certain and not experiment.run.allow_oom:
-                raise _refusal(experiment, verdict, evaluate)
+        if memory is None:
+            memory, evaluate = assessed(layout, hardware)
         folder = Path(experiment.source).parent
         file = experiment.calibration.file
         if constants is None and file is not None:
@@ -159,7 +146,7 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
         if constants is None:
             models = [_kernel_model(experiment, each) for each in named.values()]
             workload = _varied(training_step(layout, *models), experiment)
-            return Case(experiment, cluster, gpu, workload, network, verdict, evaluate)
+            return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
         platform = cluster.nccl.platform or Path(choice.preset).stem
         framework = experiment.calibration.framework
         knowns = [Known(constants, chip(name), platform, framework) for name in named]
@@ -169,7 +156,7 @@ def prepare(experiment: Experiment, constants: StepConstants | None = None) -> C
         ]
         workload = _varied(training_step(layout, *calibrated), experiment)
         return _calibrated(
-            Case(experiment, cluster, gpu, workload, network, verdict, evaluate, knowns[0])
+            Case(experiment, cluster, gpu, workload, network, memory, evaluate, knowns[0])
         )
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
@@ -195,28 +182,6 @@ def _calibrated(case: Case) -> Case:
         workload = replace(workload, program=program)
     network = CalibratedNetwork(case.network, case.constants)
     return replace(case, workload=workload, network=network)
-
-
-def _even(experiment: Experiment) -> Experiment:
-    """Return the experiment of which it is asked what would fit: replicas share the batch evenly.
-    """
-    return replace(experiment, plan=replace(experiment.plan, replica_batch=()))
-
-
-def _is_transformer(experiment: Experiment) -> bool:
-    return isinstance(experiment.model, Transformer)
-
-
-def _refusal(experiment: Experiment, verdict: Verdict, evaluate: Evaluate) -> InputError:
-    """Return the error for a plan that does not fit, with what would."""
-    plan, transformer = _even(experiment).plan, _is_transformer(experiment)
-    found = remedies(plan, evaluate, transformer=transformer)
-    fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in found)
-    return InputError(
-        f"the plan {verdict.sentence()}. "
-        + (f"It fits with any of: {fits}. " if found else "No single change makes it fit. ")
-        + "--allow-oom simulates it all the same"
-    )
 
 
 def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:

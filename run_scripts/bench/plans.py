@@ -2,18 +2,20 @@
 """How many plans a minute can be predicted, and which is best.
 
     source run_scripts/env.sh
-    [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N] [--changes CHANGE ...]
+    [mpirun -n 2] .venv/bin/python run_scripts/bench/plans.py [--plans N]
+        [--every-micro-batch] [--changes CHANGE ...]
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
-evenly. Each is predicted as a script would do it: read the experiment, prepare it, execute it, with
-links shared and what overlaps slowed, as in experiments that say nothing else; no report.
+evenly. Each is predicted as a script would do it (`mpisim.steady.step_time`): with links shared and
+what overlaps slowed, as in experiments that say nothing else; no report. Of long steps two shorter
+ones are simulated; with --every-micro-batch all of every step is.
 
 Plans are dealt to the processes before they start, the biggest first, each to the process that has
 least to do. Plans that do not fit into memory are predicted too, but are not among the best.
 
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
-by tokens a second; and where the CPU time went.
+by tokens a second; and of how many plans not all micro-batches were simulated.
 """
 
 from __future__ import annotations
@@ -22,15 +24,13 @@ import argparse
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from itertools import product
 from typing import NamedTuple
 
 from mpi4py import MPI
 
-from mpisim.execution import execute
 from mpisim.experiment import read
-from mpisim.prediction import prepare
+from mpisim.steady import step_time
 
 EXPERIMENT = """
 [model]
@@ -96,20 +96,12 @@ class Candidate(NamedTuple):
         return EXPERIMENT.format(vpp=self.vpp, **self._asdict())
 
 
-@dataclass
-class Spent:
-    """CPU seconds."""
-
-    read: float = 0.0
-    prepare: float = 0.0
-    execute: float = 0.0
-
-
 class Result(NamedTuple):
     """What was predicted."""
 
     rate: float
     fits: bool
+    short: bool
     candidate: Candidate
 
 
@@ -143,18 +135,12 @@ def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
     return own
 
 
-def predicted(candidate: Candidate, changes: list[str], spent: Spent) -> Result:
+def predicted(candidate: Candidate, changes: list[str], every: bool) -> Result:
     """Predict one plan on this process alone."""
-    begin = time.process_time()
     experiment = read(candidate.text(), "plans.toml", changes)
-    after_read = time.process_time()
-    case = prepare(experiment)
-    after_prepare = time.process_time()
-    run, _ = execute(case, MPI.COMM_SELF)
-    spent.read += after_read - begin
-    spent.prepare += after_prepare - after_read
-    spent.execute += time.process_time() - after_prepare
-    return Result(case.workload.tokens * 1e12 / run.step_time, case.memory.fits, candidate)
+    found = step_time(experiment, MPI.COMM_SELF, every=every)
+    rate = found.tokens * 1e12 / found.picoseconds
+    return Result(rate, found.memory.fits, found.rounds is not None, candidate)
 
 
 def main() -> None:
@@ -166,29 +152,29 @@ def main() -> None:
     parser.add_argument(
         "--changes", nargs="*", metavar="CHANGE", default=[], help='as "overlap.model=off"'
     )
+    parser.add_argument(
+        "--every-micro-batch", action="store_true", help="simulate long steps in full"
+    )
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
     plans = chosen(max(args.plans, 1))
-    spent = Spent()
     comm.Barrier()
-    begin = time.perf_counter()
-    own = [predicted(each, args.changes, spent) for each in dealt(plans, comm)]
-    comm.Barrier()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    own = [predicted(each, args.changes, args.every_micro_batch) for each in dealt(plans, comm)]
+    cpu = comm.reduce(time.process_time() - begin_cpu)
     wall = time.perf_counter() - begin
     memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)
-    parts = {each.name: comm.reduce(getattr(spent, each.name)) for each in fields(Spent)}
-    every = comm.gather(own)
-    if every is None:
+    gathered = comm.gather(own)
+    if gathered is None or cpu is None or memory is None:
         return
-    whole = sum(parts.values())
+    every = [each for part in gathered for each in part]
     print(f"{len(plans):,} plans on {comm.size} processes: {len(plans) / wall:.2f} plans/s")
-    print(f"wall {wall:.2f} s, CPU {whole:.2f} s ({whole / len(plans):.3f} a plan), ", end="")
+    print(f"wall {wall:.2f} s, CPU {cpu:.2f} s ({cpu / len(plans):.3f} a plan), ", end="")
     print(f"{memory / 1024:,.0f} MiB in the largest process")
-    for name, seconds in parts.items():
-        print(f"  {name:<8} {seconds:8.2f} s  {seconds / whole:6.1%}")
-    fitting = sorted((each for part in every for each in part if each.fits), reverse=True)
+    print(f"{sum(each.short for each in every):,} plans from shorter steps, the others in full")
+    fitting = sorted((each for each in every if each.fits), reverse=True)
     print(f"{len(fitting):,} plans fit into memory; the best:")
-    for rate, _, candidate in fitting[:BEST]:
+    for rate, _, _, candidate in fitting[:BEST]:
         keys = ", ".join(f"{key} {value}" for key, value in candidate._asdict().items())
         print(f"  {rate:12,.0f} tokens/s  {keys}")
 

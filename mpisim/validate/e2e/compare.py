@@ -174,7 +174,7 @@ def compare(
     changes : sequence of str
         Keys to set in every experiment, as for ``--set``.
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.steady`).
     constants : StepConstants, optional
         Fitted to steps; none by default.
 

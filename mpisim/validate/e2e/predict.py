@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...engine import CriticalPath
 from ...errors import MpisimError
 from ...execution import execute
@@ -16,9 +19,9 @@ from ...path_shares import PathShares
 from ...prediction import Case, error_bar, prepare
 from ...program import Phase
 from ...quantity import PICOSECONDS
+from ...steady import busy, extended, settled, shorter, with_micro_batches
 from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from .experiments import Mapped
-from .steady import extended, shorter, with_micro_batches
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -27,6 +30,10 @@ __all__ = ["Outcome", "predict"]
 
 NOTHING = StepConstants()
 """No constants are fitted; what would rest on them is known all the same."""
+
+
+def _nothing() -> NDArray[np.int64]:
+    return np.zeros((0, 1), np.int64)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Outcome:
     lengths : dict of str to float
         Seconds of the step that rest on each constant, fitted or not
         (:mod:`mpisim.step_constants`).
+    busy : int64, shape (tables, 1 + streams)
+        What CPUs and streams had to do, in ps (`mpisim.steady.busy`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
@@ -58,6 +67,7 @@ class Outcome:
     known: bool = False
     fits: bool = True
     lengths: Mapping[str, float] = field(default_factory=dict)
+    busy: NDArray[np.int64] = field(default_factory=_nothing, compare=False)
     failed: str = ""
 
     @property
@@ -77,6 +87,12 @@ class _Job(NamedTuple):
     experiment: Experiment
     constants: StepConstants
 
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        # Paths of changed clusters are absolute: source and title say nothing about the step.
+        return f"{id(self.constants)} {replace(self.experiment, source='', title='')!r}"
+
 
 def predict(
     rows: Sequence[Mapped], comm: Intracomm, *, every: bool = False,
@@ -93,7 +109,7 @@ def predict(
     rows : sequence of Mapped
     comm : mpi4py.MPI.Intracomm
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.validate.e2e.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.steady`).
     constants : sequence of StepConstants, optional
         For each row those fitted to steps; none by default.
 
@@ -103,20 +119,48 @@ def predict(
         In the order of `rows`, on process 0; None on the others.
     """
     tables = constants or [NOTHING] * len(rows)
-    jobs: dict[str, _Job] = {}
-    wanted: list[tuple[str, ...]] = []
-    for row, table in zip(rows, tables, strict=True):
-        numbers = None if every else shorter(row.experiment)
-        parts = [row.experiment] if numbers is None else [
-            with_micro_batches(row.experiment, number) for number in numbers[:2]
-        ]  # fmt: skip
-        names = []
-        for part in parts:
-            # Paths of changed clusters are absolute: source and title say nothing about the step.
-            name = f"{id(table)} {replace(part, source='', title='')!r}"
-            jobs.setdefault(name, _Job(part, table))
-            names.append(name)
-        wanted.append(tuple(names))
+    whole = [
+        [_Job(row.experiment, table)] for row, table in zip(rows, tables, strict=True)
+    ]
+    if every:
+        found = _all(whole, comm)
+        return None if found is None else [outcome for (outcome,) in found]
+    parts = [_parts(job) for (job,) in whole]
+    found = _all(parts, comm)
+    joined = None
+    if found is not None:
+        joined = [_joined(row, each) for row, each in zip(rows, found, strict=True)]
+    # Those that two shorter steps do not tell are simulated in full.
+    left = [] if joined is None else [i for i, each in enumerate(joined) if each is None]
+    left = comm.bcast(left)
+    found = _all([whole[i] for i in left], comm)
+    if joined is None or found is None:
+        return None
+    for i, (outcome,) in zip(left, found, strict=True):
+        joined[i] = outcome
+    return [each for each in joined if each is not None]
+
+
+def _parts(job: _Job) -> list[_Job]:
+    """Return what to simulate for a step: two shorter ones, or itself."""
+    rounds = shorter(job.experiment)
+    if rounds is None:
+        return [job]
+    return [
+        job._replace(experiment=with_micro_batches(job.experiment, number))
+        for number in rounds[:2]
+    ]
+
+
+def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome]] | None:
+    """Simulate all that is wanted, what is equal once. **Collective.**
+
+    Returns
+    -------
+    list of list of Outcome or None
+        As `wanted`, on process 0; None on the others.
+    """
+    jobs = {job.name: job for parts in wanted for job in parts}
     order = list(jobs)
     mine = _shares([_effort(jobs[name].experiment) for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
@@ -127,11 +171,8 @@ def predict(
     gathered = comm.gather(found, root=0)
     if gathered is None:
         return None
-    whole = {order[i]: outcome for part in gathered for i, outcome in part.items()}
-    return [
-        _joined(row, [whole[name] for name in names])
-        for row, names in zip(rows, wanted, strict=True)
-    ]
+    known = {order[i]: outcome for part in gathered for i, outcome in part.items()}
+    return [[known[job.name] for job in parts] for parts in wanted]
 
 
 def _shares(efforts: Sequence[float], processes: int) -> list[list[int]]:
@@ -177,6 +218,7 @@ def _simulated(job: _Job) -> Outcome:
                 for name, length in lengths.items()
                 if kind_of(name) is not None
             },
+            busy=busy(case, run),
         )
     except MpisimError as error:
         prefix = f"{job.experiment.source}: "
@@ -185,8 +227,9 @@ def _simulated(job: _Job) -> Outcome:
         return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _joined(row: Mapped, parts: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of a row: that of its one simulation, or of two shorter ones."""
+def _joined(row: Mapped, parts: Sequence[Outcome]) -> Outcome | None:
+    """Return the outcome of a row: that of its one simulation, or of two shorter ones; None if the
+    latter do not tell it."""
     for each in parts:
         if each.failed:
             return each
@@ -195,6 +238,9 @@ def _joined(row: Mapped, parts: Sequence[Outcome]) -> Outcome:
     first, second = parts
     numbers = shorter(row.experiment)
     assert numbers is not None
+    times = first.seconds * PICOSECONDS, second.seconds * PICOSECONDS
+    if not settled(first.busy, second.busy, times, numbers):
+        return None
     seconds = extended(first.seconds, second.seconds, numbers)
     lengths = {
         name: max(0.0, extended(first.lengths.get(name, 0.0), length, numbers))

@@ -1,0 +1,124 @@
+"""Tests of steps that two shorter ones tell the time of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpisim.errors import InputError
+from mpisim.experiment import Experiment
+from mpisim.experiment import read as read_experiment
+from mpisim.fitting import verdict
+from mpisim.steady import (
+    BOUND,
+    Rounds,
+    extended,
+    settled,
+    shorter,
+    step_time,
+    with_micro_batches,
+)
+
+
+def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any) -> Experiment:
+    """A small GPT on A100s, so many micro-batches a replica."""
+    plan = {"tp": 2, "pp": 4, "schedule": "1f1b", "micro_batch": 1, **plan}
+    replicas = nodes * 8 // (plan["tp"] * plan["pp"])
+    plan["global_batch"] = micro_batches * replicas * plan["micro_batch"]
+    keys = "\n".join(
+        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {str(value).lower()}"
+        for key, value in plan.items()
+    )
+    return read_experiment(
+        "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
+        f"seq_len = 1024\n[plan]\n{keys}\n[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
+        "steady.toml",
+    )
+
+
+def test_what_is_simulated_instead() -> None:
+    # 4 stages are full with 4 micro-batches; rounds of 2.
+    assert shorter(experiment(64)) == (4, 6, 64)
+    assert shorter(experiment(65)) == (5, 7, 65)
+    assert shorter(experiment(12)) is None  # 4 and 6 are nearly as many
+    # Groups of as many as there are stages; DualPipe needs twice as many to begin with.
+    assert shorter(experiment(64, schedule="interleaved", vpp=2)) == (4, 8, 64)
+    assert shorter(experiment(64, schedule="dualpipe")) == (12, 14, 64)
+    # A stage of its own: no pipeline to fill.
+    assert shorter(experiment(64, tp=2, pp=1)) == (4, 6, 64)
+
+
+def test_what_is_simulated_in_full() -> None:
+    one = experiment(64)
+    assert shorter(with_micro_batches(one, 64)) == shorter(one)
+    assert with_micro_batches(one, 8).plan.global_batch == 8
+    assert shorter(experiment(64, extra="[variation]\nkernels = 0.02\n")) is None
+    uneven = experiment(64, nodes=2, replica_batch=[48, 80])
+    assert shorter(uneven) is None
+    assert shorter(experiment(64, schedule="zb-h1")) is None
+    # Gradients reduced in every micro-batch, in a pipeline and without one.
+    assert shorter(experiment(64, zero=2, dp_style="deepspeed")) is None
+    assert shorter(experiment(64, pp=1, zero=2, dp_style="deepspeed")) == (4, 6, 64)
+
+
+def test_extended() -> None:
+    assert extended(8.0, 12.0, Rounds(8, 12, 64)) == 64.0
+
+
+def test_what_falls_behind_is_not_settled() -> None:
+    rounds = Rounds(4, 6, 106)  # 50 further times what lies between
+    at_first, one, more = np.array([[90, 100]]), np.array([[110, 130]]), np.array([[111, 131]])
+    # A round takes 30, and the step 1,630. Nothing takes longer than that …
+    assert settled(at_first, one, (100.0, 130.0), rounds)
+    # … and a stream that takes 31 would make it longer by 50, if it had no lead.
+    assert BOUND * 1630 < 50
+    assert not settled(at_first, more, (100.0, 130.0), rounds)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"tp": 8, "pp": 1},
+        {"zero": 1, "recompute": "full"},
+        {"schedule": "interleaved", "vpp": 2},
+        {"schedule": "gpipe", "p2p_overlap": True},
+        {"schedule": "dualpipe", "pp": 2},
+        {"tp": 4, "pp": 2, "cuda_graphs": True},
+    ],
+    ids=lambda plan: "-".join(map(str, plan.values())) or "1f1b",
+)
+def test_as_all_micro_batches(plan: dict[str, Any]) -> None:
+    one = experiment(32, nodes=2, **plan)
+    found = step_time(one, MPI.COMM_SELF)
+    every = step_time(one, MPI.COMM_SELF, every=True)
+    assert every.rounds is None
+    assert found.picoseconds == pytest.approx(every.picoseconds, rel=BOUND)
+    assert (found.memory, found.tokens) == (every.memory, every.tokens)
+    assert ("32 micro-batches from" in found.assumption) == (found.rounds is not None)
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    # The two shorter steps would fit: GPipe keeps activations of all micro-batches.
+    large = experiment(512, schedule="gpipe", micro_batch=8)
+    assert not verdict_of(large)
+    assert verdict_of(with_micro_batches(large, 6))
+    with pytest.raises(InputError, match=r"steady.toml: the plan does not fit"):
+        step_time(large, MPI.COMM_SELF)
+
+
+def verdict_of(one: Experiment) -> bool:
+    """Whether it fits."""
+    try:
+        return verdict(one).fits
+    except InputError:
+        return False
+
+
+@pytest.mark.mpi
+def test_any_number_of_processes() -> None:
+    one = experiment(32, nodes=2)
+    assert step_time(one, MPI.COMM_WORLD) == step_time(one, MPI.COMM_SELF)
