@@ -18,6 +18,11 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 Format = Literal["fp32", "fp16", "bf16"]
 Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
 Bytes = Annotated[int, Limits(least=1, most=10**12)]
+Kept = Literal[
+    "qkv", "query", "key", "value", "rotary", "attention", "attention output", "feed-forward in",
+    "feed-forward gate", "feed-forward value", "feed-forward out",
+]  # fmt: skip
+"""Operators of a layer, by the names they have in results."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,14 @@ class Plan:
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
     attention : {"newest", "cudnn", "flash-2", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
+    recompute_keeps : tuple of str
+        With "full": operators of a layer whose results are kept, and not computed again.
+    recompute_stops : bool
+        With "full": whether only what the backward pass reads is computed again, as PyTorch's
+        checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
+    separate_projections : bool
+        Whether queries, keys and values come from a matrix each, and so do gate and value of a
+        gated feed-forward block; otherwise from one. With tp > 1 they count as one.
         FlashAttention-2, of FlashAttention in Triton (:mod:`mpisim.kernels.fused_attention`).
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
@@ -124,7 +137,19 @@ class Plan:
         ``overlap_moe_expert_parallel_comm``).
     dispatch_precision : {"bf16", "fp8"}
         Of tokens on their way to experts; they return in bf16.
+    launch_blocking : bool
+        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
+    cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
+        Parts of a layer whose launches are captured where not all are (Transformer Engine's
+        graphs, Megatron-LM's ``--cuda-graph-modules``): attention, the router with the shared
+        experts, what comes before tokens are exchanged.
+
+    moe_experts : {"loop", "grouped", "fused"}, optional
+        How experts multiply: a product after the other, each launched (Transformer Engine's
+        ``GroupedLinear``; default in Megatron-LM); all in one kernel (default elsewhere); or that
+        with the activation and the casts to the format of the next product in it (Megatron-LM's
+        ``--use-transformer-engine-op-fuser``).
     sharder : str
         DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
         "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "size-lookup-greedy".
@@ -183,6 +208,9 @@ class Plan:
 
     sharder: Literal[
         "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
+    recompute_keeps: tuple[Kept, ...] = ()
+    recompute_stops: bool = False
+    separate_projections: bool = False
         "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
@@ -191,7 +219,11 @@ class Plan:
         for axis in axes:
             if axis not in AXES:
                 raise InputError(
+    launch_blocking: bool = False
+
+    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
                     f"order is {self.order!r}: unknown axis {axis!r}{nearest(axis, AXES)}; "
+    moe_experts: Literal["loop", "grouped", "fused"] | None = None
                     f"allowed: {', '.join(AXES)}"
                 )
         if sorted(axes) != sorted(AXES):
@@ -230,6 +262,11 @@ class Plan:
             raise InputError("zero_group is given, but zero is 0: nothing is sharded")
 
     def _check_replicas(self) -> None:
+        if self.launch_blocking and self.cuda_graphs:
+            raise InputError("launch_blocking is true, but so is cuda_graphs: the CPU launches none")
+        if (self.recompute_keeps or self.recompute_stops) and self.recompute != "full":
+            key = "recompute_keeps" if self.recompute_keeps else "recompute_stops"
+            raise InputError(f"{key} is given, but recompute is {self.recompute!r}; set 'full'")
         if not self.replica_batch:
             return
         if self.dp is not None and len(self.replica_batch) != self.dp:

@@ -14,6 +14,7 @@ from ..experiment.plan import Plan
 from ..program import Phase
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
+from ..workloads.recomputation import kept_bytes
 from ..workloads.schedules import Action
 from ..workloads.stage import recomputed
 from .temporaries import needed_for_weights, output, working
@@ -66,7 +67,7 @@ class Peak:
 def kept(layer: Layer, plan: Plan, whole: bool) -> int:
     """Return the bytes a layer keeps of one micro-batch; `whole`: all of it is computed again."""
     if whole:
-        return layer.checkpoint
+        return layer.checkpoint + kept_bytes(plan, layer.operators)
     return layer.saved_selective if plan.recompute == "selective" else layer.saved
 
 

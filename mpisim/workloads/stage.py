@@ -12,6 +12,7 @@ from .data_parallel import Strategy
 from .operators import Operator
 from .parts import Part
 from .pricing import Pricing
+from .recomputation import again as run_again
 from .shelf import Shelf
 
 __all__ = ["Pass", "Stage", "recomputed"]
@@ -157,7 +158,7 @@ class Stage:
             if which != "weight":
                 self.strategy.before_backward(builder, chunk, i, last)
                 if again[i]:
-                    yield from self._recompute(builder, layer.operators)
+                    yield from self._recompute(builder, run_again(self.plan, layer.operators))
             for j, operator in reversed(list(enumerate(layer.operators))):
                 if which != "weight":
                     self.strategy.before_gradients(builder, chunk, i, j, last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..operators import Operator
 from .pointwise import activation, dropout_add, norm
+from .separate import separate_linears
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear
 
@@ -22,7 +23,7 @@ def feed_forward(s: Shapes) -> tuple[Operator, ...]:
 
 def two_matrices(
     s: Shapes, name: str, width: int, *, bias: bool, keeps_input: bool = True
-) -> tuple[Operator, Operator, Operator]:
+) -> tuple[Operator, ...]:
     """A matrix up, the non-linearity, and a matrix down.
 
     Parameters
@@ -38,8 +39,14 @@ def two_matrices(
     """
     model = s.model
     into = width * (2 if model.gated else 1)
+    if model.gated and s.separate_projections:
+        first = separate_linears(
+            s, name, {f"{name} gate": width, f"{name} value": width}, keeps_input=keeps_input
+        )
+    else:
+        first = (column_linear(s, f"{name} in", model.hidden, into, keeps_input=keeps_input),)
     return (
-        column_linear(s, f"{name} in", model.hidden, into, keeps_input=keeps_input),
+        *first,
         activation(s, f"{name} {model.activation}", s.tokens, width, bias=bias),
         row_linear(s, f"{name} out", width, model.hidden),
     )

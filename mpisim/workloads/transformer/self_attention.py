@@ -8,6 +8,7 @@ from .gradients import accumulate
 from .heads import Heads
 from .latent_attention import latent_projections
 from .pointwise import branch, dropout_add, norm, rotate, stream
+from .separate import separate_linears
 from .shapes import Shapes
 from .tensor_parallel import column_linear, row_linear
 
@@ -77,10 +78,19 @@ def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
     model = s.model
     width = heads.query_width + heads.key_value_width
     # Queries, keys and values are kept also where attention is computed again.
-    matrix = column_linear(
-        s, "qkv", model.hidden, width, bias=model.has_qkv_bias, keep=s.element * s.tokens * width
-    )
-    operators = [matrix]
+    if s.separate_projections:
+        widths = {
+            "query": heads.query_width,
+            "key": heads.kv_heads * heads.head,
+            "value": heads.kv_heads * heads.value,
+        }
+        operators = list(separate_linears(s, "qkv", widths, bias=model.has_qkv_bias, kept=True))
+    else:
+        matrix = column_linear(
+            s, "qkv", model.hidden, width, bias=model.has_qkv_bias,
+            keep=s.element * s.tokens * width,
+        )  # fmt: skip
+        operators = [matrix]
     operators += _head_norms(s, s, heads)
     if model.position == "rotary":
         operators.append(rotary(s, heads))

@@ -97,6 +97,11 @@ class Shapes:
         multiple = VOCABULARY_MULTIPLE * self.grid.tp
         return -(-self.model.vocab // multiple) * VOCABULARY_MULTIPLE
 
+    @property
+    def separate_projections(self) -> bool:
+        """Whether matrices with one input stay apart; of a tp group, one gather serves all."""
+        return self.plan.separate_projections and self.grid.tp == 1
+
     # --- number formats -------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,78 @@
+"""What of a layer is computed again, and what it keeps: policies of JAX and PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import model, network, plan
+
+from mpisim.errors import InputError
+from mpisim.workloads.recomputation import again, kept_bytes
+
+SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
+LLAMA = model("llama", **SIZES, kv_heads=2, ffn_hidden=32)
+BLOCK = [
+    "attention norm", "qkv", "rotary", "attention", "attention output", "attention dropout add",
+    "feed-forward norm", "feed-forward in", "feed-forward swiglu", "feed-forward out",
+    "feed-forward dropout add",
+]  # fmt: skip
+
+
+def run_again(**keys: Any) -> list[str]:
+    found = plan(recompute="full", **keys)
+    return [each.name for each in again(found, network(LLAMA, found).layers[1].operators)]
+
+
+def test_megatron_runs_the_whole_layer() -> None:
+    assert run_again() == BLOCK
+
+
+def test_what_nobody_reads_is_not_computed_again() -> None:
+    """The last matrix needs its input to go back, not its product."""
+    assert run_again(recompute_stops=True) == BLOCK[:-2]
+
+
+def test_operators_that_are_kept() -> None:
+    keeps = ("qkv", "rotary", "attention")
+    assert run_again(recompute_stops=True, recompute_keeps=keeps) == [
+        name for name in BLOCK[:-2] if name not in keeps
+    ]
+
+
+def test_every_second_product_of_separate_matrices() -> None:
+    """torchtitan's selective checkpoints: of wq, wk, wv, wo, w1, w3, w2 the odd ones are kept."""
+    keeps = ("query", "value", "attention", "feed-forward gate")
+    found = plan(
+        recompute="full", recompute_stops=True, recompute_keeps=keeps, separate_projections=True
+    )
+    operators = network(LLAMA, found).layers[1].operators
+    names = [each.name for each in again(found, operators)]
+    products = ("query", "key", "value", "attention output", "gate", "feed-forward value")
+    assert [name for name in names if name in products] == [
+        "key", "attention output", "feed-forward value"
+    ]  # fmt: skip
+    # 8 tokens: queries 16, values 8, attention 16, gate 32 features of 2 bytes.
+    assert kept_bytes(found, operators) == 8 * (16 + 8 + 16 + 32) * 2
+
+
+def test_separate_matrices_hold_the_same_parameters() -> None:
+    """Their input is kept once; three gradients of it take two sums."""
+    one, many = (network(LLAMA, plan(separate_projections=each)) for each in (False, True))
+    sizes = [sum(each.size for each in found.layers[1].parameters) for found in (one, many)]
+    assert sizes[0] == sizes[1]
+    assert one.layers[1].saved == many.layers[1].saved
+    names = [each.name for each in many.layers[1].operators]
+    assert names[1:6] == ["qkv branch", "qkv branch", "query", "key", "value"]
+    assert names.count("feed-forward branch") == 1
+
+
+def test_a_tp_group_gathers_once() -> None:
+    found = network(LLAMA, plan(tp=2, separate_projections=True)).layers[1].operators
+    assert [each.name for each in found] == BLOCK
+
+
+@pytest.mark.parametrize("key", ["recompute_stops", "recompute_keeps"])
+def test_only_of_whole_layers(key: str) -> None:
+    with pytest.raises(InputError, match=rf"{key} is given, but recompute is 'none'"):
+        plan(**{key: True if key == "recompute_stops" else ("qkv",)})
