@@ -26,7 +26,7 @@ from .network import network_of
 from .path_shares import PathShares
 from .program import Program
 from .quantity import PICOSECONDS, Quantity, picoseconds
-from .step_constants import Known, StepConstants, chip, ours
+from .step_constants import Known, StepConstants, chip, ours, sort_of
 from .topo import Cluster, Network
 from .uncertainty import Uncertainty, combine
 from .variation import varied
@@ -304,21 +304,22 @@ def error_bar(
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths(run.critical_path)}
-    left_out = _model_error(case.constants) if model_error else None
+    left_out = _model_error(case) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 
 
-def _model_error(known: Known | None) -> tuple[str, Quantity] | None:
+def _model_error(case: Case) -> tuple[str, Quantity] | None:
     """Return the name and the size of what the model leaves out."""
+    known, sort = case.constants, sort_of(case.experiment.model)
     if known is None:
         found = ours().model_error
-        return None if found is None else ("model error", found.plain)
+        return None if found is None else ("model error", found.plain[sort])
     found = known.constants.model_error
     if found is None:
         return None
     if known.constants.knows(known.framework, known.gpu):
-        return "model error (calibrated)", found.known
-    return "model error (calibrated; framework or GPU new)", found.unknown
+        return "model error (calibrated)", found.known[sort]
+    return "model error (calibrated; framework or GPU new)", found.unknown[sort]
 
 
 def _assumed(plan: Plan) -> list[str]:

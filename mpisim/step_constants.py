@@ -3,10 +3,14 @@
 ``mpisim calibrate e2e`` writes such a file, an experiment takes it by ``[calibration] file``. Every
 constant multiplies times, so 1 is the model as it stands; only the overhead of a step is a time:
 
-    products, attention, memory    kernels of a kind of GPU
-    inside, across                 communications within nodes and between them, by platform
+    products, attention, memory    kernels of a kind of GPU, and of a framework on it
+    inside, across                 communications within nodes and between them, by platform, and of
+                                   a framework on any
     host                           CPU time of launches, by framework
     overhead                       of a step besides its kernels and launches, by framework
+
+What a GPU or a platform and a framework are both known for is multiplied by both: a framework has
+its libraries, and hides its share of communications. One that no step was fitted of has the GPU's.
 
 The file also says how far steps were off that the fit did not see: the model's own error, besides
 the error bars of its numbers (:mod:`mpisim.uncertainty`).
@@ -14,6 +18,7 @@ the error bars of its numbers (:mod:`mpisim.uncertainty`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,20 +31,29 @@ from .quantity import Quantity
 from .schema import build, parse
 
 __all__ = [
+    "KERNELS",
     "MULTIPLIERS",
     "OVERHEAD",
+    "SORTS",
     "Known",
     "ModelError",
     "StepConstants",
     "chip",
+    "is_stack",
     "kind_of",
     "name_of",
     "ours",
+    "sort_of",
+    "stack_of",
 ]
 
 FILE = "calibration/e2e.toml"
 
-MULTIPLIERS = ("products", "attention", "memory", "inside", "across", "host")
+KERNELS = ("products", "attention", "memory")
+
+COMMUNICATIONS = ("inside", "across")
+
+MULTIPLIERS = (*KERNELS, *COMMUNICATIONS, "host")
 """Kinds of constants that multiply times."""
 
 OVERHEAD = "overhead"
@@ -47,23 +61,36 @@ OVERHEAD = "overhead"
 ONE = Quantity(1, "1", 0, "not fitted")
 
 
+SORTS = ("dense", "experts", "other")
+"""Sorts of models, whose steps are not equally well predicted: transformers without and with
+experts, and all others."""
+
+
 @dataclass(frozen=True)
 class ModelError:
     """How far predicted steps are off beyond what the error bars of their inputs explain.
 
+    Each is 1 with its error bar, by sort of model.
+
     Attributes
     ----------
-    plain : Quantity
-        Without constants fitted to steps: 1 with its error bar.
-    known : Quantity
+    plain : dict of str to Quantity
+        Without constants fitted to steps.
+    known : dict of str to Quantity
         With them, where steps of the same framework and the same kind of GPU were fitted.
-    unknown : Quantity
+    unknown : dict of str to Quantity
         With them, where one of the two, or both, are new.
     """
 
-    plain: Quantity
-    known: Quantity
-    unknown: Quantity
+    plain: dict[str, Quantity]
+    known: dict[str, Quantity]
+    unknown: dict[str, Quantity]
+
+    def __post_init__(self) -> None:
+        for name, table in vars(self).items():
+            for sort in SORTS:
+                if sort not in table:
+                    raise InputError(f"model_error.{name} lacks {sort!r}; it needs {SORTS}")
 
 
 @dataclass(frozen=True)
@@ -73,13 +100,15 @@ class StepConstants:
     Attributes
     ----------
     products : dict of str to Quantity
-        Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``).
+        Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``), and of a
+        framework on a kind of GPU (``"nemo on h100"``, `stack_of`).
     attention : dict of str to Quantity
-        Fused attention; by kind of GPU (`chip`).
+        Fused attention; by kind of GPU (`chip`), and of a framework on it.
     memory : dict of str to Quantity
-        All other kernels; by kind of GPU.
+        All other kernels; by kind of GPU, and of a framework on it.
     inside, across : dict of str to Quantity
-        Communications within a node, and among several; by platform.
+        Communications within a node, and among several; by platform, and of a framework
+        (``"nemo on any network"``).
     host : dict of str to Quantity
         CPU time of launches; by framework.
     overhead : dict of str to Quantity
@@ -159,9 +188,16 @@ class Known:
     framework: str | None
 
     def number(self, kind: str, key: str | None) -> tuple[str, Quantity]:
-        """Return the name of a constant and its value."""
+        """Return the name of a constant and its value, times that of the framework."""
         key = key or "any framework"
-        return name_of(kind, key), self.constants.multiplier(kind, key)
+        name, number = name_of(kind, key), self.constants.multiplier(kind, key)
+        stack = None if self.framework is None else stack_of(kind, key, self.framework)
+        if stack is None or stack not in getattr(self.constants, kind):
+            return name, number
+        other = self.constants.multiplier(kind, stack)
+        error = math.hypot(number.error, other.error)
+        source = f"{number.source}; {stack}: {other.source}"
+        return name, Quantity(number.value * other.value, "1", error, source)
 
     @property
     def host(self) -> str:
@@ -185,6 +221,34 @@ def kind_of(name: str) -> tuple[str, str] | None:
     """Return kind and key of a constant, None for any other number."""
     kind, _, key = name.partition(" of ")
     return (kind, key) if key and kind in (*MULTIPLIERS, OVERHEAD) else None
+
+
+def stack_of(kind: str, key: str, framework: str) -> str | None:
+    """Return the key of a framework's constant that serves beside one of a GPU or a platform.
+
+    Examples
+    --------
+    >>> stack_of("products", "h100 bf16", "nemo"), stack_of("inside", "dgx-h100", "nemo")
+    ('nemo on h100', 'nemo on any network')
+    >>> stack_of("host", "nemo", "nemo")
+    """
+    if kind in KERNELS:
+        return f"{framework} on {key.split()[0]}"
+    return f"{framework} on any network" if kind in COMMUNICATIONS else None
+
+
+def is_stack(key: str) -> bool:
+    """Whether a key is of a framework beside those of GPUs and platforms."""
+    return " on " in key
+
+
+def sort_of(model: object) -> str:
+    """Return the sort of an experiment's model."""
+    from .experiment import Transformer
+
+    if not isinstance(model, Transformer):
+        return "other"
+    return "experts" if model.experts else "dense"
 
 
 def chip(gpu: str) -> str:

@@ -139,7 +139,7 @@ def test_statements() -> None:
     left_out = ours().model_error
     assert left_out is not None
     assert 0.02 < inputs < 0.2
-    assert said["uncertainty"] == pytest.approx(math.hypot(inputs, left_out.plain.error))
+    assert said["uncertainty"] == pytest.approx(math.hypot(inputs, left_out.plain["dense"].error))
     assert said["uncertainty_sources"][0].startswith("model error")
     assert said["utilisation"] == pytest.approx(
         case.workload.flops / (run.step_time * 1e-12 * 8 * 989.4e12)

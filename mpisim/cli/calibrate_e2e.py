@@ -6,12 +6,15 @@ import argparse
 from typing import Any
 
 from ..errors import InputError, UsageError
+from .validate_e2e import add_predicted, conditions
 
 __all__ = ["add_kind", "run"]
 
 EXAMPLES = """\
 examples:
   mpirun -n 2 python -m mpisim calibrate e2e all.csv -o mine.toml
+  mpisim validate e2e all.csv --json out.json
+  mpisim calibrate e2e all.csv --predicted out.json --passes 0 -o mine.toml
   mpisim validate e2e all.csv --calibration mine.toml
   mpisim run experiment.toml --set calibration.file=mine.toml calibration.framework=nemo
 """
@@ -44,6 +47,7 @@ def add_kind(kinds: Any) -> None:
         "--passes", type=int, metavar="N", default=1,
         help="how often steps are simulated again with what was found (default: 1)",
     )  # fmt: skip
+    add_predicted(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     """Predict, fit, write the file. **Collective** under a launcher."""
     from .launch import world
     from .output import check_outputs
-    from .validate_e2e import conditions
 
     check_outputs(args)
     if args.passes < 0:
@@ -59,14 +62,15 @@ def run(args: argparse.Namespace) -> int:
     where = {"trust": TRUST, **conditions(args.where)}
     from ..files import check_output, staged
     from ..parallel import agreed
-    from ..validate.e2e import calibrate, compare, written
+    from ..validate.e2e import calibrate, compare, stored, written
 
     comm = world()
     with agreed(comm):
         if comm.rank == 0:
             check_output(args.output, overwrite=args.overwrite)
+        known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
-    found = compare(path, comm, where=where)
+    found = compare(path, comm, where=where, known=known)
     with agreed(comm):
         if found is not None and all(each.row.texts["trust"] != "A" for each in found.compared):
             raise InputError(f"{path}: no row of trust A could be predicted: nothing to fit")

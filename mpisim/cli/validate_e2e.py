@@ -21,6 +21,7 @@ examples:
   mpisim validate e2e all.csv --where trust=A|B --plot scatter.png
   mpisim validate e2e all.csv --set plan.fused=false
   mpisim validate e2e all.csv --cross-validate --markdown docs/accuracy.md
+  mpisim validate e2e all.csv --predicted out.json --cross-validate
   mpisim validate e2e all.csv --calibration mine.toml
   mpisim validate e2e all.csv --composition
   mpirun -n 2 python -m mpisim validate e2e all.csv
@@ -60,8 +61,9 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--cross-validate", action="store_true",
         help="also foretell each row, to first order, with constants fitted to rows of trust A of "
-        "other families (source, family of models, framework)",
+        "other families (source, model, framework), and of other sources",
     )  # fmt: skip
+    add_predicted(parser)
     parser.add_argument(
         "--composition", action="store_true",
         help="only rows of trust F: are steps composed of their layers as these say?",
@@ -77,6 +79,15 @@ def add_kind(kinds: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def add_predicted(parser: argparse.ArgumentParser) -> None:
+    """Add ``--predicted``, which ``mpisim calibrate e2e`` has, too."""
+    parser.add_argument(
+        "--predicted", metavar="FILE",
+        help="take what was simulated before from this file of 'mpisim validate e2e --json', and "
+        "simulate only rows whose experiments are not in it",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     """Predict, and print tables of errors. **Collective** under a launcher."""
     from .launch import world
@@ -90,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     where = conditions(args.where)
     if args.cross_validate and args.calibration is not None:
         raise UsageError("--cross-validate fits constants; --calibration gives them: choose one")
+    if args.predicted is not None and args.calibration is not None:
+        raise UsageError(
+            "--predicted has steps without constants, --calibration gives them: choose one"
+        )
     from ..parallel import agreed
     from ..validate.e2e import (
         as_json,
@@ -99,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         cross_validate,
         render,
         scatter,
+        stored,
     )
 
     comm = world()
@@ -114,10 +130,11 @@ def run(args: argparse.Namespace) -> int:
                 check_plot(args.plot)
             page = "" if args.markdown is None else _page(args.markdown)
         constants = _constants(args.calibration)
+        known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
     found = compare(
         path, comm, where=where, limit=args.limit, changes=args.changes,
-        every=args.every_micro_batch, constants=constants,
+        every=args.every_micro_batch, constants=constants, known=known,
     )  # fmt: skip
     with agreed(comm):
         if found is not None:

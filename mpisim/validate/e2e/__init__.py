@@ -6,6 +6,7 @@
 - `calibrate`: fit few constants to the steps; `written`: as a file.
 - `cross_validate`: predict each row with constants that were fitted to others.
 - `composition`: are steps that follow a formula composed as it says?
+- `stored`: what was simulated before, from the JSON of a comparison.
 - `as_json`, `render`, `markdown`, `scatter`: a comparison as figures, text, page, picture.
 """
 
@@ -19,6 +20,7 @@ from .plot import check_plot, scatter
 from .report import markdown, render
 from .rows import Row, read
 from .settings import Settings, settings
+from .stored import stored
 
 __all__ = [
     "Compared",
@@ -39,5 +41,6 @@ __all__ = [
     "render",
     "scatter",
     "settings",
+    "stored",
     "written",
 ]

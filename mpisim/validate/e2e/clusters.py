@@ -15,7 +15,7 @@ from ...presets import folder
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "choose", "nameless"]
 
 ANY = "dgx-h100"
 """Where one GPU runs that no cluster has: nothing of it matters but the host."""
@@ -118,6 +118,11 @@ def _named(best: ClusterFor) -> tuple[str, int]:
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for changed copies, gone when the program ends."""
     return tempfile.TemporaryDirectory(prefix="mpisim-clusters-")
+
+
+def nameless(text: str) -> str:
+    """Return a text without the folder of changed copies, whose name is another each time."""
+    return text.replace(f"{_folder().name}/", "")
 
 
 @cache

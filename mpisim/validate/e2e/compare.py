@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError, UsageError, nearest
 from ...parallel import agreed
-from ...step_constants import StepConstants, ours
+from ...step_constants import ModelError, StepConstants, ours, sort_of
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict
 from .rows import Row, read
 from .settings import Settings, settings
+from .stored import digest
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -44,6 +45,11 @@ class Compared:
     def row(self) -> Row:
         """The measured row."""
         return self.mapped.row
+
+    @property
+    def sort(self) -> str:
+        """Sort of its model (`mpisim.step_constants.SORTS`)."""
+        return sort_of(self.mapped.experiment.model)
 
     @property
     def measured(self) -> float:
@@ -84,6 +90,12 @@ class Comparison:
     crossed : list of Compared
         Rows predicted with constants that were fitted to other families of rows
         (`mpisim.validate.e2e.crossed`), if asked for.
+    apart : list of Compared
+        And to rows of other sources.
+    plain : bool
+        Whether no constants fitted to steps were used.
+    every : bool
+        Whether every micro-batch of long steps was simulated.
     """
 
     rows: int
@@ -91,6 +103,9 @@ class Comparison:
     compared: list[Compared] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     crossed: list[Compared] = field(default_factory=list)
+    apart: list[Compared] = field(default_factory=list)
+    plain: bool = True
+    every: bool = False
 
     @property
     def reasons(self) -> Counter[str]:
@@ -157,7 +172,7 @@ def select(
 def compare(
     path: str | Path, comm: Intracomm, *, where: Mapping[str, str] | None = None,
     limit: int | None = None, changes: Sequence[str] = (), every: bool = False,
-    constants: StepConstants | None = None,
+    constants: StepConstants | None = None, known: Mapping[str, Outcome] | None = None,
 ) -> Comparison | None:  # fmt: skip
     """Predict the rows of a table. **Collective.**
 
@@ -177,6 +192,9 @@ def compare(
         Whether to simulate every micro-batch of long steps (`mpisim.steady`).
     constants : StepConstants, optional
         Fitted to steps; none by default.
+    known : mapping of str to Outcome, optional
+        What was simulated before without constants (`mpisim.validate.e2e.stored`); other rows are
+        simulated.
 
     Returns
     -------
@@ -189,19 +207,19 @@ def compare(
         If the table is not as it must be, or no row can be predicted.
     """
     with agreed(comm):
-        known = settings()
-        rows = select(read(path), where or {}, limit, known)
-        found = Comparison(len(rows), sum(row.seconds is not None for row in rows))
+        rules = settings()
+        rows = select(read(path), where or {}, limit, rules)
+        timed = sum(row.seconds is not None for row in rows)
+        found = Comparison(len(rows), timed, plain=constants is None, every=every)
         ready: list[Mapped] = []
         for row in rows:
-            result = experiment_of(row, known, changes)
+            result = experiment_of(row, rules, changes)
             if isinstance(result, Mapped):
                 ready.append(result)
             else:
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
-    tables = None if constants is None else [constants] * len(ready)
-    outcomes = predict(ready, comm, every=every, constants=tables)
+    outcomes = _outcomes(ready, comm, every, constants, known or {})
     errors = (constants or ours()).model_error
     with agreed(comm):
         if outcomes is not None:
@@ -209,14 +227,34 @@ def compare(
                 if outcome.failed:
                     found.skipped.append(Skipped(mapped.row, mapped.source, outcome.failed))
                 else:
-                    error = 0.0
-                    if errors is not None and constants is not None:
-                        error = (errors.known if outcome.known else errors.unknown).error
-                    elif errors is not None:
-                        error = errors.plain.error
-                    found.compared.append(Compared(mapped, outcome, error))
+                    found.compared.append(_compared(mapped, outcome, errors, constants is None))
             _check_any(path, found.compared, found.skipped)
     return None if outcomes is None else found
+
+
+def _outcomes(
+    ready: Sequence[Mapped], comm: Intracomm, every: bool, constants: StepConstants | None,
+    known: Mapping[str, Outcome],
+) -> list[Outcome] | None:  # fmt: skip
+    """Simulate what is not known. **Collective.**"""
+    names = [digest(mapped, every) for mapped in ready] if known else [""] * len(ready)
+    left = [mapped for mapped, name in zip(ready, names, strict=True) if name not in known]
+    tables = None if constants is None else [constants] * len(left)
+    simulated = predict(left, comm, every=every, constants=tables)
+    if simulated is None:
+        return None
+    rest = iter(simulated)
+    return [known[name] if name in known else next(rest) for name in names]
+
+
+def _compared(
+    mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain: bool
+) -> Compared:
+    if errors is None:
+        return Compared(mapped, outcome)
+    fitted = errors.known if outcome.known else errors.unknown
+    table = errors.plain if plain else fitted
+    return Compared(mapped, outcome, table[sort_of(mapped.experiment.model)].error)
 
 
 def _check_any(path: str | Path, found: Sequence[object], skipped: Sequence[Skipped]) -> None:

@@ -20,8 +20,9 @@ def written(constants: StepConstants) -> str:
     """Return the text of a file that `StepConstants.read` reads."""
     parts = [HEAD]
     if constants.model_error is not None:
-        errors = vars(constants.model_error)
-        parts.append("[model_error]\n" + "".join(_line(key, errors[key]) for key in errors))
+        for name, table in vars(constants.model_error).items():
+            lines = [_line(sort, number) for sort, number in table.items()]
+            parts.append(f"[model_error.{name}]\n" + "".join(lines))
     for kind in (*MULTIPLIERS, OVERHEAD):
         table = getattr(constants, kind)
         if table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ...parallel import agreed
 from ...quantity import Quantity
-from ...step_constants import ModelError, StepConstants, kind_of
+from ...step_constants import SORTS, ModelError, StepConstants, kind_of
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
 from .fit import Linear, fit, foretold, linear
@@ -30,6 +30,20 @@ JUDGED = "AB"
 
 SHARE = 0.9
 """Of rows that the interval is to hold."""
+
+ENOUGH = 20
+"""Rows of one sort of model that an error is found from; of fewer, all sorts together."""
+
+Key = Callable[[Family], Family]
+"""What is left out together with a row, by its family."""
+
+
+def _same(family: Family) -> Family:
+    return family
+
+
+def _source(family: Family) -> Family:
+    return family[0], "", ""
 
 
 def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> StepConstants | None:
@@ -58,16 +72,18 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
     if found is None:
         return None
     others = [each for each in plain if each.row.texts["trust"] in JUDGED.replace(TRAINED, "")]
-    trials = _trials(rows, start, rows) + _trials(rows, start, others, at=NOTHING)
+    trials = _trials(rows, start, rows, constants)
+    trials += _trials(rows, start, others, constants, at=NOTHING)
     judged = [each for each in plain if each.row.texts["trust"] in JUDGED]
     return replace(constants, model_error=_model_error(judged, trials))
 
 
 def cross_validate(found: Comparison) -> None:
-    """Foretell every row with constants fitted to rows of other families.
+    """Foretell every row with constants fitted to rows of other families, and of other sources.
 
     To first order along each row's own critical path: nothing is simulated again. The predictions
-    become `Comparison.crossed`; rows of trust F, which follow a formula, are left out.
+    become `Comparison.crossed` and `Comparison.apart`; rows of trust F, which follow a formula, are
+    left out.
 
     Parameters
     ----------
@@ -76,45 +92,43 @@ def cross_validate(found: Comparison) -> None:
     """
     rows = [each for each in found.compared if each.row.texts["trust"] != "F"]
     trained = [each for each in rows if each.row.texts["trust"] == TRAINED]
-    trials = _trials(trained, NOTHING, rows)
-    judged = [
-        (each, trial)
-        for each, trial in zip(rows, trials, strict=True)
-        if each.row.texts["trust"] in JUDGED
-    ]
-    errors = _model_error([each for each, _ in judged], [trial for _, trial in judged])
+    judged = [each for each in rows if each.row.texts["trust"] in JUDGED]
+    whole = _fitted(trained, NOTHING)
+    trials = _trials(trained, NOTHING, rows, whole)
+    errors = _model_error(judged, [each for each in trials if each.trust in JUDGED])
+    found.crossed = _compared(rows, trials, errors)
+    apart = _trials(trained, NOTHING, rows, whole, key=_source)
+    found.apart = _compared(rows, apart, errors)
+
+
+def _compared(
+    rows: Sequence[Compared], trials: Sequence[_Trial], errors: ModelError
+) -> list[Compared]:
+    result = []
     for each, trial in zip(rows, trials, strict=True):
         seconds = each.measured * math.exp(trial.residual)
         outcome = replace(
             each.outcome, seconds=seconds, before_optimizer=seconds, known=trial.known
         )
-        error = errors.known if trial.known else errors.unknown
-        found.crossed.append(Compared(each.mapped, outcome, error.error))
+        error = (errors.known if trial.known else errors.unknown)[trial.sort]
+        result.append(Compared(each.mapped, outcome, error.error))
+    return result
 
 
 class _Trial(NamedTuple):
-    """Logarithm of predicted over measured with constants that were fitted to other families, the
-    error bar of the inputs, and whether the fit had the framework and the kind of GPU."""
+    """Logarithm of predicted over measured with constants that were fitted to other rows, the error
+    bar of the inputs, whether the fit had the framework and the kind of GPU; trust, sort of model.
+    """
 
     residual: float
     inputs: float
     known: bool
+    trust: str
+    sort: str
 
 
 def _fitted(rows: Sequence[Compared], start: StepConstants) -> StepConstants:
     return fit([linear(each) for each in rows], start) if rows else NOTHING
-
-
-def _folds(
-    rows: Sequence[Compared], start: StepConstants
-) -> dict[Family | None, StepConstants]:
-    """Return constants fitted to all rows (None), and to all but those of each family."""
-    steps = [linear(each) for each in rows]
-    folds: dict[Family | None, StepConstants] = {None: _fitted(rows, start)}
-    for left_out in sorted({step.family for step in steps}):
-        kept = [step for step in steps if step.family != left_out]
-        folds[left_out] = fit(kept, start) if kept else NOTHING
-    return folds
 
 
 def _again(
@@ -133,18 +147,38 @@ def _again(
 
 def _trials(
     trained: Sequence[Compared], start: StepConstants, rows: Sequence[Compared],
-    at: StepConstants | None = None,
+    whole: StepConstants, at: StepConstants | None = None, key: Key = _same,
 ) -> list[_Trial]:  # fmt: skip
-    """Foretell rows to first order, each with constants fitted to other families."""
-    folds = _folds(trained, start)
+    """Foretell rows to first order, each with constants fitted to other families.
+
+    Parameters
+    ----------
+    trained : sequence of Compared
+        Rows that constants are fitted to, predicted with `start`.
+    start : StepConstants
+    rows : sequence of Compared
+        Rows to foretell, predicted with `at`, by default `start`.
+    whole : StepConstants
+        Fitted to all of `trained`: for rows of families that are not among these.
+    at : StepConstants, optional
+    key : callable
+        What of a family tells what is left out.
+    """
+    steps = [linear(each) for each in trained]
+    folds: dict[Family, StepConstants] = {}
+    for left_out in sorted({key(step.family) for step in steps}):
+        kept = [step for step in steps if key(step.family) != left_out]
+        folds[left_out] = fit(kept, start) if kept else NOTHING
     found = []
     for each in rows:
-        constants = folds.get(family(each.mapped), folds[None])
+        constants = folds.get(key(family(each.mapped)), whole)
         step = linear(each)
         seconds = max(foretold(step, start if at is None else at, constants), 1e-3 * each.measured)
         gpu = _gpu(step)
         known = constants.knows(each.mapped.experiment.calibration.framework, gpu)
-        found.append(_Trial(math.log(seconds / each.measured), each.outcome.inputs, known))
+        residual = math.log(seconds / each.measured)
+        trust = each.row.texts["trust"]
+        found.append(_Trial(residual, each.outcome.inputs, known, trust, each.sort))
     return found
 
 
@@ -155,24 +189,35 @@ def _gpu(step: Linear) -> str:
 
 
 def _model_error(plain: Sequence[Compared], trials: Sequence[_Trial]) -> ModelError:
-    """Return how far steps are off beyond their inputs' error bars."""
+    """Return how far steps are off beyond what their inputs' error bars explain."""
 
-    def number(group: Sequence[_Trial], what: str) -> Quantity:
-        found = sufficient([each.residual for each in group], [each.inputs for each in group])
-        said = f"with it intervals hold 90 % of {len(group)} steps of trust A and B, {what}"
-        return Quantity(1, "1", round(found, 3), said)
+    def numbers(group: Sequence[_Trial], what: str) -> dict[str, Quantity]:
+        found = {}
+        for sort in SORTS:
+            own = [each for each in group if each.sort == sort]
+            used, which = (own, sort) if len(own) >= ENOUGH else (group, "all sorts of models")
+            error = sufficient([each.residual for each in used], [each.inputs for each in used])
+            said = (
+                f"with it intervals hold 90 % of {len(used)} steps of trust A and B, {which}; "
+                f"{what}"
+            )
+            found[sort] = Quantity(1, "1", round(error, 3), said)
+        return found
 
     unfitted = [
-        _Trial(math.log(each.predicted / each.measured), each.outcome.inputs, False)
+        _Trial(
+            math.log(each.predicted / each.measured), each.outcome.inputs, False,
+            each.row.texts["trust"], each.sort,
+        )
         for each in plain
-    ]
+    ]  # fmt: skip
     known = [each for each in trials if each.known]
     new = [each for each in trials if not each.known]
     families = "their families left out of the fit"
     return ModelError(
-        number(unfitted, "nothing fitted to steps"),
-        number(known or new, f"{families}, framework and GPU in it"),
-        number(new or known, f"{families}, framework or GPU not in it"),
+        numbers(unfitted, "nothing fitted to steps"),
+        numbers(known or new, f"{families}, framework and GPU in it"),
+        numbers(new or known, f"{families}, framework or GPU not in it"),
     )
 
 

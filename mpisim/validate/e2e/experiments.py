@@ -160,6 +160,11 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
 
 
+def unnamed(model: str) -> bool:
+    """Whether a model has no name but its kind's, so that its shape is what tells it."""
+    return model == "GPT" or model.startswith("GPT (")
+
+
 def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
     """Return the preset of a row's model, None for one whose shape is printed, and a note."""
     name = row.texts["model"]
@@ -168,7 +173,7 @@ def _preset(row: Row, settings: Settings) -> tuple[str | None, list[str]]:
             return each.preset, [each.note] if each.note else []
     for suffix in SUFFIXES:
         name = name.partition(suffix)[0]
-    if name == "GPT" or name.startswith("GPT ("):
+    if unnamed(name):
         return None, []
     try:
         find_model(name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from .experiments import Mapped
+from .experiments import SUFFIXES, Mapped, unnamed
 
 __all__ = ["Family", "family"]
 
@@ -12,9 +10,15 @@ Family = tuple[str, str, str]
 
 
 def family(mapped: Mapped) -> Family:
-    """Return a row's source, the family of its model (the letters its name begins with) and
-    framework."""
-    name = re.match(r"[A-Za-z]*", mapped.row.texts["model"])
-    assert name is not None
-    framework = mapped.experiment.calibration.framework or ""
-    return mapped.source, name[0].casefold(), framework
+    """Return a row's source, model and framework.
+
+    Cut-down copies of a model and its fine-tuning are the same model; of models that have no name
+    but their kind's (``GPT``) those of one width are. Number of GPUs, their kind, batch, format and
+    plan do not matter: what is measured of one model in one place is left out, or in, together.
+    """
+    name = mapped.row.texts["model"]
+    for suffix in SUFFIXES:
+        name = name.partition(suffix)[0]
+    if unnamed(name):
+        name = f"{name} {mapped.row.texts['hidden']}"
+    return mapped.source, name.casefold(), mapped.experiment.calibration.framework or ""

@@ -11,6 +11,7 @@ from ..cases import summary
 from .compare import Compared, Comparison
 from .pairs import pair_figures, pairs
 from .sets import chosen
+from .stored import kept
 
 __all__ = ["GROUPINGS", "as_json", "coverage", "figures", "headlines", "tables"]
 
@@ -129,7 +130,8 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "skipped": dict(sorted(found.reasons.items())),
         **{key: whole[key] for key in ("mape", "median", "p90", "bias", "covered")},
         "headlines": headlines(found.compared),
-        "calibrated": _crossed(found),
+        "calibrated": _crossed(found.crossed),
+        "calibrated_on_other_sources": _crossed(found.apart),
         "groups": {
             f"{grouping}={name}": group
             for grouping, groups in tables(found.compared).items()
@@ -139,23 +141,28 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "defaults": dict(found.defaults.most_common()),
         "approximations": dict(found.approximations.most_common()),
         "pairs": pair_figures(pairs(found.compared)),
-        "cases": [_case(each) for each in found.compared],
+        "cases": [_case(each) | _outcome(found, each) for each in found.compared],
     }
 
 
-def _crossed(found: Comparison) -> dict[str, Any] | None:
-    """The same figures of predictions with constants that were fitted to other families."""
-    if not found.crossed:
+def _outcome(found: Comparison, each: Compared) -> dict[str, Any]:
+    """What the simulation gave, to be used again; constants are not told by an experiment."""
+    return {"outcome": kept(each.mapped, each.outcome, found.every)} if found.plain else {}
+
+
+def _crossed(rows: Sequence[Compared]) -> dict[str, Any] | None:
+    """The same figures of predictions with constants that were fitted to other rows."""
+    if not rows:
         return None
     return {
-        "headlines": headlines(found.crossed),
+        "headlines": headlines(rows),
         "groups": {
             f"{grouping}={name}": group
-            for grouping, groups in tables(found.crossed).items()
+            for grouping, groups in tables(rows).items()
             for name, group in groups.items()
         },
-        "pairs": pair_figures(pairs(found.crossed)),
-        "cases": [_case(each) for each in found.crossed],
+        "pairs": pair_figures(pairs(rows)),
+        "cases": [_case(each) for each in rows],
     }
 
 

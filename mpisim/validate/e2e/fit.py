@@ -4,16 +4,18 @@ A step that took T with the constants x0 takes, to first order along its critica
 
     T(x) = T + sum over k of L_k (exp(x_k - x0_k) - 1) + (overhead - overhead0)
 
-where L_k is the length of the path that rests on multiplier k and x its logarithm. Fitted is
-log(T(x) / measured), by least squares with Huber's weights and a normal prior around 1, whose
-spread is declared (``data/validation/e2e_fit.toml``). Rows of one family are correlated, so that it
-is families which pull a constant from 1, not rows. Where a constant moves far another path may
-become critical: then everything is simulated again with what was found, and fitted from there.
+where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
+of GPU or the platform, plus that of the framework on it. Fitted is log(T(x) / measured): rows of a
+family are off by something they have in common, each row by something of its own with long tails,
+and constants are around 1 by what the rows themselves say (:mod:`mpisim.validate.e2e.mixed`; first
+guesses are declared in ``data/validation/e2e_fit.toml``). So it is families which pull a constant
+from 1, not rows; and what one framework alone shows is that framework's. Where a constant moves far
+another path may become critical: then everything is simulated again with what was found, and
+fitted from there.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,22 +27,28 @@ from numpy.typing import NDArray
 from ...presets import packaged
 from ...quantity import Quantity
 from ...schema import Limits, build
-from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of, name_of
+from ...step_constants import (
+    MULTIPLIERS,
+    OVERHEAD,
+    StepConstants,
+    is_stack,
+    kind_of,
+    name_of,
+    stack_of,
+)
 from .compare import Compared
 from .families import Family, family
+from .mixed import Guesses, Posterior, Variances, expected, maximised
 from .settings import OTHER
 
 __all__ = ["Linear", "fit", "foretold", "linear"]
 
 FILE = "validation/e2e_fit.toml"
 
-ITERATIONS = 60
+ITERATIONS = 40
 
-FLOOR = 0.02
-"""Least robust standard deviation: below it rows are as good as measurements are."""
-
-MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+CLOSE = 1e-3
+"""Change of a logarithm, and relative change of a variance, below which it is found."""
 
 LONGEST = 0.3
 """Largest change of a logarithm in one iteration: steps along exponentials may overshoot."""
@@ -53,9 +61,12 @@ Above = Annotated[float, Limits(least=1e-6)]
 class _Declared:
     """What is assumed before any row is looked at: see the file."""
 
-    correlation: Annotated[float, Limits(least=0, most=1)]
-    outliers: Above
+    strength: Above
+    freedom: Above
+    family: Above
+    rest: Above
     spread: dict[str, Above]
+    stack: dict[str, Above]
 
 
 @cache
@@ -72,7 +83,9 @@ class Linear(NamedTuple):
     family : tuple of str
     measured, predicted : float
     lengths : mapping of str to float
-        By name of the constant.
+        By name of the constant of a kind of GPU, platform or framework.
+    framework : str
+        Whose constants serve beside those of a kind of GPU or platform.
     """
 
     row: str
@@ -80,15 +93,7 @@ class Linear(NamedTuple):
     measured: float
     predicted: float
     lengths: Mapping[str, float]
-
-
-def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the seconds of a step with other constants than it was predicted with."""
-    seconds = step.predicted
-    for name, length in step.lengths.items():
-        change = _value(constants, name) - _value(start, name)
-        seconds += change if _kind(name) == OVERHEAD else length * float(np.expm1(change))
-    return seconds
+    framework: str = OTHER
 
 
 def linear(each: Compared) -> Linear:
@@ -102,10 +107,57 @@ def linear(each: Compared) -> Linear:
             if _kind(name) == "memory":
                 lengths[name] = max(0.0, lengths[name] - left)
     # Also a framework whose launches are hidden has been seen.
-    framework = experiment.calibration.framework
+    framework = experiment.calibration.framework or OTHER
     for kind in ("host", OVERHEAD):
-        lengths.setdefault(name_of(kind, framework or OTHER), 0.0)
-    return Linear(each.row.id, family(each.mapped), each.measured, each.predicted, lengths)
+        lengths.setdefault(name_of(kind, framework), 0.0)
+    return Linear(
+        each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework
+    )
+
+
+def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> float:
+    """Return the seconds of a step with other constants than it was predicted with."""
+    seconds = step.predicted
+    for name, length in step.lengths.items():
+        names = _names(name, step.framework)
+        change = sum(_value(constants, each) - _value(start, each) for each in names)
+        seconds += change if _kind(name) == OVERHEAD else length * float(np.expm1(change))
+    return seconds
+
+
+class _Terms:
+    """Parts of steps, and the constants that each rests on."""
+
+    def __init__(self, steps: Sequence[Linear]) -> None:
+        index: dict[str, int] = {}
+        parts: list[tuple[int, float, bool, list[int]]] = []
+        for row, step in enumerate(steps):
+            for name, length in step.lengths.items():
+                names = _names(name, step.framework)
+                numbers = [index.setdefault(each, len(index)) for each in names]
+                parts.append((row, length, _kind(name) == OVERHEAD, numbers))
+        self.names = list(index)
+        self.row = np.array([part[0] for part in parts])
+        self.length = np.array([part[1] for part in parts])
+        self.late = np.array([part[2] for part in parts])
+        self.rests = np.zeros((len(parts), len(index)))
+        for i, part in enumerate(parts):
+            self.rests[i, part[3]] = 1.0
+        self.starts = np.searchsorted(self.row, np.arange(len(steps)))
+        self.predicted = np.array([step.predicted for step in steps])
+        self.measured = np.array([step.measured for step in steps])
+
+    def model(self, change: Floats) -> tuple[Floats, Floats]:
+        """Return log(seconds / measured), and its derivatives."""
+        of_part = self.rests @ change
+        # An overhead adds itself to each step of its framework; a multiplier stretches its length.
+        grown = self.length * np.exp(np.where(self.late, 0.0, of_part))
+        moved = np.where(self.late, of_part, grown - self.length)
+        total = self.predicted + np.add.reduceat(moved, self.starts)
+        total = np.maximum(total, 1e-3 * self.measured)
+        slope = np.where(self.late, 1.0, grown) / total[self.row]
+        slopes = np.add.reduceat(slope[:, None] * self.rests, self.starts)
+        return np.log(total / self.measured), slopes
 
 
 def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
@@ -117,52 +169,63 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     start : StepConstants
         Those that the steps were predicted with.
     """
-    declared = _declared()
-    names = sorted({name for step in steps for name in step.lengths})
-    late = np.array([_kind(name) == OVERHEAD for name in names])
-    begin = np.array([_value(start, name) for name in names])
-    spread = np.array([declared.spread[_kind(name)] for name in names])
-    lengths = np.array([[step.lengths.get(name, 0.0) for name in names] for step in steps])
-    present = np.array([[name in step.lengths for name in names] for step in steps])
-    predicted = np.array([step.predicted for step in steps])
-    measured = np.array([step.measured for step in steps])
-    base = _weights([step.family for step in steps], declared.correlation)
-
-    def model(x: Floats) -> tuple[Floats, Floats]:
-        """Seconds, and the derivative of their logarithms."""
-        change = x - begin
-        grown = lengths * np.exp(np.where(late, 0.0, change))
-        # An overhead adds itself to each step of its framework; a multiplier stretches its length.
-        moved = np.where(late, present * change, grown - lengths)
-        total = np.maximum(predicted + moved.sum(axis=1), 1e-3 * measured)
-        return total, np.where(late, present, grown) / total[:, None]
-
+    terms = _Terms(steps)
+    begin = np.array([_value(start, name) for name in terms.names])
+    kinds = [_group(name) for name in terms.names]
+    groups = sorted(set(kinds))
+    group = np.array([groups.index(kind) for kind in kinds])
+    late = np.array([kind == (OVERHEAD, False) for kind in kinds])
+    families = sorted({step.family for step in steps})
+    of_row = np.array([families.index(step.family) for step in steps])
+    guesses = _guesses(groups)
+    known = Variances.guessed(guesses, len(steps))
     x = begin.copy()
-    inverse = np.diag(spread**2)
     for _ in range(ITERATIONS):
-        total, slope = model(x)
-        rest = np.log(total / measured)
-        scale = max(FLOOR, MAD * _median(np.abs(rest), base))
-        far = np.maximum(np.abs(rest) / (declared.outliers * scale), 1.0)
-        weight = base / far / scale**2
-        # Minimised: sum of weight × rest² + (x / spread)².
-        curve = (slope.T * weight) @ slope + np.diag(spread**-2.0)
-        downhill = -(slope.T @ (weight * rest) + x * spread**-2.0)
-        free = ~(late & (x <= 0) & (downhill < 0))  # no overhead is negative
-        step = np.zeros_like(x)
-        step[free] = np.linalg.solve(curve[np.ix_(free, free)], downhill[free])
-        step = np.clip(step, -LONGEST, LONGEST)
-        x = np.where(late, np.maximum(x + step, 0.0), x + step)
-        inverse = np.linalg.inv(curve)
-        if np.abs(step).max(initial=0.0) < 1e-7:
+        off, slope = terms.model(x - begin)
+        found = expected(slope, slope @ x - off, of_row, group, known)
+        target = np.where(late, np.maximum(found.x, 0.0), found.x)  # no overhead is negative
+        step = np.clip(target - x, -LONGEST, LONGEST)
+        x = x + step
+        rest = -terms.model(x - begin)[0] - found.families[of_row]
+        before, known = known, maximised(rest, x, group, found, guesses, known)
+        if np.abs(step).max() < CLOSE and _alike(before, known):
             break
-    return _constants(names, x, np.sqrt(np.diag(inverse)), steps)
+    return _constants(terms.names, x, found, steps)
+
+
+def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
+    declared = _declared()
+    spread = [
+        (declared.stack if stack else declared.spread)[kind] for kind, stack in groups
+    ]
+    return Guesses(
+        np.array(spread) ** 2, declared.family**2, declared.rest**2, declared.strength,
+        declared.freedom,
+    )  # fmt: skip
+
+
+def _alike(one: Variances, other: Variances) -> bool:
+    a, b = (np.array([*each.groups, each.family, each.rest]) for each in (one, other))
+    return bool((np.abs(a - b) <= 10 * CLOSE * a).all())
 
 
 def _kind(name: str) -> str:
     found = kind_of(name)
     assert found is not None
     return found[0]
+
+
+def _names(name: str, framework: str) -> tuple[str, ...]:
+    """Return the constants that multiply what rests on a name: its own, and the framework's."""
+    kind, key = kind_of(name) or ("", "")
+    stack = stack_of(kind, key, framework)
+    return (name,) if stack is None else (name, name_of(kind, stack))
+
+
+def _group(name: str) -> tuple[str, bool]:
+    """Return the kind of a constant, and whether it is of a framework beside those of a GPU."""
+    kind, key = kind_of(name) or ("", "")
+    return kind, is_stack(key)
 
 
 def _value(constants: StepConstants, name: str) -> float:
@@ -174,30 +237,23 @@ def _value(constants: StepConstants, name: str) -> float:
     return float(np.log(constants.multiplier(kind, key).value))
 
 
-def _weights(families: Sequence[Family], correlation: float) -> Floats:
-    """Return what a row counts: n correlated ones count as n / (1 + (n - 1) correlation)."""
-    count = Counter(families)
-    return np.array([1 / (1 + (count[each] - 1) * correlation) for each in families])
-
-
-def _median(values: Floats, weights: Floats) -> float:
-    """Return the value with half of the weight below it: a large family does not set the scale."""
-    order = np.argsort(values)
-    below = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(below, below[-1] / 2)])
-
-
 def _constants(
-    names: Sequence[str], x: Floats, errors: Floats, steps: Sequence[Linear]
+    names: Sequence[str], x: Floats, found: Posterior, steps: Sequence[Linear]
 ) -> StepConstants:
     """Return values with error bars, each with what it was fitted to."""
+    errors = np.sqrt(np.diag(found.covariance))
     tables: dict[str, Any] = {kind: {} for kind in (*MULTIPLIERS, OVERHEAD)}
+    resting: dict[str, list[tuple[Linear, float]]] = {name: [] for name in names}
+    for step in steps:
+        for name, length in step.lengths.items():
+            for each in _names(name, step.framework):
+                resting[each].append((step, length))
     for i, name in enumerate(names):
         kind, key = kind_of(name) or ("", "")
-        rows = [step for step in steps if name in step.lengths]
-        families = {step.family for step in rows}
+        families = {step.family for step, _ in resting[name]}
         sources = sorted({each[0] for each in families})
-        share = float(np.mean([step.lengths[name] / step.predicted for step in rows]))
+        rows = {step.row for step, _ in resting[name]}
+        share = sum(length / step.predicted for step, length in resting[name]) / len(rows)
         said = (
             f"{len(rows)} steps of {len(families)} families ({', '.join(sources)}), mean share of "
             f"the step {share:.1%}"

@@ -32,9 +32,11 @@ mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 10 %:
 interval: share within the 90 % interval that the prediction states. Rows of trust F follow a
 formula and are in no table but the first."""
 
+APART = {"new source: mean": "mape", "median": "median", "p90": "p90", "bias": "bias"}
+
 NOTE_FITTED = """\
 fitted: each row foretold, to first order along its critical path, with constants fitted to rows of
-trust A of other families (source, family of models, framework)."""
+trust A of other families (source, model, framework); new source: to rows of other sources."""
 
 BEGIN, END = "<!-- figures: mpisim validate e2e --markdown -->", "<!-- end of figures -->"
 
@@ -88,7 +90,8 @@ def _rows(cells: Table) -> str:
 
 def _parts(found: Comparison, lay: Lay) -> list[str]:
     parts = [_coverage(found)]
-    parts.append(_table("rows of", headlines(found.compared), headlines(found.crossed), lay))
+    crossed, apart = headlines(found.crossed), headlines(found.apart)
+    parts.append(_table("rows of", headlines(found.compared), crossed, lay, apart))
     fitted = tables(found.crossed)
     for name, groups in tables(found.compared).items():
         parts.append(_table(name, groups, fitted.get(name, {}), lay))
@@ -118,15 +121,16 @@ def _coverage(found: Comparison) -> str:
 
 def _table(
     name: str, groups: Mapping[str, Mapping[str, Any]], fitted: Mapping[str, Mapping[str, Any]],
-    lay: Lay,
+    lay: Lay, apart: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:  # fmt: skip
     if not groups:
         return ""
-    more = FITTED if fitted else {}
-    cells: list[Sequence[str]] = [(name, "rows", *COLUMNS, *more)]
+    more, last = FITTED if fitted else {}, APART if apart else {}
+    cells: list[Sequence[str]] = [(name, "rows", *COLUMNS, *more, *last)]
     for group, plain in groups.items():
         texts = [_share(plain, key) for key in COLUMNS.values()]
         texts += [_share(fitted.get(group), key) for key in more.values()]
+        texts += [_share((apart or {}).get(group), key) for key in last.values()]
         cells.append((group, str(plain["n"]), *texts))
     return lay(cells)
 
