@@ -53,18 +53,23 @@ def execute(
     if network is None and isinstance(case, Case):
         network, contention = case.network, case.experiment.network.contention
 
+    settled: engine.Settled | None = None
+
     def run(
         program: Program, last: bool, placement: NDArray[np.int32] | None = None
     ) -> engine.Run:
+        nonlocal settled
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
         # is to: the times are the same.
-        return engine.simulate(
+        found = engine.simulate(
             program, comm, network=network, contention=contention,
             critical_path=last and critical_path,
             placement=placement,
             fold=fold if last and placement is None else None,
-            progress=progress, timeline=last and timeline,
+            progress=progress, timeline=last and timeline, settled=settled,
         )  # fmt: skip
+        settled = settled or found.settled  # what comes later differs in times alone
+        return found
 
     if not isinstance(case, Case) or case.experiment.overlap.model == "off":
         return run(program, True), None

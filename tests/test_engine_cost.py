@@ -56,7 +56,7 @@ def everyone(program: Program) -> np.ndarray:
 def test_each_operation_is_priced_once_a_class() -> None:
     model = Counting()
     program = sums([8, 16, 8], [[0, 1], [2, 3], [4, 5, 6]])
-    durations, which, _ = price(program, everyone(program), model)
+    durations, which, *_ = price(program, everyone(program), model)
     # Two classes of groups, so two arrays; the second 8 bytes are known by then.
     assert which.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert [d.tolist() for d in durations] == [[10, 16, 32, 16], [10, 24, 48, 24]]
@@ -69,7 +69,7 @@ def test_speeds_make_their_own_durations() -> None:
     program = sums([8], [[0, 1, 2]], speeds=[1.0, 2.0, 1.0])
     priced = price(program, everyone(program), Counting())
     assert priced.which.tolist() == [0, 0, 0]
-    durations, which, _ = varied(program, everyone(program), priced)
+    durations, which, *_ = varied(program, everyone(program), priced)
     assert which.tolist() == [0, 1, 0]
     assert [d.tolist() for d in durations] == [[10, 24], [5, 24]]
 
@@ -82,7 +82,7 @@ def test_halves_round_up() -> None:
     builder.add_table(rows.build())
     builder.add_rank(0, speed=2.0)
     program, ranks = builder.build(), np.array([0], np.int32)
-    durations, _, _ = varied(program, ranks, price(program, ranks))
+    durations, *_ = varied(program, ranks, price(program, ranks))
     assert durations[0].tolist() == [1, 2, 3]  # 0.5, 1.5, 2.5
 
 

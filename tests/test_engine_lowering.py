@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import programs
 
-from mpisim.engine._core import core, instructions_twin, kernels_of, steps_twin, write_steps
+from mpisim.engine._core import (
+    asked,
+    asked_twin,
+    core,
+    instructions_twin,
+    kernels_of,
+    several_at_once,
+    steps_twin,
+    write_steps,
+)
 from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
 from mpisim.engine.actors import STEP
@@ -118,6 +127,18 @@ def test_compiled_and_twin_are_equal(program: Program, depth: int, near: int) ->
             steps, clock = np.zeros(len(table), STEP), np.zeros(len(table), np.int64)
             scripts.append((*write(code, near, steps, clock), steps, clock))
         assert_equal(*scripts)
+
+
+@given(program=programs(unpriced=True), some=st.booleans())
+def test_compiled_and_twin_ask_for_the_same(program: Program, some: bool) -> None:
+    for table in program.tables:
+        assert table is not None
+        if some:
+            unpriced = table.is_communication & (table.duration < 0)
+            table = table.replace(longer=np.where(unpriced, np.arange(len(table)) % 3, 0))
+        assert_equal(asked(table), asked_twin.asked(table))
+        several = several_at_once(table)
+        assert several.tolist() == asked_twin.several_at_once(table).tolist()
 
 
 def assert_equal(found: tuple[object, ...], twin: tuple[object, ...]) -> None:

@@ -193,8 +193,9 @@ class Traffic:
         """
         pattern = {pattern: i for i, pattern in enumerate(routes.patterns)}
         columns = np.array(
-            [(p.latency, p.volume, p.rate, pattern[p.pattern]) for p in contention.prices], np.int64
-        ).T.copy()
+            [(p.latency, p.volume, p.rate, pattern[p.pattern]) for p in priced.known], np.int64
+        ).reshape(-1, 4)
+        latency, volume, rate, number = columns.T.copy()
         scripts = [script(one) for one in codes]
         spans = []
         if not alone:
@@ -206,10 +207,10 @@ class Traffic:
         return cls(
             scripts=scripts,
             prices=priced.prices,
-            latency=columns[0],
-            volume=columns[1],
-            rate=columns[2],
-            pattern=columns[3],
+            latency=latency,
+            volume=volume,
+            rate=rate,
+            pattern=number,
             routes=routes,
             slot_route=first.astype(np.int32),
             slot_n_routes=count.astype(np.int32),

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..parallel import agreed
-from ..program import UNPRICED, Flag, Operation, Program, Table
+from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
+from ._core import asked, several_at_once
 from .refine import dense, ranges
 from .routes import Routes
 from .saturation import Loaded, can_be_full
@@ -53,6 +55,11 @@ class Contention:
     routes: Routes
     prices: tuple[Price, ...]
     backwards: bool
+
+    @cached_property
+    def n_domains(self) -> int:
+        """Number of sets of communicators and links that are joined by each other."""
+        return int(domains(self.routes).max()) + 1
 
 
 class _Use(NamedTuple):
@@ -167,29 +174,13 @@ class _Rows:
     """The communications of a table, by slot."""
 
     def __init__(self, table: Table) -> None:
-        self.table = table
-        comm = table.is_communication
-        rows = np.flatnonzero(comm & (table.duration == UNPRICED))
-        longer = np.zeros(len(rows), np.int64) if table.longer is None else table.longer[rows]
-        what = np.stack([table.slot[rows], table.operation[rows], table.bytes[rows], longer])
+        _, _, first = asked(table)
+        longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
+        columns = (table.slot, table.operation, table.bytes, longer)
         self._unpriced: dict[int, list[tuple[int, int, int]]] = {}
-        for slot, operation, size, by in _distinct(what.astype(np.int64)).T.tolist():
+        for slot, operation, size, by in zip(*(column[first].tolist() for column in columns)):
             self._unpriced.setdefault(slot, []).append((operation, size, by))
-        joined = (table.flags & Flag.JOINED) != 0
-        kernel = np.cumsum(~joined)  # a number for each launch
-
-        rows = np.flatnonzero(comm)
-        slot = table.slot[rows]
-        order = np.argsort(slot, kind="stable")
-        rows, slot = rows[order], slot[order]
-        next_to = slot[1:] == slot[:-1]
-        apart = (table.stream[rows[1:]] != table.stream[rows[:-1]]) | (
-            kernel[rows[1:]] == kernel[rows[:-1]]
-        )
-        eager = (table.flags[rows] & Flag.EAGER) != 0
-        self._several = set(slot[1:][next_to & apart].tolist()) | set(slot[eager].tolist())
-        # Where a duration is given this rank does not wait for the flow that others may make of it.
-        self._several |= set(slot[table.duration[rows] != UNPRICED].tolist())
+        self._several = several_at_once(table).tolist()
 
     def unpriced(self, slot: int) -> list[tuple[int, int, int]]:
         """Return (operation, bytes, ps beside the price) of all that is to be priced on a slot."""
@@ -197,18 +188,7 @@ class _Rows:
 
     def several(self, slot: int) -> bool:
         """Say whether more than one operation on a slot may be under way."""
-        return slot in self._several
-
-
-def _distinct(columns: Ints) -> Ints:
-    """Return the distinct rows of columns, shape (c, n), in ascending order.
-
-    As np.unique does along an axis, whose comparisons row by row take several times as long.
-    """
-    columns = columns[:, np.lexsort(columns[::-1])]
-    first = np.ones(columns.shape[1], bool)
-    first[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-    return columns[:, first]
+        return slot < len(self._several) and self._several[slot]
 
 
 def _joined(parts: list[_Use]) -> _Use:

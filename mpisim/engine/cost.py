@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
+from ._core import asked
 from .refine import dense
 from .variation import ONE, Variation, jitter_table
 
@@ -30,19 +31,22 @@ class Priced(NamedTuple):
     which : int32, shape (h,)
         The entry of each rank.
     prices : list of int32 arrays
-        Beside each of the durations: the entry of each row among the prices that were asked for,
-        or -1.
+        Beside each of the durations: the entry of each row in `known`, or -1.
+    known : tuple of Price
+        Those with a pattern that was asked for.
     """
 
     durations: list[NDArray[np.int64]]
     which: NDArray[np.int32]
     prices: list[NDArray[np.int32]]
+    known: tuple[Price, ...] = ()
 
 
 def price(
     program: Program,
     hosted: NDArray[np.int32],
     network: Network | None = None,
+    patterns: Collection[Hashable] = (),
     prices: Sequence[Price] = (),
 ) -> Priced:
     """Return the duration of every row of the hosted ranks, at speed 1 and without jitter. Local.
@@ -56,8 +60,10 @@ def price(
     hosted : int32, shape (h,)
         Global ranks whose tables are held here.
     network : Network, optional
+    patterns : collection of hashable, optional
+        Rows are told apart that have prices of these patterns.
     prices : sequence of Price, optional
-        Those to be told of the rows that have them.
+        Such prices, to be known by these numbers.
 
     Returns
     -------
@@ -75,7 +81,7 @@ def price(
         raise InputError(
             f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
         )
-    pricing = _Pricing(program, network, prices)
+    pricing = _Pricing(program, network, patterns, prices)
     which = np.zeros(len(hosted), np.int32)
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
@@ -86,7 +92,7 @@ def price(
         which[ranks] = len(durations)
         durations.append(found)
         numbers.append(priced)
-    return Priced(durations, which, numbers)
+    return Priced(durations, which, numbers, tuple(pricing.known))
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
@@ -117,7 +123,7 @@ def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Price
             durations.append(variation.applied(i, priced.durations[number], rows))
             prices.append(priced.prices[number])
         which[i] = found[key]
-    return Priced(durations, which, prices)
+    return Priced(durations, which, prices, priced.known)
 
 
 def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -128,32 +134,26 @@ def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np
     return np.split(values[order], np.flatnonzero(np.diff(label[order])) + 1)
 
 
-def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the first row of each combination of values, and which combination each row is."""
-    kind = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, _ = dense(column.astype(np.int64) + 1)  # bytes may be -1, unknown
-        kind, _ = dense(kind * (values.max(initial=0) + 1) + values)
-    first = np.full(kind.max(initial=-1) + 1, len(kind))
-    np.minimum.at(first, kind, np.arange(len(kind)))
-    return first, kind
-
-
 class _Pricing:
     """Prices rows, and remembers the costs it has asked the model for."""
 
     def __init__(
-        self, program: Program, network: Network | None, prices: Sequence[Price]
+        self,
+        program: Program,
+        network: Network | None,
+        patterns: Collection[Hashable],
+        prices: Sequence[Price],
     ) -> None:
         self.program = program
         self.network = network
-        self._number = {one: i for i, one in enumerate(prices)}
+        self.known = {one: i for i, one in enumerate(prices)}
+        self._patterns = frozenset(patterns)
         groups = program.communicators
         self._label: NDArray[np.int64] = np.zeros(len(groups), np.int64)
         self._class: Sequence[Hashable] = ()
         if network is not None:
             self._label, self._class = network.group_classes(groups.index, groups.members)
-        self._costs: dict[tuple[int, int, Hashable, int], tuple[int, int]] = {}
+        self._prices: dict[tuple[int, int, Hashable], Price] = {}
 
     def alike(
         self, hosted: NDArray[np.int32]
@@ -192,34 +192,41 @@ class _Pricing:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the duration at speed 1 and the price of every row of a rank, shape (n,) each."""
         table = self.program.table_of(rank)
-        durations = table.duration.astype(np.int64)
-        prices = np.full(len(table) if self._number else 0, -1, np.int32)
+        durations = table.duration.copy()
+        prices = np.full(len(table) if self._patterns else 0, -1, np.int32)
         of_slot = dict(zip(slots.tolist(), classes, strict=True))
-        unpriced = np.flatnonzero(table.is_communication & (table.duration == UNPRICED))
-        longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
-        first, which = _distinct(
-            table.operation[unpriced], table.bytes[unpriced], table.slot[unpriced], longer[unpriced]
-        )
+        unpriced, which, first = asked(table)
+        longer = [0] * len(first) if table.longer is None else table.longer[first].tolist()
+        columns = (table.operation, table.bytes, table.slot)
         found = np.empty((len(first), 2), np.int64)
-        for i, row in enumerate(unpriced[first].tolist()):
-            size = int(table.bytes[row])
-            operation = Operation(int(table.operation[row]))
-            if size < 0 and operation is not Operation.BARRIER:
-                raise InputError(
-                    f"{self._where(rank, row)}: the communication has neither a duration nor a "
-                    "number of bytes to price it by"
-                )
-            group = of_slot[int(table.slot[row])]
-            key = (operation, size, group, int(longer[row]))
-            if key not in self._costs:
-                assert self.network is not None  # or `alike` had raised
-                cost = self.network.price(operation, max(size, 0), group).longer(key[3])
-                self._costs[key] = cost.duration, self._number.get(cost, -1)
-            found[i] = self._costs[key]
+        for i, (row, operation, size, slot, by) in enumerate(
+            zip(first.tolist(), *(column[first].tolist() for column in columns), longer)
+        ):
+            key = (operation, size, of_slot[slot])
+            if key not in self._prices:
+                self._prices[key] = self._ask(rank, row, *key)
+            cost = self._prices[key].longer(by)
+            found[i] = cost.duration, self._number(cost)
         durations[unpriced] = found[which, 0]
-        if self._number:
+        if self._patterns:
             prices[unpriced] = found[which, 1]
         return durations, prices
+
+    def _ask(self, rank: int, row: int, operation: int, size: int, group: Hashable) -> Price:
+        """Ask the model for the price of a row of a rank."""
+        assert self.network is not None  # or `alike` had raised
+        if size < 0 and operation != Operation.BARRIER:
+            raise InputError(
+                f"{self._where(rank, row)}: the communication has neither a duration nor a "
+                "number of bytes to price it by"
+            )
+        return self.network.price(Operation(operation), max(size, 0), group)
+
+    def _number(self, price: Price) -> int:
+        """Return by which number a price is known, or -1."""
+        if not price.volume or price.pattern not in self._patterns:
+            return -1
+        return self.known.setdefault(price, len(self.known))
 
     def check_length(self, rank: int, durations: NDArray[np.int64]) -> None:
         """Refuse a rank whose rows, one after the other, take more than clocks can count."""

@@ -13,27 +13,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from .. import parallel
-from ..errors import UsageError
-from ..program import Program, check_matching, signatures
-from ..program.matching import differing, sequence
+from ..program import Program
 from ..topo import Network, SharedNetwork
 from ._core import core as core_class
-from .contention import Contention, domains, find
+from .contention import Contention
 from .cost import price
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
 from .flows import used_links
-from .fold import quotient, whole
 from .memory_needed import count, needed, on_this_machine
 from .path import walk_back
-from .placement import block_placement, check_held, check_placement, default_placement
 from .plan import Plan, make_plan
 from .rows import Solution
 from .run import CriticalPath, Mode, Run
+from .settled import Settled, settle
 from .windows import count_operations, open_window
 
 if TYPE_CHECKING:
@@ -70,6 +67,7 @@ def simulate(
     contention: bool = True,
     progress: bool = False,
     timeline: bool = False,
+    settled: Settled | None = None,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
     """Run a program and return what this process knows of it. **Collective**.
@@ -99,6 +97,9 @@ def simulate(
     timeline : bool
         Whether the rows of all ranks will be written: counted when it is said what memory the run
         needs.
+    settled : Settled, optional
+        `Run.settled` of another run, of a program that this one may differ from in times alone:
+        what then still holds is taken over.
     core : {"compiled", "python"}
         Which core; the second is for tests and readers.
 
@@ -125,39 +126,19 @@ def simulate(
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
-        partial = _is_partial(program, several)
+        settled = settle(program, comm, network, placement, fold, contention, settled)
+        cast, placed, shared = settled.cast, settled.placement, settled.shared
+        hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
         with parallel.agreed(comm):
-            if fold and (partial or placement is not None):
-                raise UsageError("a program that is partial or placed cannot be folded")
-            if placement is not None:
-                placed = check_placement(program, placement, comm.size)
-            elif partial:
-                placed = block_placement(program.n_ranks, comm.size)
-            else:
-                placed = default_placement(program, comm.size)
-            hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
-            check_held(program, hosted)
-        _match(program, hosted, partial, comm, several)
-        shared = find(program, network, comm, partial) if contention else None
-        with parallel.agreed(comm):
-            few = comm.size < program.n_ranks and placement is None and not partial
-            routes = None if shared is None else shared.routes
-            cast = whole(program, routes)
-            if fold or (fold is None and few):
-                most = None if fold else program.n_ranks // 2
-                cast = quotient(program, network, most, routes) or cast
-            if cast.folded:
-                # Few ranks that share links: one process runs their events sooner than several
-                # agree on what may happen next.
-                placed = block_placement(cast.n, comm.size if routes is None else 1)
-            hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
             more = needed(count(cast, hosted), shared is not None, timeline)
         memory = on_this_machine(more, several)
         with parallel.agreed(comm):
             memory.check(folded=cast.folded, timeline=timeline)
             ranks = cast.classes.representative[hosted]
-            priced = price(program, ranks, network, shared.prices if shared else ())
-        spread = several if placed.max() > 0 else None
+            spread = several if placed.max() > 0 else None
+            patterns = shared.routes.patterns if shared else ()
+            known = shared.prices if shared and spread else ()
+            priced = price(program, ranks, network, patterns, known)
         operations = count_operations(cast, placed, spread) if shared and spread else None
         plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
         engine = core_class(core, shared is not None)(plan.layout)
@@ -200,11 +181,12 @@ def simulate(
         rounds=rounds,
         mode=_mode(shared, spread),
         contended=0 if shared is None else len(np.unique(shared.routes.group)),
-        domains=0 if shared is None else int(domains(shared.routes).max()) + 1,
+        domains=0 if shared is None else shared.n_domains,
         links=0 if shared is None else len(shared.routes.names),
         critical_path=path,
         wall=wall,
         solution=solution,
+        settled=settled,
         shared=used_links(plan, engine, network) if isinstance(network, SharedNetwork) else None,
     )
 
@@ -220,46 +202,6 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
     begun = time.perf_counter()
     yield
     wall[phase] = time.perf_counter() - begun
-
-
-def _is_partial(program: Program, comm: Intracomm | None) -> bool:
-    """Whether some process does not hold all tables. **Collective**."""
-    return _any(program.is_partial, comm)
-
-
-def _match(
-    program: Program,
-    hosted: NDArray[np.int32],
-    partial: bool,
-    comm: Intracomm,
-    several: Intracomm | None,
-) -> None:
-    """Check that communications match. **Collective**."""
-    if not (several and partial):
-        with parallel.agreed(comm):
-            check_matching(program)
-        return
-    own = signatures(program)
-    own = own[np.isin(own[:, 1], hosted)]
-    found = _gathered(own, several)
-    pairs = [(c, rank) for c, rank in differing(found)]
-    sequences = {}
-    if pairs:  # on all processes or on none
-        here = set(hosted.tolist())
-        mine = {(c, rank): sequence(program, rank, c) for c, rank in pairs if rank in here}
-        for part in several.allgather(mine):
-            sequences.update(part)
-    with parallel.agreed(comm):
-        check_matching(program, found, sequences)
-
-
-def _gathered(own: NDArray[np.int64], comm: Intracomm) -> NDArray[np.int64]:
-    """Return the rows of all processes, one after the other. **Collective**."""
-    counts = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([own.size], np.int64), counts)
-    found = np.empty(int(counts.sum()), np.int64)
-    comm.Allgatherv(np.ascontiguousarray(own), [found, (counts, np.cumsum(counts) - counts)])
-    return found.reshape(-1, own.shape[1])
 
 
 def _any(here: bool, comm: Intracomm | None) -> bool:

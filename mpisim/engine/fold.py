@@ -18,7 +18,7 @@ sending and the receiving slot of one class may meet in one class of pairs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class Cast:
         Group g has the simulated ranks ``members[member_index[g]:member_index[g + 1]]``.
     sizes : int64, shape (n_groups,)
         How many ranks of the program are in each group.
+    own : int64, shape (n,)
+        Equal for simulated ranks whose groups have the same sizes and costs, slot by slot.
     routes : Routes or None
         What the groups load of links that they share; None where nothing is shared.
     """
@@ -65,12 +67,20 @@ class Cast:
     member_index: NDArray[np.int64]
     members: NDArray[np.int32]
     sizes: NDArray[np.int64]
+    own: NDArray[np.int64]
     routes: Routes | None = None
 
     @property
     def n(self) -> int:
         """Number of simulated ranks."""
         return len(self.slot_index) - 1
+
+    def of(self, program: Program) -> Cast:
+        """Return the cast of a program with the same classes."""
+        if not self.folded:
+            return replace(self, program=program)
+        classes = replace(self.classes, apart=_apart(program, self.classes, self.own))
+        return replace(self, program=program, classes=classes)
 
 
 def whole(program: Program, routes: Routes | None = None) -> Cast:
@@ -85,6 +95,7 @@ def whole(program: Program, routes: Routes | None = None) -> Cast:
         member_index=groups.index,
         members=groups.members,
         sizes=groups.sizes,
+        own=np.zeros(program.n_ranks, np.int64),
         routes=routes,
     )
 
@@ -142,15 +153,16 @@ def quotient(
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
     representative: NDArray[np.int32] = first[order].astype(np.int32)
-    count = count[order]
+    own = _own(group, met, loads, representative)
     classes = Classes(
         of_rank=number[ranks].astype(np.int32),
         representative=representative,
-        count=count,
-        apart=_apart(program, representative, count, group, met, loads),
+        count=count[order],
+        apart=np.zeros(len(order), np.uint8),
     )
+    classes = replace(classes, apart=_apart(program, classes, own))
     folded = None if routes is None else _folded(routes, groups, links)
-    return _cast_of(program, classes, groups, met, folded)
+    return _cast_of(program, classes, groups, met, own, folded)
 
 
 def _cast_of(
@@ -158,6 +170,7 @@ def _cast_of(
     classes: Classes,
     groups: NDArray[np.int64],
     met: Incidences,
+    own: NDArray[np.int64],
     routes: Routes | None,
 ) -> Cast:
     """Make the cast of one rank a class, given the labels of all groups."""
@@ -179,6 +192,7 @@ def _cast_of(
         member_index=np.concatenate([[0], np.cumsum(np.bincount(label, minlength=n_labels))]),
         members=member[np.argsort(label, kind="stable")].astype(np.int32),
         sizes=sizes,
+        own=own,
         routes=routes,
     )
 
@@ -250,25 +264,28 @@ def _groups_alike(
     return dense(label)[0]
 
 
-def _apart(
-    program: Program,
-    representative: NDArray[np.int32],
-    count: NDArray[np.int64],
+def _own(
     group: NDArray[np.int64],
     met: Incidences,
     loads: Loads,
-) -> NDArray[np.uint8]:
-    """Say what tells each class from the largest class of the same table; an `Apart` each."""
-    table = program.table[representative]
-    order = np.lexsort((representative, -count, table))
-    tables, first = np.unique(table[order], return_index=True)
-    usual = order[first[np.searchsorted(tables, table)]]
+    representative: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """Number ranks by what their groups were like before anybody was told apart."""
     at, owner = ranges(met.index, representative.astype(np.int64))
-    index = np.searchsorted(owner, np.arange(len(table) + 1))
+    index = np.searchsorted(owner, np.arange(len(representative) + 1))
     own = group[met.group[at]]
     if len(loads.group):
         own = _with_loads(own, met.group[at], loads)
-    kinds, _ = partition(np.zeros(len(table), np.int64), own, index)
+    return partition(np.zeros(len(representative), np.int64), own, index)[0]
+
+
+def _apart(program: Program, classes: Classes, own: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Say what tells each class from the largest class of the same table; an `Apart` each."""
+    representative = classes.representative
+    table = program.table[representative]
+    order = np.lexsort((representative, -classes.count, table))
+    tables, first = np.unique(table[order], return_index=True)
+    usual = order[first[np.searchsorted(tables, table)]]
 
     def differs(values: NDArray[Any]) -> NDArray[np.bool_]:
         return values != values[usual]
@@ -278,7 +295,7 @@ def _apart(
             usual == np.arange(len(usual)),
             differs(program.speed[representative]),
             differs(program.start[representative]),
-            differs(kinds),
+            differs(own),
         ],
         [Apart.NOT, Apart.SPEED, Apart.START, Apart.GROUPS],
         Apart.NEIGHBOURS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from ..program import Program
 from .flows import Shared
 from .rows import Rows, Solution
+
+if TYPE_CHECKING:
+    from .settled import Settled
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
 
@@ -165,6 +168,8 @@ class Run:
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
     solution : Solution
         What is known of the ranks that were simulated here.
+    settled : Settled
+        What was settled before it, for runs of programs that differ in times alone.
     shared : Shared or None
         The links that communications could share, and what flowed here; None where there are none.
     """
@@ -184,6 +189,7 @@ class Run:
     critical_path: CriticalPath | None
     wall: dict[str, float]
     solution: Solution
+    settled: Settled
     shared: Shared | None = None
 
     @cached_property

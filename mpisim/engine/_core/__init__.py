@@ -1,10 +1,12 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
 The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
-`outcome` and `sharing`; `registers`, `instructions`, `steps`, `rows`, `accounts`) and their twins
-(plain Python, to be read first) do the same, and tests hold them equal row by row. No other module
-knows that there are two.
+`outcome` and `sharing`; `asked`, `registers`, `instructions`, `steps`, `rows`, `accounts`) and
+their twins (plain Python, to be read first) do the same, and tests hold them equal row by row. No
+other module knows that there are two.
 
+``asked(table)``, ``several_at_once(table)``
+    Which prices the rows of a table ask for; on which slots they may do so at the same time.
 ``allocate(kernels, last_use)``
     Give every kernel a register that is free until the kernel's last reader has run.
 ``kernels_of(table)``, ``write_instructions(table, ...)``
@@ -64,6 +66,7 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import account
+from .asked import asked, several_at_once
 from .instructions import kernels_of, write_instructions
 from .registers import allocate
 from .steps import write_steps
@@ -71,9 +74,11 @@ from .steps import write_steps
 __all__ = [
     "account",
     "allocate",
+    "asked",
     "core",
     "kernels_of",
     "rows_functions",
+    "several_at_once",
     "write_instructions",
     "write_steps",
 ]
