@@ -111,7 +111,7 @@ def expected(
     means = sums / own[:, None]
     curve = weighted.T @ slope - sums.T @ means
     curve[np.diag_indices_from(curve)] += 1 / known.groups[group]
-    covariance = np.linalg.inv(curve)
+    covariance: Floats = np.linalg.inv(curve).astype(np.float64)
     of_family = np.bincount(family, weight * z, count) / own
     x = covariance @ (weighted.T @ z - sums.T @ of_family)
     families = of_family - means @ x

@@ -72,6 +72,6 @@ def stored(path: str | Path) -> dict[str, Outcome]:
 
 
 def _outcome(case: Mapping[str, Any]) -> Outcome:
-    numbers = {name: float(case[name]) for name in NUMBERS}
+    seconds, before_optimizer, inputs = (float(case[name]) for name in NUMBERS)
     lengths = {str(name): float(length) for name, length in case["lengths"].items()}
-    return Outcome(**numbers, fits=bool(case["fits"]), lengths=lengths)
+    return Outcome(seconds, before_optimizer, inputs, fits=bool(case["fits"]), lengths=lengths)
