@@ -303,3 +303,15 @@ def test_the_cpu_waits_for_what_it_needs(captured: bool) -> None:
         assert table.kind[row] == Kind.HOST_WAIT
         assert [names[each] for each in waits(table, row)] == ["count"]
         assert names[row - 1 : row + 2] == ["copy", "wait for count", "use"]
+
+
+def test_launches_that_block() -> None:
+    net = network(1, 6, 8, 4)
+    keys = {"global_batch": 1, "launch_blocking": True}
+    program = training_step(layout(net, 1, **keys), Times()).program
+    table = program.table_of(0)
+    for row in np.flatnonzero(table.kind == Kind.KERNEL).tolist():
+        assert table.kind[row + 1] == Kind.HOST_WAIT
+        assert waits(table, row + 1) == [row]
+    with pytest.raises(InputError, match="launch_blocking is true, but cuda_graphs, too"):
+        layout(net, 1, cuda_graphs=True, **keys)

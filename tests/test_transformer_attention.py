@@ -37,6 +37,21 @@ def test_scores_in_memory() -> None:
     ]
 
 
+def test_heads_of_odd_sizes_run_on_cuda_cores_before_cuda_11_7() -> None:
+    def formats(hidden: int, **keys: Any) -> set[str]:
+        sizes = {**SIZES, "hidden": hidden}
+        found = operator(network(model("gpt", **sizes), plan(kernels="eager", **keys)), "attention")
+        products = [line for line in lines((*found.forward, *found.backward)) if " x " in line]
+        assert len(products) == 6
+        return {line.split()[-1] for line in products}
+
+    # Four heads of 6 and of 8 elements: 12 and 16 bytes.
+    assert formats(24, unaligned="cores") == {"fp32"}
+    assert formats(24) == {"bf16"}
+    assert formats(32, unaligned="cores", precision="fp16") == {"fp16"}
+    assert formats(24, unaligned="cores", precision="tf32") == {"tf32"}
+
+
 def test_scores_step_by_step() -> None:
     keys = {"kernels": "eager", "micro_batch": 2, "fused": False}
     attention = operator(network(model("gpt", **SIZES), plan(**keys)), "attention")

@@ -26,6 +26,17 @@ def test_a_matrix_split_by_columns_all_reduces_its_input_gradient() -> None:
     ]
 
 
+def test_older_frameworks_reduce_after_both_gradients_and_add_in_a_kernel_of_its_own() -> None:
+    old = plan(tp=2, sp=False, dgrad_overlap=False, fused_wgrad=False)
+    assert lines(operator(network(TINY, old), "qkv").backward) == [
+        "qkv input gradient: 8 x 16 x 24 bf16",
+        "qkv weight gradient: 24 x 16 x 8 bf16 (weight)",
+        f"qkv weight gradient accumulation: {24 * 16 * (2 + 4 + 4)} bytes (weight)",
+        f"qkv input gradient all-reduce: AR tp {HIDDEN}",
+        f"qkv bias gradient accumulation: {24 * (2 + 4 + 4)} bytes (weight)",
+    ]
+
+
 def test_with_sequence_parallelism_it_gathers_its_input_twice() -> None:
     matrix = operator(network(TINY, plan(tp=2)), "qkv")
     assert lines(matrix.forward) == [f"qkv all-gather: AG tp {HIDDEN}", "qkv: 8 x 24 x 16 bf16"]
@@ -245,3 +256,12 @@ def test_gradients_of_weights_are_added_where_the_framework_keeps_them() -> None
     assert backward(fused=False) == [separate, f"{added}: {size * (2 + 4 + 4)} bytes (weight)"]
     assert backward(dp_style="ddp") == [separate, f"{added}: {size * 3 * 2} bytes (weight)"]
     assert backward(dp_style="ddp", global_batch=1) == [separate]
+    # DeepSpeed's BF16_Optimizer: in every micro-batch a copy in fp32, which is added.
+    widened = [
+        separate,
+        f"feed-forward out weight gradient cast: {size * (2 + 4)} bytes (weight)",
+        f"{added}: {size * 3 * 4} bytes (weight)",
+    ]
+    assert backward(dp_style="deepspeed", grad_precision="fp32") == widened
+    assert backward(dp_style="deepspeed", grad_precision="fp32", global_batch=1) == widened
+    assert backward(dp_style="deepspeed") == [separate, f"{added}: {size * 3 * 2} bytes (weight)"]

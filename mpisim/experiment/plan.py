@@ -70,6 +70,10 @@ class Plan:
         where tp > 1.
     tp_overlap : bool
         Whether matrix products are cut into `tp` chunks that overlap with their communication.
+    dgrad_overlap : bool
+        Whether, without `sp`, the gradient of a matrix's input is added up over the tp group beside
+        the product that makes the gradient of the matrix (Megatron-LM's
+        ``async_tensor_model_parallel_allreduce``), or after it.
     cp_style : {"ring", "all-gather"}
 
     dp_style : {"megatron", "ddp", "deepspeed", "fsdp"}
@@ -105,6 +109,9 @@ class Plan:
         Layers of each part of the pipeline that do so; all if not given.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
+    unaligned : {"tensor-cores", "cores"}
+        Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
+        heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
     attention : {"newest", "cudnn", "flash-2", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
     recompute_keeps : tuple of str
@@ -121,8 +128,13 @@ class Plan:
         each; otherwise each elementary operation is.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
+    fused_wgrad : bool, optional
+        Whether products add gradients of weights straight to Megatron-LM's buffer
+        (``gradient_accumulation_fusion``); as `fused` says if not given.
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
+    launch_blocking : bool
+        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     moe_imbalance : float
         Tokens of the busiest expert-parallel rank over the mean.
@@ -176,6 +188,7 @@ class Plan:
 
     sp: bool | None = None
     tp_overlap: bool = False
+    dgrad_overlap: bool = True
     cp_style: Literal["ring", "all-gather"] = "ring"
 
     dp_style: Style | None = None
@@ -195,10 +208,13 @@ class Plan:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     kernels: Literal["flash", "eager"] = "flash"
+    unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     fused: bool = True
     fused_loss: bool | None = None
+    fused_wgrad: bool | None = None
     cuda_graphs: bool = False
+    launch_blocking: bool = False
 
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
@@ -243,6 +259,8 @@ class Plan:
                 f"moe_dispatcher is 'flex' with experts split over {self.expert_tp} ranks; set "
                 "etp = 1"
             )
+        if self.launch_blocking and self.cuda_graphs:
+            raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
         if self.sp and self.tp == 1:
             raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
         if self.tp_overlap and not self.sequence_parallel:
@@ -309,6 +327,11 @@ class Plan:
     def fuses_loss(self) -> bool:
         """Whether cross-entropy is one kernel."""
         return self.fused if self.fused_loss is None else self.fused_loss
+
+    @property
+    def fuses_wgrad(self) -> bool:
+        """Whether products add gradients of weights straight to Megatron-LM's buffer."""
+        return self.fused if self.fused_wgrad is None else self.fused_wgrad
 
     @property
     def overlaps_p2p(self) -> bool:

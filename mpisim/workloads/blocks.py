@@ -165,6 +165,7 @@ class BlockBuilder:
         lane.last = self.rows.kernel(
             step.name, COMPUTE, estimate.duration, waits=awaited, **self.pricing.launching
         )
+        self._block_launches(lane.last)
         lane.pending = []
         lane.kernels[step.name] = lane.last
         self.flops += step.kernel.flops
@@ -291,10 +292,17 @@ class BlockBuilder:
         )
 
     def _collective(self, step: Communicate, waits: Iterable[int]) -> int:
-        return self.rows.collective(
+        row = self.rows.collective(
             step.operation, self.slots.slot(step.group), self.slots.stream(step.group),
             step.bytes, name=step.name, waits=waits, **self.pricing.launching,
         )  # fmt: skip
+        self._block_launches(row)
+        return row
+
+    def _block_launches(self, row: int) -> None:
+        """Let the CPU wait for a row it has launched, where it waits for every one."""
+        if self.pricing.blocking:
+            self.host_wait([row], "launch blocks")
 
     def _exchange(self, step: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""

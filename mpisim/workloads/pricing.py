@@ -33,11 +33,13 @@ class Pricing:
     model : KernelModel
     cuda_graphs : bool
         Whether launches are captured: the CPU then takes no time between two kernels.
+    launch_blocking : bool
+        Whether the CPU waits for each kernel it launches.
 
     Attributes
     ----------
-    captured : bool
-        As `cuda_graphs`.
+    captured, blocking : bool
+        As `cuda_graphs` and `launch_blocking`.
     launching : Launching
         Of every device row.
     host_shares : mapping of str to float
@@ -46,8 +48,10 @@ class Pricing:
         What the duration of rows rests on, and their descriptions, by name and duration in ps.
     """
 
-    def __init__(self, model: KernelModel, *, cuda_graphs: bool = False) -> None:
-        self.model, self.captured = model, cuda_graphs
+    def __init__(
+        self, model: KernelModel, *, cuda_graphs: bool = False, launch_blocking: bool = False
+    ) -> None:
+        self.model, self.captured, self.blocking = model, cuda_graphs, launch_blocking
         gpu = model.gpu
         gap, call = (0.0, 0.0) if cuda_graphs else (gpu.host_gap.si, gpu.launch_call.si)
         self.launching = Launching(

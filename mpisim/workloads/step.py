@@ -84,7 +84,8 @@ def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
     """
     experiment, grid, plan = layout.experiment, layout.grid, layout.experiment.plan
     names = Names()
-    pricings = tuple(Pricing(each, cuda_graphs=plan.cuda_graphs) for each in kernels)
+    launching = {"cuda_graphs": plan.cuda_graphs, "launch_blocking": plan.launch_blocking}
+    pricings = tuple(Pricing(each, **launching) for each in kernels)
     groups = Groups(grid, plan.zero_group)
     shelf = Shelf()
     pipeline = np.zeros(grid.world, int) if layout.pipeline_of is None else layout.pipeline_of

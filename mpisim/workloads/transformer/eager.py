@@ -3,11 +3,18 @@
 Products, softmax with scale and mask, dropout of the probabilities, and the copy that brings the
 heads of a token together again. The number of scores is heads × queries × keys of the sequence,
 whatever a mask hides.
+
+Matrix units load 16 bytes at a time. cuBLAS before CUDA 11.7 had hardly any kernel for batched
+products in 16 bits whose rows are no multiple of that, and took the CUDA cores: on A100s a batch of
+(1024, 1024) × (1024, 140) in bf16 ran at 12 TFLOP/s under CUDA 11.6 and at 86 under 11.7
+(github:pytorch/pytorch, issue 83272), and attention over 197 tokens took longer in fp16 than in
+fp32 (github:facebookresearch/xformers, pull request 467). In one layout of the first fp16 reached
+54. Here all of them are priced as products in fp32 (``plan.unaligned = "cores"``).
 """
 
 from __future__ import annotations
 
-from mpisim.kernels.operations import Gemm, Softmax
+from mpisim.kernels.operations import Gemm, Precision, Softmax
 
 from ..operators import Compute, Operator, Step
 from .heads import Heads
@@ -15,6 +22,9 @@ from .pointwise import MASK, stream
 from .shapes import Shapes
 
 __all__ = ["eager_attention"]
+
+LOADED = 16
+"""Bytes that matrix units load at a time."""
 
 
 def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
@@ -30,11 +40,13 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     compact = s.batch * k * heads.key_value_width
     grouped = heads.kv_heads < heads.heads
     output = s.batch * q * heads.output_width
+    dtype: Precision = s.product
+    widths = (heads.head, heads.value, k)
+    if s.plan.unaligned == "cores" and e == 2 and any(e * width % LOADED for width in widths):
+        dtype = "fp32"
 
     def product(what: str, m: int, n: int, inner: int) -> Compute:
-        return Compute(
-            f"{name} {what}", Gemm(m, n, inner, batch, dtype=s.product, output=s.stored)
-        )
+        return Compute(f"{name} {what}", Gemm(m, n, inner, batch, dtype=dtype, output=s.stored))
 
     def softmax(what: str, *, backward: bool = False) -> Compute:
         return Compute(f"{name} {what}", Softmax(rows, k, backward, s.stored))

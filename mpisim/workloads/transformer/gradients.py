@@ -1,9 +1,11 @@
 """How gradients of weights reach the buffer that is reduced.
 
 Megatron-LM adds every micro-batch to a buffer of its own, fp32 by default: matrix products straight
-from the kernel (``gradient_accumulation_fusion``), everything else by one addition a parameter.
-PyTorch keeps gradients in the weights' format and adds only from the second micro-batch on; where
-there are several, that addition is counted for each.
+from the kernel (``gradient_accumulation_fusion``, since 2022), everything else by one addition a
+parameter. PyTorch keeps gradients in the weights' format and adds only from the second micro-batch
+on; where there are several, that addition is counted for each. DeepSpeed's BF16_Optimizer copies
+the gradients of every micro-batch to fp32 and adds the copies up (``update_hp_grads`` of
+deepspeed/runtime/bf16_optimizer.py).
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ def accumulate(s: Shapes, name: str, size: int) -> Iterator[Compute]:
     """Add a gradient of `size` elements to those of the micro-batches before."""
     if s.megatron:
         traffic = s.element + 2 * BYTES[s.gradient]
+    elif s.widens_gradients:
+        wide = BYTES[s.gradient]
+        cast = Elementwise((s.element + wide) * size)
+        yield Compute(f"{name} gradient cast", cast, weight=True)
+        traffic = 3 * wide
     elif s.accumulates:
         traffic = 3 * s.element
     else:
@@ -48,7 +55,7 @@ def weight_gradient(
     """
     name = f"{name} weight gradient"
     dtype = s.linear if linear else s.product
-    if s.megatron and s.plan.fused:
+    if s.megatron and s.plan.fuses_wgrad:
         gemm = Gemm(n, k, tokens, dtype=dtype, output=s.gradient, accumulate=True)
         yield Compute(name, gemm, weight=True, after=after)
     else:

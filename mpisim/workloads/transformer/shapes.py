@@ -151,6 +151,12 @@ class Shapes:
         return self.plan.style(transformer=True) == "megatron"
 
     @property
+    def widens_gradients(self) -> bool:
+        """Whether gradients of 16 bits are added up in fp32, in DeepSpeed's BF16_Optimizer."""
+        deepspeed = self.plan.style(transformer=True) == "deepspeed"
+        return deepspeed and self.stored == "bf16" and self.gradient == "fp32"
+
+    @property
     def accumulates(self) -> bool:
         """Whether several micro-batches add to one gradient."""
         return self.plan.global_batch > self.grid.dp * self.plan.micro_batch

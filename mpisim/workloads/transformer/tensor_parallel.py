@@ -6,7 +6,7 @@ before the first and the result reduce-scattered after the second; without, the 
 second and the input gradient of the first are all-reduced. Order and overlap are those of
 ``megatron/core/tensor_parallel/layers.py``, `LinearWithGradAccumulationAndAsyncCommunication`:
 the saved input is gathered again beside the input gradient, which is reduced beside the weight
-gradient.
+gradient. Before that class the all-reduce came after both gradients (``plan.dgrad_overlap``).
 
 With fp8 or NVFP4, operands are cast (and transposed for the backward pass, as Transformer Engine
 does) before they are gathered, so that gathers move a byte an element or less; casts of weights are
@@ -92,8 +92,12 @@ def column_linear(
     backward.append(
         Compute(f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.stored))
     )
-    backward += reduce(s, f"{name} input gradient", k, token="reduced")
+    reduced = f"{name} input gradient"
+    if s.plan.dgrad_overlap:
+        backward += reduce(s, reduced, k, token="reduced")
     backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
+    if not s.plan.dgrad_overlap:
+        backward += reduce(s, reduced, k)
     if bias:
         backward += bias_gradient(s, name, s.tokens, n)
     owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
