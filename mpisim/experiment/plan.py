@@ -107,13 +107,6 @@ class Plan:
         Activations computed again in the backward pass: none, those inside attention, or all.
     recompute_layers : int, optional
         Layers of each part of the pipeline that do so; all if not given.
-    kernels : {"flash", "eager"}
-        Fused attention, or scores in memory (matrix product, softmax, matrix product).
-    unaligned : {"tensor-cores", "cores"}
-        Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
-        heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
-    attention : {"newest", "cudnn", "flash-2", "triton"}
-        Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
     recompute_keeps : tuple of str
         With "full": operators of a layer whose results are kept, and not computed again.
     recompute_stops : bool
@@ -122,7 +115,17 @@ class Plan:
     separate_projections : bool
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
         gated feed-forward block; otherwise from one. With tp > 1 they count as one.
+    kernels : {"flash", "eager"}
+        Fused attention, or scores in memory (matrix product, softmax, matrix product).
+    unaligned : {"tensor-cores", "cores"}
+        Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
+        heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
+    attention : {"newest", "cudnn", "flash-2", "triton"}
+        Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
         FlashAttention-2, of FlashAttention in Triton (:mod:`mpisim.kernels.fused_attention`).
+    attention_precision : {"fp8"}, optional
+        Of the products of fused attention; bf16 in plans of fp8 and nvfp4 if not given
+        (Transformer Engine's ``fp8_dpa``).
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
@@ -136,22 +139,6 @@ class Plan:
     launch_blocking : bool
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
-    moe_imbalance : float
-        Tokens of the busiest expert-parallel rank over the mean.
-    moe_overlap : bool
-        Whether dispatch and combine run beside the shared experts and other micro-batches.
-    moe_dispatcher : {"all-to-all", "flex"}
-        How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
-        any of the token's experts (DeepEP, HybridEP).
-    ep_overlap : bool
-        Whether a forward and the backward of another micro-batch take turns, so that one's exchange
-        of tokens is beside the other's kernels (interleaved schedule; Megatron-LM's
-        ``overlap_moe_expert_parallel_comm``).
-    dispatch_precision : {"bf16", "fp8"}
-        Of tokens on their way to experts; they return in bf16.
-    launch_blocking : bool
-        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
-
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
         Parts of a layer whose launches are captured where not all are (Transformer Engine's
         graphs, Megatron-LM's ``--cuda-graph-modules``): attention, the router with the shared
@@ -162,6 +149,20 @@ class Plan:
         ``GroupedLinear``; default in Megatron-LM); all in one kernel (default elsewhere); or that
         with the activation and the casts to the format of the next product in it (Megatron-LM's
         ``--use-transformer-engine-op-fuser``).
+    moe_imbalance : float
+        Tokens of the busiest expert-parallel rank over the mean.
+    moe_overlap : bool
+        Whether dispatch and combine run beside the shared experts and other micro-batches.
+    moe_dispatcher : {"all-to-all", "flex"}
+        How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
+        any of the token's experts (DeepEP, HybridEP).
+    ep_overlap : bool
+        Whether a forward and the backward of another micro-batch take turns, so that one's exchange
+        of tokens is beside the other's kernels (interleaved schedule, or one stage; Megatron-LM's
+        ``overlap_moe_expert_parallel_comm``).
+    dispatch_precision : {"bf16", "fp8"}
+        Of tokens on their way to experts; they return in bf16.
+
     sharder : str
         DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
         "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "size-lookup-greedy".
@@ -207,15 +208,22 @@ class Plan:
 
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
+    recompute_keeps: tuple[Kept, ...] = ()
+    recompute_stops: bool = False
+    separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
+    attention_precision: Literal["fp8"] | None = None
     fused: bool = True
     fused_loss: bool | None = None
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
     launch_blocking: bool = False
 
+    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
+
+    moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
     moe_dispatcher: Literal["all-to-all", "flex"] = "all-to-all"
@@ -224,9 +232,6 @@ class Plan:
 
     sharder: Literal[
         "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
-    recompute_keeps: tuple[Kept, ...] = ()
-    recompute_stops: bool = False
-    separate_projections: bool = False
         "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
@@ -235,11 +240,7 @@ class Plan:
         for axis in axes:
             if axis not in AXES:
                 raise InputError(
-    launch_blocking: bool = False
-
-    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
                     f"order is {self.order!r}: unknown axis {axis!r}{nearest(axis, AXES)}; "
-    moe_experts: Literal["loop", "grouped", "fused"] | None = None
                     f"allowed: {', '.join(AXES)}"
                 )
         if sorted(axes) != sorted(AXES):
@@ -250,9 +251,11 @@ class Plan:
             )
         if self.vpp > 1 and self.schedule != "interleaved":
             raise InputError(f"vpp is {self.vpp}, but schedule = {self.schedule!r} has one chunk")
-        if self.ep_overlap and self.schedule != "interleaved":
+        alone = self.schedule == "1f1b" and self.pp == 1
+        if self.ep_overlap and self.schedule != "interleaved" and not alone:
             raise InputError(
-                f"ep_overlap is true, but schedule = {self.schedule!r}; it needs 'interleaved'"
+                f"ep_overlap is true, but schedule = {self.schedule!r}; it needs 'interleaved', or "
+                "pp = 1"
             )
         if self.moe_dispatcher == "flex" and self.expert_tp > 1:
             raise InputError(
@@ -261,6 +264,9 @@ class Plan:
             )
         if self.launch_blocking and self.cuda_graphs:
             raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
+        if (self.recompute_keeps or self.recompute_stops) and self.recompute != "full":
+            key = "recompute_keeps" if self.recompute_keeps else "recompute_stops"
+            raise InputError(f"{key} is given, but recompute is {self.recompute!r}; set 'full'")
         if self.sp and self.tp == 1:
             raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
         if self.tp_overlap and not self.sequence_parallel:
@@ -280,11 +286,6 @@ class Plan:
             raise InputError("zero_group is given, but zero is 0: nothing is sharded")
 
     def _check_replicas(self) -> None:
-        if self.launch_blocking and self.cuda_graphs:
-            raise InputError("launch_blocking is true, but so is cuda_graphs: the CPU launches none")
-        if (self.recompute_keeps or self.recompute_stops) and self.recompute != "full":
-            key = "recompute_keeps" if self.recompute_keeps else "recompute_stops"
-            raise InputError(f"{key} is given, but recompute is {self.recompute!r}; set 'full'")
         if not self.replica_batch:
             return
         if self.dp is not None and len(self.replica_batch) != self.dp:
@@ -322,6 +323,13 @@ class Plan:
     def expert_tp(self) -> int:
         """Tensor parallel size inside an expert."""
         return self.tp if self.etp is None else self.etp
+
+    @property
+    def experts(self) -> Literal["loop", "grouped", "fused"]:
+        """How experts multiply."""
+        if self.moe_experts is None:
+            return "loop" if self.style(transformer=True) == "megatron" else "grouped"
+        return self.moe_experts
 
     @property
     def fuses_loss(self) -> bool:
