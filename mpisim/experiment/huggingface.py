@@ -5,7 +5,7 @@ Each architecture names its sizes in its own way; what one name means stands in 
 ``transformers`` (github.com/huggingface/transformers, ``src/transformers/models``).
 
 Three things the keys of ``[model]`` cannot say are left out: windows that only some layers have
-(Gemma 2, gpt-oss), attention and feed-forward blocks side by side (Falcon, GPT-NeoX), and norms
+(Gemma 2), attention and feed-forward blocks side by side (Falcon, GPT-NeoX), and norms
 behind a block (Gemma 2).
 """
 
@@ -264,6 +264,9 @@ def _gpt_oss(config: Config) -> Keys:
         "topk": config.size("num_experts_per_tok", "experts_per_token"),
         "bias": True,
         "qkv_bias": bias,
+        "window": config.size("sliding_window", default=()),
+        "window_every": 2,
+        "swiglu_limit": 7.0,
     }
 
 

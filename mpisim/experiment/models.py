@@ -56,6 +56,8 @@ class Transformer:
         Whether the embedding and the projection on the vocabulary are one matrix.
     window : int, optional
         Tokens a token sees at most (sliding window).
+    window_every : int
+        Every so many-th layer has the window, from the first on; the others have none.
     attention : {"mha", "mla"}
         Plain (also grouped-query) or multi-head latent attention (DeepSeek-V2, arXiv:2405.04434),
         whose sizes are the five keys that follow.
@@ -70,6 +72,8 @@ class Transformer:
         Experts every token passes, `moe_ffn_hidden` wide each.
     shared_ffn_hidden : int, optional
         Width of the shared experts together, where it is not a multiple.
+    swiglu_limit : float, optional
+        What gates and values of routed experts are clamped to.
     dense_layers : int
         Layers at the start without experts.
     moe_every : int
@@ -101,6 +105,7 @@ class Transformer:
     causal: bool = True
     tied_embeddings: bool = True
     window: Large | None = None
+    window_every: Count = 1
     attention: Literal["mha", "mla"] = "mha"
     q_lora_rank: Optional = 0
     kv_lora_rank: Optional = 0
@@ -112,6 +117,7 @@ class Transformer:
     moe_ffn_hidden: Count | None = None
     shared_experts: Optional = 0
     shared_ffn_hidden: Count | None = None
+    swiglu_limit: Annotated[float, Limits(least=0, most=1e9)] | None = None
     dense_layers: Optional = 0
     moe_every: Count = 1
     mtp_layers: Annotated[int, Limits(least=0, most=100)] = 0
@@ -213,6 +219,10 @@ class Transformer:
         if not self.experts or layer < self.dense_layers:
             return False
         return (layer - self.dense_layers) % self.moe_every == self.moe_every - 1
+
+    def windowed(self, layer: int) -> bool:
+        """Whether attention of a layer, counted from 0, has the window."""
+        return self.window is not None and layer % self.window_every == 0
 
     @property
     def samples(self) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
 from .operators import Await, Communicate, Compute, Step
-from .pricing import Launching, Pricing
+from .pricing import AT_ONCE, Pricing
 
 __all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots"]
 
@@ -27,8 +27,6 @@ LAST, PENDING = -1, -2
 
 COMPUTE = 0
 """The stream of kernels."""
-
-AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
 
 class Slots:
     """Communicator slots of a table, numbered as they are first used.
@@ -163,8 +161,9 @@ class BlockBuilder:
         awaited = [*lane.pending, *lane.awaited(step.after), *waits]
         lane.taken.update(step.after)  # kernels run in order: no later one has to wait for these
         lane.last = self.rows.kernel(
-            step.name, COMPUTE, estimate.duration, waits=awaited, **self.pricing.launching
-        )
+            step.name, COMPUTE, estimate.duration, waits=awaited,
+            **self.pricing.launching_of(step.launches),
+        )  # fmt: skip
         self._block_launches(lane.last)
         lane.pending = []
         lane.kernels[step.name] = lane.last

@@ -132,7 +132,11 @@ def _attention_parameters(model: Transformer) -> int:
 def _feed_forward_parameters(model: Transformer, layer: int) -> int:
     total = (2 if model.norm == "layer" else 1) * model.hidden
     if model.is_moe(layer):
-        return total + mixture_matrices(model, model.experts)
+        total += mixture_matrices(model, model.experts)
+        if model.bias:
+            each = (2 if model.gated else 1) * model.expert_ffn + model.hidden
+            total += model.experts * each
+        return total
     total += feed_forward_matrices(model, model.ffn)
     if model.bias:
         total += (2 if model.gated else 1) * model.ffn + model.hidden
@@ -180,7 +184,10 @@ def attention_flops(model: Transformer, batch: int) -> int:
     """
     pair = 2 * model.heads * (model.head + model.value_head)
     s = model.seq_len
-    total = (model.layers + model.mtp_layers) * _pairs(model, s, causal=model.causal)
+    layers = [*range(model.layers), *[model.layers - 1] * model.mtp_layers]
+    windowed = sum(map(model.windowed, layers))
+    total = windowed * _pairs(model, s, causal=model.causal)
+    total += (len(layers) - windowed) * _all_pairs(s, causal=model.causal)
     if model.family == "t5":
         d = _decoder_length(model)
         total += model.decoder_layers * (_pairs(model, d, causal=True) + s * d)
@@ -222,8 +229,12 @@ def _pairs(model: Transformer, s: int, *, causal: bool) -> int:
     """Pairs of tokens of a sequence that see each other."""
     w = model.window
     if w is None or w >= s:
-        return s * s // 2 if causal else s * s
+        return _all_pairs(s, causal=causal)
     return s * w - w * w // 2 if causal else s * w
+
+
+def _all_pairs(s: int, *, causal: bool) -> int:
+    return s * s // 2 if causal else s * s
 
 
 # --- memory and communication ---------------------------------------------------------------------

@@ -51,12 +51,17 @@ class Compute:
         Backward only: it makes gradients of weights, not of inputs; schedules may put it off.
     after : tuple of str
         Tokens of communications to wait for: of the same operator, or carried from one before.
+    launches : int
+        Operations of the framework that it stands for, each of which costs the CPU a launch: more
+        than 1 where a loop launches parts of it, 0 where it is captured in a CUDA graph with the
+        kernel before.
     """
 
     name: str
     kernel: Kernel
     weight: bool = False
     after: tuple[str, ...] = ()
+    launches: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from mpisim.kernels import Estimate, KernelModel
 from mpisim.kernels.operations import Kernel
 from mpisim.quantity import picoseconds
 
-__all__ = ["LONGEST", "Launching", "Pricing"]
+__all__ = ["AT_ONCE", "LONGEST", "Launching", "Pricing"]
 
 LONGEST = 2**60
 """Of all kernels of a rank together, in ps (13 days): what the engine's clocks can count."""
@@ -23,6 +23,10 @@ class Launching(TypedDict):
     host: int
     launch: int
     launch_cost: int
+
+
+AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
+"""Launched with the row before."""
 
 
 class Pricing:
@@ -68,6 +72,18 @@ class Pricing:
         self.kernels: dict[tuple[str, int], Kernel] = {}
         # By identity: layers of one kind share their kernels, and a hash looks at every number.
         self._known: dict[tuple[str, int], tuple[Kernel, Estimate]] = {}
+
+    def launching_of(self, launches: int) -> Launching:
+        """Return what a row that so many operations launch takes of the CPU."""
+        if launches == 1:
+            return self.launching
+        if launches == 0:
+            return AT_ONCE
+        one = self.launching
+        again = (launches - 1) * (one["host"] + one["launch_cost"])
+        return Launching(
+            host=one["host"], launch=one["launch"], launch_cost=one["launch_cost"] + again
+        )
 
     def estimate(self, name: str, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel; `name` is that of its rows.

@@ -115,8 +115,9 @@ def pipeline(
         the next (Megatron-LM's ``microbatch_group_size_per_vp_stage``). If not given, as many as
         there are stages.
     paired : bool
-        ``interleaved`` only: a forward and the backward after it run overlapped, as in Megatron-LM
-        with ``overlap_moe_expert_parallel_comm``; stages warm up with one forward more.
+        ``interleaved``, or ``1f1b`` of one stage: a forward and the backward after it run
+        overlapped, as in Megatron-LM with ``overlap_moe_expert_parallel_comm``; stages warm up with
+        one forward more.
 
     Returns
     -------
@@ -147,11 +148,15 @@ def pipeline(
             stages, micro_batches, chunks, stages if group is None else group, paired
         )
         return Pipeline(name, stages, chunks, micro_batches, actions, parts=stages * chunks)
+    alone = name == "1f1b" and stages == 1
     for key, given in (
-        ("chunks", chunks > 1), ("group", group is not None), ("paired", paired)
+        ("chunks", chunks > 1), ("group", group is not None), ("paired", paired and not alone)
     ):  # fmt: skip
         if given:
             raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
-    actions = _ONE_CHUNK[name](stages, micro_batches)
+    if paired:
+        actions = orders.one_f_one_b(stages, micro_batches, paired)
+    else:
+        actions = _ONE_CHUNK[name](stages, micro_batches)
     held = 2 if name == "dualpipe" else 1
     return Pipeline(name, stages, held, micro_batches, actions, parts=stages)

@@ -31,16 +31,20 @@ def gpipe(stages: int, micro_batches: int) -> tuple[Order, ...]:
     return (_alternate(_forwards(places), _backwards(places), micro_batches),) * stages
 
 
-def one_f_one_b(stages: int, micro_batches: int) -> tuple[Order, ...]:
+def one_f_one_b(stages: int, micro_batches: int, paired: bool = False) -> tuple[Order, ...]:
     """One forward, one backward (PipeDream-Flush, arXiv:2006.09503).
 
     As in ``forward_backward_pipelining_without_interleaving`` of Megatron-LM
     (megatron/core/pipeline_parallel/schedules.py): a stage does one forward ahead for each stage
-    that follows it.
+    that follows it. `paired`, of one stage only, a forward and the backward after it overlap, for
+    which the stage is one forward ahead (``combined_1f1b_schedule_for_no_pipelining``).
     """
     places = [(0, i) for i in range(micro_batches)]
     forwards, backwards = _forwards(places), _backwards(places)
-    return tuple(_alternate(forwards, backwards, stages - 1 - stage) for stage in range(stages))
+    return tuple(
+        _alternate(forwards, backwards, stages - 1 - stage + paired, paired=paired)
+        for stage in range(stages)
+    )
 
 
 def interleaved(

@@ -43,11 +43,22 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     def kernel(*, backward: bool = False) -> Attention:
         return heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
 
+    before = [Compute(name, kernel())]
     behind = [Compute(f"{name} backward", kernel(backward=True))]
+    if s.attended == "fp8":
+        width = heads.queries * heads.query_width + heads.length * heads.key_value_width
+        before.insert(0, stream(f"{name} cast", _cast(s) * width))
+        result = heads.queries * heads.output_width
+        behind.insert(0, stream(f"{name} gradient cast", _cast(s) * result))
     if not s.plan.fused:
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (heads.queries * heads.query_width + heads.length * heads.key_value_width)
         behind.append(stream(f"{name} concatenated gradients", 2 * s.element * width))
     return Operator(
-        name, (Compute(name, kernel()),), tuple(behind), saved=saved, selective=True
+        name, tuple(before), tuple(behind), saved=saved, selective=True
     )
+
+
+def _cast(s: Shapes) -> int:
+    """Bytes read and written to cast a number of each sequence to fp8."""
+    return s.batch * (s.element + BYTES["fp8"])

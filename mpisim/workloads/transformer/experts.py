@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mpisim.kernels.operations import BYTES, Gemm, GroupedGemm, Softmax
 
 from ..operators import Compute, Operator, Parameter, Step
+from .clamped import clamped
+from .expert_bias import scaled_bias
 from .gradients import accumulate
 from .pointwise import activation, stream
 from .routing import Routing
@@ -15,6 +19,7 @@ __all__ = ["experts", "router"]
 
 FP32 = BYTES["fp32"]
 INTO = "experts in"
+OUT = "experts out"
 FLAG = 1
 """Bytes of an entry of the map of tokens to experts."""
 
@@ -56,48 +61,66 @@ def router(s: Shapes, routing: Routing) -> Operator:
     )
 
 
-def experts(s: Shapes, routing: Routing) -> tuple[Operator, Operator, Operator]:
-    """Two grouped matrix products with a non-linearity between them."""
+def experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
+    """Two grouped matrix products with a non-linearity between them, and their biases."""
     model = s.model
     width = model.expert_ffn // s.grid.etp
     into = width * (2 if model.gated else 1)
-    return (
+    between = activation(s, f"experts {model.activation}", routing.rows, width)
+    if model.swiglu_limit is not None and s.megatron:
+        between = clamped(s, between, routing.rows * width)
+    if s.plan.experts == "fused":
+        between = replace(between, forward=(), backward=())
+    operators = (
         _grouped(s, routing, INTO, model.hidden, into),
-        activation(s, f"experts {model.activation}", routing.rows, width),
-        _grouped(s, routing, "experts out", width, model.hidden),
+        between,
+        _grouped(s, routing, OUT, width, model.hidden),
     )
+    if model.bias and s.megatron and s.plan.experts != "fused":
+        return (*operators, scaled_bias(s, routing))
+    return operators
 
 
 def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator:
-    """A matrix (k, n) for each expert of this rank."""
-    rows, groups = routing.rows, routing.experts
-    # What was dispatched in fp8 is multiplied as it came.
-    came_cast = s.dispatches_operands and name == INTO
+    """A matrix (k, n) for each expert of this rank, and its bias."""
+    rows, groups, experts = routing.rows, routing.experts, s.plan.experts
+    loop = groups if experts == "loop" else 1
+    # What was dispatched in fp8 is multiplied as it came; fused, the kernel before makes operands:
+    # forward of the first product's results, backward of the second's.
+    made = experts == "fused"
+    casts = s.quantised and not (s.dispatches_operands if name == INTO else made)
+    casts_back = s.quantised and not (made and name == INTO)
 
     def gemm(n: int, k: int) -> GroupedGemm:
         return GroupedGemm(rows, groups, n, k, dtype=s.linear, output=s.stored)
 
-    forward: list[Step] = [cast(s, name, rows * k)] if s.quantised and not came_cast else []
-    forward.append(Compute(name, gemm(n, k)))
-    backward: list[Step] = [cast(s, f"{name} gradient", rows * n)] if s.quantised else []
-    backward.append(Compute(f"{name} input gradient", gemm(k, n)))
+    def launched(step: Compute) -> Compute:
+        return replace(step, launches=loop)
+
+    forward: list[Step] = [launched(cast(s, name, rows * k))] if casts else []
+    forward.append(launched(Compute(name, gemm(n, k))))
+    gradient = cast(s, f"{name} gradient", rows * n)
+    backward: list[Step] = [launched(gradient)] if casts_back else []
+    backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k
     if s.megatron and s.plan.fused:
         added = GroupedGemm(
             rows, groups, n, k, dtype=s.linear, output=s.gradient, accumulate=True, weight=True
         )
-        backward.append(Compute(weights, added, weight=True))
+        backward.append(launched(Compute(weights, added, weight=True)))
     else:
         product = GroupedGemm(
             rows, groups, n, k, dtype=s.linear, output=s.stored, weight=True
         )
-        backward.append(Compute(weights, product, weight=True))
+        backward.append(launched(Compute(weights, product, weight=True)))
         backward += accumulate(s, f"{name} weight", size)
+    parameters = [Parameter(f"{name} weight", size, expert=True)]
+    if s.model.bias:
+        backward += map(launched, accumulate(s, f"{name} bias", groups * n))
+        # Of an etp group each rank holds all of the second bias; counted is its share.
+        held = groups * n // (1 if name == INTO else s.grid.etp)
+        parameters.append(Parameter(f"{name} bias", held, expert=True))
     return Operator(
-        name,
-        tuple(forward),
-        tuple(backward),
-        (Parameter(f"{name} weight", size, expert=True),),
-        saved=s.operand(rows * k),
+        name, tuple(forward), tuple(backward), tuple(parameters), saved=s.operand(rows * k)
     )

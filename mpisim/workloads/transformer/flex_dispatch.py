@@ -19,6 +19,7 @@ from mpisim.kernels.operations import BYTES, Copy
 
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Step
+from .graphs import captured_steps
 from .pointwise import stream
 from .routing import Routing
 from .shapes import Shapes
@@ -57,6 +58,7 @@ def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
     forward: list[Step] = [Compute(READ, Copy(COUNT * (1 + routing.experts), "host"))]
     if sent != e:
         forward.append(stream("dispatch cast", (e + sent) * h * routing.tokens))
+    forward = [*captured_steps(s, "moe_preprocess", forward)]
     forward.append(Await("wait for token counts", READ))
     backward: list[Step] = []
     if s.grid.ep > 1:

@@ -59,7 +59,7 @@ class Heads:
         """Return the fused kernel over so many queries and keys."""
         return ATTENTION[s.plan.attention](
             s.batch, self.heads, self.kv_heads, queries, keys, self.head, self.value, causal,
-            backward, s.product,
+            backward, s.attended,
         )  # fmt: skip
 
     @property

@@ -27,6 +27,7 @@ from ..operators import Await, Communicate, Compute, Operator, Step
 from .experts import experts, router
 from .feed_forward import two_matrices
 from .flex_dispatch import flex_combine, flex_dispatch
+from .graphs import captured, captured_steps
 from .mixture_overlap import overlapped
 from .pointwise import branch, dropout_add, norm, stream
 from .routing import Routing
@@ -51,6 +52,7 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
     dispatch, combine = (flex_dispatch, flex_combine) if flex else (_dispatch, _combine)
     routed = (router(s, routing), dispatch(s, routing), *experts(s, routing), combine(s, routing))
     shared: tuple[Operator, ...] = ()
+    first = 1  # the router
     ways = [branch(s, "routed", size)]
     if model.shared_ffn:
         ways.append(branch(s, "shared expert", size))
@@ -61,12 +63,12 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
         if s.plan.moe_overlap and s.grid.ep > 1:
             routed = (overlapped(routed, shared),)
             shared = ()
+            first = 0
         routed = (*routed, Operator("shared expert sum", (total,)))
+    before = norm(s, "feed-forward norm", s.shared, model.hidden, residual=True)
     return (
-        norm(s, "feed-forward norm", s.shared, model.hidden, residual=True),
-        *ways,
-        *shared,
-        *routed,
+        *captured(s, "moe_router", (before, *ways, *shared, *routed[:first])),
+        *routed[first:],
         dropout_add(s, "feed-forward dropout add", bias=False),
     )
 
@@ -89,6 +91,7 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
     forward.append(stream("permutation", copied))
     if sent != e:
         forward.append(stream("dispatch cast", quantised * routing.copies))
+    forward = [*captured_steps(s, "moe_preprocess", forward)]
     if spread > 1:
         forward.append(WAIT)
     if grid.ep > 1:

@@ -17,9 +17,7 @@ from ..operators import Communicate, Compute, Operator, Step
 __all__ = ["overlapped"]
 
 
-def overlapped(
-    routed: Sequence[Operator], shared: tuple[Operator, Operator, Operator]
-) -> Operator:
+def overlapped(routed: Sequence[Operator], shared: tuple[Operator, ...]) -> Operator:
     """Return one operator of routed and shared experts.
 
     Parameters
@@ -27,16 +25,18 @@ def overlapped(
     routed : sequence of Operator
         In order, with all-to-alls on the way to the experts and on the way back.
     shared : tuple of Operator
-        The matrix up, the non-linearity, the matrix down.
+        What is before the matrix down, and that.
     """
-    up, between, down = shared
+    *up, down = shared
     forward = [step for operator in routed for step in operator.forward]
     backward = [step for operator in reversed(routed) for step in operator.backward]
     together = (*shared, *routed)
     return Operator(
         "mixture of experts",
-        _beside(forward, (*up.forward, *between.forward), down.forward),
-        _beside(backward, down.backward, (*between.backward, *up.backward)),
+        _beside(forward, [step for each in up for step in each.forward], down.forward),
+        _beside(
+            backward, down.backward, [step for each in reversed(up) for step in each.backward]
+        ),
         tuple(parameter for operator in together for parameter in operator.parameters),
         sum(operator.saved for operator in together),
     )

@@ -12,6 +12,7 @@ from ..operators import Layer, Network, Operator
 from .decoder import encoder_decoder
 from .embedding import patch_embedding, token_embedding
 from .feed_forward import feed_forward
+from .graphs import captured
 from .head import classifier_head, masked_language_head, vocabulary_head
 from .layers import layer
 from .mixture import mixture
@@ -51,16 +52,17 @@ def _stack(s: Shapes) -> Iterable[Layer]:
     model = s.model
     embedding = patch_embedding(s) if model.family == "vit" else token_embedding(s)
     yield layer(s, "embedding", embedding, "embedding")
-    attention = self_attention(s)
     # Layers of one kind are one and the same tuple: built once, recognised as equal at once.
-    kinds: dict[bool, tuple[Operator, ...]] = {}
+    kinds: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for i in range(model.layers):
-        moe = model.is_moe(i)
-        if moe not in kinds:
-            kinds[moe] = (*attention, *(mixture(s) if moe else feed_forward(s)))
-        yield layer(s, f"layer {i}", kinds[moe])
+        kind = moe, windowed = model.is_moe(i), model.windowed(i)
+        if kind not in kinds:
+            seen = s if windowed else s.unwindowed()
+            attention = captured(s, "attn", self_attention(seen))
+            kinds[kind] = (*attention, *(mixture(s) if moe else feed_forward(s)))
+        yield layer(s, f"layer {i}", kinds[kind])
     for i in range(model.mtp_layers):
-        block = kinds[model.is_moe(model.layers - 1)]
+        block = kinds[kind]  # the last layer's
         yield layer(s, f"prediction {i}", prediction_layer(s, block, first=not i), "head")
     if model.family == "vit":
         head = classifier_head(s)

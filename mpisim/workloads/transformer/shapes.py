@@ -125,6 +125,11 @@ class Shapes:
         return "bf16" if self.quantised else self.plan.precision
 
     @property
+    def attended(self) -> Precision:
+        """Format of the products of fused attention."""
+        return self.plan.attention_precision or self.product
+
+    @property
     def stored(self) -> Format:
         """Format of activations and weights in memory."""
         return self.plan.weight_format
@@ -177,6 +182,10 @@ class Shapes:
         if model.causal:
             return max(1, w - w * w // (2 * s)), False
         return w, False
+
+    def unwindowed(self) -> Shapes:
+        """Return the same for layers whose tokens see all before them."""
+        return replace(self, model=replace(self.model, window=None))
 
     # --- checks ---------------------------------------------------------------------------------
 
