@@ -7,11 +7,11 @@ A step that took T with the constants x0 takes, to first order along its critica
 where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
 of GPU or the platform, plus that of the framework on it. Fitted is log(T(x) / measured): rows of a
 family are off by something they have in common, each row by something of its own with long tails,
-and constants are around 1 by what the rows themselves say (:mod:`mpisim.validate.e2e.mixed`; first
-guesses are declared in ``data/validation/e2e_fit.toml``). So it is families which pull a constant
-from 1, not rows; and what one framework alone shows is that framework's. Where a constant moves far
-another path may become critical: then everything is simulated again with what was found, and
-fitted from there.
+more so with experts than without, and constants are around 1 by what the rows themselves say
+(:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in ``data/validation/e2e_fit.toml``).
+So it is families which pull a constant from 1, not rows; and what one framework alone shows is that
+framework's. Where a constant moves far another path may become critical: then everything is
+simulated again with what was found, and fitted from there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ...schema import Limits, build
 from ...step_constants import (
     MULTIPLIERS,
     OVERHEAD,
+    SORTS,
     StepConstants,
     is_stack,
     kind_of,
@@ -38,7 +39,7 @@ from ...step_constants import (
 )
 from .compare import Compared
 from .families import Family, family
-from .mixed import Guesses, Posterior, Variances, expected, maximised
+from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised
 from .settings import OTHER
 
 __all__ = ["Linear", "fit", "foretold", "linear"]
@@ -86,6 +87,8 @@ class Linear(NamedTuple):
         By name of the constant of a kind of GPU, platform or framework.
     framework : str
         Whose constants serve beside those of a kind of GPU or platform.
+    sort : str
+        Of its model (`mpisim.step_constants.SORTS`).
     """
 
     row: str
@@ -94,6 +97,7 @@ class Linear(NamedTuple):
     predicted: float
     lengths: Mapping[str, float]
     framework: str = OTHER
+    sort: str = SORTS[0]
 
 
 def linear(each: Compared) -> Linear:
@@ -111,8 +115,9 @@ def linear(each: Compared) -> Linear:
     for kind in ("host", OVERHEAD):
         lengths.setdefault(name_of(kind, framework), 0.0)
     return Linear(
-        each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework
-    )
+        each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework,
+        each.sort,
+    )  # fmt: skip
 
 
 def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> float:
@@ -173,21 +178,24 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     begin = np.array([_value(start, name) for name in terms.names])
     kinds = [_group(name) for name in terms.names]
     groups = sorted(set(kinds))
-    group = np.array([groups.index(kind) for kind in kinds])
     late = np.array([kind == (OVERHEAD, False) for kind in kinds])
-    families = sorted({step.family for step in steps})
-    of_row = np.array([families.index(step.family) for step in steps])
+    families = sorted({(step.family, step.sort) for step in steps})
+    of_row = np.array([families.index((step.family, step.sort)) for step in steps])
+    layout = Layout(
+        np.array([groups.index(kind) for kind in kinds]), of_row,
+        np.array([SORTS.index(sort) for _, sort in families]),
+    )  # fmt: skip
     guesses = _guesses(groups)
-    known = Variances.guessed(guesses, len(steps))
+    known = Variances.guessed(guesses, layout)
     x = begin.copy()
     for _ in range(ITERATIONS):
         off, slope = terms.model(x - begin)
-        found = expected(slope, slope @ x - off, of_row, group, known)
+        found = expected(slope, slope @ x - off, layout, known)
         target = np.where(late, np.maximum(found.x, 0.0), found.x)  # no overhead is negative
         step = np.clip(target - x, -LONGEST, LONGEST)
         x = x + step
         rest = -terms.model(x - begin)[0] - found.families[of_row]
-        before, known = known, maximised(rest, x, group, found, guesses, known)
+        before, known = known, maximised(rest, x, layout, found, guesses, known)
         if np.abs(step).max() < CLOSE and _alike(before, known):
             break
     return _constants(terms.names, x, found, steps)
@@ -205,7 +213,7 @@ def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
 
 
 def _alike(one: Variances, other: Variances) -> bool:
-    a, b = (np.array([*each.groups, each.family, each.rest]) for each in (one, other))
+    a, b = (np.concatenate([each.groups, each.family, each.rest]) for each in (one, other))
     return bool((np.abs(a - b) <= 10 * CLOSE * a).all())
 
 

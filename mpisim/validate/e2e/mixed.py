@@ -4,12 +4,13 @@ Measurement i of family f(i) is
 
     z_i = J_i x + u_f(i) + e_i
 
-with numbers x, each normal around 0 with the variance of its group, u normal with one variance,
-and e Student's t: few measurements are far off, and pull the less. Variances are not known. With
-declared guesses as a weak prior they are found, with x, by expectation-maximisation (Dempster,
-Laird and Rubin 1977; for variances of random effects Laird and Ware 1982; for t as normal with
-unknown weights Lange, Little and Taylor 1989), so that the measurements say how much families have
-in common, how far numbers of one group are apart, and what counts as far off.
+with numbers x, each normal around 0 with the variance of its group, u normal, and e Student's t:
+few measurements are far off, and pull the less. Families are of several sorts, each with variances
+of u and e of its own: what is badly understood says less. Variances are not known. With declared
+guesses as a weak prior they are found, with x, by expectation-maximisation (Dempster, Laird and
+Rubin 1977; for variances of random effects Laird and Ware 1982; for t as normal with unknown
+weights Lange, Little and Taylor 1989), so that the measurements say how much families have in
+common, how far numbers of one group are apart, and what counts as far off.
 """
 
 from __future__ import annotations
@@ -20,13 +21,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Guesses", "Posterior", "Variances", "expected", "maximised"]
+__all__ = ["Guesses", "Layout", "Posterior", "Variances", "expected", "maximised"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST = 1e-4
 """Least variance of what is left: (1 %)², as good as measured steps are repeated."""
+
+
+class Layout(NamedTuple):
+    """What belongs together.
+
+    Attributes
+    ----------
+    group : int64, shape (numbers,)
+    family : int64, shape (rows,)
+    sort : int64, shape (families,)
+    """
+
+    group: Ints
+    family: Ints
+    sort: Ints
 
 
 @dataclass(frozen=True)
@@ -38,9 +54,10 @@ class Guesses:
     groups : float64, shape (groups,)
         Variance of numbers, by group.
     family, rest : float
-        Variances of u and e.
+        Variances of u and e, of every sort.
     strength : float
-        How many numbers (families) that have exactly the guessed variance it counts as.
+        How many numbers (families, measurements) that have exactly the guessed variance it counts
+        as.
     freedom : float
         Degrees of freedom of Student's t.
     """
@@ -54,17 +71,22 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances by group, of families, of what is left; the weight of each measurement."""
+    """Variances of numbers by group, of families and of what is left by sort; what each measurement
+    counts."""
 
     groups: Floats
-    family: float
-    rest: float
+    family: Floats
+    rest: Floats
     weights: Floats
 
     @classmethod
-    def guessed(cls, guesses: Guesses, rows: int) -> Variances:
+    def guessed(cls, guesses: Guesses, layout: Layout) -> Variances:
         """Return where to start from."""
-        return cls(guesses.groups, guesses.family, guesses.rest, np.ones(rows))
+        sorts = int(layout.sort.max(initial=-1)) + 1
+        return cls(
+            guesses.groups, np.full(sorts, guesses.family), np.full(sorts, guesses.rest),
+            np.ones(len(layout.family)),
+        )  # fmt: skip
 
 
 class Posterior(NamedTuple):
@@ -87,9 +109,7 @@ class Posterior(NamedTuple):
     variances: Floats
 
 
-def expected(
-    slope: Floats, z: Floats, family: Ints, group: Ints, known: Variances
-) -> Posterior:
+def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Posterior:
     """Return what is known of the numbers with given variances.
 
     Parameters
@@ -97,20 +117,19 @@ def expected(
     slope : float64, shape (rows, numbers)
         J.
     z : float64, shape (rows,)
-    family : int64, shape (rows,)
-    group : int64, shape (numbers,)
+    layout : Layout
     known : Variances
     """
-    weight = known.weights / known.rest
-    count = int(family.max(initial=-1)) + 1
+    family, count = layout.family, len(layout.sort)
+    weight = known.weights / known.rest[layout.sort][family]
     # Effects of families are eliminated: each is its rows' weighted mean, shrunk.
-    own = np.bincount(family, weight, count) + 1 / known.family
+    own = np.bincount(family, weight, count) + 1 / known.family[layout.sort]
     sums = np.zeros((count, slope.shape[1]))
     weighted = slope * weight[:, None]
     np.add.at(sums, family, weighted)
     means = sums / own[:, None]
     curve = weighted.T @ slope - sums.T @ means
-    curve[np.diag_indices_from(curve)] += 1 / known.groups[group]
+    curve[np.diag_indices_from(curve)] += 1 / known.groups[layout.group]
     covariance: Floats = np.linalg.inv(curve).astype(np.float64)
     of_family = np.bincount(family, weight * z, count) / own
     x = covariance @ (weighted.T @ z - sums.T @ of_family)
@@ -122,7 +141,7 @@ def expected(
 
 
 def maximised(
-    rest: Floats, x: Floats, group: Ints, found: Posterior, guesses: Guesses, known: Variances
+    rest: Floats, x: Floats, layout: Layout, found: Posterior, guesses: Guesses, known: Variances
 ) -> Variances:
     """Return the variances that what is known of the numbers makes most likely.
 
@@ -132,19 +151,30 @@ def maximised(
         e: what numbers and families leave.
     x : float64, shape (numbers,)
         The numbers, where they differ from those of `found` (limits).
-    group : int64, shape (numbers,)
+    layout : Layout
     found : Posterior
     guesses : Guesses
     known : Variances
         Those of `found`.
     """
-    size, strength = len(guesses.groups), guesses.strength
-    square = np.bincount(group, x**2 + np.diag(found.covariance), size)
-    count = np.bincount(group, minlength=size)
-    groups = (square + strength * guesses.groups) / (count + strength)
-    square_of_families = float((found.families**2 + found.family_variances).sum())
-    family = (square_of_families + strength * guesses.family) / (len(found.families) + strength)
+    strength, of_row = guesses.strength, layout.sort[layout.family]
+
+    def mean(squares: Floats, index: Ints, guess: Floats | float, size: int) -> Floats:
+        count = np.bincount(index, minlength=size)
+        total = np.bincount(index, squares, size)
+        return np.asarray((total + strength * guess) / (count + strength))
+
+    sorts = len(known.rest)
     squares = rest**2 + found.variances
-    left = max(LEAST, float((known.weights * squares).mean()))
-    weights = (guesses.freedom + 1) / (guesses.freedom + squares / left)
-    return Variances(groups, family, left, weights)
+    left = mean(known.weights * squares, of_row, guesses.rest, sorts)
+    left = np.maximum(left, LEAST)
+    return Variances(
+        groups=mean(
+            x**2 + np.diag(found.covariance), layout.group, guesses.groups, len(guesses.groups)
+        ),
+        family=mean(
+            found.families**2 + found.family_variances, layout.sort, guesses.family, sorts
+        ),
+        rest=left,
+        weights=(guesses.freedom + 1) / (guesses.freedom + squares / left[of_row]),
+    )

@@ -31,10 +31,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Framework:
-    """A short name of a framework, by a text that the column contains."""
+    """A short name of a framework, by a text that the column contains, and, where it has several
+    generations, by one that the source's version contains."""
 
     name: str
     text: str
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,11 @@ class Settings:
 
     def framework(self, row: Row) -> str:
         """Return the short name of a row's framework."""
+        version = row.texts.get("source_version", "")
         found = (
-            each.name for each in self.frameworks if each.text in row.texts["framework"]
+            each.name
+            for each in self.frameworks
+            if each.text in row.texts["framework"] and each.version in version
         )
         return next(found, OTHER)
 
