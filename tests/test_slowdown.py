@@ -13,6 +13,7 @@ from mpisim.errors import InputError
 from mpisim.experiment import load
 from mpisim.kernels import KernelModel, Roofline, find_gpu
 from mpisim.kernels.analytical import Analytical, Machine
+from mpisim.kernels.fused_attention import ATTENTION
 from mpisim.kernels.operations import Attention, Elementwise, Gemm, Kernel, Norm
 from mpisim.kernels.slowdown import (
     CLASSES,
@@ -69,8 +70,10 @@ def test_waves() -> None:
 def test_attention_has_tiles() -> None:
     machine = Machine.of(find_gpu("h100-sxm"))
     # 32 heads of 4096 / 128 = 32 blocks: 1024 tiles, 8 waves; on 108 multiprocessors 10.
-    found = stretched([KERNELS[2]], machine, 24, {"anything": 1.0})
-    assert found.tolist() == [10 / 8]
+    for kind in ATTENTION.values():
+        kernel = kind(**vars(KERNELS[2]))
+        found = stretched([kernel], machine, 24, {"anything": 1.0})
+        assert found.tolist() == [10 / 8]
 
 
 def test_by_hand_memory() -> None:

@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 
 from ..analytical import Machine, attention, gemm, grouped_gemm, stack
 from ..analytical.tiles import TILES, Cut, times
+from ..fused_attention import ATTENTION
 from ..operations import Kernel
 
 __all__ = ["of_tiles", "stretched"]
 
 Floats = NDArray[np.float64]
+
+FUSED = frozenset(each.family for each in ATTENTION.values())
+"""Families of fused attention, whichever kernel it is: all cut queries into blocks."""
 
 ALONE = 0.5
 """Kernels keep at least this share of the multiprocessors: thread blocks of a communication that
@@ -68,7 +72,7 @@ def stretched(
     if constants is None or taken == 0:
         return freely
     columns = stack(kernels)
-    if family == attention.FAMILY:
+    if family in FUSED:
         blocks = np.ceil(columns["queries"] / attention.QUERIES)
         found = of_tiles(columns["batch"] * columns["heads"] * blocks, machine, taken)
         return np.asarray(found, float)
