@@ -138,6 +138,12 @@ def test_megatron_reduces_buckets_in_fp32_beside_the_backward() -> None:
     ]  # fmt: skip
 
 
+def test_nccl_divides_where_it_averages() -> None:
+    rows = told(stepped(NET, 2, dp_style="megatron", average_in_collective=True).program)
+    assert "scale gradients" not in rows
+    assert rows.count("gradient all-reduce [dp 432]") == 1
+
+
 def test_megatron_without_overlap_reduces_one_buffer_at_the_end() -> None:
     rows = told(stepped(NET, 2, dp_style="megatron", dp_overlap=False, bucket=100).program)
     assert rows == [

@@ -167,6 +167,37 @@ def test_gather_and_multiply_in_chunks() -> None:
     assert matrix.backward == whole.backward
 
 
+def test_chunks_in_pairs() -> None:
+    """Neighbours swap theirs first; then half as many products of twice the rows."""
+    found = plan(tp=4, tp_overlap=True, tp_overlap_pairs=True)
+    matrix = operator(network(TINY, found), "feed-forward in")
+    share = 2 * 2 * 16
+    assert lines(matrix.forward) == [
+        f"feed-forward in exchange: ring tp {share}",
+        f"feed-forward in exchange: ring tp {2 * share} => chunk 1",
+        "feed-forward in chunk: 4 x 16 x 16 bf16",
+        "feed-forward in chunk: 4 x 16 x 16 bf16 after chunk 1",
+    ]
+
+
+def test_chunks_sent_to_their_ranks() -> None:
+    found = plan(tp=2, tp_overlap=True, tp_overlap_scatter="ring")
+    matrix = operator(network(TINY, found), "attention output")
+    assert lines(matrix.forward) == [
+        "attention output chunk: 4 x 16 x 8 bf16",
+        "attention output exchange: ring tp 128 => sum 1",
+        "attention output chunk: 4 x 16 x 8 bf16",
+        "attention output sum: 384 bytes after sum 1",
+    ]
+
+
+def test_parts_in_fp8() -> None:
+    found = plan(tp=2, tp_overlap=True, tp_overlap_fp8=True, precision="fp8")
+    matrix = operator(network(TINY, found), "attention output")
+    sizes = [step.bytes for step in matrix.forward if hasattr(step, "bytes")]
+    assert sizes == [2 * 16] * 4
+
+
 def test_multiply_and_scatter_in_chunks() -> None:
     # Transformer Engine: 4 parts, each reduce-scattered beside the product of the next.
     matrix = operator(network(TINY, plan(tp=2, tp_overlap=True)), "attention output")

@@ -70,6 +70,13 @@ class Plan:
         where tp > 1.
     tp_overlap : bool
         Whether matrix products are cut into `tp` chunks that overlap with their communication.
+    tp_overlap_pairs : bool
+        Whether chunks that are gathered come two at a time (Transformer Engine's ``aggregate``).
+    tp_overlap_scatter : {"pipeline", "ring"}
+        How Transformer Engine adds up products beside them: parts that are reduce-scattered, or
+        chunks that are sent to their ranks.
+    tp_overlap_fp8 : bool
+        Whether what is reduce-scattered in parts is in fp8 (its ``fp8_buf``), in a plan of fp8.
     dgrad_overlap : bool
         Whether, without `sp`, the gradient of a matrix's input is added up over the tp group beside
         the product that makes the gradient of the matrix (Megatron-LM's
@@ -88,6 +95,9 @@ class Plan:
         forward).
     bucket : int, optional
         Bytes of a gradient bucket; the rule of `dp_style` if not given.
+    average_in_collective : bool
+        Whether NCCL divides by the number of ranks, not a kernel before it (Megatron-LM's
+        ``--ddp-average-in-collective``).
     broadcast_buffers : bool
         Whether DDP sends running statistics of normalisation to all ranks before each step.
     wrap_layers : int
@@ -189,6 +199,9 @@ class Plan:
 
     sp: bool | None = None
     tp_overlap: bool = False
+    tp_overlap_pairs: bool = False
+    tp_overlap_scatter: Literal["pipeline", "ring"] = "pipeline"
+    tp_overlap_fp8: bool = False
     dgrad_overlap: bool = True
     cp_style: Literal["ring", "all-gather"] = "ring"
 
@@ -197,6 +210,7 @@ class Plan:
     zero_group: Count | None = None
     dp_overlap: bool = True
     bucket: Bytes | None = None
+    average_in_collective: bool = False
     broadcast_buffers: bool = True
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1

@@ -193,7 +193,7 @@ class Megatron(Strategy):
 
     def _reduce(self, block: BlockBuilder, key: Key) -> None:
         expert, size = key[1], self.gradient * self.buckets[key].size
-        if self.groups.sizes["dp"] > 1:
+        if self.groups.sizes["dp"] > 1 and not self.plan.average_in_collective:
             block.compute(Compute("scale gradients", Elementwise(2 * size)))
         if not self.plan.zero:
             steps = [collective(Operation.ALL_REDUCE, self.data(expert), size, "gradient")]
