@@ -109,6 +109,19 @@ class Case:
         alike = self.program.replace(speed=np.ones(self.program.n_ranks))
         return replace(self, workload=replace(self.workload, program=varied(alike, choice, number)))
 
+    def with_micro_batches(self, number: int) -> Case:
+        """Return the case with so many micro-batches a replica; whether it fits is not asked again.
+
+        Raises
+        ------
+        InputError
+            If the schedule cannot work with the number.
+        """
+        workload = self.workload.with_micro_batches(number)
+        experiment = workload.layout.experiment
+        workload = _started(_varied(workload, experiment), self.constants)
+        return replace(self, experiment=experiment, workload=workload)
+
 
 def prepare(
     experiment: Experiment, constants: StepConstants | None = None, memory: Verdict | None = None
@@ -175,13 +188,17 @@ def _calibrated(case: Case) -> Case:
         raise InputError(
             "calibration.file is given; network.model = 'alpha-beta' has no use for it"
         )
-    late = picoseconds(case.constants.overhead[1])
-    workload = case.workload
-    if late:
-        program = replace(workload.program, start=workload.program.start + late)
-        workload = replace(workload, program=program)
     network = CalibratedNetwork(case.network, case.constants)
-    return replace(case, workload=workload, network=network)
+    return replace(case, workload=_started(case.workload, case.constants), network=network)
+
+
+def _started(workload: Workload, constants: Known | None) -> Workload:
+    """Return a workload that starts as late as constants say."""
+    late = 0 if constants is None else picoseconds(constants.overhead[1])
+    if not late:
+        return workload
+    program = workload.program.replace(start=workload.program.start + late)
+    return replace(workload, program=program)
 
 
 def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:

@@ -238,8 +238,10 @@ def _extrapolated(
     tokens = 0
     times: list[int] = []
     loads: list[Ints] = []
+    case = prepare(with_micro_batches(experiment, rounds.first), constants, memory)
     for number in rounds[:2]:
-        case = prepare(with_micro_batches(experiment, number), constants, memory)
+        if times:
+            case = case.with_micro_batches(number)
         run, _ = execute(case, comm)
         load = busy(case, run)
         if comm.size > 1:

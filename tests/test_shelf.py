@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.program import COLUMNS, Table
-from mpisim.workloads import lay_out, training_step
+from mpisim.workloads import Workload, lay_out, training_step, writer
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.stage import Stage
 
@@ -41,11 +42,15 @@ PLANS = {
 }
 
 
+def workload(plan: str) -> Workload:
+    """The step of a plan."""
+    layout = lay_out(read(TEXT.format(plan=plan), "test.toml"), 8)
+    return training_step(layout, Roofline(find_gpu("h100-sxm")))
+
+
 def tables(plan: str) -> Iterator[tuple[Table, int]]:
     """The tables of a plan, and how many slots each has."""
-    layout = lay_out(read(TEXT.format(plan=plan), "test.toml"), 8)
-    program = training_step(layout, Roofline(find_gpu("h100-sxm"))).program
-    for table in program.tables:
+    for table in workload(plan).program.tables:
         assert table is not None
         yield table, table.n_slots
 
@@ -65,6 +70,7 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     written.append(0)
     shared = list(tables(plan))
     monkeypatch.setattr(Megatron, "quiet", False)
+    monkeypatch.setattr(writer, "_described", lambda *_: object())
     written.append(0)
     own = list(tables(plan))
     assert len(shared) == len(own)
@@ -75,3 +81,31 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     assert written[0] <= written[1]
     if plan == PLANS["1f1b"]:
         assert written[0] < written[1]
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_a_longer_step_is_written_of_the_same_blocks(plan: str) -> None:
+    short = workload(plan)
+    replicas = short.layout.grid.dp
+    batch = short.layout.experiment.plan.global_batch
+    other = short.with_micro_batches(2 * batch // replicas)
+    whole = workload(plan.replace(f"global_batch = {batch}", f"global_batch = {2 * batch}"))
+    assert (other.tokens, other.flops) == (whole.tokens, whole.flops)
+    assert other.executed_flops == whole.executed_flops
+    for one, table in zip(other.program.tables, whole.program.tables, strict=True):
+        assert one is not None
+        assert table is not None
+        for column in (*COLUMNS, "wait_index", "wait_row"):
+            mine, theirs = getattr(one, column), getattr(table, column)
+            if column == "name":  # numbered by when they were first used
+                mine = np.array(other.program.names)[mine]
+                theirs = np.array(whole.program.names)[theirs]
+            elif column in ("stream", "slot"):
+                mine, theirs = renumbered(mine), renumbered(theirs)
+            np.testing.assert_array_equal(mine, theirs, column)
+
+
+def renumbered(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number them as they first come."""
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]

@@ -8,17 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProgramError
-from ..program import Table, columns_of
+from ..program import COLUMNS, Table, columns_of
 from .blocks import LAST, PENDING, Block
 
 __all__ = ["TableAssembler"]
 
+LAYER = list(COLUMNS).index("layer")
+
 
 class TableAssembler:
-    """Joins blocks into a table."""
+    """Joins blocks into a table.
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    Parameters
+    ----------
+    label : str
+    further : int
+        Added to the numbers of all layers.
+    """
+
+    def __init__(self, label: str, *, further: int = 0) -> None:
+        self.label, self.further = label, further
         self._blocks: dict[int, Block] = {}
         self._used: list[tuple[Block, int, tuple[int, ...]]] = []
         self._outside: list[tuple[int, int]] = []
@@ -78,7 +87,10 @@ class TableAssembler:
 
         # Rows: for each use of a block, its rows of all blocks' rows laid end to end.
         lengths = np.array([len(block) for block in blocks])
-        rows = columns_of(np.concatenate([block.values for block in blocks]), self.label)
+        values = np.concatenate([block.values for block in blocks])
+        numbers = values[:, LAYER]
+        numbers[numbers >= 0] += self.further
+        rows = columns_of(values, self.label)
         taken = _ranges(_starts(lengths)[used], lengths[used])
         columns: dict[str, Any] = {name: values[taken] for name, values in rows.items()}
         uses = np.repeat(np.arange(len(used)), lengths[used])

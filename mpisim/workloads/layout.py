@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,23 @@ class Layout:
         plan = self.experiment.plan
         return plan.global_batch // plan.micro_batch
 
+    def with_micro_batches(self, number: int) -> Layout:
+        """Return the layout with so many micro-batches in each replica.
+
+        Raises
+        ------
+        InputError
+            If the schedule cannot work with the number.
+        """
+        plan = self.experiment.plan
+        plan = replace(
+            plan, global_batch=number * self.grid.dp * plan.micro_batch, replica_batch=()
+        )
+        return replace(
+            self, experiment=replace(self.experiment, plan=plan), shorter=(), pipeline_of=None,
+            pipeline=_pipeline(plan, number),
+        )  # fmt: skip
+
     def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
         """Return the model chunks a stage holds."""
         parts = self.parts[network]
@@ -98,16 +115,19 @@ def lay_out(
     networks, network = _networks(experiment, grid)
     parts = tuple(tuple(split(each, plan, plan.pp * plan.vpp)) for each in networks)
     # Last, since it takes longest, and other plans are tried that do not come out even.
-    longest, *shorter = (
-        pipeline(plan.schedule, plan.pp, each, plan.vpp, paired=plan.ep_overlap)
-        for each in distinct
-    )
+    longest, *shorter = (_pipeline(plan, each) for each in distinct)
     return Layout(
         experiment, grid, longest, tuple(networks), network, parts,
         shorter=tuple(shorter),
         pipeline_of=np.array([distinct.index(each) for each in counts])[grid.index("dp")],
         gpu_of=None if gpu_of is None else gpu_of[: grid.world],
     )  # fmt: skip
+
+
+def _pipeline(plan: Plan, micro_batches: int) -> Pipeline:
+    return pipeline(
+        plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap
+    )
 
 
 def _micro_batches(plan: Plan, dp: int) -> list[int]:

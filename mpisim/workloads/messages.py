@@ -29,7 +29,7 @@ from .blocks import LAST, PENDING, Block, BlockBuilder
 from .operators import Communicate
 from .schedules import Action, Pipeline
 
-__all__ = ["Messages", "streams"]
+__all__ = ["Messages", "exchanged", "streams"]
 
 STREAM = "pipeline"
 """The one stream of messages that nothing overlaps."""
@@ -57,8 +57,14 @@ class _Message:
     """Bytes that the tensor-parallel group gathers when it was received; 0 if it came whole."""
 
 
-class Messages:
-    """The messages of one stage.
+Exchanged = dict[tuple[bool, int], tuple[_Message | None, _Message | None]]
+"""What a forward (True) or a backward of a chunk sends, and what it receives."""
+
+
+def exchanged(
+    pipeline: Pipeline, stage: int, outputs: Callable[[int], int], split: int
+) -> Exchanged:
+    """Return the messages of one stage; stages between the first and the last have the same.
 
     Parameters
     ----------
@@ -66,29 +72,73 @@ class Messages:
     stage : int
     outputs : callable
         Bytes that a part of the model hands to the next, by the part's number.
+    split : int
+        Ranks of a tensor-parallel group that send a share of each message.
+    """
+    found: Exchanged = {}
+    for chunk in range(pipeline.chunks):
+        part = pipeline.part(stage, chunk)
+        ahead, behind = pipeline.next(stage, chunk), pipeline.previous(stage, chunk)
+        for forward in (True, False):
+            to, source = (ahead, behind) if forward else (behind, ahead)
+            sent = received = None
+            if to is not None and to[0] != stage:
+                slot = _slot(pipeline, forward, stage, to[0])
+                sent = _message(Kind.SEND, slot, outputs(part if forward else part - 1), split)
+            if source is not None and source[0] != stage:
+                slot = _slot(pipeline, forward, source[0], stage)
+                received = _message(
+                    Kind.RECV, slot, outputs(part - 1 if forward else part), split
+                )
+            found[forward, chunk] = sent, received
+    return found
+
+
+def _slot(pipeline: Pipeline, forward: bool, source: int, to: int) -> str:
+    """Return the kind of message: activation or gradient, to the next stage or back."""
+    # Of two stages each is next to the other: both ways are "+", with other pairs of ranks.
+    ahead = (to - source) % pipeline.stages == 1
+    return f"{'activation' if forward else 'gradient'}{'+' if ahead else '-'}"
+
+
+def _message(kind: Kind, slot: str, size: int, split: int) -> _Message:
+    receives = kind is Kind.RECV
+    slot = f"{slot}:{'recv' if receives else 'send'}"
+    if split == 1 or size % split:  # what does not come out even is sent whole
+        return _Message(kind, slot, size, 0)
+    return _Message(kind, slot, size // split, size if receives else 0)
+
+
+class Messages:
+    """The messages of one stage, and of others that have the same.
+
+    Parameters
+    ----------
+    known : mapping
+        What each pass sends and receives (`exchanged`).
+    chunks : int
+        Of the model, that the stage holds.
     overlap : bool
     synchronous : bool
         Without overlap: whether the CPU waits for each exchange.
-    split : int
-        Ranks of a tensor-parallel group that send a share of each message.
     builder : callable
         Returns a new `BlockBuilder`.
     """
 
     def __init__(
-        self, pipeline: Pipeline, stage: int, outputs: Callable[[int], int], *,
-        overlap: bool, synchronous: bool, split: int, builder: Callable[[], BlockBuilder],
+        self, known: Exchanged, chunks: int, *, overlap: bool, synchronous: bool,
+        builder: Callable[[], BlockBuilder],
     ) -> None:  # fmt: skip
-        self.pipeline, self.stage, self.outputs = pipeline, stage, outputs
+        self._exchanged, self.chunks = known, chunks
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
-        self.split = split
+        self._any = any(message for both in known.values() for message in both)
         self._known: dict[tuple[_Message, ...], Block] = {}
         self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
         """Group what a stage does one after another into what it exchanges messages between."""
         units = [[turn] for turn in turns]
-        if self.overlap or self.pipeline.chunks == 1:
+        if self.overlap or self.chunks == 1:
             return units
         found: list[list[Turn]] = []
         for i, (turn,) in enumerate(units):
@@ -113,7 +163,7 @@ class Messages:
         before, after : sequence of Action
             All actions of each unit; none before the first and after the last.
         """
-        if self.pipeline.stages == 1:
+        if not self._any:
             return []
         kinds = tuple(map(_kind, before)), tuple(map(_kind, after))
         if kinds not in self._batches:
@@ -130,7 +180,7 @@ class Messages:
         actions = (*before, *after)
         found = [(message, i) for i, message in enumerate(messages) if message]
         one_way = len({actions[i].phase for _, i in found}) < 2
-        apart = self.overlap or (one_way and self.pipeline.chunks == 1)
+        apart = self.overlap or (one_way and self.chunks == 1)
         batches = [[each] for each in found] if apart else [found] if found else []
         return [
             (self._block(tuple(message for message, _ in batch)), tuple(i for _, i in batch))
@@ -140,38 +190,12 @@ class Messages:
     def _sent(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
             return None
-        forward = action.phase is Phase.FORWARD
-        to = (self.pipeline.next if forward else self.pipeline.previous)(self.stage, action.chunk)
-        if to is None or to[0] == self.stage:
-            return None
-        part = self.pipeline.part(self.stage, action.chunk)
-        size = self.outputs(part if forward else part - 1)
-        return self._message(Kind.SEND, self._slot(forward, self.stage, to[0]), size)
+        return self._exchanged[action.phase is Phase.FORWARD, action.chunk][0]
 
     def _received(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
             return None
-        forward = action.phase is Phase.FORWARD
-        source = self.pipeline.previous if forward else self.pipeline.next
-        found = source(self.stage, action.chunk)
-        if found is None or found[0] == self.stage:
-            return None
-        part = self.pipeline.part(self.stage, action.chunk)
-        size = self.outputs(part - 1 if forward else part)
-        return self._message(Kind.RECV, self._slot(forward, found[0], self.stage), size)
-
-    def _message(self, kind: Kind, slot: str, size: int) -> _Message:
-        receives = kind is Kind.RECV
-        slot = f"{slot}:{'recv' if receives else 'send'}"
-        if self.split == 1 or size % self.split:  # what does not come out even is sent whole
-            return _Message(kind, slot, size, 0)
-        return _Message(kind, slot, size // self.split, size if receives else 0)
-
-    def _slot(self, forward: bool, source: int, to: int) -> str:
-        """Return the kind of message: activation or gradient, to the next stage or back."""
-        # Of two stages each is next to the other: both ways are "+", with other pairs of ranks.
-        ahead = (to - source) % self.pipeline.stages == 1
-        return f"{'activation' if forward else 'gradient'}{'+' if ahead else '-'}"
+        return self._exchanged[action.phase is Phase.FORWARD, action.chunk][1]
 
     def _block(self, messages: tuple[_Message, ...]) -> Block:
         if messages not in self._known:
