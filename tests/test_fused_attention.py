@@ -12,15 +12,18 @@ from mpisim.kernels.fused_attention import ATTENTION, AttentionKernel
 from mpisim.kernels.measured import read
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "flash-2"])
-def test_other_kernels(kernel: AttentionKernel) -> None:
-    """Those of an H100, as arXiv:2407.08608 measured them."""
+@pytest.mark.parametrize(
+    ("kernel", "gpu"),
+    [("cudnn", "h100-sxm"), ("flash-2", "h100-sxm"), ("cudnn", "gb200"), ("cudnn", "gb300")],
+)
+def test_other_kernels(kernel: AttentionKernel, gpu: str) -> None:
+    """Those of an H100, as arXiv:2407.08608 measured them, and newer ones as NVIDIA did."""
     family = ATTENTION[kernel].family
     every = read(packaged_path("calibration/attention.csv"))[0]
-    (rows,) = (rows for rows in every if rows.family == family)
-    model = Analytical(find_gpu("h100-sxm"), alone=True)
+    (rows,) = (rows for rows in every if (rows.family, rows.gpu) == (family, gpu))
+    model = Analytical(find_gpu(gpu), alone=True)
     (dtype,) = {each.dtype for each in rows.kernels}  # type: ignore[attr-defined]
-    assert model.served(family, dtype).name == f"{family}.h100-sxm.{dtype}"
+    assert model.served(family, dtype).name == f"{family}.{gpu}.{dtype}"
     found = model.estimate_many(family, rows.columns)
     assert np.abs(found / rows.seconds - 1).mean() < 0.07
 

@@ -1,9 +1,9 @@
 """What a layer that is computed again runs again, and what it keeps nonetheless.
 
-Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last value that
-the backward pass reads is there, and XLA drops what nobody reads: the matrix that ends a layer is
-not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`). Policies keep
-the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``, PyTorch's
+Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last value
+that the backward pass reads is there, and XLA drops what nobody reads: the matrix that ends a layer
+is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`). Policies
+keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``, PyTorch's
 selective checkpoints.
 """
 
