@@ -80,6 +80,9 @@ class Transformer:
         Every so many-th layer has experts.
     mtp_layers : int
         Layers of multi-token prediction behind the last (DeepSeek-V3, arXiv:2412.19437).
+    predicted : int, optional
+        Of BERT: tokens of a sequence whose words are predicted, whose scores alone are computed
+        (``max_predictions_per_seq``); all if not given.
     decoder_layers, decoder_seq_len : int
         Of T5's decoder.
     image, patch, classes : int
@@ -121,6 +124,7 @@ class Transformer:
     dense_layers: Optional = 0
     moe_every: Count = 1
     mtp_layers: Annotated[int, Limits(least=0, most=100)] = 0
+    predicted: Large | None = None
     decoder_layers: Annotated[int, Limits(least=0, most=30_000)] = 0
     decoder_seq_len: Large | None = None
     image: Count = 224
@@ -161,6 +165,11 @@ class Transformer:
             raise InputError(
                 f"mtp_layers is {self.mtp_layers}; family {self.family!r} predicts no further "
                 "tokens: only gpt, llama and moe do"
+            )
+        if self.predicted is not None and (self.family != "bert" or self.predicted > self.seq_len):
+            raise InputError(
+                f"predicted is {self.predicted}; only family 'bert' predicts some of its tokens, "
+                f"seq_len = {self.seq_len} at most"
             )
         if self.family == "vit":
             divides("image", self.image, "patch", self.patch)

@@ -165,6 +165,9 @@ def matrix_flops(model: Transformer, batch: int) -> int:
     total = 2 * batch * model.seq_len * active_matrices(model)
     if model.family == "bert":
         total += 2 * batch * (h * h + 2 * h)
+        if model.predicted is not None:
+            spared = model.seq_len - model.predicted
+            total -= 2 * batch * spared * (model.vocab * h + h * h)
     if model.family == "vit":
         total += 2 * batch * h * model.classes
     return total

@@ -50,7 +50,7 @@ class ModelName:
 
 @dataclass(frozen=True)
 class Refused:
-    """Rows that cannot be predicted, by a text that a column contains."""
+    """Rows that cannot be predicted, by a text that a column contains (one of those between |)."""
 
     column: str
     text: str
@@ -157,7 +157,7 @@ class Settings:
 
     def refuses(self, row: Row) -> str | None:
         """Return why a row cannot be predicted, if the file says so."""
-        found = (each.why for each in self.refused if each.text in row.texts.get(each.column, ""))
+        found = (each.why for each in self.refused if _contains(row, each.column, each.text))
         return next(found, None)
 
 

@@ -50,6 +50,13 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
     """BERT's two heads: masked words, and whether one sentence follows the other."""
     model, h = s.model, s.model.hidden
     entries = s.vocabulary
+    picked: tuple[Operator, ...] = ()
+    whole = s.shared
+    first = s.batch
+    last = norm(s, "final norm", s.shared, h)
+    if model.predicted is not None:
+        s = s.of_length(model.predicted)
+        picked = (_picked(s, whole),)
     scores = s.element * s.tokens * entries
     bias: list[Step] = [stream("logits bias gradient", scores)]
     bias += accumulate(s, "logits bias", entries)
@@ -60,7 +67,6 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         (Parameter("logits bias", entries),),
     )
     matrix, loss = logits(s)
-    first = s.batch
     pooled = s.element * first * h
     pooler = Operator(
         "pooler tanh",
@@ -69,13 +75,14 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         saved=pooled,
     )
     return (
-        norm(s, "final norm", s.shared, h),
-        branch(s, "heads", s.shared * h),
+        last,
+        branch(s, "heads", whole * h),
         # Of the first token of each sequence alone.
         linear(s, "pooler", h, h, tokens=first, bias=True, quantised=False),
         pooler,
         linear(s, "sentence order", h, SENTENCES, tokens=first, bias=True, quantised=False),
         _loss(s, "sentence order loss", first, SENTENCES),
+        *picked,
         linear(s, "head dense", h, h, tokens=s.shared, bias=True, quantised=False),
         activation(s, f"head {model.activation}", s.shared, h),
         norm(s, "head norm", s.shared, h),
@@ -95,6 +102,19 @@ def classifier_head(s: Shapes) -> tuple[Operator, ...]:
         ),
         _loss(s, "loss", s.batch, model.classes),
     )  # fmt: skip
+
+
+def _picked(s: Shapes, whole: int) -> Operator:
+    """Gather the vectors of the words to predict, of `whole` ones; scatter their gradients."""
+    e, h = s.element, s.model.hidden
+    return Operator(
+        "masked words",
+        (stream("masked words", 2 * e * s.shared * h),),
+        (
+            stream("masked words fill", e * whole * h),
+            stream("masked words backward", 3 * e * s.shared * h),
+        ),
+    )
 
 
 def _loss(s: Shapes, name: str, rows: int, classes: int) -> Operator:
