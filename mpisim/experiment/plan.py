@@ -139,6 +139,8 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
+    norm_fusion : {"none", "activation", "convolution"}
+        ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
     fused_wgrad : bool, optional
@@ -230,6 +232,7 @@ class Plan:
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     attention_precision: Literal["fp8"] | None = None
     fused: bool = True
+    norm_fusion: Literal["none", "activation", "convolution"] = "none"
     fused_loss: bool | None = None
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False

@@ -46,11 +46,14 @@ class Modules(Eager):
     ----------
     batch : int
         Images of a micro-batch.
+    norm_fusion : str
+        As in the plan.
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
         super().__init__(plan, grid)
         self.batch = plan.micro_batch
+        self.norm_fusion = plan.norm_fusion
 
     def bytes(self, image: Image) -> int:
         """Bytes of a batch of images."""

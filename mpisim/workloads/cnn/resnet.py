@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...experiment.models import Cnn
 from ..operators import Layer, Operator
+from .fused_norms import joined, normalised
 from .modules import Image, Modules
 
 __all__ = ["resnet"]
@@ -30,7 +31,7 @@ def resnet(m: Modules, model: Cnn) -> list[Layer]:
     image = Image(3, model.image)
     operators = [m.images(image)]
     convolution, image = m.convolution("conv1", image, 64, 7, stride=2, padding=3, first=True)
-    operators += [convolution, m.batch_norm("bn1", image), m.relu("relu", image)]
+    operators += [convolution, *normalised(m, "bn1", "relu", image, pooled=True)]
     pool, image = m.max_pool("maxpool", image, 3, 2, 1)
     operators.append(pool)
     layers = [Layer("stem", tuple(operators), "embedding", m.bytes(image), 0)]
@@ -68,14 +69,15 @@ def _block(
             f"conv{i}", through, channels, kernel, stride=step, padding=kernel // 2,
             kept=kept or i > 1,
         )  # fmt: skip
-        operators += [convolution, m.batch_norm(f"bn{i}", through)]
+        operators.append(convolution)
         if i < len(shapes):
-            operators.append(m.relu(f"relu{i}", through))
+            operators += normalised(m, f"bn{i}", f"relu{i}", through)
+    other: list[Operator] = []
     if given != through:
         # The same input as that of conv1, which counts it.
         convolution, _ = m.convolution(
             "downsample", given, through.channels, 1, stride=stride, kept=True
         )
-        operators += [convolution, m.batch_norm("downsample bn", through)]
-    operators += [m.add(through), m.relu(f"relu{len(shapes)}", through)]
-    return operators, through
+        other = [convolution, m.batch_norm("downsample bn", through)]
+    last = len(shapes)
+    return [*operators, *joined(m, f"bn{last}", f"relu{last}", through, other)], through
