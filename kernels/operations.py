@@ -292,10 +292,13 @@ class Elementwise(Kernel):
     ----------
     bytes : int
         Read and written, together.
+    transposes : bool
+        Whether a result is written transposed.
     """
 
     family: ClassVar[str] = "elementwise"
     bytes: int
+    transposes: bool = False
 
     @property
     def traffic(self) -> int:

@@ -78,6 +78,13 @@ def terms(kernel: Kernel, **changed: float) -> dict[str, float]:
 # --- memory-bound ---------------------------------------------------------------------------------
 
 
+def test_writing_transposed_is_slower() -> None:
+    plain, turned = (Elementwise(10**9, transposes=each) for each in (False, True))
+    floor = STREAM["floor"]
+    found = (seconds(turned, MACHINE) - floor) / (seconds(plain, MACHINE) - floor)
+    assert found == pytest.approx(1 / memory_bound.TRANSPOSED)
+
+
 def test_long_kernels_run_at_the_memorys_rate():
     # 8 GB at 0.8 TB/s; (8 GB / 40 MB)^3 leaves 1.25e-7 of hits.
     assert seconds(Elementwise(8_000_000_000)) == pytest.approx(0.01 + 2e-6, rel=1e-6)

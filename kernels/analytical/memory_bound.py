@@ -8,7 +8,7 @@ written: as far as it still lies in the L2 cache, it comes from there. Data far 
 cache evicts itself before it is used, hence no hits at all, as with least-recently-used replacement
 and cyclic access; the cube, a gradual change over about a factor of three in size, is what the
 measured rates show around the sizes of the caches of A40, A100 and H100 (github:microsoft/vidur,
-data/profiling). Copies to or from the host run at a share of the link's rate instead.
+data/profiling). Kernels that transpose reach `TRANSPOSED` of the rate. Copies to or from the host run at a share of the link's rate instead.
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
@@ -33,6 +33,11 @@ MOST = 0.94
 and writing take the rest. Where only kernels of a few caches' size were measured, as on H100, hits
 that the formula does not know of would otherwise pass for a faster memory."""
 
+TRANSPOSED = 0.8
+"""Rate of a kernel that writes a result transposed, beside one that does not: casts to fp8 of 4,096
+× 16,384, 24,576 and 32,768 elements run at 2.39 to 2.52 TB/s in a training step on an H800, an
+addition of 4,096 × 7,168 at 3.03 (github:deepseek-ai/profile-data, train.json)."""
+
 CONSTANTS = (
     Constant("share", 0.87, 0.4, MOST, "share of the memory's bandwidth that long kernels reach"),
     Constant("l2_share", 0.4, 0.2, 1.0, "the same of the L2 cache's bandwidth"),
@@ -42,9 +47,10 @@ CONSTANTS = (
 )
 
 def columns(kernel: Elementwise | OptimizerStep | Copy) -> dict[str, float | int | str]:
-    """Return the bytes read and written, and whether they pass the link to the host."""
+    """Return the bytes read and written, and whether they pass the link to the host or turn."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
-    return {"bytes": kernel.traffic, "host": int(host)}
+    transposes = isinstance(kernel, Elementwise) and kernel.transposes
+    return {"bytes": kernel.traffic, "host": int(host), "transposes": int(transposes)}
 
 
 def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
@@ -70,10 +76,11 @@ def _parts(
     """Return the time in memory, in the L2 cache and on the link to the host."""
     (size,) = floats(columns, "bytes")
     inside = where(columns["host"] != 0, 0.0, size)
+    slower = where(columns["transposes"] != 0, 1 / TRANSPOSED, 1.0)
     x = size / (constants["capacity"] * gpu.l2)
     hit = 1 / (1 + x * x * x)
     return (
-        inside * (1 - hit) / (gpu.bandwidth * constants["share"]),
-        inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
+        slower * inside * (1 - hit) / (gpu.bandwidth * constants["share"]),
+        slower * inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
         (size - inside) / (gpu.pcie * constants["host_share"]),
     )

@@ -218,9 +218,8 @@ def cast(s: Shapes, name: str, elements: int) -> Compute:
     transformer_engine/common).
     """
     reads = 3 if s.linear == "nvfp4" else 1
-    return Compute(
-        f"{name} cast", Elementwise(reads * s.element * elements + 2 * s.operand(elements))
-    )
+    traffic = reads * s.element * elements + 2 * s.operand(elements)
+    return Compute(f"{name} cast", Elementwise(traffic, transposes=True))
 
 
 def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Communicate]:
