@@ -135,34 +135,43 @@ class _Terms:
 
     def __init__(self, steps: Sequence[Linear]) -> None:
         index: dict[str, int] = {}
-        parts: list[tuple[int, float, bool, list[int]]] = []
+        parts: list[tuple[int, float, bool]] = []
+        rests: list[tuple[int, int]] = []
         for row, step in enumerate(steps):
             for name, length in step.lengths.items():
-                names = _names(name, step.framework)
-                numbers = [index.setdefault(each, len(index)) for each in names]
-                parts.append((row, length, _kind(name) == OVERHEAD, numbers))
+                rests += [
+                    (len(parts), index.setdefault(each, len(index)))
+                    for each in _names(name, step.framework)
+                ]
+                parts.append((row, length, _kind(name) == OVERHEAD))
         self.names = list(index)
         self.row = np.array([part[0] for part in parts])
         self.length = np.array([part[1] for part in parts])
         self.late = np.array([part[2] for part in parts])
-        self.rests = np.zeros((len(parts), len(index)))
-        for i, part in enumerate(parts):
-            self.rests[i, part[3]] = 1.0
-        self.starts = np.searchsorted(self.row, np.arange(len(steps)))
+        self.part, self.number = np.array(rests).T
+        self.cell = self.row[self.part] * len(index) + self.number
         self.predicted = np.array([step.predicted for step in steps])
         self.measured = np.array([step.measured for step in steps])
 
-    def model(self, change: Floats) -> tuple[Floats, Floats]:
-        """Return log(seconds / measured), and its derivatives."""
-        of_part = self.rests @ change
+    def off(self, change: Floats) -> Floats:
+        """Return log(seconds / measured)."""
+        return np.asarray(np.log(self._grown(change)[1] / self.measured))
+
+    def slope(self, change: Floats) -> Floats:
+        """Return the derivatives of log(seconds)."""
+        grown, total = self._grown(change)
+        slope = np.where(self.late, 1.0, grown) / total[self.row]
+        size = len(total), len(self.names)
+        return np.bincount(self.cell, slope[self.part], size[0] * size[1]).reshape(size)
+
+    def _grown(self, change: Floats) -> tuple[Floats, Floats]:
+        """Return how long parts, and steps, then are."""
+        of_part = np.bincount(self.part, change[self.number], len(self.row))
         # An overhead adds itself to each step of its framework; a multiplier stretches its length.
         grown = self.length * np.exp(np.where(self.late, 0.0, of_part))
         moved = np.where(self.late, of_part, grown - self.length)
-        total = self.predicted + np.add.reduceat(moved, self.starts)
-        total = np.maximum(total, 1e-3 * self.measured)
-        slope = np.where(self.late, 1.0, grown) / total[self.row]
-        slopes = np.add.reduceat(slope[:, None] * self.rests, self.starts)
-        return np.log(total / self.measured), slopes
+        total = self.predicted + np.bincount(self.row, moved, len(self.predicted))
+        return grown, np.maximum(total, 1e-3 * self.measured)
 
 
 def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
@@ -189,12 +198,12 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     known = Variances.guessed(guesses, layout)
     x = begin.copy()
     for _ in range(ITERATIONS):
-        off, slope = terms.model(x - begin)
+        off, slope = terms.off(x - begin), terms.slope(x - begin)
         found = expected(slope, slope @ x - off, layout, known)
         target = np.where(late, np.maximum(found.x, 0.0), found.x)  # no overhead is negative
         step = np.clip(target - x, -LONGEST, LONGEST)
         x = x + step
-        rest = -terms.model(x - begin)[0] - found.families[of_row]
+        rest = -terms.off(x - begin) - found.families[of_row]
         before, known = known, maximised(rest, x, layout, found, guesses, known)
         if np.abs(step).max() < CLOSE and _alike(before, known):
             break

@@ -124,9 +124,8 @@ def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Post
     weight = known.weights / known.rest[layout.sort][family]
     # Effects of families are eliminated: each is its rows' weighted mean, shrunk.
     own = np.bincount(family, weight, count) + 1 / known.family[layout.sort]
-    sums = np.zeros((count, slope.shape[1]))
     weighted = slope * weight[:, None]
-    np.add.at(sums, family, weighted)
+    sums = (np.arange(count)[:, None] == family) @ weighted
     means = sums / own[:, None]
     curve = weighted.T @ slope - sums.T @ means
     curve[np.diag_indices_from(curve)] += 1 / known.groups[layout.group]
