@@ -8,7 +8,8 @@ written: as far as it still lies in the L2 cache, it comes from there. Data far 
 cache evicts itself before it is used, hence no hits at all, as with least-recently-used replacement
 and cyclic access; the cube, a gradual change over about a factor of three in size, is what the
 measured rates show around the sizes of the caches of A40, A100 and H100 (github:microsoft/vidur,
-data/profiling). Kernels that transpose reach `TRANSPOSED` of the rate. Copies to or from the host run at a share of the link's rate instead.
+data/profiling). Kernels that transpose reach `TRANSPOSED` of the rate. Copies to or from the host
+run at a share of the link's rate instead.
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
 controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on HBM2 and later.
