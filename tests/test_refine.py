@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine.refine import Incidences, Loads, dense, partition, refine
+from mpisim.engine._core import by_end, joined
+from mpisim.engine.refine import Incidences, Loads, dense, multisets, partition, ranges, refine
 
 Load = tuple[int, int, int]
 """Group, link, way."""
@@ -130,3 +131,45 @@ def test_dense(keys: list[int]) -> None:
     numbers, n = dense(np.array(keys, np.int64))
     assert numbers.tolist() == [sorted(set(keys)).index(key) for key in keys]
     assert n == len(set(keys))
+
+
+edges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=90)
+
+
+@given(edges=edges)
+def test_edges_by_one_of_their_ends(edges: list[tuple[int, int]]) -> None:
+    side, other = np.array(edges, np.int64).reshape(-1, 2).T
+    index, order = by_end(side, 10)
+    assert order.tolist() == np.argsort(side, kind="stable").tolist()
+    assert np.diff(index).tolist() == np.bincount(side, minlength=10).tolist()
+    at, owner = ranges(index, other)
+    of_each = [list(range(index[i], index[i + 1])) for i in other.tolist()]
+    assert at.tolist() == [e for some in of_each for e in some]
+    assert owner.tolist() == [i for i, some in enumerate(of_each) for _ in some]
+
+
+@given(edges=edges)
+def test_what_each_has_and_how_often(edges: list[tuple[int, int]]) -> None:
+    owner, entries = np.array(edges, np.int64).reshape(-1, 2).T
+    owners, values, index = multisets(owner, entries)
+    counts = [Counter(e for o, e in edges if o == one) for one in owners.tolist()]
+    assert owners.tolist() == sorted({o for o, _ in edges})
+    most = max((max(count.values()) for count in counts), default=0)
+    dense_ = {entry: i for i, entry in enumerate(sorted({e for _, e in edges}))}
+    assert np.diff(index).tolist() == [len(count) for count in counts]
+    assert values.tolist() == [
+        dense_[entry] * (most + 1) + count[entry] for count in counts for entry in sorted(count)
+    ]
+
+
+@given(edges=edges)
+def test_groups_that_links_join(edges: list[tuple[int, int]]) -> None:
+    group, link = np.array(edges, np.int64).reshape(-1, 2).T
+    number = joined(np.ascontiguousarray(group), np.ascontiguousarray(link), 10, 4).tolist()
+    sets = [{i} for i in range(10)]
+    for one in range(4):
+        users = {g for g, k in edges if k == one}
+        met = set().union(*(each for each in sets if each & users))
+        sets = [each for each in sets if not each & users] + ([met] if met else [])
+    in_order = sorted(sets, key=min)
+    assert number == [next(n for n, s in enumerate(in_order) if i in s) for i in range(10)]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..parallel import agreed
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
-from ._core import asked, several_at_once
+from ._core import asked, joined, several_at_once
 from .refine import dense, ranges
 from .routes import Routes
 from .saturation import Loaded, can_be_full
@@ -55,6 +55,11 @@ class Contention:
     routes: Routes
     prices: tuple[Price, ...]
     backwards: bool
+
+    @cached_property
+    def n_groups(self) -> int:
+        """Number of communicators that have a route."""
+        return int(np.count_nonzero(np.diff(self.routes.group))) + 1  # they are sorted
 
     @cached_property
     def n_domains(self) -> int:
@@ -273,18 +278,8 @@ def domains(routes: Routes) -> Ints:
     """
     of_route = np.cumsum(np.diff(routes.group, prepend=-1) > 0) - 1  # they are sorted by group
     group = np.repeat(of_route, np.diff(routes.index))
-    label = np.arange(int(of_route[-1]) + 1)  # of groups; the lowest group known to be joined
-    while True:
-        on_link = np.full(len(routes.capacity), len(label))
-        np.minimum.at(on_link, routes.link, label[group])
-        lower = label.copy()
-        np.minimum.at(lower, group, on_link[routes.link])
-        lower = lower[lower]  # what that one knows by now
-        if (lower == label).all():
-            break
-        label = lower
-    lowest = label == np.arange(len(label))
-    return (np.cumsum(lowest) - 1)[label[of_route]]
+    number: Ints = joined(group, routes.link, int(of_route[-1]) + 1, len(routes.capacity))
+    return number[of_route]
 
 
 def sites(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:

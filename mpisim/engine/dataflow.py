@@ -180,7 +180,7 @@ def simulate(
         digest=digest,
         rounds=rounds,
         mode=_mode(shared, spread),
-        contended=0 if shared is None else len(np.unique(shared.routes.group)),
+        contended=0 if shared is None else shared.n_groups,
         domains=0 if shared is None else shared.n_domains,
         links=0 if shared is None else len(shared.routes.names),
         critical_path=path,

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _core
+
 __all__ = ["Incidences", "Labels", "Loads", "dense", "multisets", "partition", "ranges", "refine"]
 
 Ints = NDArray[np.int64]
@@ -105,7 +107,7 @@ def refine(
     """
     ranks, groups, links = _Side(rank), _Side(group), _Side(loads.label)
     of_rank = np.repeat(np.arange(len(rank)), np.diff(met.index))
-    group_index, by_group = _by(met.group, met.n_groups)
+    group_index, by_group = _core.by_end(met.group, met.n_groups)
     member, slot = of_rank[by_group], met.slot[by_group]
     n_slots = int(met.slot.max(initial=-1)) + 1
     by_links = _Edges(loads.link, loads.group, loads.way, len(loads.label))
@@ -122,8 +124,8 @@ def refine(
     while True:
         # Ranks and groups first, until they are stable: there are more loads than incidences.
         while len(asked):
-            at, owner = ranges(met.index, asked)
-            index = np.searchsorted(owner, np.arange(len(asked) + 1))
+            at, _ = ranges(met.index, asked)
+            index = np.append(0, np.cumsum(met.index[asked + 1] - met.index[asked]))
             changed = ranks.split(asked, groups.label[met.group[at]], index)
             if most is not None and ranks.n_labels > most:
                 return None
@@ -147,7 +149,7 @@ class _Edges:
     """Loads, from one side to the other."""
 
     def __init__(self, here: Ints, there: Ints, way: Ints, n: int) -> None:
-        self.index, order = _by(here, n)
+        self.index, order = _core.by_end(here, n)
         # There are millions of loads: half of the memory will do.
         self.here, self.there, self.way = (
             each.astype(np.int32)[order] for each in (here, there, way)
@@ -215,26 +217,11 @@ def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
     Returns
     -------
     part : int64, shape (n,)
-        0 to n_parts - 1.
+        0 to n_parts - 1, in the order of the first item of each.
     n_parts : int
     """
-    length = np.diff(index)
-    order = np.argsort(-length, kind="stable")
-    longest = int(length.max(initial=0))
-    values, n_values = dense(values)
-    # How many items have more than j values: those are the first in `order`.
-    more = len(length) - np.searchsorted(length[order[::-1]], np.arange(longest + 1), side="right")
-    part, n = dense(label[order] * (longest + 1) + length[order])
-    done = np.empty(len(label), np.int64)
-    n_done = 0
-    active = len(label)
-    for j, k in enumerate(more.tolist()):
-        done[order[k:active]] = n_done + part[k:active]
-        n_done += n
-        active = k
-        if k:
-            part, n = dense(part[:k] * n_values + values[index[order[:k]] + j])
-    return dense(done)
+    part, n_parts = _core.partition(label, values, index)
+    return part, n_parts
 
 
 def dense(keys: Ints) -> tuple[Ints, int]:
@@ -263,9 +250,8 @@ def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
     >>> ranges(np.array([0, 2, 3, 5]), np.array([0, 2]))
     (array([0, 1, 3, 4]), array([0, 0, 1, 1]))
     """
-    counts = index[items + 1] - index[items]
-    owner = np.repeat(np.arange(len(items)), counts)
-    return np.arange(len(owner)) + (index[items] - (np.cumsum(counts) - counts))[owner], owner
+    at, owner = _core.ranges(index, items)
+    return at, owner
 
 
 def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
@@ -298,23 +284,8 @@ def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
     >>> multisets(np.array([4, 2, 4, 2]), np.array([7, 7, 7, 9]))
     (array([2, 4]), array([1, 4, 2]), array([0, 2, 3]))
     """
-    entries, n_entries = dense(entries)
-    pairs = np.sort(owner * n_entries + entries)
-    first = np.flatnonzero(np.diff(pairs, prepend=-1))
-    count = np.diff(first, append=len(pairs))
-    owners, entries = np.divmod(pairs[first], max(n_entries, 1))
-    begin = np.flatnonzero(np.diff(owners, prepend=-1))
-    values = entries * (count.max(initial=0) + 1) + count
-    return owners[begin], values, np.append(begin, len(owners))
-
-
-def _by(side: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return an index of edges by the number, 0 to n - 1, of one of their ends."""
-    count = np.bincount(side, minlength=n)
-    # Pairs in one number each sort several times as fast as an argsort.
-    bits = len(side).bit_length()
-    order = np.sort((side << bits) | np.arange(len(side))) & ((1 << bits) - 1)
-    return np.concatenate([[0], np.cumsum(count)]), order
+    owners, entry, count, index = _core.multisets(owner, dense(entries)[0])
+    return owners, entry * (count.max(initial=0) + 1) + count, index
 
 
 def _distinct(values: Ints) -> Ints:

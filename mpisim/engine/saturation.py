@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import full_links
+
 __all__ = ["Loaded", "can_be_full"]
 
 Ints = NDArray[np.int64]
-
-_LIMB = 20
-_MASK = (1 << _LIMB) - 1
 
 
 class Loaded(NamedTuple):
@@ -66,74 +65,8 @@ def can_be_full(
     -------
     bool, shape (n_links,)
     """
-    total = _Sums(len(capacity))
-    loaded = np.zeros(len(capacity), bool)
-    several_at_once = np.zeros(len(capacity), bool)
-    n_patterns = np.zeros(len(one_by_one), np.int64)
-    for one in patterns:
-        n_patterns[one.group] += 1
-    turns: list[Ints] = []  # of groups with several patterns: group, link, high, low
-    for one in patterns:
-        loaded[one.link] = True
-        several_at_once[one.link[~one_by_one[one.group][one.route]]] = True
-        high, low = _products(one.weight, one.rate[one.route])
-        lone = (n_patterns[one.group] == 1)[one.route]
-        total.add(one.link[lone], high[lone], low[lone])
-        takes_turns = ~lone
-        if takes_turns.any():
-            group = one.group[one.route[takes_turns]]
-            turns.append(
-                np.stack([group, one.link[takes_turns], high[takes_turns], low[takes_turns]])
-            )
-    if turns:
-        group, link, high, low = np.concatenate(turns, axis=1)
-        total.add(*_heaviest(group, link, high, low, len(capacity)))
-    return loaded & (several_at_once | total.exceed(capacity))
-
-
-class _Sums:
-    """Sums of products of 63 bits by link, exact: two limbs of 20 bits and the rest."""
-
-    def __init__(self, n_links: int) -> None:
-        self.high, self.low = np.zeros((2, n_links), np.int64)
-
-    def add(self, link: Ints, high: Ints, low: Ints) -> None:
-        np.add.at(self.high, link, high)
-        np.add.at(self.low, link, low)
-
-    def exceed(self, capacity: Ints) -> NDArray[np.bool_]:
-        high, low = self.high + (self.low >> _LIMB), self.low & _MASK
-        return (high > capacity) | ((high == capacity) & (low > 0))
-
-
-def _products(weight: Ints, rate: Ints) -> tuple[Ints, Ints]:
-    """Return weight times rate in units of 2**20, and the rest."""
-    low = weight * (rate & _MASK)
-    return weight * (rate >> _LIMB) + (low >> _LIMB), low & _MASK
-
-
-def _heaviest(
-    group: Ints, link: Ints, high: Ints, low: Ints, n_links: int
-) -> tuple[Ints, Ints, Ints]:
-    """Return (link, high, low) of the heaviest load of each group on each link."""
-    least, most = np.full(n_links, np.iinfo(np.int64).max), np.full(n_links, -1)
-    np.minimum.at(least, link, group)
-    np.maximum.at(most, link, group)
-    alone = least == most  # one group has the link to itself: no need to sort
-    top = np.full(n_links, -1)
-    np.maximum.at(top, link, high)
-    rest = np.full(n_links, -1)
-    heavy = high == top[link]
-    np.maximum.at(rest, link[heavy], low[heavy])
-    own = np.flatnonzero(alone)
-
-    met = np.flatnonzero(~alone[link])
-    order = met[np.lexsort((low[met], high[met], group[met], link[met]))]
-    last = np.ones(len(order), bool)
-    last[:-1] = np.diff(link[order]) | np.diff(group[order]) != 0
-    order = order[last]
-    return (
-        np.concatenate([own, link[order]]),
-        np.concatenate([top[own], high[order]]),
-        np.concatenate([rest[own], low[order]]),
+    columns = [tuple(np.ascontiguousarray(each, np.int64) for each in one) for one in patterns]
+    found: NDArray[np.bool_] = full_links(
+        np.ascontiguousarray(capacity, np.int64), columns, one_by_one.view(np.uint8)
     )
+    return found

@@ -3,7 +3,8 @@
 The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
 `outcome` and `sharing`; `asked`, `registers`, `instructions`, `steps`, `rows`, `accounts`) and
 their twins (plain Python, to be read first) do the same, and tests hold them equal row by row. No
-other module knows that there are two.
+other module knows that there are two. `refining` and `links` have none: what they work out is said,
+and tested, in a line or two.
 
 ``asked(table)``, ``several_at_once(table)``
     Which prices the rows of a table ask for; on which slots they may do so at the same time.
@@ -13,6 +14,10 @@ other module knows that there are two.
     The kernels of a table and what they follow; the table as instructions.
 ``write_steps(code, ...)``
     The table for the contended core.
+``by_end``, ``multisets``, ``partition``, ``ranges``
+    Colour refinement's work on every edge: see `mpisim.engine.refine`.
+``full_links(capacity, patterns, one_by_one)``, ``joined(group, link, ...)``
+    Links that can be full, and groups that links join.
 ``core(name, contended)``
     The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
     communications share links, that of `contended` or `contended_twin`.
@@ -68,6 +73,8 @@ from typing import Any
 from .accounts import account
 from .asked import asked, several_at_once
 from .instructions import kernels_of, write_instructions
+from .links import full_links, joined
+from .refining import by_end, multisets, partition, ranges
 from .registers import allocate
 from .steps import write_steps
 
@@ -75,8 +82,14 @@ __all__ = [
     "account",
     "allocate",
     "asked",
+    "by_end",
     "core",
+    "full_links",
+    "joined",
     "kernels_of",
+    "multisets",
+    "partition",
+    "ranges",
     "rows_functions",
     "several_at_once",
     "write_instructions",

@@ -1,0 +1,129 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""What all loads of links come to: see `mpisim.engine.saturation` and `mpisim.engine.contention`.
+
+Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+
+cdef extern from *:
+    """
+    typedef unsigned __int128 uint128_t;
+    """
+    ctypedef int uint128_t
+
+cdef enum:
+    WEIGHT_BITS = 20  # of mpisim.topo.price.WEIGHT_ONE
+
+cdef struct Pattern:
+    const int64_t* group
+    const int64_t* rate
+    const int64_t* route
+    const int64_t* link
+    const int64_t* weight
+    Py_ssize_t n_groups, n_loads
+    Py_ssize_t at, load  # what is still to come
+
+cdef struct Link:
+    uint128_t total  # of all groups but the current one
+    uint128_t heaviest  # of that
+    int64_t group
+    uint8_t several
+
+
+def full_links(const int64_t[::1] capacity, patterns, const uint8_t[::1] one_by_one):
+    """Return which links can be full: see `mpisim.engine.saturation.can_be_full`."""
+    cdef Py_ssize_t n_links = capacity.shape[0], n_patterns = len(patterns), p, l
+    cdef int64_t g
+    cdef Pattern* of = <Pattern*>calloc(n_patterns + 1, sizeof(Pattern))
+    cdef Link* links = <Link*>calloc(n_links + 1, sizeof(Link))
+    cdef Pattern* x
+    cdef Link* y
+    cdef uint128_t load
+    cdef const int64_t[::1] group, rate, route, link, weight
+    found_array = np.zeros(n_links, bool)
+    cdef uint8_t[::1] found = found_array.view(np.uint8)
+    try:
+        if of is NULL or links is NULL:
+            raise MemoryError("no memory for loads of links")
+        for p, one in enumerate(patterns):
+            x = &of[p]
+            group, rate, route, link, weight = one
+            x.n_groups, x.n_loads = group.shape[0], link.shape[0]
+            if x.n_groups and x.n_loads:
+                x.group, x.rate, x.route = &group[0], &rate[0], &route[0]
+                x.link, x.weight = &link[0], &weight[0]
+        with nogil:
+            for l in range(n_links):
+                links[l].group = -1
+            for g in range(one_by_one.shape[0]):
+                for p in range(n_patterns):
+                    x = &of[p]
+                    if x.load == x.n_loads or x.group[x.at] != g:
+                        continue
+                    while x.load < x.n_loads and x.route[x.load] == x.at:
+                        y = &links[x.link[x.load]]
+                        load = <uint128_t>x.weight[x.load] * <uint128_t>x.rate[x.at]
+                        if y.group != g:
+                            y.total += y.heaviest
+                            y.heaviest = load
+                            y.group = g
+                        elif load > y.heaviest:
+                            y.heaviest = load
+                        y.several |= not one_by_one[g]
+                        x.load += 1
+                    x.at += 1
+            for l in range(n_links):
+                y = &links[l]
+                found[l] = y.group >= 0 and (
+                    y.several
+                    or y.total + y.heaviest > <uint128_t>capacity[l] << WEIGHT_BITS
+                )
+    finally:
+        free(of)
+        free(links)
+    return found_array
+
+
+def joined(
+    const int64_t[::1] group, const int64_t[::1] link, Py_ssize_t n_groups, Py_ssize_t n_links
+):
+    """Number groups that are joined by links, loads being pairs of a group and a link.
+
+    Returns
+    -------
+    int64, shape (n_groups,)
+        0 and up, in the order of the lowest of each number.
+    """
+    label_array = np.arange(n_groups)
+    cdef int64_t[::1] label = label_array  # a group that is lower, or the lowest itself
+    cdef int64_t[::1] on_link = np.full(n_links, -1)
+    cdef Py_ssize_t i
+    cdef int64_t a, b, n = 0
+    with nogil:
+        for i in range(group.shape[0]):
+            if on_link[link[i]] < 0:
+                on_link[link[i]] = group[i]
+                continue
+            a, b = lowest(label, group[i]), lowest(label, on_link[link[i]])
+            if a < b:
+                label[b] = a
+            else:
+                label[a] = b
+        for i in range(n_groups):
+            if label[i] == i:
+                label[i] = n
+                n += 1
+            else:
+                label[i] = label[label[i]]  # numbered by now: it is lower
+    return label_array
+
+
+cdef inline int64_t lowest(int64_t[::1] label, int64_t i) noexcept nogil:
+    while label[i] != i:
+        label[i] = label[label[i]]
+        i = label[i]
+    return i
