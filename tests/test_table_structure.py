@@ -4,9 +4,11 @@ import gc
 import pickle
 
 import numpy as np
+import pytest
 
 from mpisim.engine.actors import script
 from mpisim.engine.lowering import lower
+from mpisim.errors import ProgramError
 from mpisim.program import Names, Operation, Table, TableBuilder
 
 
@@ -65,3 +67,18 @@ def test_a_table_is_sent_without_it() -> None:
     sent = pickle.loads(pickle.dumps(table))
     assert not sent.structure
     assert lower(sent).instructions.tolist() == code.instructions.tolist()
+
+
+def test_times_are_checked_where_nothing_else_is() -> None:
+    table = a_table()
+    kernels = np.flatnonzero(~table.is_communication)
+    bad = table.duration.copy()
+    bad[kernels[0]] = -1
+    with pytest.raises(ProgramError, match=rf"row {kernels[0]}: the duration is negative"):
+        table.replace(duration=bad)
+    with pytest.raises(ProgramError, match=r"'duration' has shape"):
+        table.replace(duration=bad[:-1])
+    longer = np.zeros(len(table), np.int64)
+    longer[kernels[0]] = 1
+    with pytest.raises(ProgramError, match=r"'longer' of a row with a duration"):
+        table.replace(longer=longer)

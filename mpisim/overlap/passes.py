@@ -74,7 +74,7 @@ class _Pass:
     wire: Ints
     terms: Ints
     changed: int
-    state: int  # a hash of the times of all ranks
+    state: int  # a hash of the times of all ranks, where there are several passes
 
 
 def with_slowdown(
@@ -104,7 +104,7 @@ def with_slowdown(
     passes, left = 0, 0
     placement: NDArray[np.int32] | None = None
     while True:
-        found = _look(ranks, run, comm)
+        found = _look(ranks, run, comm, mode)
         passes += 1
         times = found.times
         damped = damped or found.state in seen
@@ -124,7 +124,7 @@ def with_slowdown(
         run = runner(retimed(ranks.program, run, times, comm), last, placement)
         if last:
             if mode == "coupled":
-                left = _look(ranks, run, comm).changed
+                left = _look(ranks, run, comm, mode).changed
             break
     return Outcome(run, before, passes, left, found.spent, found.wire, found.terms)
 
@@ -146,7 +146,9 @@ def _table(run: Run, number: int) -> Table:
     return run.program.table_of(int(run.classes.representative[number]))
 
 
-def _look(ranks: Ranks, run: Run, comm: Intracomm) -> _Pass:
+def _look(
+    ranks: Ranks, run: Run, comm: Intracomm, mode: Literal["static", "coupled"]
+) -> _Pass:
     """Work out from a run how long rows last. **Collective.**"""
     own = ranks.lengths(run)
     longest = slowest(
@@ -169,7 +171,8 @@ def _look(ranks: Ranks, run: Run, comm: Intracomm) -> _Pass:
         sums[0, -1] += count * int(alone[met].sum())
         sums[1, -1] += count * int(longest[number][met].sum())
         sums[2, -1] += times[number].differing(Times.of(current))
-        state += np.uint64(count) * times[number].hash()
+        if mode == "coupled":
+            state += np.uint64(count) * times[number].hash()
     if comm.size > 1:
         from mpi4py import MPI
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -148,18 +147,14 @@ class Ranks:
         Ranks that did the same at the same times are worked out once.
         """
         found: dict[int, Lengths] = {}
-        known: dict[tuple[object, ...], Lengths] = {}
-        for i in run.simulated.tolist():
+        known: dict[tuple[int, ...], Lengths] = {}
+        for i, alike in zip(run.simulated.tolist(), run.alike.tolist(), strict=True):
             rank = int(run.hosted[i])
-            rows = run.rows(i)
             held = self.residents.of(rank)
-            seen = blake2b(digest_size=16)
-            for part in (rows.begin, rows.end, rows.wire, held.which):
-                seen.update(part.tobytes())
             tables = int(self.program.table[rank]), int(run.program.table[rank])
-            key = (*tables, int(self.kind[rank]), seen.digest())
+            key = (*tables, int(self.kind[rank]), alike, id(held))
             if key not in known:
-                known[key] = self._lengths(rank, run.program.table_of(rank), held, rows)
+                known[key] = self._lengths(rank, run.program.table_of(rank), held, run.rows(i))
             found[int(run.classes.of_rank[rank])] = known[key]
         return found
 

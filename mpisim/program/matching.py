@@ -27,7 +27,7 @@ _SIZES_MAY_DIFFER = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, 
 
 def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
     """What a table does on a slot: (operation, bytes) a communication, shape (k, 2)."""
-    rows = np.flatnonzero(table.slot == slot)
+    rows = table.rows_on(slot)
     size = table.bytes[rows].copy()
     size[np.isin(table.operation[rows], _SIZES_MAY_DIFFER)] = -1
     return np.stack([table.operation[rows].astype(np.int64), size], axis=1)

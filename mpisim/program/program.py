@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -127,8 +127,9 @@ class Program:
     start: NDArray[np.int64]
     jitter: Jitter | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+    _like: InitVar[Program | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _like: Program | None) -> None:
         dtypes = {
             "table": np.int32,
             "slot_index": np.int64,
@@ -143,6 +144,8 @@ class Program:
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "tables", tuple(self.tables))
         _check_program(self)
+        if _like is None or not _bound_alike(self, _like):
+            _check_bindings(self)
 
     @property
     def n_ranks(self) -> int:
@@ -184,8 +187,8 @@ class Program:
 
     def replace(self, **parts: object) -> Program:
         """Return a copy with some attributes changed."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Program(**{**values, **parts})
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | parts
+        return Program(**values, _like=self)  # type: ignore[arg-type]
 
 
 def _check_program(program: Program) -> None:
@@ -218,7 +221,21 @@ def _check_program(program: Program) -> None:
             raise ProgramError(
                 f"table {table.label!r}: a row's name is not one of the {len(program.names)} names"
             )
-    _check_bindings(program)
+
+
+def _bound_alike(program: Program, other: Program) -> bool:
+    """Whether ranks bind the same communicators as another program's, in tables that ask the same.
+    """
+    parts = ("communicators", "slot_index", "slots")
+    if any(getattr(program, part) is not getattr(other, part) for part in parts):
+        return False
+    if len(program.table) != len(other.table):
+        return False
+    own, others = (
+        np.array([0 if table is None else id(table.structure) for table in each.tables])[each.table]
+        for each in (program, other)
+    )
+    return bool((own == others).all())
 
 
 def _check_bindings(program: Program) -> None:

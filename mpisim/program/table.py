@@ -127,18 +127,13 @@ class Table:
             values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
-        if self.longer is not None:
-            unpriced = self.is_communication & (self.duration == UNPRICED)
-            if self.longer.shape != self.kind.shape or (self.longer < 0).any():
-                raise ProgramError(f"table {self.label!r}: 'longer' is not one time a row")
-            if self.longer[~unpriced].any():
-                raise ProgramError(f"table {self.label!r}: 'longer' of a row with a duration")
         _check_table(self)
+        _check_times(self)
 
     def __len__(self) -> int:
         return len(self.kind)
 
-    @property
+    @cached_property
     def is_communication(self) -> NDArray[np.bool_]:
         """Rows that meet other ranks, shape (n,)."""
         return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
@@ -175,8 +170,8 @@ class Table:
         return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
 
     def rows_on(self, slot: int) -> NDArray[np.intp]:
-        """Return the communications on a slot, in order."""
-        return self._rows_by_slot[slot]
+        """Return the communications on a slot, in order; none on one beyond `n_slots`."""
+        return self._rows_by_slot[slot] if slot < self.n_slots else np.zeros(0, np.intp)
 
     @cached_property
     def _rows_by_slot(self) -> list[NDArray[np.intp]]:
@@ -209,18 +204,33 @@ class Table:
 
     def replace(self, **columns: object) -> Table:
         """Return a copy with some columns (or `queue_depth`, `label`) changed."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        table = Table(**{**values, **columns})
         if columns.keys() <= TIMES:
-            vars(table)["structure"] = self.structure
-            for name in _OF_STRUCTURE & vars(self).keys():
-                vars(table)[name] = vars(self)[name]
+            return self._with(**columns)  # type: ignore[arg-type]
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Table(**{**values, **columns})
+
+    def _with(self, **times: NDArray[np.int64] | None) -> Table:
+        """Return a copy with other times; nothing else is looked at again."""
+        table = object.__new__(Table)
+        vars(table).update({f.name: getattr(self, f.name) for f in fields(self)})
+        for name, given in times.items():
+            values = None if given is None else np.ascontiguousarray(given, dtype=np.int64)
+            if values is not None:
+                values.setflags(write=False)
+            vars(table)[name] = values
+        vars(table)["structure"] = self.structure
+        for name in _OF_STRUCTURE & vars(self).keys():
+            vars(table)[name] = vars(self)[name]
+        _check_times(table)
         return table
 
 
 _OF_STRUCTURE = frozenset(
-    ("n_streams", "n_slots", "ordinal", "operations", "_rows_by_slot", "_slots_by_kind")
-)
+    [
+        "n_streams", "n_slots", "ordinal", "operations", "is_communication", "_rows_by_slot",
+        "_slots_by_kind",
+    ]
+)  # fmt: skip
 """Cached properties that do not depend on times."""
 
 
@@ -258,8 +268,6 @@ def _check_table(table: Table) -> None:
         pair != (table.operation == Operation.SEND_RECV),
         "SEND and RECV, and only they, have the operation SEND_RECV",
     )
-    negative = np.where(comm, table.duration < UNPRICED, table.duration < 0)
-    refuse(negative, "the duration is negative")
     refuse(table.host < 0, "the host time is negative")
     refuse(table.launch_cost < 0, "the launch cost is negative")
     refuse(table.bytes < -1, "the number of bytes is negative")
@@ -271,6 +279,24 @@ def _check_table(table: Table) -> None:
         "a JOINED row must be a communication that follows one on the same stream",
     )
     _check_waits(table)
+
+
+def _check_times(table: Table) -> None:
+    """Refuse times that no row can take, naming the first bad row."""
+    label, n = f"table {table.label!r}", len(table.kind)
+    if table.duration.shape != (n,):
+        raise ProgramError(
+            f"{label}: column 'duration' has shape {table.duration.shape}, 'kind' has ({n},)"
+        )
+    negative = table.duration < np.where(table.is_communication, UNPRICED, 0)
+    if negative.any():
+        raise ProgramError(f"{label}, row {np.argmax(negative)}: the duration is negative")
+    if table.longer is None:
+        return
+    if table.longer.shape != (n,) or (table.longer < 0).any():
+        raise ProgramError(f"{label}: 'longer' is not one time a row")
+    if table.longer[(table.duration != UNPRICED) | ~table.is_communication].any():
+        raise ProgramError(f"{label}: 'longer' of a row with a duration")
 
 
 def _check_waits(table: Table) -> None:
