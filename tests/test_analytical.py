@@ -272,8 +272,8 @@ def test_a_gpu_without_the_format():
 
 def test_the_packaged_calibration():
     tables = packaged_calibration().tables
-    # FlashAttention in Triton takes a multiple of another kernel's time.
-    families = set(MODULES.values()) - {"attention_triton"}
+    # FlashAttention in Triton and norms in registers take a multiple of another kernel's time.
+    families = set(MODULES.values()) - {"attention_triton", "norm_persistent"}
     assert {family for family, _, _ in tables} == families
     for name in gpu_names():
         gpu = find_gpu(name)

@@ -86,7 +86,8 @@ DENSE = ANY | {
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
     "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
     "unaligned": st.sampled_from(["tensor-cores", "cores"]), "dgrad_overlap": st.booleans(),
-    "fused_wgrad": st.sampled_from([None, False]), "launch_blocking": st.booleans(),
+    "fused_wgrad": st.sampled_from([None, False]), "persistent_norms": st.booleans(),
+    "launch_blocking": st.booleans(),
 }  # fmt: skip
 MIXED = DENSE | {
     "ep": few, "etp": few, "moe_overlap": st.booleans(), "ep_overlap": st.booleans(),

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
+from mpisim.experiment.models import Transformer
+from mpisim.kernels.persistent_norm import PersistentNorm
+from mpisim.workloads.operators import Compute
+
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 GPT = model("gpt", **SIZES)
 LLAMA = model("llama", **SIZES, ffn_hidden=32)
@@ -42,6 +46,15 @@ def test_norms_share_the_sequence() -> None:
         *small,
         f"attention norm residual gradient sum: {3 * size} bytes",
     ]
+
+
+@pytest.mark.parametrize(("family", "kind"), [(GPT, "layer"), (LLAMA, "rms")])
+def test_norms_may_keep_rows_in_registers(family: Transformer, kind: str) -> None:
+    norm = operator(network(family, plan(persistent_norms=True)), "attention norm")
+    steps = [norm.forward[0], norm.backward[0]]
+    for step, backward in zip(steps, (False, True), strict=True):
+        assert isinstance(step, Compute)
+        assert step.kernel == PersistentNorm(8, 16, kind, backward)  # type: ignore[arg-type]
 
 
 def test_rms_norm_step_by_step() -> None:

@@ -41,6 +41,7 @@ MODULES: dict[str, str] = {
     "optimizer": "memory_bound",
     "softmax": "softmax",
     "norm": "norm",
+    "norm_persistent": "norm_persistent",
     "cross_entropy": "softmax",
     "embedding": "embedding",
 }

@@ -61,11 +61,13 @@ SUBSTITUTES: dict[str, tuple[str, float]] = {
     "attention_cudnn": ("attention", 0.15),
     "attention_flash_2": ("attention", 0.25),
     "attention_triton": ("attention_flash_2", 0.1),
+    "norm_persistent": ("memory_bound", 0.2),
 }
 """Families whose constants serve one that was not measured on an architecture, and the relative
 error this adds: on Ampere the newest attention is FlashAttention-2 itself, on an H100 it takes 0.55
 to 0.9 of FlashAttention-2's time and 0.8 to 1.2 of cuDNN's (``data/calibration/attention.csv``).
-What FlashAttention in Triton takes is a multiple of FlashAttention-2's time, known to a tenth."""
+What FlashAttention in Triton takes is a multiple of FlashAttention-2's time, known to a tenth; what
+norms that keep rows in registers take, one of a streaming kernel's, known to a fifth."""
 
 ELSEWHERE: dict[str, tuple[str, float]] = {"grouped_gemm": ("gemm", 0.1)}
 """Families whose formats, where none of their kernels was measured in one, have the constants of

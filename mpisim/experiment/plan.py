@@ -143,6 +143,9 @@ class Plan:
         ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
+    persistent_norms : bool
+        Whether fused norms read each row once, into registers, as those of Transformer Engine and
+        of Apex's FastLayerNorm do; otherwise twice.
     fused_wgrad : bool, optional
         Whether products add gradients of weights straight to Megatron-LM's buffer
         (``gradient_accumulation_fusion``); as `fused` says if not given.
@@ -234,6 +237,7 @@ class Plan:
     fused: bool = True
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     fused_loss: bool | None = None
+    persistent_norms: bool = False
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
     launch_blocking: bool = False

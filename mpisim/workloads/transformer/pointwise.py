@@ -9,8 +9,10 @@ the tp group's sums are reduced in between.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Elementwise, Norm
+from mpisim.kernels.persistent_norm import PersistentNorm
 
 from ..operators import Compute, Operator, Parameter, Step
 from .gradients import accumulate
@@ -52,11 +54,10 @@ def norm(
     Operator
     """
     kind, size, e = s.model.norm, rows * columns, s.element
-    whole = Norm(rows, columns, kind=kind, dtype=s.stored)
+    kernel = PersistentNorm if s.plan.persistent_norms else Norm
+    whole = kernel(rows, columns, kind=kind, dtype=s.stored)
     forward: list[Step] = [Compute(name, whole)]
-    backward: list[Step] = [
-        Compute(f"{name} backward", Norm(rows, columns, kind=kind, backward=True, dtype=s.stored))
-    ]
+    backward: list[Step] = [Compute(f"{name} backward", replace(whole, backward=True))]
     if not s.plan.fused:
         if kind == "rms":
             forward = [
