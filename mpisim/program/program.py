@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -127,9 +127,13 @@ class Program:
     start: NDArray[np.int64]
     jitter: Jitter | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
-    _like: InitVar[Program | None] = None
 
-    def __post_init__(self, _like: Program | None) -> None:
+    def __post_init__(self) -> None:
+        self._settle()
+        _check_bindings(self)
+
+    def _settle(self) -> None:
+        """Give all parts their types, and check all but the bindings of ranks."""
         dtypes = {
             "table": np.int32,
             "slot_index": np.int64,
@@ -144,8 +148,6 @@ class Program:
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "tables", tuple(self.tables))
         _check_program(self)
-        if _like is None or not _bound_alike(self, _like):
-            _check_bindings(self)
 
     @property
     def n_ranks(self) -> int:
@@ -187,8 +189,12 @@ class Program:
 
     def replace(self, **parts: object) -> Program:
         """Return a copy with some attributes changed."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | parts
-        return Program(**values, _like=self)  # type: ignore[arg-type]
+        program = object.__new__(Program)
+        vars(program).update({f.name: getattr(self, f.name) for f in fields(self)} | parts)
+        program._settle()
+        if not _bound_alike(program, self):
+            _check_bindings(program)
+        return program
 
 
 def _check_program(program: Program) -> None:
