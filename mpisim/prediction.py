@@ -26,7 +26,7 @@ from .network import network_of
 from .path_shares import PathShares
 from .program import Program
 from .quantity import PICOSECONDS, Quantity, picoseconds
-from .step_constants import Known, StepConstants, chip, ours, sort_of
+from .step_constants import Known, StepConstants, ours, served, sort_of
 from .topo import Cluster, Network
 from .uncertainty import Uncertainty, combine
 from .variation import varied
@@ -162,7 +162,10 @@ def prepare(
             return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
         platform = cluster.nccl.platform or Path(choice.preset).stem
         framework = experiment.calibration.framework
-        knowns = [Known(constants, chip(name), platform, framework) for name in named]
+        knowns = [
+            Known(constants, served(name, experiment.model), platform, framework)
+            for name in named
+        ]
         calibrated = [
             CalibratedKernels(_kernel_model(experiment, each), known)
             for each, known in zip(named.values(), knowns, strict=True)

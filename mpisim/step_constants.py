@@ -43,6 +43,7 @@ __all__ = [
     "kind_of",
     "name_of",
     "ours",
+    "served",
     "sort_of",
     "stack_of",
 ]
@@ -176,7 +177,7 @@ class Known:
     ----------
     constants : StepConstants
     gpu : str
-        Kind of GPU.
+        Kind of GPU (`served`).
     platform : str
         Of the network.
     framework : str or None
@@ -249,6 +250,22 @@ def sort_of(model: object) -> str:
     if not isinstance(model, Transformer):
         return "other"
     return "experts" if model.experts else "dense"
+
+
+def served(gpu: str, model: object) -> str:
+    """Return what constants of kernels are of: a kind of GPU, apart for models without transformers.
+
+    What kernels of transformers show of their libraries says nothing about convolutions and the
+    passes over memory between them.
+
+    Parameters
+    ----------
+    gpu : str
+        Name of a GPU.
+    model : object
+        An experiment's model.
+    """
+    return f"{chip(gpu)}-other" if sort_of(model) == "other" else chip(gpu)
 
 
 def chip(gpu: str) -> str:

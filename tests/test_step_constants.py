@@ -9,11 +9,11 @@ import pytest
 
 from mpisim import engine
 from mpisim.errors import InputError
-from mpisim.experiment import CalibrationChoice, Experiment, NetworkChoice, load
+from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
 from mpisim.path_shares import PathShares
 from mpisim.prediction import prepare
 from mpisim.quantity import Quantity
-from mpisim.step_constants import StepConstants, chip, ours
+from mpisim.step_constants import Known, StepConstants, chip, ours, served
 
 CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
 
@@ -116,3 +116,29 @@ def test_ours() -> None:
 )  # fmt: skip
 def test_kinds_of_gpus(name: str, kind: str) -> None:
     assert chip(name) == kind
+
+
+def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
+    constants = StepConstants(
+        products={"h100 bf16": times(1.2), "theirs on h100": times(1.1)},
+        inside={"dgx-h100": times(1.3), "theirs on any network": times(0.8)},
+        host={"theirs": times(2.0)},
+    )
+    theirs = Known(constants, "h100", "dgx-h100", "theirs")
+    name, number = theirs.number("products", "h100 bf16")
+    assert name == "products of h100 bf16"
+    assert number.value == pytest.approx(1.2 * 1.1)
+    assert number.error == pytest.approx(0.1 * 2**0.5)
+    # Also formats and platforms that nothing was fitted of have the framework's.
+    assert theirs.number("products", "h100 fp8")[1].value == pytest.approx(1.1)
+    assert theirs.number("inside", "other")[1].value == pytest.approx(0.8)
+    assert theirs.number("host", "theirs")[1].value == 2
+    for framework in ("new", None):
+        new = Known(constants, "h100", "dgx-h100", framework)
+        assert new.number("products", "h100 bf16")[1].value == pytest.approx(1.2)
+        assert new.number("inside", "dgx-h100")[1].value == pytest.approx(1.3)
+
+
+def test_models_that_are_no_transformers_have_constants_of_their_own() -> None:
+    assert served("H100-SXM-80GB", EXPERIMENT.model) == "h100"
+    assert served("H100-SXM-80GB", Cnn(family="resnet", depth=50)) == "h100-other"
