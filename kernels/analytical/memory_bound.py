@@ -77,7 +77,7 @@ def _parts(
     """Return the time in memory, in the L2 cache and on the link to the host."""
     (size,) = floats(columns, "bytes")
     inside = where(columns["host"] != 0, 0.0, size)
-    slower = where(columns["transposes"] != 0, 1 / TRANSPOSED, 1.0)
+    slower = where(columns.get("transposes", 0) != 0, 1 / TRANSPOSED, 1.0)
     x = size / (constants["capacity"] * gpu.l2)
     hit = 1 / (1 + x * x * x)
     return (
