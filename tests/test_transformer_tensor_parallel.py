@@ -125,6 +125,20 @@ def test_cross_entropy_alone_may_be_fused() -> None:
     assert loss(fused_loss=False) == loss(fused=False)
 
 
+def test_a_loss_of_compiled_functions() -> None:
+    """Scores of 8 tokens and 128 entries: to fp32, exponentials in place, shares in place."""
+    head = operator(network(TINY, plan(tp=2, compiled_loss=True)), "loss")
+    size = 8 * 128
+    assert lines(head.forward) == [
+        f"loss maximum: {6 * size} bytes",
+        "loss maximum all-reduce: AR tp 32",
+        f"loss exponential: {8 * size} bytes",
+        "loss target and sum all-reduce: AR tp 64",
+        f"loss softmax: {8 * size} bytes",
+    ]
+    assert lines(head.backward) == [f"loss backward: {6 * size} bytes"]
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_volumes_are_the_published_ones(tp: int) -> None:
     gpt = model("gpt", layers=3, hidden=128, heads=8, seq_len=64, vocab=1024)

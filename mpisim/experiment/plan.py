@@ -152,6 +152,9 @@ class Plan:
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
     launch_blocking : bool
+    compiled_loss : bool
+        Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
+        ``--cross-entropy-loss-fusion`` with the implementation ``native``.
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
@@ -241,6 +244,7 @@ class Plan:
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
     launch_blocking: bool = False
+    compiled_loss: bool = False
 
     cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
 

@@ -137,8 +137,20 @@ def _cross_entropy(s: Shapes) -> Operator:
             return []
         return [exchange(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
 
-    if s.plan.fuses_loss:
-        forward: list[Step] = [
+    forward: list[Step]
+    backward: list[Step]
+    if s.plan.compiled_loss:
+        # Scores in fp32 with their maxima; exponentials with their sums, in place; their shares.
+        forward = [
+            stream("loss maximum", (e + FP32) * size),
+            *reduced("maximum"),
+            stream("loss exponential", 2 * FP32 * size),
+            *reduced("target and sum", 2),
+            stream("loss softmax", 2 * FP32 * size),
+        ]
+        backward = [stream("loss backward", (FP32 + e) * size)]
+    elif s.plan.fuses_loss:
+        forward = [
             stream("loss maximum", e * size),
             *reduced("maximum"),
             Compute("loss", CrossEntropy(rows, columns, dtype=s.stored)),
@@ -146,7 +158,7 @@ def _cross_entropy(s: Shapes) -> Operator:
             stream("loss logarithm", 3 * per_token),
         ]
         whole = CrossEntropy(rows, columns, backward=True, dtype=s.stored)
-        backward: list[Step] = [Compute("loss backward", whole)]
+        backward = [Compute("loss backward", whole)]
     else:
         forward = [
             stream("loss cast", (e + FP32) * size),
