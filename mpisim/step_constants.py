@@ -253,7 +253,7 @@ def sort_of(model: object) -> str:
 
 
 def served(gpu: str, model: object) -> str:
-    """Return what constants of kernels are of: a kind of GPU, apart for models without transformers.
+    """Return what constants of kernels are of: a kind of GPU; apart for models of other layers.
 
     What kernels of transformers show of their libraries says nothing about convolutions and the
     passes over memory between them.

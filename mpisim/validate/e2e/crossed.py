@@ -63,7 +63,7 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
         On process 0; None on the others.
     """
     plain = [] if found is None else found.compared
-    rows = [each for each in plain if each.row.texts["trust"] == TRAINED]
+    rows = [each for each in plain if _trains(each)]
     start, constants = NOTHING, _fitted(rows, NOTHING)
     for _ in range(passes):
         start = comm.bcast(constants)
@@ -71,7 +71,7 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
         constants = _fitted(rows, start)
     if found is None:
         return None
-    others = [each for each in plain if each.row.texts["trust"] in JUDGED.replace(TRAINED, "")]
+    others = [each for each in plain if each.row.texts["trust"] in JUDGED and not _trains(each)]
     trials = _trials(rows, start, rows, constants)
     trials += _trials(rows, start, others, constants, at=NOTHING)
     judged = [each for each in plain if each.row.texts["trust"] in JUDGED]
@@ -91,7 +91,7 @@ def cross_validate(found: Comparison) -> None:
         Predicted without constants.
     """
     rows = [each for each in found.compared if each.row.texts["trust"] != "F"]
-    trained = [each for each in rows if each.row.texts["trust"] == TRAINED]
+    trained = [each for each in rows if _trains(each)]
     judged = [each for each in rows if each.row.texts["trust"] in JUDGED]
     whole = _fitted(trained, NOTHING)
     trials = _trials(trained, NOTHING, rows, whole)
@@ -125,6 +125,11 @@ class _Trial(NamedTuple):
     known: bool
     trust: str
     sort: str
+
+
+def _trains(each: Compared) -> bool:
+    """Whether constants are fitted to a row: rows that stand apart are not what the model is of."""
+    return each.row.texts["trust"] == TRAINED and not each.row.texts["suspect"]
 
 
 def _fitted(rows: Sequence[Compared], start: StepConstants) -> StepConstants:
