@@ -15,6 +15,7 @@ from mpisim.presets import packaged
 from mpisim.quantity import Quantity
 from mpisim.schema import build
 
+from ..operations import Elementwise
 from ..persistent_norm import PersistentNorm
 from . import memory_bound
 from .family import Columns
@@ -40,8 +41,9 @@ def ratios() -> tuple[Quantity, Quantity]:
 
 
 def columns(kernel: PersistentNorm) -> dict[str, float | int | str]:
-    """Return the bytes read and written, and whether it is the backward pass."""
-    return {"bytes": kernel.traffic, "host": 0, "backward": int(kernel.backward)}
+    """Return the columns of a kernel that streams as many bytes, and whether it is the backward."""
+    streaming = memory_bound.columns(Elementwise(kernel.traffic))
+    return {**streaming, "backward": int(kernel.backward)}
 
 
 def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
