@@ -171,7 +171,11 @@ def test_embedding_and_loss_take_the_place_of_layers(row: Any) -> None:
 
 def test_selective_recomputation_of_torchtitan(row: Any) -> None:
     plan = mapped(row(TITAN)).experiment.plan
-    assert (plan.recompute, plan.recompute_layers) == ("full", 16)  # every second of 32
+    assert (plan.recompute, plan.recompute_layers, plan.recompute_stops) == ("full", None, True)
+    assert plan.recompute_keeps == ("query", "value", "attention", "feed-forward gate")
+    layers = mapped(row(TITAN, activation_recompute_as_printed="selective layer"))
+    plan = layers.experiment.plan
+    assert (plan.recompute_keeps, plan.recompute_layers) == ((), 16)  # every second of 32
     assert (plan.fused, plan.dp_style, plan.zero) == (False, "fsdp", 3)
     compiled = mapped(row(TITAN, notes="torch.compile; TPS read at one iteration"))
     assert compiled.experiment.plan.fused
