@@ -10,6 +10,10 @@ Winograd, F(4 × 4, 3 × 3) (arXiv:1509.09308), of 3 × 3 filters at stride 1 in
 Direct, of grouped convolutions
     Multiplications on the cores: with few channels a group, matrix units have nothing to multiply.
 
+Only fp32 was measured. On matrix units the constants are those of products of matrices
+(`.stand_ins.ELSEWHERE`), with the power limit, of images whose channels are last; what lays them
+out so is a kernel of its own.
+
 The library is expected to choose as in :func:`.tiles.preferred`. The gradients of the input are the
 same with channels exchanged; those of the weights sum over the pixels, and the sum is cut in parts.
 """
@@ -27,7 +31,7 @@ from .family import Columns, Constant
 from .machine import Machine
 from .maths import ceil, floats, like, some, where
 from .overlap import PIPELINED, divided, each_with
-from .tiles import Cut, preferred, times
+from .tiles import Cut, preferred, throttled, times
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -57,7 +61,13 @@ WEIGHT_CUTS = tuple(
 
 LOADING = 0.5
 QUANTISATION = 0.6
-"""As products of matrices have them; convolutions do not tell them from the rest."""
+"""As products of matrices have them; convolutions do not tell them from the rest in fp32."""
+
+TURNED = 0.6
+"""Rate of weights' gradients in tf32, relative. They sum over pixels, which are not next to each
+other, and of 32 bits matrix units take no turned operands (PTX ISA, wgmma.mma_async: transposition
+of 16-bit matrices alone). VGG-13 on an H100 (github:sarchlab/triosim, sample_trace): 68 ms without
+the first layer's, the same multiplications forward 33 ms and for the input's gradients 35 ms."""
 
 DIRECT = 0.25
 """Share of the cores' peak that direct convolutions reach: each operand is used once."""
@@ -158,8 +168,8 @@ def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Wa
     rate = gpu.bandwidth * constants["memory"]
     tiles: dict[str, Any] = {
         "efficiency": constants["efficiency"],
-        "loading": LOADING,
-        "quantisation": QUANTISATION,
+        "loading": constants.get("loading", LOADING),
+        "quantisation": constants.get("quantisation", QUANTISATION),
         "prologue": constants["prologue"],
     }
 
@@ -178,7 +188,10 @@ def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Wa
         m, n, k = outputs / groups, inputs / groups * side * side, pixels
         summed = times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles)
         both = zip_longest(summed, overlapped, fillvalue=like(m, NEVER))
-        overlapped = [where(weight, *each) for each in both]
+        turned = TURNED if dtype == "tf32" else 1.0
+        overlapped = [where(weight, each / turned, other) for each, other in both]
+    if "burst" in constants:
+        overlapped = [throttled(each, constants["burst"], gpu) for each in overlapped]
 
     grouped = groups > 1
     if some(grouped):

@@ -141,6 +141,9 @@ class Plan:
         each; otherwise each elementary operation is.
     norm_fusion : {"none", "activation", "convolution"}
         ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
+    image_layout : {"channels-last", "channels-first"}
+        Images of a CNN in memory. Matrix units take channels last: convolutions in other formats
+        than fp32 turn images that have them first.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
     persistent_norms : bool
@@ -149,12 +152,12 @@ class Plan:
     fused_wgrad : bool, optional
         Whether products add gradients of weights straight to Megatron-LM's buffer
         (``gradient_accumulation_fusion``); as `fused` says if not given.
-    cuda_graphs : bool
-        Whether launches are captured: no CPU time between kernels.
-    launch_blocking : bool
     compiled_loss : bool
         Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
         ``--cross-entropy-loss-fusion`` with the implementation ``native``.
+    cuda_graphs : bool
+        Whether launches are captured: no CPU time between kernels.
+    launch_blocking : bool
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
@@ -239,12 +242,13 @@ class Plan:
     attention_precision: Literal["fp8"] | None = None
     fused: bool = True
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
+    image_layout: Literal["channels-last", "channels-first"] = "channels-last"
     fused_loss: bool | None = None
+    compiled_loss: bool = False
     persistent_norms: bool = False
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
     launch_blocking: bool = False
-    compiled_loss: bool = False
 
     cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
 
