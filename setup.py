@@ -12,7 +12,7 @@ from setuptools import Extension, find_packages, setup
 # pyproject.toml), so that nothing called "kernels" lands in site-packages.
 MAPPED = ("kernels", "topo", "data")
 
-CORE = Path("mpisim/engine/_core")
+CORES = (Path("mpisim/engine/_core"), Path("mpisim/overlap/_core"))
 
 packages = find_packages(include=["mpisim", "mpisim.*"])
 for name in MAPPED:
@@ -26,10 +26,11 @@ extensions = [
         # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
         # fused operation: results must not depend on the compiler's mood.
         extra_compile_args=["-O3", "-ffp-contract=off"],
-        include_dirs=[CORE.as_posix()],
-        depends=[header.as_posix() for header in CORE.glob("*.h")],
+        include_dirs=[core.as_posix()],
+        depends=[header.as_posix() for header in core.glob("*.h")],
     )
-    for path in sorted(CORE.glob("*.pyx"))
+    for core in CORES
+    for path in sorted(core.glob("*.pyx"))
 ]
 if extensions:
     from Cython.Build import cythonize

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import Load
+from ._core.intervals import advanced, begun, held
 
 __all__ = ["Loads", "alike", "kernels_last", "loads_of", "moved", "use_of"]
 
@@ -94,16 +95,9 @@ def loads_of(begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints) -
     """
     time = np.unique(np.concatenate([begin, wire, end]))
     first, moving, last = (np.searchsorted(time, each) for each in (begin, wire, end))
-    held, used = np.zeros((2, len(time)), np.int64)
-    np.add.at(held, first, taken)
-    np.add.at(held, last, -taken)
-    np.add.at(used, moving, bandwidth)
-    np.add.at(used, last, -bandwidth)
-    which = np.full(len(time), -1, np.int64)
     # The one with the most channels matters most: it comes last, and stays.
-    for i in np.lexsort((np.arange(len(taken)), taken)).tolist():
-        which[moving[i] : last[i]] = i
-    return Loads(time, Load(np.cumsum(held), np.cumsum(used).astype(float), which))
+    order = np.argsort(taken, kind="stable")
+    return Loads(time, Load(*held(first, moving, last, taken, bandwidth, order, len(time))))
 
 
 def kernels_last(
@@ -133,32 +127,21 @@ def kernels_last(
     float64, shape (k, n_terms)
         What the factors rest on, times the time spent with each.
     """
-    spent, left = np.zeros(len(begin)), lasting.copy()
     terms = np.zeros((len(begin), n_terms))
+    busy = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
+    # The first interval from each on in which something is held.
+    which = np.append(np.flatnonzero(busy), len(busy))
+    following = which[np.searchsorted(which, np.arange(-1, len(busy)))]
     interval = np.searchsorted(loads.time, begin, side="right") - 1
-    held = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
-    # The first interval from each on in which something is held, and its beginning.
-    busy = np.append(np.flatnonzero(held), len(held))
-    edges = np.append(loads.time, np.iinfo(np.int64).max)
-    rows = np.arange(len(begin))
+    intervals = loads.time, busy.view(np.uint8), following
+    spent, left, rows = begun(begin, lasting, interval, *intervals)
     while len(rows):
-        at = interval[rows]
-        free = ~np.append(held, False)[at]
-        # Over what holds nothing in one step.
-        edge = np.where(free, edges[busy[np.searchsorted(busy, at)]], edges[at + 1])
-        slower, rests_on = np.ones(len(rows)), np.zeros((len(rows), n_terms))
-        met = np.flatnonzero(~free)
-        if len(met):
-            slower[met], rests_on[met] = factor(rows[met], loads.load.at(at[met]))
-        room = (edge - begin[rows]) - spent[rows]
-        needed = left[rows] * slower
-        done = needed <= room
-        step = np.where(done, needed, room)
-        spent[rows] += step
-        terms[rows] += rests_on * step[:, None]
-        left[rows] -= step / slower
-        rows, edge = rows[~done], edge[~done]
-        interval[rows] = np.searchsorted(loads.time, edge, side="right") - 1
+        slower, rests_on = factor(rows, loads.load.at(interval[rows]))
+        count = advanced(
+            rows, slower, np.ascontiguousarray(rests_on), begin, spent, left, terms, interval,
+            *intervals,
+        )  # fmt: skip
+        rows = rows[:count]
     return spent, terms
 
 

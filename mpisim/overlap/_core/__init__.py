@@ -1,0 +1,1 @@
+"""The overlap pass's loops over rows, compiled: `intervals`."""

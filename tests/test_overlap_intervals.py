@@ -1,0 +1,79 @@
+"""The compiled loops of the overlap pass against the definitions, moment by moment."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mpisim.kernels.slowdown import Load
+from mpisim.overlap.timeline import kernels_last, loads_of
+
+Ints = NDArray[np.int64]
+
+moments = st.tuples(
+    st.integers(0, 30), st.integers(0, 10), st.integers(1, 20), st.integers(1, 8), st.integers(0, 9)
+)
+"""Begin, time until data moves, time after that, multiprocessors, bandwidth."""
+
+
+def columns(drawn: list[tuple[int, ...]]) -> list[Ints]:
+    """Begin, wire, end, taken, bandwidth of communications."""
+    begin, wait, moving, taken, bandwidth = np.array(drawn, np.int64).T
+    return [np.ascontiguousarray(each) for each in (
+        begin, begin + wait, begin + wait + moving, taken, bandwidth
+    )]  # fmt: skip
+
+
+@given(st.lists(moments, min_size=1, max_size=8))
+def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]]) -> None:
+    begin, wire, end, taken, bandwidth = columns(drawn)
+    found = loads_of(begin, wire, end, taken, bandwidth)
+    assert (np.diff(found.time) > 0).all()
+    for i, now in enumerate(found.time.tolist()):
+        moving = (wire <= now) & (now < end)
+        assert found.load.taken[i] == taken[(begin <= now) & (now < end)].sum()
+        assert found.load.bandwidth[i] == bandwidth[moving].sum()
+        most = max(np.flatnonzero(moving).tolist(), key=lambda k: (taken[k], k), default=-1)
+        assert found.load.which[i] == most
+
+
+@given(
+    st.lists(moments, min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=6),
+)
+def test_kernels_last_as_their_progress_says(
+    drawn: list[tuple[int, ...]], kernels: list[tuple[int, int]]
+) -> None:
+    loads = loads_of(*columns(drawn))
+    begin, lasting = np.array(kernels, np.int64).T
+
+    def factor(rows: Ints, load: Load) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        slower = 1 + load.taken / 4 + rows / 8
+        return slower, np.stack([load.taken / 2, load.bandwidth], axis=1)
+
+    spent, terms = kernels_last(
+        np.ascontiguousarray(begin), lasting.astype(float), loads, factor, 2
+    )
+    edges = [*loads.time.tolist(), None]
+    held = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
+    for row, (first, length) in enumerate(kernels):
+        left, now, rests = float(length), float(first), np.zeros(2)
+        at = int(np.searchsorted(loads.time, first, side="right")) - 1
+        while left > 0:
+            slower, on = np.ones(1), np.zeros((1, 2))
+            if at >= 0 and held[at]:
+                slower, on = factor(np.array([row]), loads.load.at(np.array([at])))
+            edge = edges[at + 1]
+            step = left * slower[0]
+            if edge is not None and now + step > edge:
+                step = edge - now
+            now += step
+            rests += on[0] * step
+            left = left - step / slower[0] if edge is not None and now >= edge else 0.0
+            at += 1
+        np.testing.assert_allclose(spent[row], now - first, rtol=1e-12, atol=1e-9)
+        np.testing.assert_allclose(terms[row], rests, rtol=1e-12, atol=1e-9)
+    free = np.array([not held.any()] * len(kernels))
+    assert (spent[free] == lasting[free]).all()
