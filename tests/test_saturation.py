@@ -82,3 +82,19 @@ def test_weights_are_sums_rounded_up() -> None:
     assert link.tolist() == [0, 2, 4, 5]
     assert weight[:2].tolist() == [-(-4 * one // 3), one]
     assert weight[2:].tolist() == [-(-4 * one // 3), -(-2 * one // 3)]
+
+
+def test_transfers_of_one_pair_are_added_up_wherever_it_lies() -> None:
+    """Ranks may lie before the first node of their group: -1 to 2 is neither 0 to 1 nor -2 to 5."""
+
+    def paths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.stack([a, b + 4], axis=1)
+
+    sent = Transfers(
+        np.array([-1, 0, -1, -2]), np.array([2, 1, 2, 0]), np.array([0.5, 1.0, 0.25, 1.0])
+    )
+    found = link_weights(paths, np.ones(12), np.array([4]), sent, np.ones(12, bool))
+    one = 1 << 20
+    assert [each.tolist() for each in found] == [
+        [0, 0, 0, 0, 0, 0], [2, 3, 4, 8, 9, 10], [one, 3 * one // 4, one, one, one, 3 * one // 4],
+    ]  # fmt: skip

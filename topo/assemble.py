@@ -140,7 +140,11 @@ class _Regular:
         hops: list[NDArray[np.int64]] = []
 
         def add(found: NDArray[np.int64], which: NDArray[np.bool_], shift: Any) -> None:
+            every = bool(which.all())
             for hop in found.T:
+                if every and (hop >= 0).all():
+                    hops.append(hop + shift)
+                    continue
                 used = which & (hop >= 0)
                 if used.any():
                     hops.append(np.where(used, hop + shift, -1))

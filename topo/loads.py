@@ -49,19 +49,21 @@ def link_weights(
     weight : int64, shape (e,)
         Bytes over the link per byte of payload, in units of 2**-20, rounded up.
     """
-    m = len(sent.source)
-    fine = np.rint(sent.bytes * (WEIGHT_ONE << _FINE)).astype(np.int64)
+    source, target, fine = _pairs(sent)
+    m = len(source)
     # Most hops depend on one end alone. Transfers of one end side by side are summed up at once.
-    orders = [np.argsort(end, kind="stable") for end in (sent.source, sent.target)]
+    orders = [np.arange(m), np.argsort(target, kind="stable")]
     parts: list[tuple[Ints, Ints, Ints]] = []
     step = max(1, _PAIRS // max(m, 1))
     for first in range(0, len(base) if m else 0, step):
         some = base[first : first + step, None]
-        ways = paths((some + sent.source).reshape(-1), (some + sent.target).reshape(-1))
+        ways = paths((some + source).reshape(-1), (some + target).reshape(-1))
         for hop in ways.T:
             links = hop.reshape(len(some), m)
             order = min(orders, key=lambda order: _changes(links[0][order]))
-            group, link, amount = _runs(links[:, order], fine[order])
+            if order is not orders[0]:
+                links = links[:, order]
+            group, link, amount = _runs(links, fine[order])
             used = link >= 0
             used[used] = seen[link[used]]
             parts.append((group[used] + first, link[used], amount[used]))
@@ -74,6 +76,18 @@ def link_weights(
     return group, link, np.maximum((amount + (1 << _FINE) - 1 - _ROUNDED) >> _FINE, 1)
 
 
+def _pairs(sent: Transfers) -> tuple[Ints, Ints, Ints]:
+    """Return pairs of GPUs, each once, by source and target, and the sum of what is sent, fine."""
+    fine = np.rint(sent.bytes * (WEIGHT_ONE << _FINE)).astype(np.int64)
+    order = np.lexsort((sent.target, sent.source))
+    source, target, fine = sent.source[order], sent.target[order], fine[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    if new.all():
+        return source, target, fine
+    return source[new], target[new], np.add.reduceat(fine, np.flatnonzero(new))  # trees, for one
+
+
 def _changes(links: Ints) -> int:
     return int(np.count_nonzero(links[1:] != links[:-1]))
 
@@ -81,14 +95,15 @@ def _changes(links: Ints) -> int:
 def _runs(links: Ints, fine: Ints) -> tuple[Ints, Ints, Ints]:
     """Sum up neighbours over one link; of shapes (g, m) and (m,)."""
     g, m = links.shape
+    if m == 1:
+        return np.arange(g), links.reshape(-1), np.repeat(fine, g)
     begins = np.ones((g, m), bool)
     np.not_equal(links[:, 1:], links[:, :-1], out=begins[:, 1:])
-    begin = np.flatnonzero(begins)
-    group, at = np.divmod(begin, m)
+    group, at = np.nonzero(begins)
     before = np.concatenate([[0], np.cumsum(fine)])
     end = np.append(at[1:], m)
     end[end == 0] = m  # the next run is another group's
-    return group, links.reshape(-1)[begin], before[end] - before[at]
+    return group, links[group, at], before[end] - before[at]
 
 
 def merged(group: Ints, link: Ints, amount: Ints, n_links: int) -> tuple[Ints, Ints, Ints]:
@@ -99,5 +114,5 @@ def merged(group: Ints, link: Ints, amount: Ints, n_links: int) -> tuple[Ints, I
     key = key[order]
     first = np.flatnonzero(np.diff(key, prepend=-1))
     amount = np.add.reduceat(amount[order], first) if len(first) else amount
-    group, link = np.divmod(key[first], n_links)
-    return group, link, amount
+    first = order[first]
+    return group[first], link[first], amount
