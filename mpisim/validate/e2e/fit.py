@@ -162,7 +162,8 @@ class _Terms:
         grown, total = self._grown(change)
         slope = np.where(self.late, 1.0, grown) / total[self.row]
         size = len(total), len(self.names)
-        return np.bincount(self.cell, slope[self.part], size[0] * size[1]).reshape(size)
+        cells = np.bincount(self.cell, slope[self.part], size[0] * size[1])
+        return cells.astype(np.float64).reshape(size)
 
     def _grown(self, change: Floats) -> tuple[Floats, Floats]:
         """Return how long parts, and steps, then are."""
