@@ -72,8 +72,8 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
     if found is None:
         return None
     others = [each for each in plain if each.row.texts["trust"] in JUDGED and not _trains(each)]
-    trials = _trials(rows, start, rows, constants)
-    trials += _trials(rows, start, others, constants, at=NOTHING)
+    folds = _folds(rows, start, constants)
+    trials = _trials(rows, start, folds) + _trials(others, NOTHING, folds)
     judged = [each for each in plain if each.row.texts["trust"] in JUDGED]
     return replace(constants, model_error=_model_error(judged, trials))
 
@@ -94,10 +94,10 @@ def cross_validate(found: Comparison) -> None:
     trained = [each for each in rows if _trains(each)]
     judged = [each for each in rows if each.row.texts["trust"] in JUDGED]
     whole = _fitted(trained, NOTHING)
-    trials = _trials(trained, NOTHING, rows, whole)
+    trials = _trials(rows, NOTHING, _folds(trained, NOTHING, whole))
     errors = _model_error(judged, [each for each in trials if each.trust in JUDGED])
     found.crossed = _compared(rows, trials, errors)
-    apart = _trials(trained, NOTHING, rows, whole, key=_source)
+    apart = _trials(rows, NOTHING, _folds(trained, NOTHING, whole, _source))
     found.apart = _compared(rows, apart, errors)
 
 
@@ -150,37 +150,51 @@ def _again(
         ]
 
 
-def _trials(
-    trained: Sequence[Compared], start: StepConstants, rows: Sequence[Compared],
-    whole: StepConstants, at: StepConstants | None = None, key: Key = _same,
-) -> list[_Trial]:  # fmt: skip
-    """Foretell rows to first order, each with constants fitted to other families.
+class _Folds(NamedTuple):
+    """Constants fitted to all rows but those of each family, or source; and to all rows.
+
+    Attributes
+    ----------
+    key : callable
+        What of a family tells what is left out.
+    without : dict
+        Constants by what was left out.
+    whole : StepConstants
+        Of rows that nothing was left out for: none of theirs was in the fit.
+    """
+
+    key: Key
+    without: dict[Family, StepConstants]
+    whole: StepConstants
+
+
+def _folds(
+    trained: Sequence[Compared], start: StepConstants, whole: StepConstants, key: Key = _same
+) -> _Folds:
+    steps = [linear(each) for each in trained]
+    without = {}
+    for left_out in sorted({key(step.family) for step in steps}):
+        kept = [step for step in steps if key(step.family) != left_out]
+        without[left_out] = fit(kept, start) if kept else NOTHING
+    return _Folds(key, without, whole)
+
+
+def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[_Trial]:
+    """Foretell rows to first order, each with constants fitted to others.
 
     Parameters
     ----------
-    trained : sequence of Compared
-        Rows that constants are fitted to, predicted with `start`.
-    start : StepConstants
     rows : sequence of Compared
-        Rows to foretell, predicted with `at`, by default `start`.
-    whole : StepConstants
-        Fitted to all of `trained`: for rows of families that are not among these.
-    at : StepConstants, optional
-    key : callable
-        What of a family tells what is left out.
+    at : StepConstants
+        Those that `rows` were predicted with.
+    folds : _Folds
     """
-    steps = [linear(each) for each in trained]
-    folds: dict[Family, StepConstants] = {}
-    for left_out in sorted({key(step.family) for step in steps}):
-        kept = [step for step in steps if key(step.family) != left_out]
-        folds[left_out] = fit(kept, start) if kept else NOTHING
     found = []
     for each in rows:
-        constants = folds.get(key(family(each.mapped)), whole)
+        constants = folds.without.get(folds.key(family(each.mapped)), folds.whole)
         step = linear(each)
-        seconds = max(foretold(step, start if at is None else at, constants), 1e-3 * each.measured)
-        gpu = _gpu(step)
-        known = constants.knows(each.mapped.experiment.calibration.framework, gpu)
+        seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
+        known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
         trust = each.row.texts["trust"]
         found.append(_Trial(residual, each.outcome.inputs, known, trust, each.sort))
