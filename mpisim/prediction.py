@@ -41,7 +41,7 @@ OVERLAP = "the slowdown of kernels and communications that overlap"
 
 LEFT_OUT = (
     OVERLAP,
-    "clocks that fall while kernels run back to back, but for matrix products",
+    "clocks that fall while kernels run back to back, but for products, attention, convolutions",
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints",
 )
