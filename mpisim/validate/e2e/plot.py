@@ -45,15 +45,16 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     """
     figure = import_module("matplotlib.figure").Figure(figsize=(8, 7), layout="constrained")
     axes = figure.subplots()
+    # Rows of a formula are no measurements, and many: they lie beneath the others.
     groups: dict[str, list[Compared]] = {}
-    for each in rows:
+    for each in sorted(rows, key=lambda row: (row.row.texts["trust"] != "F", row.mapped.source)):
         name = each.mapped.source + (" (formula)" if each.row.texts["trust"] == "F" else "")
         groups.setdefault(name, []).append(each)
     ends = [min(each.measured for each in rows) / 2, max(each.measured for each in rows) * 2]
     axes.fill_between(ends, [x * (1 - BAND) for x in ends], [x * (1 + BAND) for x in ends],
                       color="0.9", label=f"within {BAND:.0%}")  # fmt: skip
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
-    for i, (name, group) in enumerate(sorted(groups.items())):
+    for i, (name, group) in enumerate(groups.items()):
         axes.scatter(
             [each.measured for each in group], [each.predicted for each in group],
             s=9, marker="osD^v<>"[i // 10 % 7], color=f"C{i % 10}", label=f"{name} ({len(group)})",
