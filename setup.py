@@ -25,8 +25,8 @@ extensions = [
         ".".join(path.with_suffix("").parts),
         [path.as_posix()],
         # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
-        # fused operation: results must not depend on the compiler's mood. No debugging symbols, which
-        # take longer than the code.
+        # fused operation: results must not depend on the compiler's mood. No debugging symbols:
+        # they take longer than the code.
         extra_compile_args=["-O3", "-ffp-contract=off", "-g0"],
         include_dirs=[core.as_posix()],
         depends=[header.as_posix() for header in core.glob("*.h")],
