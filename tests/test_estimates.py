@@ -27,6 +27,7 @@ from mpisim.kernels.operations import (
     OptimizerStep,
     Softmax,
 )
+from mpisim.kernels.persistent_norm import PersistentNorm
 from mpisim.quantity import PICOSECONDS
 
 GPUS = ("a100-sxm", "p100-pcie", "l4")
@@ -57,6 +58,7 @@ KERNELS = st.one_of(
     st.builds(
         Norm, SIZES, SIZES, st.sampled_from(("layer", "rms", "batch")), st.booleans(), FORMATS
     ),
+    st.builds(PersistentNorm, SIZES, SIZES, st.just("layer"), st.booleans(), FORMATS),
     st.builds(Embedding, SIZES, SIZES, SIZES, FEW, st.booleans(), FORMATS),
 )
 
@@ -138,6 +140,7 @@ def test_formulas_take_plain_numbers(family):
         "memory_bound": Elementwise(10**6),
         "softmax": Softmax(4096, 1500),
         "norm": Norm(4096, 1500),
+        "norm_persistent": PersistentNorm(4096, 1536, backward=True),
         "embedding": Embedding(4096, 1024, 50_000),
     }[family]
     module = family_module(kernel.family)
