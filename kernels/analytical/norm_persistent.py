@@ -7,37 +7,15 @@ Transformer Engine's kernels (``data/calibration/norm_persistent.toml``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
-
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
-
 from ..operations import Elementwise
 from ..persistent_norm import PersistentNorm
 from . import memory_bound
-from .family import Columns
-from .machine import Machine
-from .maths import where
 from .memory_bound import CONSTANTS
+from .times import TimesAsLong
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "ratios", "seconds", "shares"]
+__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
 FAMILY = "norm_persistent"
-
-RATIOS = "calibration/norm_persistent.toml"
-
-
-@cache
-def ratios() -> tuple[Quantity, Quantity]:
-    """Return how many times as long as a streaming kernel it takes, forward and backward."""
-    tables = packaged(RATIOS)
-    forward, backward = (
-        build(Quantity, tables[name], RATIOS, name) for name in ("forward", "backward")
-    )
-    return forward, backward
 
 
 def columns(kernel: PersistentNorm) -> dict[str, float | int | str]:
@@ -46,17 +24,5 @@ def columns(kernel: PersistentNorm) -> dict[str, float | int | str]:
     return {**streaming, "backward": int(kernel.backward)}
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
-    """Return the duration of each kernel, in seconds; constants are those of streaming kernels."""
-    return _ratio(columns) * memory_bound.seconds(columns, gpu, constants)
-
-
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
-    """Return the durations divided as those of `memory_bound`, in seconds."""
-    found = memory_bound.shares(columns, gpu, constants)
-    return {name: _ratio(columns) * share for name, share in found.items()}
-
-
-def _ratio(columns: Columns) -> Any:
-    forward, backward = ratios()
-    return where(columns["backward"] != 0, backward.si, forward.si)
+_FORMULA = TimesAsLong(memory_bound, "calibration/norm_persistent.toml")
+seconds, shares = _FORMULA.seconds, _FORMULA.shares
