@@ -21,6 +21,7 @@ from mpisim.kernels.analytical import (
     softmax,
 )
 from mpisim.kernels.analytical.family import stack
+from mpisim.kernels.analytical.transposed import turned_rate
 from mpisim.kernels.fit import fit, log_ratios
 from mpisim.kernels.gpu import find_gpu
 from mpisim.kernels.measured import read, select
@@ -84,7 +85,7 @@ def test_writing_transposed_is_slower() -> None:
     plain, turned = (Elementwise(10**9, transposes=each) for each in (False, True))
     floor = STREAM["floor"]
     found = (seconds(turned, MACHINE) - floor) / (seconds(plain, MACHINE) - floor)
-    assert found == pytest.approx(1 / memory_bound.TRANSPOSED)
+    assert found == pytest.approx(1 / turned_rate("streams"))
 
 
 def test_long_kernels_run_at_the_memorys_rate():

@@ -9,7 +9,8 @@ import pytest
 from transformers import lines, model, network, operator, plan
 
 from mpisim.errors import InputError
-from mpisim.kernels import Estimate, find_gpu
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Attention
 from mpisim.program import Phase
 from mpisim.workloads.operators import Compute, Layer, Step
@@ -47,13 +48,7 @@ class TestLaunches:
         assert launches(operator(block(moe_experts="grouped"), "experts in").forward) == [1]
 
     def test_what_launches_cost_the_cpu(self) -> None:
-        class Model:
-            gpu = find_gpu("h100-sxm")
-
-            def estimate(self, kernel: object) -> Estimate:
-                raise NotImplementedError
-
-        pricing = Pricing(Model())  # type: ignore[arg-type]
+        pricing = Pricing(Analytical(find_gpu("h100-sxm")))
         one, three = pricing.launching_of(1), pricing.launching_of(3)
         cost = one["host"] + one["launch_cost"]
         assert three["host"] + three["launch_cost"] == 3 * cost

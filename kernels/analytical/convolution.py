@@ -32,6 +32,7 @@ from .machine import Machine
 from .maths import ceil, floats, like, some, where
 from .overlap import PIPELINED, divided, each_with
 from .tiles import Cut, preferred, throttled, times
+from .transposed import turned_rate
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -62,12 +63,6 @@ WEIGHT_CUTS = tuple(
 LOADING = 0.5
 QUANTISATION = 0.6
 """As products of matrices have them; convolutions do not tell them from the rest in fp32."""
-
-TURNED = 0.6
-"""Rate of weights' gradients in tf32, relative. They sum over pixels, which are not next to each
-other, and of 32 bits matrix units take no turned operands (PTX ISA, wgmma.mma_async: transposition
-of 16-bit matrices alone). VGG-13 on an H100 (github:sarchlab/triosim, sample_trace): 68 ms without
-the first layer's, the same multiplications forward 33 ms and for the input's gradients 35 ms."""
 
 DIRECT = 0.25
 """Share of the cores' peak that direct convolutions reach: each operand is used once."""
@@ -188,7 +183,7 @@ def _ways(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> _Wa
         m, n, k = outputs / groups, inputs / groups * side * side, pixels
         summed = times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles)
         both = zip_longest(summed, overlapped, fillvalue=like(m, NEVER))
-        turned = TURNED if dtype == "tf32" else 1.0
+        turned = turned_rate("weight_gradients") if dtype == "tf32" else 1.0
         overlapped = [where(weight, each / turned, other) for each, other in both]
     if "burst" in constants:
         overlapped = [throttled(each, constants["burst"], gpu) for each in overlapped]

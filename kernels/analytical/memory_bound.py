@@ -8,7 +8,7 @@ written: as far as it still lies in the L2 cache, it comes from there. Data far 
 cache evicts itself before it is used, hence no hits at all, as with least-recently-used replacement
 and cyclic access; the cube, a gradual change over about a factor of three in size, is what the
 measured rates show around the sizes of the caches of A40, A100 and H100 (github:microsoft/vidur,
-data/profiling). Kernels that transpose reach `TRANSPOSED` of the rate. Copies to or from the host
+data/profiling). Kernels that transpose are slower (`transposed`). Copies to or from the host
 run at a share of the link's rate instead.
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
@@ -24,6 +24,7 @@ from ..operations import Copy, Elementwise, OptimizerStep
 from .family import Columns, Constant
 from .machine import Machine
 from .maths import floats, like, where
+from .transposed import turned_rate
 
 __all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
 
@@ -33,11 +34,6 @@ MOST = 0.94
 """Share of its datasheet rate that a memory delivers at most: refreshes and turns between reading
 and writing take the rest. Where only kernels of a few caches' size were measured, as on H100, hits
 that the formula does not know of would otherwise pass for a faster memory."""
-
-TRANSPOSED = 0.8
-"""Rate of a kernel that writes a result transposed, beside one that does not: casts to fp8 of 4,096
-× 16,384, 24,576 and 32,768 elements run at 2.39 to 2.52 TB/s in a training step on an H800, an
-addition of 4,096 × 7,168 at 3.03 (github:deepseek-ai/profile-data, train.json)."""
 
 CONSTANTS = (
     Constant("share", 0.87, 0.4, MOST, "share of the memory's bandwidth that long kernels reach"),
@@ -77,7 +73,7 @@ def _parts(
     """Return the time in memory, in the L2 cache and on the link to the host."""
     (size,) = floats(columns, "bytes")
     inside = where(columns["host"] != 0, 0.0, size)
-    slower = where(columns.get("transposes", 0) != 0, 1 / TRANSPOSED, 1.0)
+    slower = where(columns.get("transposes", 0) != 0, 1 / turned_rate("streams"), 1.0)
     x = size / (constants["capacity"] * gpu.l2)
     hit = 1 / (1 + x * x * x)
     return (
