@@ -17,7 +17,7 @@ import numpy as np
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .engine.run import Run
 from .errors import InputError
-from .experiment import Dlrm, Experiment, Plan, Transformer
+from .experiment import Cnn, Dlrm, Experiment, Plan, Transformer
 from .fitting import advice_for, assessed
 from .hardware import differences, hardware_of, kinds_of, left_out
 from .kernels import Gpu, KernelModel, Roofline
@@ -356,13 +356,22 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
     if value is not True and value in (None, False, 0, 1, (), {}):
         return False
     plan, model = experiment.plan, experiment.model
+    transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
     mixture = isinstance(model, Transformer) and model.experts > 0
     conditions = {
         "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
         "plan.schedule": plan.pp > 1,
         "plan.cp_style": plan.cp > 1,
-        "plan.kernels": isinstance(model, Transformer),
+        "plan.tp_overlap_scatter": plan.tp_overlap,
+        "plan.dgrad_overlap": plan.tp > 1 and not plan.sequence_parallel,
+        "plan.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
+        "plan.kernels": transformer,
+        "plan.attention": transformer and plan.kernels == "flash",
+        "plan.unaligned": transformer and plan.kernels == "eager",
+        "plan.norm_fusion": images,
+        "plan.image_layout": images,
         "plan.moe_imbalance": mixture,
+        "plan.moe_dispatcher": mixture and plan.ep > 1,
         "plan.dispatch_precision": mixture and plan.ep > 1,
         "plan.reshard_after_forward": plan.zero == 3,
         "plan.wrap_layers": plan.zero == 3,
