@@ -68,6 +68,10 @@ class Plan:
     sp : bool, optional
         Sequence parallelism: norms and dropout share the sequence over the tp group; by default
         where tp > 1.
+    sp_style : {"megatron", "pytorch"}
+        How sequences are gathered with `sp`: along the outermost dimension, and again for gradients
+        of weights (Megatron-LM); or along the second, with a copy more for each collective, once
+        (PyTorch's DTensor).
     tp_overlap : bool
         Whether matrix products are cut into `tp` chunks that overlap with their communication.
     tp_overlap_pairs : bool
@@ -209,6 +213,7 @@ class Plan:
     account_for_loss: bool = False
 
     sp: bool | None = None
+    sp_style: Literal["megatron", "pytorch"] = "megatron"
     tp_overlap: bool = False
     tp_overlap_pairs: bool = False
     tp_overlap_scatter: Literal["pipeline", "ring"] = "pipeline"

@@ -55,6 +55,9 @@ PLAN_KEYS = {
 SHARE = "plan.recompute_share"
 """Of rules: the share of layers that recompute, resolved to ``plan.recompute_layers``."""
 
+MICRO_BATCHES = "plan.micro_batches"
+"""Of rules: the micro-batches of a step, resolved to ``plan.micro_batch``; "pp": one a stage."""
+
 SUFFIXES = (" SFT", "-proxy")
 """What follows the name of a model when it is trained otherwise, or cut to fewer layers."""
 
@@ -146,7 +149,8 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
         keys["model.preset"] = preset
     else:
         keys["model.family"] = "gpt"
-    defaults = [f"{key} = {_value(value)}" for key, value in open_keys.items() if key != SHARE]
+    defaults = [f"{key} = {_value(value)}" for key, value in open_keys.items()
+                if key not in (SHARE, MICRO_BATCHES)]
     defaults += [f"{key} = {_value(value)} (instead)" for key, value in replaced.items()
                  if stated.get(key) != value and key != SHARE]  # fmt: skip
     chosen = choose(row, source, settings)
@@ -233,6 +237,7 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
             keys.pop(key, None)
     if "plan.global_batch" not in keys:
         raise InputError("global_batch is not stated")
+    filled += _micro_batch(keys)
     if "plan.micro_batch" not in keys:
         raise InputError("micro_batch is not stated")
     if "plan.precision" not in keys:
@@ -258,6 +263,16 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
         keys["plan.recompute_layers"] = max(1, round(share * _count(keys, preset) / parts))
     keys["run.allow_oom"] = True  # it was run, so it fitted
     return filled
+
+
+def _micro_batch(keys: dict[str, Any]) -> list[str]:
+    """Fill in a micro-batch that is not stated from how many a step has."""
+    count = keys.pop(MICRO_BATCHES, None)
+    if count is None or "plan.micro_batch" in keys or "plan.dp" not in keys:
+        return []
+    count = keys.get("plan.pp", 1) if count == "pp" else count
+    keys["plan.micro_batch"] = max(1, keys["plan.global_batch"] // (keys["plan.dp"] * count))
+    return [f"plan.micro_batch = {keys['plan.micro_batch']}"]
 
 
 def _count(keys: Mapping[str, Any], preset: str | None) -> int:

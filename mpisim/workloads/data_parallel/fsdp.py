@@ -20,6 +20,11 @@ buffer is needed again (``post_backward``). Collectives of a group run one after
 zero = 2 keeps units gathered until their backward (``reshard_after_forward=False``), `zero_group`
 reduces shards over replicas besides (hybrid sharding). Every micro-batch reduces, and waits for it
 at the end of its backward.
+
+In a pipeline (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``) units are
+gathered before the first forward of a step and stay so; gradients of micro-batches are added up in
+the format in which they are reduced (``to_accumulated_grad_if_needed``), and reduced after the last
+backward, unit after unit, beside nothing.
 """
 
 from __future__ import annotations
@@ -124,6 +129,11 @@ class Fsdp(Strategy):
         return self.plan.zero == 3 and self.plan.reshard_after_forward
 
     @property
+    def _staged(self) -> bool:
+        """Whether a pipeline decides when units are gathered and reduced."""
+        return self.plan.pp > 1
+
+    @property
     def _ahead(self) -> int:
         """Units that are gathered ahead of the one at work."""
         return self.plan.prefetch if self.plan.dp_overlap else 0
@@ -132,6 +142,8 @@ class Fsdp(Strategy):
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
+        if self._staged and not first:
+            return
         if layer == 0:
             self._forward[chunk] = here = _Pass()
             root = self.roots[chunk]
@@ -195,18 +207,31 @@ class Fsdp(Strategy):
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Reduce the gradients of a unit; wait for all of them at the end of the backward."""
         here = self._reducing[chunk]
-        for unit in (*self.units[chunk], self.roots[chunk]):
-            if unit.first == layer and unit.kinds:
+        units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.kinds]
+        for unit in units:
+            if unit.first == layer and self._staged:
+                self._add_up(block, unit)
+            elif unit.first == layer:
+                self._reduce(block, here, unit)
+        if layer == 0 and self._staged and last:
+            for unit in units:
                 self._reduce(block, here, unit)
         if layer == 0:
             block.await_next(here.all)
             self._reducing[chunk] = _Reductions()
 
+    def _add_up(self, block: BlockBuilder, unit: Unit) -> None:
+        """Add gradients to those of the micro-batches before."""
+        for _, size in unit.kinds:
+            traffic = (self.weight + 2 * self.gradient) * size
+            block.compute(Compute("gradient accumulation", Elementwise(traffic)))
+
     def _reduce(self, block: BlockBuilder, here: _Reductions, unit: Unit) -> None:
         block.await_next(here.latest)
         here.latest = []
+        held = self.gradient if self._staged else self.weight
         for expert, size in unit.kinds:
-            traffic = (self.weight + self.gradient) * size
+            traffic = (held + self.gradient) * size
             block.compute(Compute("copy gradients in", Elementwise(traffic)))
             group, whole = self.shard(expert), self.gradient * size
             scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")

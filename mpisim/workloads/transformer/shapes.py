@@ -79,6 +79,11 @@ class Shapes:
         """Whether the ranks of a tp group share the sequence."""
         return self.grid.tp > 1 and self.plan.sequence_parallel
 
+    @property
+    def sequence_second(self) -> bool:
+        """Whether what ranks of a tp group share of the sequence comes after the batch."""
+        return self.sequence_parallel and self.plan.sp_style == "pytorch"
+
     # --- widths ---------------------------------------------------------------------------------
 
     @property
@@ -160,6 +165,11 @@ class Shapes:
         """Whether gradients of 16 bits are added up in fp32, in DeepSpeed's BF16_Optimizer."""
         deepspeed = self.plan.style(transformer=True) == "deepspeed"
         return deepspeed and self.stored == "bf16" and self.gradient == "fp32"
+
+    @property
+    def staged_shards(self) -> bool:
+        """Whether FSDP adds up gradients of whole units, in a pipeline."""
+        return self.grid.pp > 1 and self.plan.style(transformer=True) == "fsdp"
 
     @property
     def accumulates(self) -> bool:

@@ -8,6 +8,12 @@ second and the input gradient of the first are all-reduced. Order and overlap ar
 the saved input is gathered again beside the input gradient, which is reduced beside the weight
 gradient. Before that class the all-reduce came after both gradients (``plan.dgrad_overlap``).
 
+PyTorch's DTensor (``plan.sp_style = "pytorch"``) keeps what it gathered, and its sequences come after
+the batch: what ranks send lies rank by rank, and is copied to its place behind each all-gather, and
+the other way before each reduce-scatter (`all_gather_tensor` and `reduce_scatter_tensor` of
+torch/distributed/_functional_collectives.py). The input gradient is reduced after both products, the
+two outputs of one node of autograd.
+
 With fp8 or NVFP4, operands are cast (and transposed for the backward pass, as Transformer Engine
 does) before they are gathered, so that gathers move a byte an element or less; casts of weights are
 made once a step and not counted.
@@ -74,14 +80,16 @@ def column_linear(
         forward += gather_and_multiply(s, name, k, gemm)
     else:
         if s.sequence_parallel:
-            forward.append(gathered)
+            forward += placed(s, gathered)
         forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
     if quantised:
         backward.append(cast(s, f"{name} gradient", s.tokens * n))
-    if s.sequence_parallel:
+    keeps_gathered = s.sequence_second
+    beside = s.plan.dgrad_overlap and not keeps_gathered
+    if s.sequence_parallel and not keeps_gathered:
         after = ("gathered",)
         backward.append(
             Communicate(
@@ -93,17 +101,18 @@ def column_linear(
         Compute(f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.stored))
     )
     reduced = f"{name} input gradient"
-    if s.plan.dgrad_overlap:
+    if beside:
         backward += reduce(s, reduced, k, token="reduced")
     backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
-    if not s.plan.dgrad_overlap:
+    if not beside:
         backward += reduce(s, reduced, k)
     if bias:
         backward += bias_gradient(s, name, s.tokens, n)
     owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
     if bias:
         owned.append(Parameter(f"{name} bias", n))
-    saved = operand_bytes(dtype, entering * k) if keeps_input else 0
+    held = s.tokens if keeps_gathered else entering
+    saved = operand_bytes(dtype, held * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
 
 
@@ -145,11 +154,12 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         backward += gather_and_multiply(s, gradient, n, gemm)
     else:
         if s.sequence_parallel:
-            backward.append(
+            backward += placed(
+                s,
                 Communicate(
                     f"{name} gradient all-gather", Operation.ALL_GATHER, "tp",
                     s.operand(s.tokens * n),
-                )
+                ),
             )  # fmt: skip
         gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
         backward.append(Compute(gradient, gemm))
@@ -222,10 +232,19 @@ def cast(s: Shapes, name: str, elements: int) -> Compute:
     return Compute(f"{name} cast", Elementwise(traffic, transposes=True))
 
 
-def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Communicate]:
+def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
+    """All-gather sequences, and copy them to their places where they do not come first."""
+    yield gathered
+    if s.sequence_second:
+        yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
+
+
+def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
     """Add up what the ranks of the tp group have of (tokens, n)."""
     if s.grid.tp > 1:
         operation = Operation.REDUCE_SCATTER if s.sequence_parallel else Operation.ALL_REDUCE
+        if s.sequence_second:
+            yield Compute(f"{name} copy", Elementwise(2 * s.element * s.tokens * n))
         yield exchange(s, name, operation, s.element * s.tokens * n, token=token)
 
 

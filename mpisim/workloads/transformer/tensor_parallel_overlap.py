@@ -13,7 +13,9 @@ Transformer Engine's userbuffers (``tp_comm_overlap`` in Megatron-LM), with the 
 - "bulk": the two collectives of a column-split matrix's backward pass stay whole, each beside a
   whole product, as they are without.
 
-Other frameworks (PyTorch's asynchronous tensor parallelism) go round the ring after a product, too.
+PyTorch's asynchronous tensor parallelism (torch/distributed/_symmetric_memory) has the gathering
+ring, with a copy engine for each chunk, and sends chunks of products to their ranks
+(`_pipelined_produce_and_all2all`); input gradients, sums of several products, it does not cut.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]
     k, n : int
         Features in, this rank's, and out.
     """
-    if not s.megatron:
+    if s.plan.sp_style == "pytorch":
+        yield from _sent(s, name, k, n)
+    elif not s.megatron:
         yield from _ring(s, name, k, n)
     elif s.plan.tp_overlap_scatter == "ring":
         yield from _sent(s, name, k, n)
