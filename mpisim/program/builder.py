@@ -213,6 +213,18 @@ class TableBuilder:
         self._waits.append(tuple(waits))
         return len(self._waits) - 1
 
+    def untagged(self) -> tuple[list[tuple[int, ...]], list[Sequence[int]]]:
+        """Return rows without their tags, and what each waits for, for `extend`."""
+        return [row[: -len(self._tags)] for row in self._rows], list(self._waits)
+
+    def extend(
+        self, rows: Iterable[tuple[int, ...]], waits: Iterable[Sequence[int]]
+    ) -> None:
+        """Append rows of a builder with the same names (`untagged`), with the tags of this one."""
+        tags = tuple(self._tags.values())
+        self._rows.extend([(*row, *tags) for row in rows])
+        self._waits.extend(waits)
+
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return what was appended as arrays, unchecked.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
+from .fragments import Fragment, Fragments
 from .operators import Await, Communicate, Compute, Step
 from .pricing import AT_ONCE, Pricing
 
@@ -125,11 +126,15 @@ class BlockBuilder:
     names : Names
     pricing : Pricing
     slots : Slots
+    fragments : Fragments, optional
+        Of operators that were written before. Not for blocks in which passes take turns.
     """
 
-    def __init__(self, names: Names, pricing: Pricing, slots: Slots) -> None:
+    def __init__(
+        self, names: Names, pricing: Pricing, slots: Slots, fragments: Fragments | None = None
+    ) -> None:
         self.rows = TableBuilder(names)
-        self.pricing, self.slots = pricing, slots
+        self.pricing, self.slots, self._fragments = pricing, slots, fragments
         self.rows.tags(micro_batch=0)
         self.flops = self.duration = 0
         self._lanes = [_Lane()]
@@ -139,11 +144,16 @@ class BlockBuilder:
 
     def steps(self, steps: Iterable[Step]) -> None:
         """Write steps of one operator; afterwards all of its communications must be waited for."""
-        for _ in self.stepwise(steps):
+        for _ in self.stepwise(tuple(steps)):
             pass
 
-    def stepwise(self, steps: Iterable[Step]) -> Iterator[None]:
+    def stepwise(self, steps: Sequence[Step]) -> Iterator[None]:
         """Write steps as `steps` does, pausing where the next kernel has to wait."""
+        if self._fragments is not None and self._lane.idle:
+            fragment = self._fragments.of(steps, self)
+            if fragment is not None:
+                self._copy(fragment)
+                return
         for step in steps:
             if isinstance(step, Compute):
                 self.compute(step)
@@ -153,6 +163,47 @@ class BlockBuilder:
             elif self.communicate(step) is not None and not step.token:
                 yield
         self._lane.join()
+
+    def fragment(self, steps: Sequence[Step]) -> Fragment | None:
+        """Return what steps write into an empty block, with the names and slots of this one.
+
+        None if communications go on beyond the operator.
+        """
+        other = BlockBuilder(self.rows.names, self.pricing, self.slots)
+        before = len(self.slots.asked)
+        other.steps(steps)
+        lane = other._lane
+        if lane.carried:
+            return None
+        rows, waits = other.rows.untagged()
+        return Fragment(
+            rows=rows, waits=waits,
+            slots={each: self.slots.number(*each) for each in self.slots.asked[before:]},
+            last=lane.last, pending=tuple(lane.pending), flops=other.flops,
+            duration=other.duration, priced=self.pricing.priced(steps),
+        )  # fmt: skip
+
+    def _copy(self, fragment: Fragment) -> None:
+        """Write what an operator writes that begins when all before it were waited for."""
+        lane, at = self._lane, len(self.rows)
+        numbers = {each: self.slots.number(*each) for each in fragment.slots}
+        ports = {LAST: (lane.last,), PENDING: tuple(lane.pending)}
+
+        def moved(rows: Sequence[int]) -> list[int]:
+            return [
+                each
+                for row in rows
+                for each in (ports[row] if row < 0 else (at + row,))
+            ]
+
+        self.rows.extend(fragment.rows_as(numbers), map(moved, fragment.waits))
+        if fragment.last != LAST:
+            lane.last = at + fragment.last
+        lane.pending = moved(fragment.pending)
+        lane.kernels.clear()
+        self.flops += fragment.flops
+        self.duration += fragment.duration
+        self.pricing.note(fragment.priced)
 
     def compute(self, step: Compute, *, waits: Iterable[int] = ()) -> int:
         """Write a kernel; it waits for what is pending, its tokens, and `waits`."""
@@ -330,6 +381,11 @@ class _Lane:
         """Return the rows of tokens; a communication left out, in a group of one, has none."""
         known = self.carried | self.tokens
         return [known[token] for token in tokens if token in known]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no communication is under way that has a token, or was waited for by one."""
+        return not (self.tokens or self.carried or self.taken)
 
     def join(self) -> None:
         """End an operator: what no kernel has waited for yet, the next one will."""

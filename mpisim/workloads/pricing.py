@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypedDict
 
 from mpisim.errors import InputError
 from mpisim.kernels import Estimate, KernelModel
 from mpisim.kernels.operations import Kernel
 from mpisim.quantity import picoseconds
 
-__all__ = ["AT_ONCE", "LONGEST", "Launching", "Pricing"]
+from .operators import Compute, Step
+
+__all__ = ["AT_ONCE", "LONGEST", "Launching", "Priced", "Pricing"]
 
 LONGEST = 2**60
 """Of all kernels of a rank together, in ps (13 days): what the engine's clocks can count."""
@@ -27,6 +29,13 @@ class Launching(TypedDict):
 
 AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
 """Launched with the row before."""
+
+
+class Priced(NamedTuple):
+    """What the duration of rows rests on, and their descriptions, by name and duration in ps."""
+
+    shares: dict[tuple[str, int], Mapping[str, float]]
+    kernels: dict[tuple[str, int], Kernel]
 
 
 class Pricing:
@@ -104,3 +113,18 @@ class Pricing:
         self.kernels[name, estimate.duration] = kernel
         self._known[name, id(kernel)] = kernel, estimate
         return estimate
+
+    def priced(self, steps: Iterable[Step]) -> Priced:
+        """Return what `estimate` has noted of the kernels among some steps."""
+        found = Priced({}, {})
+        for step in steps:
+            if isinstance(step, Compute):
+                estimate = self.estimate(step.name, step.kernel)
+                found.shares[step.name, estimate.duration] = estimate.shares
+                found.kernels[step.name, estimate.duration] = step.kernel
+        return found
+
+    def note(self, priced: Priced) -> None:
+        """Note it again, as if each of those kernels had been asked for again."""
+        self.shares.update(priced.shares)
+        self.kernels.update(priced.kernels)

@@ -9,7 +9,8 @@ from ..experiment.plan import Plan
 from ..program import Names, Phase
 from .blocks import Block, BlockBuilder, Slots
 from .data_parallel import Strategy
-from .operators import Operator
+from .fragments import Fragments
+from .operators import Operator, Step
 from .parts import Part
 from .pricing import Pricing
 from .recomputation import again as run_again
@@ -68,17 +69,19 @@ class Stage:
     strategy : Strategy
         Of data parallelism.
     shelf : Shelf
-        Of the step, whose tables have the same plan and names.
+    fragments : Fragments
+        Both of the step, whose tables have the same plan and names.
     """
 
     def __init__(
         self, names: Names, pricing: Pricing, slots: Slots, plan: Plan,
-        chunks: Sequence[Part], strategy: Strategy, shelf: Shelf,
+        chunks: Sequence[Part], strategy: Strategy, shelf: Shelf, fragments: Fragments,
     ) -> None:  # fmt: skip
         self.names, self.pricing, self.slots = names, pricing, slots
         self.plan, self.chunks, self.strategy = plan, chunks, strategy
-        self._shelf = shelf
+        self._shelf, self._fragments = shelf, fragments
         self._blocks: dict[tuple[Pass, ...], Block] = {}
+        self._parts: dict[tuple[int, str], tuple[Step, ...]] = {}
 
     def builder(self) -> BlockBuilder:
         """Return a builder of a further block."""
@@ -121,6 +124,8 @@ class Stage:
 
     def _written(self, passes: Sequence[Pass]) -> Block:
         builder = self.builder()
+        if len(passes) == 1:
+            builder = BlockBuilder(self.names, self.pricing, self.slots, self._fragments)
         running = {lane: self._write(builder, each) for lane, each in enumerate(passes)}
         while running:
             for lane, writing in list(running.items()):
@@ -164,11 +169,18 @@ class Stage:
                     self.strategy.before_gradients(builder, chunk, i, j, last)
                 if self._selective(operator) and which != "weight" and not again[i]:
                     yield from self._recompute(builder, [operator])
-                yield from builder.stepwise(operator.backward_part(which))
+                yield from builder.stepwise(self._part(operator, which))
                 if which != "input":
                     self.strategy.after_gradients(builder, chunk, i, j, last)
             if which != "input":
                 self.strategy.after_backward(builder, chunk, i, last)
+
+    def _part(self, operator: Operator, which: str) -> tuple[Step, ...]:
+        """Return a part of an operator's backward: one and the same each time."""
+        key = id(operator), which
+        if key not in self._parts:
+            self._parts[key] = operator.backward_part(which)
+        return self._parts[key]
 
     def _selective(self, operator: Operator) -> bool:
         return operator.selective and self.plan.recompute == "selective"

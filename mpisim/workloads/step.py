@@ -16,6 +16,7 @@ import numpy as np
 
 from ..kernels import KernelModel
 from ..program import Names, Program
+from .fragments import Fragments
 from .groups import Groups, program_of
 from .layout import Layout
 from .pricing import Pricing
@@ -86,8 +87,7 @@ def training_step(layout: Layout, *kernels: KernelModel) -> Workload:
     launching = {"cuda_graphs": plan.cuda_graphs, "launch_blocking": plan.launch_blocking}
     pricings = tuple(Pricing(each, **launching) for each in kernels)
     groups = Groups(grid, plan.zero_group)
-    shelf = Shelf()
-    return _step(layout, Workshop(names, pricings, groups, shelf))
+    return _step(layout, Workshop(names, pricings, groups, Shelf(), Fragments()))
 
 
 def _step(layout: Layout, workshop: Workshop) -> Workload:

@@ -16,6 +16,7 @@ from ..program import Names, Phase, Table
 from .assembly import TableAssembler
 from .blocks import Block, Slots
 from .data_parallel import strategy
+from .fragments import Fragments
 from .groups import Groups
 from .layout import Layout
 from .messages import Exchanged, Messages, exchanged, streams
@@ -56,12 +57,14 @@ class Workshop:
         Of kernels, on each kind of GPU.
     groups : Groups
     shelf : Shelf
+    fragments : Fragments
     """
 
     names: Names
     pricings: tuple[Pricing, ...]
     groups: Groups
     shelf: Shelf
+    fragments: Fragments
     _writers: dict[Hashable, _Writer] = field(default_factory=dict)
 
     def table(self, layout: Layout, laid: Pipeline, network: int, stage: int, gpu: int) -> Written:
@@ -143,8 +146,9 @@ class _Writer:
             workshop.groups.sizes, {**streams(plan.overlaps_p2p), **self._sharing.streams}
         )
         self._writer = Stage(
-            workshop.names, pricing, self._slots, plan, chunks, self._sharing, workshop.shelf
-        )
+            workshop.names, pricing, self._slots, plan, chunks, self._sharing, workshop.shelf,
+            workshop.fragments,
+        )  # fmt: skip
         self._messages = Messages(
             messages, len(chunks), overlap=plan.overlaps_p2p, builder=self._writer.builder,
             synchronous=self._sharing.style == "megatron" and plan.schedule in OF_MEGATRON,

@@ -1,0 +1,88 @@
+"""Operators that are written once and copied: tables are those in which each is written anew."""
+
+import numpy as np
+import pytest
+
+from mpisim.experiment import read
+from mpisim.kernels import Roofline, find_gpu
+from mpisim.program import COLUMNS
+from mpisim.workloads import Workload, blocks, lay_out, training_step
+
+TEXT = """
+[model]
+family = "gpt"
+layers = 8
+hidden = 64
+heads = 4
+seq_len = 32
+vocab = 128
+{model}
+
+[plan]
+{plan}
+
+[cluster]
+preset = "dgx-h100"
+nodes = 1
+"""
+
+PLANS = {
+    "tensor parallel": 'pp = 4\ntp = 2\nglobal_batch = 8\nschedule = "1f1b"',
+    "sequence parallel": "pp = 2\ntp = 2\nsp = true\nzero = 1\nglobal_batch = 8",
+    "interleaved": 'pp = 4\nvpp = 2\nglobal_batch = 8\nschedule = "interleaved"\nzero = 1',
+    "recomputed": 'pp = 4\nglobal_batch = 8\nrecompute = "full"\nrecompute_layers = 1',
+    "selective": 'tp = 4\nglobal_batch = 8\nrecompute = "selective"',
+    "weights put off": 'pp = 4\nglobal_batch = 8\nschedule = "zb-h1"',
+    "context parallel": "cp = 4\nglobal_batch = 8",
+    "sharded": 'global_batch = 8\nzero = 3\ndp_style = "fsdp"',
+    "sharded by DeepSpeed": 'global_batch = 8\nzero = 3\ndp_style = "deepspeed"',
+    "overlapped": "tp = 4\nsp = true\ntp_overlap = true\nglobal_batch = 8",
+    "blocking": "tp = 2\nlaunch_blocking = true\nglobal_batch = 8",
+}
+EXPERTS = "experts = 8\ntopk = 2"
+
+
+def step(model: str, plan: str) -> Workload:
+    """The step of a plan."""
+    layout = lay_out(read(TEXT.format(model=model, plan=plan), "test.toml"), 8)
+    return training_step(layout, Roofline(find_gpu("h100-sxm")))
+
+
+CASES = [("", plan) for plan in PLANS.values()] + [
+    (EXPERTS, "ep = 8\nglobal_batch = 8"),
+    (EXPERTS, "ep = 2\ntp = 2\npp = 2\nglobal_batch = 8"),
+]
+
+
+@pytest.mark.parametrize(("model", "plan"), CASES, ids=[*PLANS, "experts", "experts, stages"])
+def test_steps_are_as_if_every_operator_were_written_anew(
+    model: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = step(model, plan)
+    monkeypatch.setattr(blocks._Lane, "idle", False)
+    anew = step(model, plan)
+    assert copied.program.names == anew.program.names
+    assert copied.executed_flops == anew.executed_flops
+    for one, other in zip(copied.program.tables, anew.program.tables, strict=True):
+        assert one is not None
+        assert other is not None
+        for column in (*COLUMNS, "wait_index", "wait_row"):
+            assert np.array_equal(getattr(one, column), getattr(other, column)), column
+    # What durations rest on, in the order in which it was first asked for.
+    for a, b in zip(copied.pricings, anew.pricings, strict=True):
+        assert list(a.shares.items()) == list(b.shares.items())
+        assert list(a.kernels.items()) == list(b.kernels.items())
+
+
+def test_an_operator_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 layers alike, and 2 passes that differ in what data parallelism adds."""
+    written = []
+    fragment = blocks.BlockBuilder.fragment
+
+    def counted(builder, steps):  # type: ignore[no-untyped-def]
+        written.append(id(steps))
+        return fragment(builder, steps)
+
+    monkeypatch.setattr(blocks.BlockBuilder, "fragment", counted)
+    step("", "global_batch = 16\nmicro_batch = 1\nzero = 1\ntp = 2")
+    assert len(written) == len(set(written))
