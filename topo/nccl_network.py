@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
+from mpisim.recent import Recent
 
 from .loads import link_weights
 from .narrowest import behind_ports
@@ -28,8 +29,8 @@ Ints = NDArray[np.int64]
 _SIZES = tuple(1 << bits for bits in range(10, 37, 2))
 """Sizes at which the highest rate of an algorithm is sought."""
 
-_MOST_KNOWN = 32
-"""Answers about groups that are remembered."""
+_MOST_KNOWN = 1 << 26
+"""Bytes of answers about groups that are remembered, of each kind."""
 
 _DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
@@ -83,19 +84,19 @@ class NcclNetwork:
         self._nominal = nominal or topology
         self._meshed = meshed
         self._limits: dict[tuple[Pattern, Shape], int] = {}
-        # One program is often run several times, and asked about several times a run.
-        self._shapes: dict[bytes, tuple[Ints, list[Shape]]] = {}
-        self._loaded: dict[tuple[Pattern, bytes], tuple[Ints, Ints, Ints]] = {}
+        # One program is often run several times, and asked about several times a run; programs
+        # that are compared have many groups in common.
+        self._shapes: Recent[tuple[Ints, list[Shape]]] = Recent(_MOST_KNOWN, _size)
+        self._loaded: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
+        self._arranged: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
 
     def group_classes(
         self, index: Ints, members: NDArray[np.int32]
     ) -> tuple[Ints, list[Shape]]:
         """Return the shapes of groups: ranks, nodes, and how the one stand on the other."""
-        key = _fingerprint(index, members)
-        if key not in self._shapes:
-            _make_room(self._shapes)
-            self._shapes[key] = shapes_of(index, members, self.nccl.system)
-        return self._shapes[key]
+        return self._shapes.answer(
+            _fingerprint(index, members), lambda: shapes_of(index, members, self.nccl.system)
+        )
 
     def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
         """Return what NCCL takes; a communication of one rank with itself costs nothing."""
@@ -144,11 +145,10 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
         """Return the links that groups load: see `SharedNetwork`."""
-        key = (pattern, _fingerprint(index, members))
-        if key not in self._loaded:
-            _make_room(self._loaded)
-            self._loaded[key] = self._all_loads(index, members, pattern)
-        return self._loaded[key]
+        return self._loaded.answer(
+            (pattern, _fingerprint(index, members)),
+            lambda: self._all_loads(index, members, pattern),
+        )
 
     def _all_loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
@@ -166,6 +166,14 @@ class NcclNetwork:
 
     def _loads(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
         """Return (group, link, weight) of groups of one arrangement, by group and link."""
+        group, link, weight = self._arranged.answer(
+            (pattern, _fingerprint(groups.members, groups.base)),
+            lambda: self._weights(groups, pattern),
+        )
+        return groups.groups[group], link, weight
+
+    def _weights(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
+        """Return (place in `groups`, link, weight) of groups of one arrangement."""
         system = self.nccl.system
         sent = transfers(*pattern, groups.members, system.gpus_per_node, meshed=self._meshed)
         group, link, weight = link_weights(
@@ -175,7 +183,7 @@ class NcclNetwork:
         # Never beyond the nominal bandwidth at the highest rate.
         whole, rest = np.divmod(self._capacity_nominal[link], limit)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // limit
-        return groups.groups[group], link, np.minimum(weight, most)
+        return group, link, np.minimum(weight, most)
 
     def _limit(self, pattern: Pattern, shape: Shape) -> int:
         """The highest rate at which an algorithm moves its payload, whatever the size."""
@@ -199,10 +207,9 @@ def _fingerprint(*arrays: NDArray[Any]) -> bytes:
     return found.digest()
 
 
-def _make_room(known: dict[Any, Any]) -> None:
-    """Forget everything once there are many answers: they are of programs of the past."""
-    if len(known) >= _MOST_KNOWN:
-        known.clear()
+def _size(answer: tuple[Any, ...]) -> int:
+    """Return the bytes of the arrays of an answer, and a little for what is around them."""
+    return 1024 + sum(part.nbytes for part in answer if isinstance(part, np.ndarray))
 
 
 def _number(where: str, decade: int) -> str:
