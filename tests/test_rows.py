@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.engine import simulate
-from mpisim.engine._core import account, rows_functions
+from mpisim.engine._core import Ledger, rows_functions
 from mpisim.engine._core.accounts_twin import COPY, KERNEL, SETS, WAITING, WIRE
-from mpisim.engine._core.accounts_twin import account as account_twin
+from mpisim.engine._core.accounts_twin import Ledger as PlainLedger
 from mpisim.engine.rows import _KEPT, Solution
-from mpisim.program import Operation, Program, ProgramBuilder
+from mpisim.program import Jitter, Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
@@ -112,12 +112,10 @@ def test_every_moment_is_counted_once(
     wire = begin + np.where(layer == WIRE, wait, 0)
     order = np.argsort(stream, kind="stable")
     index = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=4))])
-    given_ = (
-        begin.copy(), wire + work, wire, order.astype(np.int32), index, layer.astype(np.uint8),
-        key.astype(np.int32), 5, until,
-    )  # fmt: skip
-    found, plain = account(*given_), account_twin(*given_)
-    for one, other in zip(found, plain, strict=True):
+    table = order.astype(np.int32), index, layer.astype(np.uint8), key.astype(np.int32), 5
+    rows = begin.copy(), wire + work, wire, until
+    covered, sums = Ledger(*table).of_rows(*rows)
+    for one, other in zip((covered, sums), PlainLedger(*table).of_rows(*rows), strict=True):
         np.testing.assert_array_equal(one, other)
 
     expected = [0] * len(SETS)
@@ -128,7 +126,38 @@ def test_every_moment_is_counted_once(
             state |= int(what) if middle <= moment < last else 0
         for i, those in enumerate(SETS):
             expected[i] += state & those != 0
-    assert found[0].tolist() == expected
-    assert found[1].tolist() == np.bincount(key, work, 5).tolist()
-    assert found[2].tolist() == np.bincount(key, wire - begin, 5).tolist()
-    assert found[3].tolist() == [max(work[key == k], default=0) for k in range(5)]
+    assert covered.tolist() == expected
+    assert sums[0].tolist() == np.bincount(key, work, 5).tolist()
+    assert sums[1].tolist() == np.bincount(key, wire - begin, 5).tolist()
+    assert sums[2].tolist() == [max(work[key == k], default=0) for k in range(5)]
+
+
+@given(program=programs(unpriced=True), jitter=st.sampled_from((None, Jitter(0.1, 3))))
+@settings(max_examples=60)
+def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None) -> None:
+    """Ranks one after another by one ledger, whose scratch is used again."""
+    found = solution(program.replace(jitter=jitter))
+    until = 1 << 60
+    for number in set(program.table.tolist()):
+        table = program.tables[number]
+        assert table is not None
+        device = np.flatnonzero(table.is_device).astype(np.int32)
+        layer = np.where(table.kind <= Kind.COPY, KERNEL, WIRE).astype(np.uint8)
+        key = (np.arange(len(table)) % 3).astype(np.int32)
+        of_table = device, np.array([0, len(device)]), layer, key, 3
+        ledger, plain = Ledger(*of_table), PlainLedger(*of_table)
+        for local in np.flatnonzero(program.table == number).tolist():
+            *accounts, host_end = found.account(local, ledger, until)
+            rows = found.rows(local)
+            assert host_end == rows.host_end
+            expected = plain.of_rows(rows.begin, rows.end, rows.wire, until)
+            for one, other in zip(accounts, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+            layout = found._layout
+            *accounts, host_end = plain.of_rank(
+                layout.codes[layout.code[local]], layout.durations_of(local),
+                int(layout.start[local]), *found._core.met(local), until,
+            )  # fmt: skip
+            assert host_end == rows.host_end
+            for one, other in zip(accounts, expected, strict=True):
+                np.testing.assert_array_equal(one, other)

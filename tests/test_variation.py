@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpisim import engine
 from mpisim.engine.variation import (
     ONE,
+    Variation,
     factor_of,
     jitter_factors,
     jitter_key,
@@ -78,6 +79,28 @@ def test_a_hash_by_hand() -> None:
 def test_bad_jitter_is_refused(spread: float, seed: int) -> None:
     with pytest.raises(ProgramError, match="jitter"):
         Jitter(spread, seed)
+
+
+@given(
+    st.lists(st.integers(0, 1 << 50), min_size=1, max_size=20),
+    st.sampled_from((None, Jitter(0.2, 9))),
+    st.floats(0.1, 4),
+)
+def test_kernels_and_copies_vary_and_nothing_else(
+    durations: list[int], jitter: Jitter | None, speed: float
+) -> None:
+    """The compiled pass against numpy: scaled by what is drawn for the row and by the speed."""
+    program = _program(jitter, speed)
+    variation = Variation.of(program, np.array([1], np.int32))
+    assert variation is not None or (jitter is None and speed == 1)
+    if variation is None:
+        return
+    rows = np.arange(0, len(durations), 2)
+    factors = int(variation.factor[0])
+    drawn = factors if jitter is None else jitter_factors(jitter, 1, rows, factors)
+    expected = np.array(durations, np.int64)
+    expected[rows] = scaled(expected[rows].astype(np.uint64), drawn)
+    assert variation.applied(0, np.array(durations, np.int64), rows).tolist() == expected.tolist()
 
 
 def _program(jitter: Jitter | None, speed: float = 1.0) -> Program:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import rows_functions
+from ._core import Ledger, rows_functions
 
 if TYPE_CHECKING:
     from .plan import Layout
@@ -82,6 +82,20 @@ class Solution:
         self._kept[local] = found
         if len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]  # the one asked for the longest time ago
+        return found
+
+    def account(
+        self, local: int, ledger: Ledger, until: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Add up what the rows of a rank did, as `Ledger.of_rank` says, without keeping them."""
+        layout = self._layout
+        found: tuple[NDArray[np.int64], NDArray[np.int64], int] = ledger.of_rank(
+            layout.codes[layout.code[local]],
+            layout.durations_of(local),
+            int(layout.start[local]),
+            *self._core.met(local),
+            until,
+        )
         return found
 
     def last(self, local: int) -> NDArray[np.int32]:

@@ -15,6 +15,7 @@ from .flows import Shared
 from .rows import Rows, Solution
 
 if TYPE_CHECKING:
+    from ._core import Ledger
     from .settled import Settled
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
@@ -216,3 +217,9 @@ class Run:
         is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.stand_in[i]))
+
+    def account(
+        self, i: int, ledger: Ledger, until: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Add up the rows of the i-th of `hosted`: see `Solution.account`."""
+        return self.solution.account(int(self.stand_in[i]), ledger, until)

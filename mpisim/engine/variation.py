@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..program import Jitter, Program
+from ._core import vary
 from .digest import mix
 
 __all__ = [
@@ -99,15 +100,8 @@ def jitter_factors(
     uint64, shape (n,)
     """
     key = jitter_key(jitter.seed, [rank])
-    return _drawn(key, jitter_table(jitter.spread), rows, factor)
-
-
-def _drawn(
-    key: NDArray[np.uint64], table: NDArray[np.uint64], rows: NDArray[np.int64], factor: int
-) -> NDArray[np.uint64]:
-    """Draw the factors of some rows of a rank, by its key, shape (1,)."""
     hashes = mix(key + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-    return scaled(table[hashes >> np.uint64(64 - 12)], factor)
+    return scaled(jitter_table(jitter.spread)[hashes >> np.uint64(64 - 12)], factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +152,7 @@ class Variation:
         rows : int64, shape (k,)
             Kernels and copies.
         """
-        factors = self.factor[i]
-        if self.table is not None:
-            factors = _drawn(self.key[i : i + 1], self.table, rows, int(factors))
-        found = durations.copy()
-        found[rows] = scaled(durations[rows].astype(np.uint64), factors).astype(np.int64)
+        found: NDArray[np.int64] = vary(
+            durations, rows, int(self.factor[i]), int(self.key[i]), self.table
+        )
         return found

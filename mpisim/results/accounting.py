@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine._core import account as account_rows
+from ..engine._core import Ledger
 from ..engine._core.accounts_twin import COPY, KERNEL, WIRE
 from ..engine.refine import ranges
 from ..engine.run import Run
@@ -79,40 +79,46 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
     n_names : int
         How many there are.
     """
+    program = run.program
     first, number = np.unique(run.alike, return_inverse=True)
-    stand_in = number[run.stand_in]  # of each hosted rank, the one that is accounted for it
-    columns: dict[int, _Columns] = {}
-    pieces = np.zeros((len(first), len(BREAKDOWN)), np.int64)
-    kernels, met = [np.zeros((0, 5), np.int64)], []
-    alike = np.bincount(stand_in, minlength=len(first)).tolist()
-    for at, i in enumerate(run.simulated[first].tolist()):
-        rank = int(run.hosted[i])
-        which = int(run.program.table[rank])
-        if which not in columns:
-            columns[which] = _Columns(run.program.table_of(rank))
-        of = columns[which]
-        rows = run.rows(i)
-        covered, *sums = account_rows(
-            rows.begin, rows.end, rows.wire, of.order, of.stream_index, of.layer, of.key,
-            of.n_keys, run.step_time,
-        )  # fmt: skip
-        waited = rows.host_end - int(run.program.start[rank]) - of.host_busy
-        pieces[at] = _breakdown(covered, run.step_time, of.host_busy, waited)
-        kernels.append(of.kernels(sums[0] * alike[at], sums[2], alike[at], names))
-        met.append(of.communications(*sums[:2]))
+    # Ranks of one table one after another: what they have in common is worked out once.
+    tables = program.table[run.hosted[run.simulated[first]]]
+    order = np.argsort(tables, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    stand_in = place[number][run.stand_in]  # of each hosted rank, the one accounted for it
+    alike = np.bincount(stand_in, minlength=len(first))
+    breakdown, kernels, met = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
+    counts: list[int] = []  # communications of each
+    at = 0
+    for which, n in enumerate(np.bincount(tables).tolist()):
+        if not n:
+            continue
+        of = _Columns(program.tables[which])
+        ranks = run.simulated[first[order[at : at + n]]]
+        accounts = [run.account(i, of.ledger, run.step_time) for i in ranks.tolist()]
+        covered, sums = (np.stack([each[i] for each in accounts]) for i in (0, 1))
+        host_end = np.array([each[2] for each in accounts], np.int64)
+        waited = host_end - program.start[run.hosted[ranks]] - of.host_busy
+        breakdown.append(_breakdown(covered, run.step_time, of.host_busy, waited))
+        weight = alike[at : at + n]
+        kernels.append(of.kernels(weight @ sums[:, 0], sums[:, 2].max(axis=0), weight.sum(), names))
+        met.append(of.communications(sums[:, 0], sums[:, 1]))
+        counts += [len(met[-1]) // n] * n
+        at += n
     return Accounts(
-        breakdown=pieces[stand_in],
+        breakdown=np.concatenate(breakdown)[stand_in],
         kernels=_kernels(kernels, n_names),
-        communications=_communications(run, met, stand_in),
+        communications=_communications(run, met, np.cumsum([0, *counts]), stand_in),
     )
 
 
 def _breakdown(
-    covered: NDArray[np.int64], until: int, busy: int, waited: int
-) -> tuple[int, ...]:
-    """Return a row of `Accounts.breakdown`."""
-    kernels, computing, communicating, computing_or_wire, anything = covered.tolist()
-    return (
+    covered: NDArray[np.int64], until: int, busy: int, waited: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return rows of `Accounts.breakdown`."""
+    kernels, computing, communicating, computing_or_wire, anything = covered.T
+    columns = (
         computing,
         computing - kernels,
         communicating,
@@ -120,9 +126,10 @@ def _breakdown(
         computing_or_wire - computing,
         anything - computing_or_wire,
         until - anything,
-        busy,
+        np.full(len(waited), busy),
         waited,
     )
+    return np.stack(columns, axis=1)
 
 
 class _Columns:
@@ -132,15 +139,14 @@ class _Columns:
     whether their size is known; a key's first row says which.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table | None) -> None:
+        assert table is not None  # of a rank hosted here
         device = np.flatnonzero(table.is_device)
         device = device[np.argsort(table.stream[device], kind="stable")].astype(np.int32)
-        self.order = device
         new = np.flatnonzero(np.diff(table.stream[device])) + 1
-        self.stream_index = np.concatenate([[0], new, [len(device)]]).astype(np.int64)
+        stream_index = np.concatenate([[0], new, [len(device)]]).astype(np.int64)
         layers = np.full(len(Kind), WIRE, np.uint8)
         layers[[Kind.KERNEL, Kind.COPY]] = KERNEL, COPY
-        self.layer = layers[table.kind]
         is_kernel = table.kind[device] <= Kind.COPY
         known = table.bytes[device] >= 0
         which = np.where(is_kernel, table.name[device], table.slot[device]).astype(np.int64)
@@ -152,10 +158,11 @@ class _Columns:
             said, return_index=True, return_inverse=True, return_counts=True
         )
         self._table, self._first = table, device[first]
-        self.n_keys = len(first)
-        self.key = np.zeros(len(table), np.int32)
-        self.key[device] = key
-        self._bytes = np.zeros(self.n_keys, np.int64)
+        n_keys = len(first)
+        key_of = np.zeros(len(table), np.int32)
+        key_of[device] = key
+        self.ledger = Ledger(device, stream_index, layers[table.kind], key_of, n_keys)
+        self._bytes = np.zeros(n_keys, np.int64)
         np.add.at(self._bytes, key, np.where(known, table.bytes[device], 0))
         self._is_kernel = is_kernel[first]
         joined = (table.flags & Flag.JOINED) != 0
@@ -178,21 +185,29 @@ class _Columns:
     def communications(
         self, wire: NDArray[np.int64], waiting: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return rows of `Accounts.communications` of one rank, with slots."""
+        """Return rows of `Accounts.communications` of m ranks, one after another, with slots.
+
+        Parameters
+        ----------
+        wire, waiting : int64, shape (m, n_keys)
+        """
         these, first = ~self._is_kernel, self._first[~self._is_kernel]
         slot, operation = self._table.slot[first], self._table.operation[first]
         known = self._table.bytes[first] >= 0
-        count, wire = self._count[these], wire[these]
+        count, wire = self._count[these], wire[:, these]
         rows = (
-            slot, operation, count, wire, waiting[these], known * count, self._bytes[these],
+            slot, operation, count, wire, waiting[:, these], known * count, self._bytes[these],
             known * wire,
         )  # fmt: skip
-        return np.stack(rows, axis=1).astype(np.int64)
+        found = np.empty((*wire.shape, len(rows)), np.int64)
+        for i, column in enumerate(rows):
+            found[:, :, i] = column
+        return found.reshape(-1, len(rows))
 
 
 def _kernels(parts: list[NDArray[np.int64]], n_names: int) -> NDArray[np.int64]:
     """Join kernels of the same kind and name."""
-    rows = np.concatenate(parts)
+    rows = np.concatenate([np.zeros((0, 5), np.int64), *parts])
     key = rows[:, 0] * n_names + rows[:, 1]
     order = np.argsort(key, kind="stable")
     rows = rows[order]
@@ -205,10 +220,13 @@ def _kernels(parts: list[NDArray[np.int64]], n_names: int) -> NDArray[np.int64]:
 
 
 def _communications(
-    run: Run, parts: list[NDArray[np.int64]], stand_in: NDArray[np.int64]
+    run: Run,
+    parts: list[NDArray[np.int64]],
+    index: NDArray[np.int64],
+    stand_in: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Join what ranks did on the same communicator: ranks that are alike have their own."""
-    at, owner = ranges(np.cumsum([0, *map(len, parts)]), stand_in)
+    at, owner = ranges(index, stand_in)
     met = np.concatenate([np.zeros((0, 8), np.int64), *parts])[at]
     program = run.program
     met[:, 0] = program.slots[program.slot_index[run.hosted[owner]] + met[:, 0]]

@@ -25,8 +25,10 @@ and tested, in a line or two.
     ``rows_of``, which works out the rows of a rank after a run, and ``fingerprint``, which tells
     apart ranks that met others at different times.
 
-``account(begin, end, wire, ...)``
-    Add up where the time of a rank went, and what its rows took.
+``Ledger(order, stream_index, ...)``
+    Adds up where the time of ranks of one table went, and what their rows took.
+``vary(durations, rows, ...)``
+    Durations of a rank whose kernels vary: see `mpisim.engine.variation`.
 
 A ``Core(layout)`` has
 
@@ -70,16 +72,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .accounts import account
+from .accounts import Ledger
 from .asked import asked, several_at_once
 from .instructions import kernels_of, write_instructions
 from .links import full_links, joined
 from .refining import by_end, multisets, partition, ranges
 from .registers import allocate
+from .rows import vary
 from .steps import write_steps
 
 __all__ = [
-    "account",
+    "Ledger",
     "allocate",
     "asked",
     "by_end",
@@ -92,6 +95,7 @@ __all__ = [
     "ranges",
     "rows_functions",
     "several_at_once",
+    "vary",
     "write_instructions",
     "write_steps",
 ]

@@ -5,13 +5,6 @@
 
 #include "tiles.h"
 
-/* (value * factor + 2^31) >> 32, exactly: see scaled in mpisim/engine/variation.py. */
-static inline uint64_t scaled(uint64_t value, uint64_t factor)
-{
-    const uint64_t high = value >> 32, low = (uint32_t)value, part = (uint32_t)factor;
-    return value * (factor >> 32) + high * part + ((low * part + (UINT64_C(1) << 31)) >> 32);
-}
-
 /* out = begin + how long a kernel takes on each lane. */
 INLINED void add_durations(
     const Machine *m, const Tile *t, int32_t row, int64_t *out, int64_t width)

@@ -10,7 +10,7 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
 
 from .state cimport (
     BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, PLAIN,
-    PLAIN_MEET, Instruction, mix,
+    PLAIN_MEET, Instruction, mix, scaled,
 )
 
 cdef extern from *:
@@ -21,6 +21,88 @@ cdef extern from *:
 
 cdef int64_t NEVER = INT64_MIN
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+
+cdef int64_t replay(
+    const Instruction* code, const int32_t* operands, int64_t* registers, Py_ssize_t n,
+    const int64_t* durations, int64_t start, const int64_t* met_start, const int64_t* met_end,
+    RowTimes of,
+) noexcept nogil:
+    """Find what the rows of a rank did; return its last clock."""
+    cdef Py_ssize_t row, met = 0
+    cdef const Instruction* x
+    cdef int64_t host, begin, end, wire, other, clock = start, ready = NEVER
+    cdef int32_t i, first
+    cdef uint8_t binding, queued, of_kernel = BY_HOST
+    for row in range(n):
+        x = code + row
+        queued = 0
+        if x.opcode == JOIN:
+            begin = wire = ready
+            binding = of_kernel
+        else:
+            host = clock + x.host
+            first = x.first_wait
+            begin = NEVER
+            binding = BY_HOST
+            if x.opcode <= PLAIN_MEET:
+                begin = registers[x.stream]
+                binding = BY_STREAM
+                other = registers[x.other]
+                if other > begin:
+                    begin = other
+                    binding = BY_WAIT
+            else:
+                if x.opcode <= BATCH:
+                    if x.n_before > (x.stream >= 0):
+                        other = registers[operands[first - x.n_before]]
+                        if other > host:
+                            host = other
+                            queued = BY_QUEUE
+                    if x.stream >= 0:
+                        begin = registers[x.stream]
+                        binding = BY_STREAM
+                for i in range(x.n_waits):
+                    other = registers[operands[first + i]]
+                    if other > begin:
+                        begin = other
+                        binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
+            if x.opcode <= BATCH:
+                if begin > NEVER:  # it follows something on the device
+                    begin += x.gap
+                if host + x.launch > begin:
+                    begin = host + x.launch
+                    binding = BY_HOST
+                clock = host + x.launch_cost
+                ready = begin
+                of_kernel = binding
+            elif x.opcode == HOST:
+                begin = clock
+                clock = host
+            else:
+                if host > begin:  # device before host where both are last
+                    begin = host
+                    binding = BY_HOST
+                end = begin + x.launch_cost
+                begin = clock
+                clock = end
+            wire = begin
+        if x.opcode == PLAIN or x.opcode == KERNEL:
+            end = begin + durations[row]
+            registers[x.target] = end
+        elif x.opcode <= JOIN:
+            wire = met_start[met]
+            end = met_end[met]
+            met += 1
+            if x.opcode < JOIN or end > registers[x.target]:
+                registers[x.target] = end
+        else:
+            end = clock
+        of.begin[row] = begin
+        of.end[row] = end
+        of.wire[row] = wire
+        of.binding[row] = binding | queued
+    return clock
 
 
 def rows_of(
@@ -34,85 +116,46 @@ def rows_of(
     cdef const Instruction[::1] instructions = code.instructions
     cdef const int32_t[::1] operands = code.operands
     cdef int64_t[::1] registers = np.empty(code.n_registers, np.int64)
-    cdef Py_ssize_t row, n = instructions.shape[0], met = 0
+    cdef Py_ssize_t n = instructions.shape[0]
     begins, ends, wires = (np.empty(n, np.int64) for _ in range(3))
     bindings = np.empty(n, np.uint8)
-    cdef int64_t[::1] begin_of = begins, end_of = ends, wire_of = wires
-    cdef uint8_t[::1] binding_of = bindings
-    cdef const Instruction* x
-    cdef int64_t host, begin, end, wire, other, clock = start, ready = NEVER
-    cdef int32_t i, first
-    cdef uint8_t binding, queued, of_kernel = BY_HOST
+    cdef int64_t[::1] begin = begins, end = ends, wire = wires
+    cdef uint8_t[::1] binding = bindings
+    cdef RowTimes of
+    of.begin, of.end, of.wire, of.binding = &begin[0], &end[0], &wire[0], &binding[0]
     with nogil:
-        for row in range(n):
-            x = &instructions[row]
-            queued = 0
-            if x.opcode == JOIN:
-                begin = wire = ready
-                binding = of_kernel
-            else:
-                host = clock + x.host
-                first = x.first_wait
-                begin = NEVER
-                binding = BY_HOST
-                if x.opcode <= PLAIN_MEET:
-                    begin = registers[x.stream]
-                    binding = BY_STREAM
-                    other = registers[x.other]
-                    if other > begin:
-                        begin = other
-                        binding = BY_WAIT
-                else:
-                    if x.opcode <= BATCH:
-                        if x.n_before > (x.stream >= 0):
-                            other = registers[operands[first - x.n_before]]
-                            if other > host:
-                                host = other
-                                queued = BY_QUEUE
-                        if x.stream >= 0:
-                            begin = registers[x.stream]
-                            binding = BY_STREAM
-                    for i in range(x.n_waits):
-                        other = registers[operands[first + i]]
-                        if other > begin:
-                            begin = other
-                            binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
-                if x.opcode <= BATCH:
-                    if begin > NEVER:  # it follows something on the device
-                        begin += x.gap
-                    if host + x.launch > begin:
-                        begin = host + x.launch
-                        binding = BY_HOST
-                    clock = host + x.launch_cost
-                    ready = begin
-                    of_kernel = binding
-                elif x.opcode == HOST:
-                    begin = clock
-                    clock = host
-                else:
-                    if host > begin:  # device before host where both are last
-                        begin = host
-                        binding = BY_HOST
-                    end = begin + x.launch_cost
-                    begin = clock
-                    clock = end
-                wire = begin
-            if x.opcode == PLAIN or x.opcode == KERNEL:
-                end = begin + durations[row]
-                registers[x.target] = end
-            elif x.opcode <= JOIN:
-                wire = met_start[met]
-                end = met_end[met]
-                met += 1
-                if x.opcode < JOIN or end > registers[x.target]:
-                    registers[x.target] = end
-            else:
-                end = clock
-            begin_of[row] = begin
-            end_of[row] = end
-            wire_of[row] = wire
-            binding_of[row] = binding | queued
-    return begins, ends, wires, bindings, clock
+        start = replay(
+            &instructions[0], &operands[0], &registers[0], n, &durations[0], start,
+            &met_start[0], &met_end[0], of,
+        )
+    return begins, ends, wires, bindings, start
+
+
+def vary(
+    const int64_t[::1] durations,
+    const int64_t[::1] rows,
+    uint64_t factor,
+    uint64_t key,
+    const uint64_t[::1] jitter,
+):
+    """Return durations of which those of some rows vary: see `mpisim.engine.variation`.
+
+    By `factor` and, where `jitter` is the table of factors and not None, by one drawn for the row.
+    """
+    found = np.array(durations)
+    cdef int64_t[::1] values = found
+    cdef uint64_t drawn = factor
+    cdef bint draws = jitter is not None
+    cdef Py_ssize_t i
+    cdef int64_t row
+    with nogil:
+        for i in range(rows.shape[0]):
+            row = rows[i]
+            if draws:
+                drawn = mix(key + <uint64_t>(row + 1) * GOLDEN) >> 52
+                drawn = scaled(jitter[drawn], factor)
+            values[row] = <int64_t>scaled(<uint64_t>values[row], drawn)
+    return found
 
 
 def fingerprint(const int64_t[::1] start, const int64_t[::1] end):

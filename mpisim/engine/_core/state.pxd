@@ -25,6 +25,7 @@ cdef extern from "state.h":
         uint8_t tops
 
     uint64_t mix(uint64_t x) noexcept nogil
+    uint64_t scaled(uint64_t value, uint64_t factor) noexcept nogil
 
 cdef enum:  # a Kind, and bits of a Flag: see mpisim/program/kinds.py
     IS_COPY = 1
