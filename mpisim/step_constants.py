@@ -3,14 +3,14 @@
 ``mpisim calibrate e2e`` writes such a file, an experiment takes it by ``[calibration] file``. Every
 constant multiplies times, so 1 is the model as it stands; only the overhead of a step is a time:
 
-    products, attention, memory    kernels of a kind of GPU, and of a framework on it
-    inside, across                 communications within nodes and between them, by platform, and of
-                                   a framework on any
+    products, attention, memory    kernels of a kind of GPU; attention also of a framework
+    inside, across                 communications within nodes and between them, by platform; across
+                                   also of a framework
     host                           CPU time of launches, by framework
     overhead                       of a step besides its kernels and launches, by framework
 
 What a GPU or a platform and a framework are both known for is multiplied by both: a framework has
-its libraries, and hides its share of communications. One that no step was fitted of has the GPU's.
+its attention, and hides its share of communications. One that no step was fitted of has the GPU's.
 
 The file also says how far steps were off that the fit did not see: the model's own error, besides
 the error bars of its numbers (:mod:`mpisim.uncertainty`).
@@ -31,7 +31,6 @@ from .quantity import Quantity
 from .schema import build, parse
 
 __all__ = [
-    "KERNELS",
     "MULTIPLIERS",
     "OVERHEAD",
     "SORTS",
@@ -50,12 +49,11 @@ __all__ = [
 
 FILE = "calibration/e2e.toml"
 
-KERNELS = ("products", "attention", "memory")
-
-COMMUNICATIONS = ("inside", "across")
-
-MULTIPLIERS = (*KERNELS, *COMMUNICATIONS, "host")
+MULTIPLIERS = ("products", "attention", "memory", "inside", "across", "host")
 """Kinds of constants that multiply times."""
+
+STACKS = {"attention": "gpu", "across": "network"}
+"""Kinds of which a framework has a constant beside that of a GPU or a platform, on any of them."""
 
 OVERHEAD = "overhead"
 
@@ -101,14 +99,14 @@ class StepConstants:
     Attributes
     ----------
     products : dict of str to Quantity
-        Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``), and of a
-        framework on a kind of GPU (``"nemo on h100"``, `stack_of`).
+        Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``).
     attention : dict of str to Quantity
-        Fused attention; by kind of GPU (`chip`), and of a framework on it.
+        Fused attention; by kind of GPU (`chip`), and of a framework (``"nemo on any gpu"``,
+        `stack_of`).
     memory : dict of str to Quantity
-        All other kernels; by kind of GPU, and of a framework on it.
+        All other kernels; by kind of GPU.
     inside, across : dict of str to Quantity
-        Communications within a node, and among several; by platform, and of a framework
+        Communications within a node, and among several; by platform, the latter also of a framework
         (``"nemo on any network"``).
     host : dict of str to Quantity
         CPU time of launches; by framework.
@@ -192,7 +190,7 @@ class Known:
         """Return the name of a constant and its value, times that of the framework."""
         key = key or "any framework"
         name, number = name_of(kind, key), self.constants.multiplier(kind, key)
-        stack = None if self.framework is None else stack_of(kind, key, self.framework)
+        stack = None if self.framework is None else stack_of(kind, self.framework)
         if stack is None or stack not in getattr(self.constants, kind):
             return name, number
         other = self.constants.multiplier(kind, stack)
@@ -224,18 +222,17 @@ def kind_of(name: str) -> tuple[str, str] | None:
     return (kind, key) if key and kind in (*MULTIPLIERS, OVERHEAD) else None
 
 
-def stack_of(kind: str, key: str, framework: str) -> str | None:
+def stack_of(kind: str, framework: str) -> str | None:
     """Return the key of a framework's constant that serves beside one of a GPU or a platform.
 
     Examples
     --------
-    >>> stack_of("products", "h100 bf16", "nemo"), stack_of("inside", "dgx-h100", "nemo")
-    ('nemo on h100', 'nemo on any network')
-    >>> stack_of("host", "nemo", "nemo")
+    >>> stack_of("attention", "nemo"), stack_of("across", "nemo")
+    ('nemo on any gpu', 'nemo on any network')
+    >>> stack_of("products", "nemo")
     """
-    if kind in KERNELS:
-        return f"{framework} on {key.split()[0]}"
-    return f"{framework} on any network" if kind in COMMUNICATIONS else None
+    place = STACKS.get(kind)
+    return None if place is None else f"{framework} on any {place}"
 
 
 def is_stack(key: str) -> bool:

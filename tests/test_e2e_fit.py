@@ -40,6 +40,8 @@ NOTHING = StepConstants()
 
 NAMES = ("products of h100 bf16", "memory of h100", "host of theirs", "overhead of theirs")
 
+ATTENTION = "attention of h100"
+
 
 def step(family: str, measured: float, *lengths: float, framework: str = "theirs") -> Linear:
     """A step that was predicted to take what its parts take together."""
@@ -80,17 +82,23 @@ def test_constants_are_found_again() -> None:
 
 
 def test_what_one_framework_shows_is_not_all_the_gpus() -> None:
-    odd = made(1.6, 1.0, 0.0, 5, "odd")
+    def attending(framework: str, times: float) -> list[Linear]:
+        return [
+            Linear("row", (f"{framework} {i}", "", ""), a * times + b, a + b,
+                   {ATTENTION: a, "memory of h100": b}, framework)
+            for i in range(5)
+            for a, b in [(1.0, 0.1), (0.2, 1.0), (0.5, 0.5), (0.1, 0.05)]
+        ]  # fmt: skip
+
+    odd = attending("odd", 1.6)
     alone = fit(odd, NOTHING)
-    usual = [one for name in "abcdef" for one in made(1.0, 1.0, 0.0, 5, name)]
-    found = fit(odd + usual, NOTHING)
-    assert whole(found, "products", "h100 bf16", "odd") == pytest.approx(1.6, rel=0.03)
-    assert whole(found, "products", "h100 bf16", "a") == pytest.approx(1.0, rel=0.03)
-    # A framework that was not seen has what frameworks have in common.
-    assert whole(found, "products", "h100 bf16", "new") == pytest.approx(1.0, abs=0.06)
+    found = fit(odd + [one for name in "abcdef" for one in attending(name, 1.0)], NOTHING)
+    assert whole(found, "attention", "h100", "odd") == pytest.approx(1.6, rel=0.03)
+    assert whole(found, "attention", "h100", "a") == pytest.approx(1.0, rel=0.03)
+    # A framework that was not seen has what the seven have in common: 1.6^(1/7) = 1.07.
+    assert whole(found, "attention", "h100", "new") == pytest.approx(1.07, abs=0.06)
     # Of one framework alone it cannot be known what is the GPU's.
-    one = whole(alone, "products", "h100 bf16", "new")
-    assert 1.1 < one < 1.6
+    assert 1.1 < whole(alone, "attention", "h100", "new") < 1.6
 
 
 def test_families_pull_and_rows_do_not() -> None:

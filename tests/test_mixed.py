@@ -17,67 +17,96 @@ from mpisim.validate.e2e.mixed import (
 
 Floats = NDArray[np.float64]
 
-GUESSES = Guesses(np.array([0.04, 0.04]), 0.01, 0.01, 1.0, 1e6)  # e almost normal
+GUESSES = Guesses(np.array([0.04, 0.04]), 0.01, 0.01, 0.01, 1.0, 1e6)  # e almost normal
+
+GROUPS = 3
+"""In each family."""
 
 
 def made(families: int, rows: int) -> tuple[Floats, Floats, Layout]:
-    """z of numbers with standard deviations 0.3 and 0.05, families 0.1, rest 0.02."""
+    """z of numbers with standard deviations 0.3 and 0.05, families 0.1, groups 0.05, rest 0.02."""
     random = np.random.default_rng(7)
     numbers = 40
-    family = np.repeat(np.arange(families), rows)
-    slope = random.random((len(family), numbers)) * (random.random((len(family), numbers)) < 0.2)
-    group = np.arange(numbers) % 2
-    x = random.normal(0, np.array([0.3, 0.05])[group])
-    z = slope @ x + random.normal(0, 0.1, families)[family] + random.normal(0, 0.02, len(family))
-    return slope, z, Layout(group, family, np.zeros(families, np.int64))
+    family = np.repeat(np.arange(families), GROUPS)
+    group = np.repeat(np.arange(len(family)), rows)
+    slope = random.random((len(group), numbers)) * (random.random((len(group), numbers)) < 0.2)
+    kind = np.arange(numbers) % 2
+    x = random.normal(0, np.array([0.3, 0.05])[kind])
+    z = slope @ x + random.normal(0, 0.1, families)[family][group]
+    z += random.normal(0, 0.05, len(family))[group] + random.normal(0, 0.02, len(group))
+    return slope, z, Layout(kind, group, family, np.zeros(families, np.int64))
 
 
 def test_variances_are_found_again() -> None:
-    slope, z, layout = made(60, 20)
+    slope, z, layout = made(60, 10)
     known = Variances.guessed(GUESSES, layout)
     for _ in range(100):
         found = expected(slope, z, layout, known)
-        rest = z - slope @ found.x - found.families[layout.family]
+        rest = z - slope @ found.x - found.effects(layout)
         known = maximised(rest, found.x, layout, found, GUESSES, known)
-    assert np.sqrt(known.groups) == pytest.approx([0.3, 0.05], rel=0.35)
+    # Of 20 numbers each, and the guess counts as one: (20 σ² + 0.04) / 21.
+    shrunk = [((20 * each**2 + 0.04) / 21) ** 0.5 for each in (0.3, 0.05)]
+    assert np.sqrt(known.kinds) == pytest.approx(shrunk, rel=0.25)
     assert known.family**0.5 == pytest.approx(0.1, rel=0.2)
+    assert known.group**0.5 == pytest.approx(0.05, rel=0.2)
     assert known.rest**0.5 == pytest.approx(0.02, rel=0.1)
 
 
 def whole(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Posterior:
-    """The same with effects of families as numbers among the others: normal equations."""
-    families, numbers = len(layout.sort), slope.shape[1]
-    both = np.hstack([slope, np.eye(families)[layout.family]])
-    weight = known.weights / known.rest[layout.sort][layout.family]
-    prior = np.concatenate([known.groups[layout.group], known.family[layout.sort]])
+    """The same with effects as numbers among the others: normal equations."""
+    families, groups, numbers = len(layout.sort), len(layout.family), slope.shape[1]
+    of_row = layout.family[layout.group]
+    both = np.hstack([slope, np.eye(families)[of_row], np.eye(groups)[layout.group]])
+    weight = known.weights / known.rest[layout.of_rows]
+    prior = np.concatenate([
+        known.kinds[layout.kind], known.family[layout.sort], known.group[layout.of_groups],
+    ])  # fmt: skip
     covariance = np.linalg.inv((both.T * weight) @ both + np.diag(1 / prior))
     mean = covariance @ (both.T @ (weight * z))
+    variances, end = np.diag(covariance), numbers + families
     return Posterior(
-        mean[:numbers], covariance[:numbers, :numbers], mean[numbers:],
-        np.diag(covariance)[numbers:], np.einsum("ij,jk,ik->i", both, covariance, both),
+        mean[:numbers], covariance[:numbers, :numbers], mean[numbers:end], variances[numbers:end],
+        mean[end:], variances[end:], np.einsum("ij,jk,ik->i", both, covariance, both),
     )  # fmt: skip
 
 
-def test_families_may_be_eliminated() -> None:
-    slope, z, layout = made(8, 9)
+def test_families_and_groups_may_be_eliminated() -> None:
+    slope, z, layout = made(8, 3)
     layout = layout._replace(sort=np.arange(8) % 2)
     random = np.random.default_rng(3)
     known = Variances(
-        np.array([0.1, 0.02]), np.array([0.03, 0.2]), np.array([0.01, 0.05]), random.random(72)
-    )
+        np.array([0.1, 0.02]), np.array([0.03, 0.2]), np.array([0.02, 0.07]),
+        np.array([0.01, 0.05]), random.random(72),
+    )  # fmt: skip
     for one, other in zip(
         expected(slope, z, layout, known), whole(slope, z, layout, known), strict=True
     ):
         assert one == pytest.approx(other, abs=1e-9)
 
 
+def test_rows_that_ran_alike_say_little_more_than_one() -> None:
+    """Of two groups that differ in what rests on a number, many rows leave it as unknown as few."""
+    def error(rows: int) -> float:
+        group = np.repeat([0, 1], rows)
+        layout = Layout(np.zeros(1, np.int64), group, np.zeros(2, np.int64), np.zeros(1, np.int64))
+        known = Variances(
+            np.array([1.0]), np.array([0.04]), np.array([0.01]), np.array([1e-4]),
+            np.ones(2 * rows),
+        )  # fmt: skip
+        slope = (0.1 + 0.4 * group)[:, None]
+        return float(expected(slope, np.zeros(2 * rows), layout, known).covariance[0, 0] ** 0.5)
+
+    # Two groups 0.1 off each, told apart by 0.4: 0.1 sqrt(2) / 0.4 = 0.35, before a prior of 1.
+    assert 0.3 < error(1000) < error(10) < 1.02 * error(1000) < 0.36
+
+
 def test_what_is_far_off_counts_less() -> None:
     slope, z, layout = made(10, 10)
     z[0] += 5.0
-    guesses = Guesses(GUESSES.groups, 0.01, 0.01, 1.0, 4.0)
+    guesses = Guesses(GUESSES.kinds, 0.01, 0.01, 0.01, 1.0, 4.0)
     known = Variances.guessed(guesses, layout)
     for _ in range(10):
         found = expected(slope, z, layout, known)
-        rest = z - slope @ found.x - found.families[layout.family]
+        rest = z - slope @ found.x - found.effects(layout)
         known = maximised(rest, found.x, layout, found, guesses, known)
     assert known.weights[0] < 0.05 < 0.5 < np.median(known.weights)

@@ -120,23 +120,28 @@ def test_kinds_of_gpus(name: str, kind: str) -> None:
 
 def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
     constants = StepConstants(
-        products={"h100 bf16": times(1.2), "theirs on h100": times(1.1)},
-        inside={"dgx-h100": times(1.3), "theirs on any network": times(0.8)},
+        products={"h100 bf16": times(1.2)},
+        attention={"h100": times(1.2), "theirs on any gpu": times(1.1)},
+        inside={"dgx-h100": times(1.4)},
+        across={"dgx-h100": times(1.3), "theirs on any network": times(0.8)},
         host={"theirs": times(2.0)},
     )
     theirs = Known(constants, "h100", "dgx-h100", "theirs")
-    name, number = theirs.number("products", "h100 bf16")
-    assert name == "products of h100 bf16"
+    name, number = theirs.number("attention", "h100")
+    assert name == "attention of h100"
     assert number.value == pytest.approx(1.2 * 1.1)
     assert number.error == pytest.approx(0.1 * 2**0.5)
-    # Also formats and platforms that nothing was fitted of have the framework's.
-    assert theirs.number("products", "h100 fp8")[1].value == pytest.approx(1.1)
-    assert theirs.number("inside", "other")[1].value == pytest.approx(0.8)
+    # Also GPUs and platforms that nothing was fitted of have the framework's.
+    assert theirs.number("attention", "b200")[1].value == pytest.approx(1.1)
+    assert theirs.number("across", "other")[1].value == pytest.approx(0.8)
     assert theirs.number("host", "theirs")[1].value == 2
     for framework in ("new", None):
         new = Known(constants, "h100", "dgx-h100", framework)
-        assert new.number("products", "h100 bf16")[1].value == pytest.approx(1.2)
-        assert new.number("inside", "dgx-h100")[1].value == pytest.approx(1.3)
+        assert new.number("attention", "h100")[1].value == pytest.approx(1.2)
+        assert new.number("across", "dgx-h100")[1].value == pytest.approx(1.3)
+    # Products and communications in nodes are the GPU's and the platform's alone.
+    assert theirs.number("products", "h100 bf16")[1].value == pytest.approx(1.2)
+    assert theirs.number("inside", "dgx-h100")[1].value == pytest.approx(1.4)
 
 
 def test_models_that_are_no_transformers_have_constants_of_their_own() -> None:

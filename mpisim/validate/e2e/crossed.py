@@ -14,7 +14,7 @@ from ...quantity import Quantity
 from ...step_constants import SORTS, ModelError, StepConstants, kind_of
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
-from .fit import Linear, fit, foretold, linear
+from .fit import Linear, doubt, fit, foretold, linear
 from .predict import NOTHING, predict
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _compared(
     for each, trial in zip(rows, trials, strict=True):
         seconds = each.measured * math.exp(trial.residual)
         outcome = replace(
-            each.outcome, seconds=seconds, before_optimizer=seconds, known=trial.known
+            each.outcome, seconds=seconds, before_optimizer=seconds, inputs=trial.inputs,
+            known=trial.known,
         )
         error = (errors.known if trial.known else errors.unknown)[trial.sort]
         result.append(Compared(each.mapped, outcome, error.error))
@@ -117,8 +118,8 @@ def _compared(
 
 class _Trial(NamedTuple):
     """Logarithm of predicted over measured with constants that were fitted to other rows, the error
-    bar of the inputs, whether the fit had the framework and the kind of GPU; trust, sort of model.
-    """
+    bar of the inputs and of the constants, whether the fit had the framework and the kind of GPU;
+    trust, sort of model."""
 
     residual: float
     inputs: float
@@ -196,8 +197,8 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
         seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
         known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
-        trust = each.row.texts["trust"]
-        found.append(_Trial(residual, each.outcome.inputs, known, trust, each.sort))
+        inputs = math.hypot(each.outcome.inputs, doubt(step, at, constants))
+        found.append(_Trial(residual, inputs, known, each.row.texts["trust"], each.sort))
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from .experiments import SUFFIXES, Mapped, unnamed
 
-__all__ = ["Family", "family"]
+__all__ = ["Family", "Way", "family", "way"]
 
 Family = tuple[str, str, str]
+
+Way = tuple[str | int, ...]
 
 
 def family(mapped: Mapped) -> Family:
@@ -22,3 +24,14 @@ def family(mapped: Mapped) -> Family:
     if unnamed(name):
         name = f"{name} {mapped.row.texts['hidden']}"
     return mapped.source, name.casefold(), mapped.experiment.calibration.framework or ""
+
+
+def way(mapped: Mapped) -> Way:
+    """Return how a row ran: kind of GPU, format and plan of parallelism.
+
+    Rows of one family that ran in one way rest on the same kernels and communications, so that
+    these are off alike: number of GPUs and batches do not matter.
+    """
+    plan = mapped.experiment.plan
+    sizes = plan.tp, plan.pp, plan.vpp, plan.cp, plan.ep
+    return mapped.row.texts["gpu"], plan.precision, *sizes

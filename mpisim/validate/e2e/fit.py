@@ -6,8 +6,9 @@ A step that took T with the constants x0 takes, to first order along its critica
 
 where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
 of GPU or the platform, plus that of the framework on it. Fitted is log(T(x) / measured): rows of a
-family are off by something they have in common, each row by something of its own with long tails,
-more so with experts than without, and constants are around 1 by what the rows themselves say
+family are off by something they have in common, those that ran alike by more, each row by something
+of its own with long tails, more so with experts than without, and constants are around 1 by what
+the rows themselves say
 (:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in ``data/validation/e2e_fit.toml``).
 So it is families which pull a constant from 1, not rows; and what one framework alone shows is that
 framework's. Where a constant moves far another path may become critical: then everything is
@@ -16,6 +17,7 @@ simulated again with what was found, and fitted from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,15 +40,15 @@ from ...step_constants import (
     stack_of,
 )
 from .compare import Compared
-from .families import Family, family
+from .families import Family, Way, family, way
 from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised
 from .settings import OTHER
 
-__all__ = ["Linear", "fit", "foretold", "linear"]
+__all__ = ["Linear", "doubt", "fit", "foretold", "linear"]
 
 FILE = "validation/e2e_fit.toml"
 
-ITERATIONS = 40
+ITERATIONS = 60
 
 CLOSE = 1e-3
 """Change of a logarithm, and relative change of a variance, below which it is found."""
@@ -65,6 +67,7 @@ class _Declared:
     strength: Above
     freedom: Above
     family: Above
+    alike: Above
     rest: Above
     spread: dict[str, Above]
     stack: dict[str, Above]
@@ -89,6 +92,8 @@ class Linear(NamedTuple):
         Whose constants serve beside those of a kind of GPU or platform.
     sort : str
         Of its model (`mpisim.step_constants.SORTS`).
+    way : tuple
+        How it ran: rows of one family with one way are off alike.
     """
 
     row: str
@@ -98,6 +103,7 @@ class Linear(NamedTuple):
     lengths: Mapping[str, float]
     framework: str = OTHER
     sort: str = SORTS[0]
+    way: Way = ()
 
 
 def linear(each: Compared) -> Linear:
@@ -116,7 +122,7 @@ def linear(each: Compared) -> Linear:
         lengths.setdefault(name_of(kind, framework), 0.0)
     return Linear(
         each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework,
-        each.sort,
+        each.sort, way(each.mapped),
     )  # fmt: skip
 
 
@@ -128,6 +134,23 @@ def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> fl
         change = sum(_value(constants, each) - _value(start, each) for each in names)
         seconds += change if _kind(name) == OVERHEAD else length * float(np.expm1(change))
     return seconds
+
+
+def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float:
+    """Return the relative error of a step from the error bars of the constants it is foretold with.
+
+    As predictions state it (`mpisim.uncertainty.combine`): what rests on one name is off together.
+    """
+    seconds = foretold(step, start, constants)
+    squares = 0.0
+    for name, length in step.lengths.items():
+        if _kind(name) == OVERHEAD:
+            continue
+        names = _names(name, step.framework)
+        change = sum(_value(constants, each) - _value(start, each) for each in names)
+        errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
+        squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
+    return math.sqrt(squares)
 
 
 class _Terms:
@@ -184,18 +207,13 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     start : StepConstants
         Those that the steps were predicted with.
     """
+    steps = sorted(steps, key=_place)
     terms = _Terms(steps)
     begin = np.array([_value(start, name) for name in terms.names])
     kinds = [_group(name) for name in terms.names]
-    groups = sorted(set(kinds))
     late = np.array([kind == (OVERHEAD, False) for kind in kinds])
-    families = sorted({(step.family, step.sort) for step in steps})
-    of_row = np.array([families.index((step.family, step.sort)) for step in steps])
-    layout = Layout(
-        np.array([groups.index(kind) for kind in kinds]), of_row,
-        np.array([SORTS.index(sort) for _, sort in families]),
-    )  # fmt: skip
-    guesses = _guesses(groups)
+    layout = _layout(steps, kinds)
+    guesses = _guesses(sorted(set(kinds)))
     known = Variances.guessed(guesses, layout)
     x = begin.copy()
     for _ in range(ITERATIONS):
@@ -204,11 +222,29 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
         target = np.where(late, np.maximum(found.x, 0.0), found.x)  # no overhead is negative
         step = np.clip(target - x, -LONGEST, LONGEST)
         x = x + step
-        rest = -terms.off(x - begin) - found.families[of_row]
+        rest = -terms.off(x - begin) - found.effects(layout)
         before, known = known, maximised(rest, x, layout, found, guesses, known)
         if np.abs(step).max() < CLOSE and _alike(before, known):
             break
     return _constants(terms.names, x, found, steps)
+
+
+def _place(step: Linear) -> tuple[Family, str, Way]:
+    return step.family, step.sort, step.way
+
+
+def _layout(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Layout:
+    """Return what belongs together of steps in the order of `_place`."""
+    groups = list(dict.fromkeys(_place(step) for step in steps))
+    families = list(dict.fromkeys(group[:2] for group in groups))
+    numbers = {group: i for i, group in enumerate(groups)}
+    order = sorted(set(kinds))
+    return Layout(
+        np.array([order.index(kind) for kind in kinds]),
+        np.array([numbers[_place(step)] for step in steps]),
+        np.array([families.index(group[:2]) for group in groups]),
+        np.array([SORTS.index(sort) for _, sort in families]),
+    )
 
 
 def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
@@ -217,13 +253,15 @@ def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
         (declared.stack if stack else declared.spread)[kind] for kind, stack in groups
     ]
     return Guesses(
-        np.array(spread) ** 2, declared.family**2, declared.rest**2, declared.strength,
-        declared.freedom,
+        np.array(spread) ** 2, declared.family**2, declared.alike**2, declared.rest**2,
+        declared.strength, declared.freedom,
     )  # fmt: skip
 
 
 def _alike(one: Variances, other: Variances) -> bool:
-    a, b = (np.concatenate([each.groups, each.family, each.rest]) for each in (one, other))
+    a, b = (
+        np.concatenate([each.kinds, each.family, each.group, each.rest]) for each in (one, other)
+    )
     return bool((np.abs(a - b) <= 10 * CLOSE * a).all())
 
 
@@ -235,8 +273,8 @@ def _kind(name: str) -> str:
 
 def _names(name: str, framework: str) -> tuple[str, ...]:
     """Return the constants that multiply what rests on a name: its own, and the framework's."""
-    kind, key = kind_of(name) or ("", "")
-    stack = stack_of(kind, key, framework)
+    kind = _kind(name)
+    stack = stack_of(kind, framework)
     return (name,) if stack is None else (name, name_of(kind, stack))
 
 

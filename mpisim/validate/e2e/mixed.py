@@ -1,16 +1,17 @@
 """A mixed model by maximum likelihood: few numbers from many measurements in families.
 
-Measurement i of family f(i) is
+Measurement i, one of the group p(i) of rows that ran alike, which is of family f(p), is
 
-    z_i = J_i x + u_f(i) + e_i
+    z_i = J_i x + u_f + v_p + e_i
 
-with numbers x, each normal around 0 with the variance of its group, u normal, and e Student's t:
-few measurements are far off, and pull the less. Families are of several sorts, each with variances
-of u and e of its own: what is badly understood says less. Variances are not known. With declared
-guesses as a weak prior they are found, with x, by expectation-maximisation (Dempster, Laird and
-Rubin 1977; for variances of random effects Laird and Ware 1982; for t as normal with unknown
-weights Lange, Little and Taylor 1989), so that the measurements say how much families have in
-common, how far numbers of one group are apart, and what counts as far off.
+with numbers x, each normal around 0 with the variance of its kind, u and v normal, and e Student's
+t: few measurements are far off, and pull the less. Rows that ran alike are off alike, so that many
+of them say little more than one does about what tells others apart. Families are of several sorts,
+each with variances of u, v and e of its own: what is badly understood says less. Variances are not
+known. With declared guesses as a weak prior they are found, with x, by expectation-maximisation
+(Dempster, Laird and Rubin 1977; for variances of random effects Laird and Ware 1982; for t as
+normal with unknown weights Lange, Little and Taylor 1989), so that the measurements say how much
+families have in common, how far numbers of one kind are apart, and what counts as far off.
 """
 
 from __future__ import annotations
@@ -31,18 +32,32 @@ LEAST = 1e-4
 
 
 class Layout(NamedTuple):
-    """What belongs together.
+    """What belongs together: rows of a group, and groups of a family, are neighbours.
 
     Attributes
     ----------
-    group : int64, shape (numbers,)
-    family : int64, shape (rows,)
+    kind : int64, shape (numbers,)
+    group : int64, shape (rows,)
+        0, 0, 1, …: of rows that ran alike.
+    family : int64, shape (groups,)
+        0, 0, 1, …
     sort : int64, shape (families,)
     """
 
+    kind: Ints
     group: Ints
     family: Ints
     sort: Ints
+
+    @property
+    def of_groups(self) -> Ints:
+        """Sort of each group."""
+        return self.sort[self.family]
+
+    @property
+    def of_rows(self) -> Ints:
+        """Sort of each row."""
+        return self.of_groups[self.group]
 
 
 @dataclass(frozen=True)
@@ -51,19 +66,20 @@ class Guesses:
 
     Attributes
     ----------
-    groups : float64, shape (groups,)
-        Variance of numbers, by group.
-    family, rest : float
-        Variances of u and e, of every sort.
+    kinds : float64, shape (kinds,)
+        Variance of numbers, by kind.
+    family, group, rest : float
+        Variances of u, v and e, of every sort.
     strength : float
-        How many numbers (families, measurements) that have exactly the guessed variance it counts
-        as.
+        How many numbers (families, groups, measurements) that have exactly the guessed variance it
+        counts as.
     freedom : float
         Degrees of freedom of Student's t.
     """
 
-    groups: Floats
+    kinds: Floats
     family: float
+    group: float
     rest: float
     strength: float
     freedom: float
@@ -71,11 +87,12 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances of numbers by group, of families and of what is left by sort; what each measurement
-    counts."""
+    """Variances of numbers by kind, of families, groups and what is left by sort; what each
+    measurement counts."""
 
-    groups: Floats
+    kinds: Floats
     family: Floats
+    group: Floats
     rest: Floats
     weights: Floats
 
@@ -84,13 +101,13 @@ class Variances:
         """Return where to start from."""
         sorts = int(layout.sort.max(initial=-1)) + 1
         return cls(
-            guesses.groups, np.full(sorts, guesses.family), np.full(sorts, guesses.rest),
-            np.ones(len(layout.family)),
+            guesses.kinds, np.full(sorts, guesses.family), np.full(sorts, guesses.group),
+            np.full(sorts, guesses.rest), np.ones(len(layout.group)),
         )  # fmt: skip
 
 
 class Posterior(NamedTuple):
-    """Numbers and effects of families, given variances.
+    """Numbers, and effects of families and groups, given variances.
 
     Attributes
     ----------
@@ -98,15 +115,23 @@ class Posterior(NamedTuple):
     covariance : float64, shape (numbers, numbers)
     families : float64, shape (families,)
     family_variances : float64, shape (families,)
+    groups : float64, shape (groups,)
+    group_variances : float64, shape (groups,)
     variances : float64, shape (rows,)
-        Of J x + u.
+        Of J x + u + v.
     """
 
     x: Floats
     covariance: Floats
     families: Floats
     family_variances: Floats
+    groups: Floats
+    group_variances: Floats
     variances: Floats
+
+    def effects(self, layout: Layout) -> Floats:
+        """Return u + v of each row."""
+        return (self.families[layout.family] + self.groups)[layout.group]
 
 
 def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Posterior:
@@ -120,23 +145,34 @@ def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Post
     layout : Layout
     known : Variances
     """
-    family, count = layout.family, len(layout.sort)
-    weight = known.weights / known.rest[layout.sort][family]
-    # Effects of families are eliminated: each is its rows' weighted mean, shrunk.
-    own = np.bincount(family, weight, count) + 1 / known.family[layout.sort]
+    group, family = layout.group, layout.family
+    weight = known.weights / known.rest[layout.of_rows]
+    # Effects of groups are eliminated, then those of families: each is a weighted mean, shrunk.
+    inside = _sums(weight, group)
+    own = inside + 1 / known.group[layout.of_groups]
+    held = inside / own
     weighted = slope * weight[:, None]
-    sums = (np.arange(count)[:, None] == family) @ weighted
-    means = sums / own[:, None]
-    curve = weighted.T @ slope - sums.T @ means
-    curve[np.diag_indices_from(curve)] += 1 / known.groups[layout.group]
+    means = _sums(weighted, group) / inside[:, None]
+    z_means = _sums(weight * z, group) / inside
+    counts = inside * (1 - held)
+    whole = _sums(counts, family) + 1 / known.family[layout.sort]
+    above = _sums(means * counts[:, None], family) / whole[:, None]
+    z_above = _sums(z_means * counts, family) / whole
+    eliminated = (means * (inside * held)[:, None], above * whole[:, None])
+    curve = weighted.T @ slope - eliminated[0].T @ means - eliminated[1].T @ above
+    curve[np.diag_indices_from(curve)] += 1 / known.kinds[layout.kind]
     covariance: Floats = np.linalg.inv(curve).astype(np.float64)
-    of_family = np.bincount(family, weight * z, count) / own
-    x = covariance @ (weighted.T @ z - sums.T @ of_family)
-    families = of_family - means @ x
-    family_variances = 1 / own + ((means @ covariance) * means).sum(axis=1)
-    off = slope - means[family]
-    variances = ((off @ covariance) * off).sum(axis=1) + (1 / own)[family]
-    return Posterior(x, covariance, families, family_variances, variances)
+    x = covariance @ (weighted.T @ z - eliminated[0].T @ z_means - eliminated[1].T @ z_above)
+    families = z_above - above @ x
+    apart = means - above[family]
+    groups = held * (z_means - means @ x - families[family])
+    off = slope - (above[family] + held[:, None] * apart)[group]
+    left = 1 / own + (1 - held) ** 2 / whole[family]
+    return Posterior(
+        x, covariance, families, 1 / whole + _squares(above, covariance), groups,
+        1 / own + held**2 * (1 / whole[family] + _squares(apart, covariance)),
+        _squares(off, covariance) + left[group],
+    )  # fmt: skip
 
 
 def maximised(
@@ -147,7 +183,7 @@ def maximised(
     Parameters
     ----------
     rest : float64, shape (rows,)
-        e: what numbers and families leave.
+        e: what numbers, families and groups leave.
     x : float64, shape (numbers,)
         The numbers, where they differ from those of `found` (limits).
     layout : Layout
@@ -156,7 +192,7 @@ def maximised(
     known : Variances
         Those of `found`.
     """
-    strength, of_row = guesses.strength, layout.sort[layout.family]
+    strength, of_row = guesses.strength, layout.of_rows
 
     def mean(squares: Floats, index: Ints, guess: Floats | float, size: int) -> Floats:
         count = np.bincount(index, minlength=size)
@@ -168,12 +204,26 @@ def maximised(
     left = mean(known.weights * squares, of_row, guesses.rest, sorts)
     left = np.maximum(left, LEAST)
     return Variances(
-        groups=mean(
-            x**2 + np.diag(found.covariance), layout.group, guesses.groups, len(guesses.groups)
+        kinds=mean(
+            x**2 + np.diag(found.covariance), layout.kind, guesses.kinds, len(guesses.kinds)
         ),
         family=mean(
             found.families**2 + found.family_variances, layout.sort, guesses.family, sorts
         ),
+        group=mean(
+            found.groups**2 + found.group_variances, layout.of_groups, guesses.group, sorts
+        ),
         rest=left,
         weights=(guesses.freedom + 1) / (guesses.freedom + squares / left[of_row]),
     )
+
+
+def _sums(values: Floats, index: Ints) -> Floats:
+    """Return sums over neighbours of equal index 0, 0, 1, …"""
+    first = np.searchsorted(index, np.arange(index[-1] + 1))
+    return np.asarray(np.add.reduceat(values, first, axis=0), np.float64)
+
+
+def _squares(rows: Floats, covariance: Floats) -> Floats:
+    """Return the variance of each combination of numbers."""
+    return np.asarray(((rows @ covariance) * rows).sum(axis=1))
