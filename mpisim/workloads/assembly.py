@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
-from .blocks import LAST, PENDING, Block
+from .blocks import BEFORE, LAST, PENDING, Block
 
 __all__ = ["TableAssembler"]
 
@@ -33,6 +33,7 @@ class TableAssembler:
         self._outside: list[tuple[int, int]] = []
         self._length = 0
         self._last: list[int] = []
+        self._before: list[int] = []
         self._pending: list[int] = []
         self._exports: dict[str, list[int]] = {}
         self.flops = self.duration = 0
@@ -45,6 +46,8 @@ class TableAssembler:
         for row, port in block.outside:
             if port == LAST:
                 rows = self._last
+            elif port == BEFORE:
+                rows = self._before
             elif port == PENDING:
                 rows = self._pending
             else:
@@ -52,7 +55,7 @@ class TableAssembler:
             for each in rows:
                 self._outside.append((at + row, each))
         if block.last >= 0:
-            self._last = [at + block.last]
+            self._before, self._last = self._last, [at + block.last]
         if not block.hands_on:
             self._pending = []
         if block.pending:

@@ -4,8 +4,9 @@ A pipeline stage does the same forward and the same backward for every micro-bat
 once, row by row, as a `Block`; a table is then a sequence of blocks, joined by array operations.
 
 A block's rows may wait for rows outside it, through ports: ``LAST`` is the latest kernel before the
-block, ``PENDING`` the communications before it that the next kernel has to wait for. Other ports
-have names: a row exported under a name by one block is awaited under that name by later ones.
+block, ``BEFORE`` the latest before the block of that one, ``PENDING`` the communications
+before it that the next kernel has to wait for. Other ports have names: a row exported under a name
+by one block is awaited under that name by later ones.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .fragments import Fragment, Fragments
 from .operators import Await, Communicate, Compute, Step
 from .pricing import AT_ONCE, Pricing
 
-__all__ = ["LAST", "PENDING", "Block", "BlockBuilder", "Slots"]
+__all__ = ["BEFORE", "LAST", "PENDING", "Block", "BlockBuilder", "Slots"]
 
-LAST, PENDING = -1, -2
+LAST, PENDING, BEFORE = -1, -2, -3
 """Rows a block can wait for without knowing them; named ports follow below."""
 
 COMPUTE = 0
@@ -302,7 +303,7 @@ class BlockBuilder:
         """Return what stands for rows that earlier blocks exported under a name."""
         if name not in self._ports:
             self._ports.append(name)
-        return PENDING - 1 - self._ports.index(name)
+        return BEFORE - 1 - self._ports.index(name)
 
     def export(self, name: str, rows: Iterable[int]) -> None:
         """Let later blocks wait for rows under a name, besides those exported before."""
@@ -321,8 +322,8 @@ class BlockBuilder:
         values, index, awaited = self.rows.rows()
         waiter = np.repeat(np.arange(len(values)), np.diff(index))
         inside = awaited >= 0
-        ports: dict[int, str | int] = {LAST: LAST, PENDING: PENDING}
-        ports |= {PENDING - 1 - i: name for i, name in enumerate(self._ports)}
+        ports: dict[int, str | int] = {each: each for each in (LAST, PENDING, BEFORE)}
+        ports |= {BEFORE - 1 - i: name for i, name in enumerate(self._ports)}
         outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
         for lane in self._lanes:
             lane.end()

@@ -1,7 +1,11 @@
 """What the stages of a pipeline send each other, and when each waits for it.
 
-Two ways. With overlap, every kind of message has a stream of its own: a receive is posted as soon
-as the CPU reaches it, only what needs the data waits, and nobody waits for a send. Without, as
+Two ways. With overlap, every kind of message has a stream of its own: only what needs the data
+waits, and nobody waits for a send. The next forward's receive is posted behind the forward before
+it, the next backward's behind the backward before it (``send_forward_recv_forward`` and its like
+with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts when the
+kernels launched until then have ended, as every operation of PyTorch's does
+(ProcessGroupNCCL.cpp, ``syncStream``). From then on it holds multiprocessors. Without overlap, as
 Megatron-LM does where ``overlap_p2p_communication`` is off (megatron/core/pipeline_parallel,
 schedules.py): each exchange is one batch on one stream, starts after the kernel before it, and the
 next kernel waits for all of it; so does the CPU, which launches nothing before the GPU is done
@@ -25,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..program import Kind, Operation, Phase
-from .blocks import LAST, PENDING, Block, BlockBuilder
+from .blocks import BEFORE, LAST, PENDING, Block, BlockBuilder
 from .operators import Communicate
 from .schedules import Action, Pipeline
 
@@ -132,7 +136,7 @@ class Messages:
         self._exchanged, self.chunks = known, chunks
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self._any = any(message for both in known.values() for message in both)
-        self._known: dict[tuple[_Message, ...], Block] = {}
+        self._known: dict[tuple[tuple[_Message, ...], int], Block] = {}
         self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -182,8 +186,15 @@ class Messages:
         one_way = len({actions[i].phase for _, i in found}) < 2
         apart = self.overlap or (one_way and self.chunks == 1)
         batches = [[each] for each in found] if apart else [found] if found else []
+        phases = {action.phase for action in before}
         return [
-            (self._block(tuple(message for message, _ in batch)), tuple(i for _, i in batch))
+            (
+                self._block(
+                    tuple(message for message, _ in batch),
+                    LAST if actions[batch[0][1]].phase in phases else BEFORE,
+                ),
+                tuple(i for _, i in batch),
+            )
             for batch in batches
         ]
 
@@ -197,8 +208,9 @@ class Messages:
             return None
         return self._exchanged[action.phase is Phase.FORWARD, action.chunk][1]
 
-    def _block(self, messages: tuple[_Message, ...]) -> Block:
-        if messages not in self._known:
+    def _block(self, messages: tuple[_Message, ...], posted: int) -> Block:
+        """Return the block of a batch; with overlap, it is received from the port `posted` on."""
+        if (messages, posted) not in self._known:
             builder = self._builder()
             for i, message in enumerate(messages):
                 receives = message.kind is Kind.RECV
@@ -207,7 +219,7 @@ class Messages:
                 row = builder.point_to_point(
                     message.kind, message.slot, message.bytes,
                     f"{'receive' if receives else 'send'} {_what(message)}",
-                    waits=() if early else (LAST, PENDING), joined=i > 0,
+                    waits=(posted,) if early else (LAST, PENDING), joined=i > 0,
                 )  # fmt: skip
                 if receives or not self.overlap:
                     builder.await_next([row])
@@ -222,8 +234,8 @@ class Messages:
                             message.whole,
                         )
                     )  # fmt: skip
-            self._known[messages] = builder.done()
-        return self._known[messages]
+            self._known[messages, posted] = builder.done()
+        return self._known[messages, posted]
 
 
 def _kind(action: Action) -> tuple[bool, bool, int]:
