@@ -47,8 +47,14 @@ KINDS: dict[str, tuple[str, ...]] = {
 CLOSE = 0.05
 """Error of a ratio within which its effect counts as predicted."""
 
-
-ALL = "all but noise"
+SUMMARIES: dict[str, tuple[str, ...]] = {
+    "ZeRO, overlap, recomputation or scale": (
+        "ZeRO stage or scope", "overlapped tensor parallelism", "recomputation", "weak scaling",
+        "strong scaling",
+    ),
+    "all but noise": tuple(kind for kind in KINDS if kind != NOISE),
+}  # fmt: skip
+"""Kinds taken together: one choice about a run on the same GPUs or more of them; all choices."""
 
 
 class Pair(NamedTuple):
@@ -72,6 +78,11 @@ class Pair(NamedTuple):
     def error(self) -> float:
         """Relative error of the ratio, signed."""
         return self.predicted / self.measured - 1
+
+    @property
+    def suspect(self) -> bool:
+        """Whether one of the rows stands apart."""
+        return any(each.row.texts["suspect"] for each in (self.first, self.second))
 
 
 def pairs(rows: Sequence[Compared]) -> list[Pair]:
@@ -99,29 +110,36 @@ def _place(each: Compared, column: str) -> tuple[float, str]:
 
 
 def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Return for each kind, and for all but noise, n, mean error of the ratio, share within 5 %,
-    and the pairs."""
-    result: dict[str, dict[str, Any]] = {}
-    for kind in (*KINDS, ALL):
-        group = [each for each in found if each.kind == kind]
-        if kind == ALL:
-            group = [each for each in found if each.kind != NOISE]
-        if group:
-            size = np.abs([each.error for each in group])
-            result[kind] = {
-                "n": len(group),
-                "mean": float(size.mean()),
-                "median": float(np.median(size)),
-                "within_5": float((size <= CLOSE).mean()),
-                "pairs": [
-                    {
-                        "first": each.first.row.id,
-                        "second": each.second.row.id,
-                        "measured": each.measured,
-                        "predicted": each.predicted,
-                        "error": each.error,
-                    }
-                    for each in group
-                ],
+    """Return for each kind n, mean and median error of the ratio, share within 5 %, and the pairs.
+
+    Then the same of kinds taken together (`SUMMARIES`), and without pairs that have a suspect row
+    where there are some.
+    """
+    groups = {kind: [each for each in found if each.kind == kind] for kind in KINDS}
+    for name, kinds in SUMMARIES.items():
+        group = [each for each in found if each.kind in kinds]
+        sound = [each for each in group if not each.suspect]
+        groups[name] = group
+        if len(sound) < len(group):
+            groups[f"{name}, without suspect rows"] = sound
+    return {name: _figures(group) for name, group in groups.items() if group}
+
+
+def _figures(group: Sequence[Pair]) -> dict[str, Any]:
+    size = np.abs([each.error for each in group])
+    return {
+        "n": len(group),
+        "mean": float(size.mean()),
+        "median": float(np.median(size)),
+        "within_5": float((size <= CLOSE).mean()),
+        "pairs": [
+            {
+                "first": each.first.row.id,
+                "second": each.second.row.id,
+                "measured": each.measured,
+                "predicted": each.predicted,
+                "error": each.error,
             }
-    return result
+            for each in group
+        ],
+    }
