@@ -237,6 +237,8 @@ class Softmax(Kernel):
     rows, columns : int
     backward : bool
     dtype : Precision
+    causal : bool
+        Whether what a causal mask hides, half of all columns, is not read. Zeros are written there.
     """
 
     family: ClassVar[str] = "softmax"
@@ -244,11 +246,18 @@ class Softmax(Kernel):
     columns: int
     backward: bool = False
     dtype: Precision = "bf16"
+    causal: bool = False
+
+    @property
+    def read(self) -> int:
+        """Bytes read for two elements: forward of the input, backward of output and gradient."""
+        tensors = 2 if self.backward else 1
+        return tensors * BYTES[self.dtype] * (1 if self.causal else 2)
 
     @property
     def traffic(self) -> int:
         """Forward in and out; backward output, gradient in, gradient out."""
-        return (3 if self.backward else 2) * BYTES[self.dtype] * self.rows * self.columns
+        return (self.read + 2 * BYTES[self.dtype]) * self.rows * self.columns // 2
 
 
 @dataclass(frozen=True)

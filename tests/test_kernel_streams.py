@@ -147,6 +147,17 @@ def test_short_rows_cost_their_first_touches():
     assert seconds(kernel) == pytest.approx(math.hypot(memory, latency) + 2e-6, rel=1e-12)
 
 
+def test_causal_rows_stay_in_registers_and_are_read_by_half():
+    forward, backward = (
+        softmax.columns(Softmax(10, 2048, backward, "fp16", causal=True))
+        for backward in (False, True)
+    )
+    assert (forward["read"], backward["read"]) == (1, 2)  # half of one tensor, half of two
+    for found in (forward, backward):
+        assert found["write"] == 2
+        assert (found["block"], found["steps"], found["passes"]) == (32, 1, 1)
+
+
 def test_unaligned_rows_cost_a_fifth_sector():
     aligned, odd = (terms(Softmax(10**6, width, dtype="fp32"), row=0.0) for width in (1024, 1023))
     assert aligned["memory"] / 1024 * 1.25 == pytest.approx(odd["memory"] / 1023, rel=2e-3)

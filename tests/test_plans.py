@@ -87,7 +87,7 @@ DENSE = ANY | {
     "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
     "unaligned": st.sampled_from(["tensor-cores", "cores"]), "dgrad_overlap": st.booleans(),
     "fused_wgrad": st.sampled_from([None, False]), "persistent_norms": st.booleans(),
-    "launch_blocking": st.booleans(),
+    "launch_blocking": st.booleans(), "scores_softmax": st.sampled_from(["whole", "causal"]),
 }  # fmt: skip
 MIXED = DENSE | {
     "ep": few, "etp": few, "moe_overlap": st.booleans(), "ep_overlap": st.booleans(),

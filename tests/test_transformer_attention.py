@@ -52,6 +52,40 @@ def test_heads_of_odd_sizes_run_on_cuda_cores_before_cuda_11_7() -> None:
     assert formats(24, unaligned="cores", precision="tf32") == {"tf32"}
 
 
+def test_a_causal_softmax_reads_half_of_the_scores() -> None:
+    keys: dict[str, Any] = {"kernels": "eager", "scores_softmax": "causal", "micro_batch": 2}
+
+    def attention(length: int, **changes: Any) -> tuple[list[str], list[str]]:
+        sizes = {**SIZES, "seq_len": length}
+        found = operator(network(model("gpt", **sizes), plan(**{**keys, **changes})), "attention")
+        return tuple(  # type: ignore[return-value]
+            [line for line in lines(steps) if "softmax" in line]
+            for steps in (found.forward, found.backward)
+        )
+
+    scores = 2 * 4 * 32 * 32
+    # In: half of the scores, or of probabilities and gradients; out: all.
+    assert attention(32) == (
+        [f"attention softmax: {scores * (1 + 2)} bytes"],
+        [f"attention softmax backward: {scores * (2 + 2)} bytes"],
+    )
+    # One sequence and two heads of a rank are no multiple of four: single operations in fp32.
+    few = scores // 4
+    steps = [
+        f"attention softmax{{0}} cast: {few * 6} bytes",
+        f"attention softmax{{0}} scale: {few * 8} bytes",
+        f"attention softmax{{0}} mask: {few * 8} bytes",
+    ]
+    assert attention(32, micro_batch=1, tp=2, sp=False) == (
+        [*(step.format("") for step in steps), f"attention softmax: {few * 8} bytes",
+         steps[0].format("")],
+        [steps[0].format(" backward"), f"attention softmax backward: {few * 12} bytes",
+         *(step.format(" backward") for step in (steps[2], steps[1], steps[0]))],
+    )  # fmt: skip
+    assert len(attention(8)[0]) == 5
+    assert len(attention(32, fused=False)[0]) == 1
+
+
 def test_scores_step_by_step() -> None:
     keys = {"kernels": "eager", "micro_batch": 2, "fused": False}
     attention = operator(network(model("gpt", **SIZES), plan(**keys)), "attention")

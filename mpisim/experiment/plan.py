@@ -148,6 +148,10 @@ class Plan:
     image_layout : {"channels-last", "channels-first"}
         Images of a CNN in memory. Matrix units take channels last: convolutions in other formats
         than fp32 turn images that have them first.
+    scores_softmax : {"whole", "causal"}
+        With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
+        a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
+        does not take the scores' shape, they are cast to fp32, operation by operation.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
     persistent_norms : bool
@@ -269,6 +273,7 @@ class Plan:
         "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
+    scores_softmax: Literal["whole", "causal"] = "whole"
     def __post_init__(self) -> None:
         axes = self.order.split("-")
         for axis in axes:

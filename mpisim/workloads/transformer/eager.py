@@ -10,6 +10,12 @@ products in 16 bits whose rows are no multiple of that, and took the CUDA cores:
 (github:pytorch/pytorch, issue 83272), and attention over 197 tokens took longer in fp16 than in
 fp32 (github:facebookresearch/xformers, pull request 467). In one layout of the first fp16 reached
 54. Here all of them are priced as products in fp32 (``plan.unaligned = "cores"``).
+
+With ``plan.scores_softmax = "causal"`` the softmax is Megatron-LM's ScaledUpperTriangMaskedSoftmax
+(megatron/fused_kernels/scaled_upper_triang_masked_softmax.h): of each row it reads what the mask
+leaves, and writes zeros behind. It takes scores in 16 bits of 17 to 2,048 keys, as many queries,
+and a multiple of four heads x sequences (megatron/model/fused_softmax.py). Others are cast to fp32,
+multiplied by the number of the layer, masked, put through PyTorch's softmax and cast back.
 """
 
 from __future__ import annotations
@@ -18,13 +24,19 @@ from mpisim.kernels.operations import Gemm, Precision, Softmax
 
 from ..operators import Compute, Operator, Step
 from .heads import Heads
-from .pointwise import MASK, stream
+from .pointwise import FP32, MASK, stream
 from .shapes import Shapes
 
 __all__ = ["eager_attention"]
 
 LOADED = 16
 """Bytes that matrix units load at a time."""
+
+LONGEST = 2048
+"""Keys that Megatron-LM's causal softmax takes (16,384 since 2023)."""
+
+TOGETHER = 4
+"""Rows of a thread block of it, of as many heads x sequences: it takes multiples."""
 
 
 def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
@@ -48,8 +60,17 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     def product(what: str, m: int, n: int, inner: int) -> Compute:
         return Compute(f"{name} {what}", Gemm(m, n, inner, batch, dtype=dtype, output=s.stored))
 
-    def softmax(what: str, *, backward: bool = False) -> Compute:
-        return Compute(f"{name} {what}", Softmax(rows, k, backward, s.stored))
+    causal = s.plan.scores_softmax == "causal" and fused and heads.causal
+    taken = e == 2 and 16 < k <= LONGEST and q == k and q % 4 == 0 and batch % TOGETHER == 0
+
+    def softmax(what: str, *, backward: bool = False) -> list[Step]:
+        if not causal or taken:
+            return [Compute(f"{name} {what}", Softmax(rows, k, backward, s.stored, causal))]
+        wide = Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32"))
+        cast = [stream(f"{name} {what} cast", (e + FP32) * scores)] if e != FP32 else []
+        around = [stream(f"{name} {what} {step}", 2 * FP32 * scores) for step in ("scale", "mask")]
+        first, last = [*cast, *around, wide, *cast], [*cast, wide, *reversed(around), *cast]
+        return last if backward else first
 
     forward: list[Step] = []
     if grouped:
@@ -59,7 +80,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
         forward.append(stream(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
     if not fused:
         forward.append(stream(f"{name} mask", 2 * e * scores))
-    forward.append(softmax("softmax"))
+    forward += softmax("softmax")
     if drops:
         forward.append(stream(f"{name} dropout", (2 * e + MASK) * scores))
     forward.append(product("context", q, heads.value, k))
@@ -71,7 +92,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     ]
     if drops:
         backward.append(stream(f"{name} dropout backward", (2 * e + MASK) * scores))
-    backward.append(softmax("softmax backward", backward=True))
+    backward += softmax("softmax backward", backward=True)
     if not fused:
         backward.append(stream(f"{name} mask backward", 2 * e * scores))
     if heads.relative_bias:
