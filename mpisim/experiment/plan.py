@@ -85,7 +85,8 @@ class Plan:
         Whether, without `sp`, the gradient of a matrix's input is added up over the tp group beside
         the product that makes the gradient of the matrix (Megatron-LM's
         ``async_tensor_model_parallel_allreduce``), or after it.
-    cp_style : {"ring", "all-gather"}
+    cp_style : {"ring", "all-gather", "pytorch"}
+        How keys and values get round a context: :mod:`..workloads.transformer.context_parallel`.
 
     dp_style : {"megatron", "ddp", "deepspeed", "fsdp"}
         Whose rules buckets and hooks follow; by default "fsdp" where zero is 2 or more, "megatron"
@@ -115,6 +116,12 @@ class Plan:
         Of the matrix products.
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
+    fp8_scaling : {"delayed", "current"}
+        Where scales of operands in fp8 come from: steps before, or the operand itself, which is
+        read once more.
+    fp8_weight_casts : bool
+        Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
+        they are cast once a step, and that is not counted.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
 
     recompute : {"none", "selective", "full"}
@@ -128,7 +135,8 @@ class Plan:
         checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
     separate_projections : bool
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
-        gated feed-forward block; otherwise from one. With tp > 1 they count as one.
+        gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless
+        `sp_style` is "pytorch" without `tp_overlap`.
     kernels : {"flash", "eager"}
         Fused attention, or scores in memory (matrix product, softmax, matrix product).
     unaligned : {"tensor-cores", "cores"}
@@ -150,6 +158,12 @@ class Plan:
         than fp32 turn images that have them first.
     scores_softmax : {"whole", "causal"}
         With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
+    repeats_heads : bool
+        Whether keys and values of fewer heads than queries are copied for each of these before
+        fused attention (``repeat_kv`` of Llama's reference code).
+    rotary : {"real", "complex"}
+        How rotary positions are computed: by sines and cosines, or as products of complex numbers
+        in fp32, which torch.compile does not fuse (Llama's reference code).
         a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
         does not take the scores' shape, they are cast to fp32, operation by operation.
     fused_loss : bool, optional
@@ -166,6 +180,9 @@ class Plan:
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
     launch_blocking : bool
+    eager_loss : bool
+        Whether cross-entropy is PyTorch's of scores that a kernel before it casts to fp32
+        (``F.cross_entropy(scores.float(), targets)``); with tp > 1 as `fused_loss` says.
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
@@ -223,7 +240,7 @@ class Plan:
     tp_overlap_scatter: Literal["pipeline", "ring"] = "pipeline"
     tp_overlap_fp8: bool = False
     dgrad_overlap: bool = True
-    cp_style: Literal["ring", "all-gather"] = "ring"
+    cp_style: Literal["ring", "all-gather", "pytorch"] = "ring"
 
     dp_style: Style | None = None
     zero: Annotated[int, Limits(least=0, most=3)] = 0
@@ -243,6 +260,8 @@ class Plan:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     recompute_keeps: tuple[Kept, ...] = ()
+    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    fp8_weight_casts: bool = False
     recompute_stops: bool = False
     separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
@@ -257,10 +276,13 @@ class Plan:
     persistent_norms: bool = False
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
+    repeats_heads: bool = False
+    rotary: Literal["real", "complex"] = "real"
     launch_blocking: bool = False
 
     cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
 
+    eager_loss: bool = False
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False

@@ -12,11 +12,16 @@ ring (arXiv:2310.01889; `AttnFuncWithCPAndKVP2P`)
 all-gather (Llama 3, arXiv:2407.21783, section 3.3.2; `AttnFuncWithCPAndKVAllGather`)
     Keys and values are gathered, and put in the order of the sequence; backward again, and their
     gradients are reduce-scattered.
+pytorch (`_templated_ring_attention` of torch/distributed/tensor/experimental/_attention.py)
+    Keys and values of all are gathered once, beside the attention with the own ones, and then taken
+    rank by rank as in a ring, with the same halves masked; what each gives is merged in fp32.
+    Backward the same, and the gradients of keys and values go round after each rank's attention,
+    in fp32 (``convert_to_f32``), wherever they are from: one exchange more than in a ring.
 """
 
 from __future__ import annotations
 
-from mpisim.kernels.operations import Elementwise
+from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Step
@@ -24,7 +29,9 @@ from .heads import Heads
 from .pointwise import stream
 from .shapes import Shapes
 
-__all__ = ["gathered_attention", "ring_attention"]
+__all__ = ["gathered_attention", "ring_attention", "rotated_attention"]
+
+FP32 = BYTES["fp32"]
 
 Passes = tuple[tuple[Step, ...], tuple[Step, ...]]
 
@@ -107,3 +114,65 @@ def gathered_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             Communicate(f"{name} {what} reduce-scatter", Operation.REDUCE_SCATTER, "cp", size)
         )
     return (*gather(), attend()), tuple(backward)
+
+
+def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
+    """Return the steps forward and backward of PyTorch's ring, whose keys are gathered at once."""
+    cp, e, local, fused = s.grid.cp, s.element, heads.queries, s.plan.fused
+    pair = s.batch * local * heads.key_value_width
+    queries, output = s.batch * local * heads.query_width, s.batch * local * heads.output_width
+
+    def attend(step: int, *, backward: bool = False) -> Compute:
+        own = step == 0
+        keys = local if own or not heads.causal else local // 2
+        kernel = heads.kernel(s, local, keys, own and heads.causal, backward=backward)
+        after = () if own else ("gathered",)
+        return Compute(f"{name} backward" if backward else name, kernel, after=after)
+
+    def gathered() -> list[Step]:
+        return [
+            stream(f"{name} contiguous keys", 2 * e * pair),
+            stream(f"{name} packing", 2 * e * pair),
+            Communicate(
+                f"{name} all-gather", Operation.ALL_GATHER, "cp", cp * e * pair, token="gathered"
+            ),
+        ]
+
+    def merged() -> list[Step]:
+        # out - sigmoid(...) · (out - block), the block cast before, in fp32.
+        if fused:
+            return [stream(f"{name} merge", (e + 2 * FP32) * output)]
+        return [
+            stream(f"{name} merge cast", (e + FP32) * output),
+            stream(f"{name} merge difference", 3 * FP32 * output),
+            stream(f"{name} merge product", 2 * FP32 * output),
+            stream(f"{name} merge", 3 * FP32 * output),
+        ]
+
+    forward: list[Step] = gathered()
+    for step in range(cp):
+        forward.append(attend(step))
+        if step:
+            forward += merged()
+    forward.append(stream(f"{name} round", (FP32 + e) * output))
+
+    backward: list[Step] = gathered()
+    backward.append(stream(f"{name} gradients fill", FP32 * (queries + pair)))
+    for step in range(cp):
+        backward.append(attend(step, backward=True))
+        arrived = (f"gradients {step}",) if step else ()
+        added = Elementwise((e + 2 * FP32) * pair)
+        backward.append(Compute(f"{name} keys gradient sum", added, after=arrived))
+        if not fused:
+            backward.append(stream(f"{name} gradients packing", 2 * FP32 * pair))
+        backward.append(
+            Communicate(
+                f"{name} gradients exchange", Operation.SEND_RECV, "cp", FP32 * pair,
+                token=f"gradients {step + 1}",
+            )
+        )  # fmt: skip
+        backward.append(stream(f"{name} queries gradient sum", (e + 2 * FP32) * queries))
+    backward.append(stream(f"{name} queries gradient round", (FP32 + e) * queries))
+    rounded = Elementwise((FP32 + e) * pair)
+    backward.append(Compute(f"{name} keys gradient round", rounded, after=(f"gradients {cp}",)))
+    return tuple(forward), tuple(backward)

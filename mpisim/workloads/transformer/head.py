@@ -8,7 +8,7 @@ makes two, sending the last two numbers together (``megatron/core/fusions/fused_
 
 from __future__ import annotations
 
-from mpisim.kernels.operations import BYTES, CrossEntropy
+from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Step
@@ -139,7 +139,18 @@ def _cross_entropy(s: Shapes) -> Operator:
 
     forward: list[Step]
     backward: list[Step]
-    if s.plan.compiled_loss:
+    if s.plan.eager_loss and s.grid.tp == 1:
+        forward = [
+            stream("loss cast", (e + FP32) * size),
+            Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
+            stream("loss target", 2 * per_token),
+        ]
+        backward = [
+            stream("loss target backward", FP32 * size),
+            Compute("loss softmax backward", Softmax(rows, columns, True, "fp32")),
+            stream("loss cast backward", (FP32 + e) * size),
+        ]
+    elif s.plan.compiled_loss:
         # Scores in fp32 with their maxima; exponentials with their sums, in place; their shares.
         forward = [
             stream("loss maximum", (e + FP32) * size),

@@ -176,6 +176,9 @@ def dropout(s: Shapes, name: str, size: int) -> Operator:
 def rotate(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
     """Rotary positions (arXiv:2104.09864), forward or backward, which are alike.
 
+    As products of complex numbers in fp32 they are three kernels also where others are fused:
+    torch.compile has no code for complex numbers and calls PyTorch's kernel.
+
     Parameters
     ----------
     s : Shapes
@@ -184,7 +187,11 @@ def rotate(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
     """
     e = s.element
     for name, size in parts:
-        if s.plan.fused:
+        if s.plan.rotary == "complex":
+            yield stream(f"{name} cast", (e + FP32) * size)
+            yield stream(f"{name} product", 2 * FP32 * size)
+            yield stream(f"{name} round", (FP32 + e) * size)
+        elif s.plan.fused:
             yield stream(name, 2 * e * size)
         else:
             yield stream(f"{name} cosine", 2 * e * size)

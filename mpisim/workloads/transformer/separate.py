@@ -2,6 +2,8 @@
 
 torchtitan, MaxText and Hugging Face have a matrix each where Megatron-LM has one. The products are
 smaller, the gradients of their input are added up, and selective recomputation tells them apart.
+With tensor parallelism as PyTorch has it, their input is gathered once, and its gradient reduced
+once.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import replace
 from ..operators import Operator
 from .pointwise import branch
 from .shapes import Shapes
-from .tensor_parallel import column_linear
+from .tensor_parallel import column_linear, gathered_input
 
 __all__ = ["separate_linears"]
 
@@ -36,6 +38,14 @@ def separate_linears(
         Whether whatever follows keeps the results, and does not count them itself.
     """
     hidden = s.model.hidden
+    if s.sequence_second:
+        found = [gathered_input(s, name, hidden, len(widths))]
+        for each, width in widths.items():
+            keep = s.element * s.tokens * width if kept else 0
+            found.append(column_linear(
+                s, each, hidden, width, bias=bias, keep=keep, keeps_input=False, gathered=True
+            ))  # fmt: skip
+        return tuple(found)
     found = [branch(s, name, s.shared * hidden)] * (len(widths) - 1)
     for i, (each, width) in enumerate(widths.items()):
         keep = s.element * s.tokens * width if kept else 0

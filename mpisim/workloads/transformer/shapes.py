@@ -104,8 +104,9 @@ class Shapes:
 
     @property
     def separate_projections(self) -> bool:
-        """Whether matrices with one input stay apart; of a tp group, one gather serves all."""
-        return self.plan.separate_projections and self.grid.tp == 1
+        """Whether matrices with one input stay apart."""
+        apart = self.grid.tp == 1 or (self.sequence_second and not self.plan.tp_overlap)
+        return self.plan.separate_projections and apart
 
     # --- number formats -------------------------------------------------------------------------
 

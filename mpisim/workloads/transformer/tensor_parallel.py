@@ -8,22 +8,26 @@ second and the input gradient of the first are all-reduced. Order and overlap ar
 the saved input is gathered again beside the input gradient, which is reduced beside the weight
 gradient. Before that class the all-reduce came after both gradients (``plan.dgrad_overlap``).
 
-PyTorch's DTensor (``plan.sp_style = "pytorch"``) keeps what it gathered, and its sequences come after
-the batch: what ranks send lies rank by rank, and is copied to its place behind each all-gather, and
-the other way before each reduce-scatter (`all_gather_tensor` and `reduce_scatter_tensor` of
-torch/distributed/_functional_collectives.py). The input gradient is reduced after both products, the
-two outputs of one node of autograd.
+PyTorch's DTensor (``plan.sp_style = "pytorch"``) keeps what it gathered, and its sequences come
+after the batch: what ranks send lies rank by rank, and is copied to its place behind each all-
+gather, and the other way before each reduce-scatter (`all_gather_tensor` and
+`reduce_scatter_tensor` of torch/distributed/_functional_collectives.py). The input gradient is
+reduced after both products, the two outputs of one node of autograd.
 
 With fp8 or NVFP4, operands are cast (and transposed for the backward pass, as Transformer Engine
-does) before they are gathered, so that gathers move a byte an element or less; casts of weights are
-made once a step and not counted.
+does) before they are gathered, so that gathers move a byte an element or less. Scales come from
+steps before (delayed), or from the operand itself, which is read once more (``plan.fp8_scaling``).
+Casts of weights are made once a step and not counted, unless every pass makes them
+(``plan.fp8_weight_casts``): scale and cast forward, again where the layer is computed again, and
+the cast, transposed, backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
+from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_bytes
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Step
@@ -31,12 +35,13 @@ from .gradients import accumulate, weight_gradient
 from .shapes import Shapes
 from .tensor_parallel_overlap import gather_and_multiply, multiply_and_scatter
 
-__all__ = ["column_linear", "exchange", "linear", "reduce", "row_linear"]
+__all__ = ["column_linear", "exchange", "gathered_input", "linear", "reduce", "row_linear"]
 
 
 def column_linear(
     s: Shapes, name: str, k: int, n: int, *, bias: bool = False, keep: int = 0,
     keeps_input: bool = True, quantised: bool = True, parameters: bool = True, tied: bool = False,
+    gathered: bool = False,
 ) -> Operator:  # fmt: skip
     """A matrix (k, n) split by columns.
 
@@ -60,6 +65,8 @@ def column_linear(
         False where the matrix is another operator's.
     tied : bool
         See `Parameter`.
+    gathered : bool
+        Whether `gathered_input` has gathered and cast the input, and reduces its gradient.
 
     Returns
     -------
@@ -68,35 +75,31 @@ def column_linear(
     quantised = quantised and s.quantised
     dtype = s.linear if quantised or not s.quantised else s.product
     entering = s.shared if s.sequence_parallel else s.tokens
-    gathered = Communicate(
-        f"{name} all-gather", Operation.ALL_GATHER, "tp", operand_bytes(dtype, s.tokens * k)
-    )  # fmt: skip
 
     forward: list[Step] = []
-    if quantised:
+    if quantised and not gathered:
         forward.append(cast(s, name, entering * k))
+    if quantised:
+        forward += weight_cast(s, name, n * k)
     if s.sequence_parallel and s.plan.tp_overlap:
         gemm = Gemm(s.shared, n, k, dtype=dtype, output=s.stored)
         forward += gather_and_multiply(s, name, k, gemm)
     else:
-        if s.sequence_parallel:
-            forward += placed(s, gathered)
+        if s.sequence_parallel and not gathered:
+            forward += placed(s, gather(s, name, dtype, k))
         forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
     if quantised:
-        backward.append(cast(s, f"{name} gradient", s.tokens * n))
+        backward.append(cast(s, f"{name} gradient", s.tokens * n, made=True))
+        backward += weight_cast(s, name, n * k, backward=True)
     keeps_gathered = s.sequence_second
     beside = s.plan.dgrad_overlap and not keeps_gathered
     if s.sequence_parallel and not keeps_gathered:
         after = ("gathered",)
-        backward.append(
-            Communicate(
-                gathered.name, gathered.operation, "tp", gathered.bytes, weight=True,
-                token="gathered",
-            )
-        )  # fmt: skip
+        again = gather(s, name, dtype, k)
+        backward.append(replace(again, weight=True, token="gathered"))
     backward.append(
         Compute(f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.stored))
     )
@@ -104,7 +107,7 @@ def column_linear(
     if beside:
         backward += reduce(s, reduced, k, token="reduced")
     backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
-    if not beside:
+    if not beside and not gathered:
         backward += reduce(s, reduced, k)
     if bias:
         backward += bias_gradient(s, name, s.tokens, n)
@@ -114,6 +117,31 @@ def column_linear(
     held = s.tokens if keeps_gathered else entering
     saved = operand_bytes(dtype, held * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
+
+
+def gathered_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
+    """The input of several matrices split by columns, gathered once; `uses`, how many.
+
+    Their gradients of it are added up before they are put in order to be reduce-scattered: in one
+    kernel where operations are fused.
+    """
+    dtype, size = s.linear, s.tokens * k
+    forward: list[Step] = [cast(s, name, s.shared * k)] if s.quantised else []
+    forward += placed(s, gather(s, name, dtype, k))
+    backward: list[Step]
+    if s.plan.fused:
+        total = Elementwise((uses + 1) * s.element * size)
+        backward = [Compute(f"{name} gradient sum", total)]
+        gradient = exchange(
+            s, f"{name} input gradient", Operation.REDUCE_SCATTER, s.element * size
+        )  # fmt: skip
+        backward.append(gradient)
+    else:
+        total = Elementwise(3 * s.element * size)
+        backward = [Compute(f"{name} gradient sum", total)] * (uses - 1)
+        backward += reduce(s, f"{name} input gradient", k)
+    backward += turned(s, name, size)
+    return Operator(name, tuple(forward), tuple(backward), (), operand_bytes(dtype, size))
 
 
 def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True) -> Operator:
@@ -137,6 +165,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     forward: list[Step] = []
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
+        forward += weight_cast(s, name, n * k)
     overlap = s.sequence_parallel and s.plan.tp_overlap
     if overlap:
         forward += multiply_and_scatter(s, name, k, n)
@@ -147,7 +176,8 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
 
     backward: list[Step] = []
     if s.quantised:
-        backward.append(cast(s, f"{name} gradient", s.shared * n))
+        backward.append(cast(s, f"{name} gradient", s.shared * n, made=True))
+        backward += weight_cast(s, name, n * k, backward=True)
     gradient = f"{name} input gradient"
     if overlap:
         gemm = Gemm(s.shared, k, n, dtype=s.linear, output=s.stored)
@@ -163,6 +193,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
             )  # fmt: skip
         gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
         backward.append(Compute(gradient, gemm))
+    backward += turned(s, f"{name} gradient", s.tokens * n)
     backward += weight_gradient(s, name, s.tokens, n, k)
     saved = s.operand(s.tokens * k) if keeps_input else 0
     return Operator(
@@ -195,10 +226,14 @@ def linear(
     """
     quantised = quantised and s.quantised
     dtype = s.linear if quantised or not s.quantised else s.product
-    forward: list[Step] = [cast(s, name, tokens * k)] if quantised else []
+    forward: list[Step] = []
+    if quantised:
+        forward = [cast(s, name, tokens * k), *weight_cast(s, name, n * k)]
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
-    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n)] if quantised else []
+    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n, made=True)] if quantised else []
     if input_gradient:
+        if quantised:
+            backward += weight_cast(s, name, n * k, backward=True)
         gemm = Gemm(tokens, k, n, dtype=dtype, output=s.stored)
         backward.append(Compute(f"{name} input gradient", gemm))
     backward += weight_gradient(s, name, tokens, n, k, linear=dtype == s.linear)
@@ -218,16 +253,19 @@ def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute
     yield from accumulate(s, f"{name} bias", n)
 
 
-def cast(s: Shapes, name: str, elements: int) -> Compute:
+def cast(s: Shapes, name: str, elements: int, *, made: bool = False) -> Compute:
     """Cast an operand to the format of the product.
 
-    To fp8 with the largest value noted: read once, written as it is and transposed. To NVFP4 it is
-    read three times: for the largest values as it is and after the random Hadamard transform of
-    16 × 16 blocks, to be written as it is, and to be written transformed and transposed for the
-    gradients of weights (Transformer Engine, NVFP4BlockScaling, and hadamard_transform in
-    transformer_engine/common).
+    To fp8 with the largest value noted: read once, written as it is and transposed. Scaled by its
+    own largest value, that is found first, and the two are written in different passes; of what an
+    elementwise kernel has just `made`, as most gradients, the kernel finds it where operations are
+    fused, and both are written at once. To NVFP4 it is read three times: for the largest values as
+    it is and after the random Hadamard transform of 16 × 16 blocks, to be written as it is, and to
+    be written transformed and transposed for the gradients of weights (Transformer Engine,
+    NVFP4BlockScaling, and hadamard_transform in transformer_engine/common).
     """
-    reads = 3 if s.linear == "nvfp4" else 1
+    current = s.plan.fp8_scaling == "current" and not (made and s.plan.fused)
+    reads = 3 if s.linear == "nvfp4" or current else 1
     traffic = reads * s.element * elements + 2 * s.operand(elements)
     return Compute(f"{name} cast", Elementwise(traffic, transposes=True))
 
@@ -237,6 +275,34 @@ def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
     yield gathered
     if s.sequence_second:
         yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
+
+
+def turned(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+    """Turn what was gathered in fp8, for the gradient of a matrix: rows must be in one piece.
+
+    Transformer Engine gathers both ways, and turns what ranks have as they cast it.
+    """
+    if s.quantised and s.sequence_second:
+        traffic = 2 * s.operand(elements)
+        yield Compute(f"{name} transposition", Elementwise(traffic, transposes=True), weight=True)
+
+
+def weight_cast(
+    s: Shapes, name: str, elements: int, *, backward: bool = False
+) -> Iterator[Compute]:
+    """Cast a matrix for the pass at hand; forward its largest value is found before."""
+    if s.plan.fp8_weight_casts:
+        reads = 1 if backward or s.plan.fp8_scaling == "delayed" else 2
+        traffic = reads * s.element * elements + s.operand(elements)
+        what = f"{name} weight cast{' backward' if backward else ''}"
+        yield Compute(what, Elementwise(traffic, transposes=backward))
+
+
+def gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
+    """Gather the input of a matrix, `k` features a token."""
+    return Communicate(
+        f"{name} all-gather", Operation.ALL_GATHER, "tp", operand_bytes(dtype, s.tokens * k)
+    )  # fmt: skip
 
 
 def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
