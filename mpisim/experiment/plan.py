@@ -114,14 +114,14 @@ class Plan:
 
     precision : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
-    grad_precision : {"fp32", "bf16", "fp16"}, optional
-        Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     fp8_scaling : {"delayed", "current"}
         Where scales of operands in fp8 come from: steps before, or the operand itself, which is
         read once more.
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, and that is not counted.
+    grad_precision : {"fp32", "bf16", "fp16"}, optional
+        Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
 
     recompute : {"none", "selective", "full"}
@@ -142,12 +142,22 @@ class Plan:
     unaligned : {"tensor-cores", "cores"}
         Where batched products of 16-bit numbers run whose rows are no multiple of 16 bytes, as with
         heads of odd sizes (`kernels` "eager"): on CUDA cores before CUDA 11.7.
+    scores_softmax : {"whole", "causal"}
+        With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
+        a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
+        does not take the scores' shape, they are cast to fp32, operation by operation.
     attention : {"newest", "cudnn", "flash-2", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
         FlashAttention-2, of FlashAttention in Triton (:mod:`mpisim.kernels.fused_attention`).
     attention_precision : {"fp8"}, optional
         Of the products of fused attention; bf16 in plans of fp8 and nvfp4 if not given
         (Transformer Engine's ``fp8_dpa``).
+    repeats_heads : bool
+        Whether keys and values of fewer heads than queries are copied for each of these before
+        fused attention (``repeat_kv`` of Llama's reference code).
+    rotary : {"real", "complex"}
+        How rotary positions are computed: by sines and cosines, or as products of complex numbers
+        in fp32, which torch.compile does not fuse (Llama's reference code).
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
@@ -156,16 +166,6 @@ class Plan:
     image_layout : {"channels-last", "channels-first"}
         Images of a CNN in memory. Matrix units take channels last: convolutions in other formats
         than fp32 turn images that have them first.
-    scores_softmax : {"whole", "causal"}
-        With `kernels` "eager" and `fused`: whether the softmax reads all scores, or only those that
-    repeats_heads : bool
-        Whether keys and values of fewer heads than queries are copied for each of these before
-        fused attention (``repeat_kv`` of Llama's reference code).
-    rotary : {"real", "complex"}
-        How rotary positions are computed: by sines and cosines, or as products of complex numbers
-        in fp32, which torch.compile does not fuse (Llama's reference code).
-        a causal mask leaves, as the kernel of Megatron-LM's ``--masked-softmax-fusion``. Where that
-        does not take the scores' shape, they are cast to fp32, operation by operation.
     fused_loss : bool, optional
         Whether cross-entropy is; as `fused` says if not given.
     persistent_norms : bool
@@ -174,15 +174,15 @@ class Plan:
     fused_wgrad : bool, optional
         Whether products add gradients of weights straight to Megatron-LM's buffer
         (``gradient_accumulation_fusion``); as `fused` says if not given.
+    eager_loss : bool
+        Whether cross-entropy is PyTorch's of scores that a kernel before it casts to fp32
+        (``F.cross_entropy(scores.float(), targets)``); with tp > 1 as `fused_loss` says.
     compiled_loss : bool
         Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
         ``--cross-entropy-loss-fusion`` with the implementation ``native``.
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
     launch_blocking : bool
-    eager_loss : bool
-        Whether cross-entropy is PyTorch's of scores that a kernel before it casts to fp32
-        (``F.cross_entropy(scores.float(), targets)``); with tp > 1 as `fused_loss` says.
         Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
@@ -254,35 +254,36 @@ class Plan:
     reshard_after_forward: bool = True
 
     precision: Precision = "bf16"
+    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    fp8_weight_casts: bool = False
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
 
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     recompute_keeps: tuple[Kept, ...] = ()
-    fp8_scaling: Literal["delayed", "current"] = "delayed"
-    fp8_weight_casts: bool = False
     recompute_stops: bool = False
     separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
+    scores_softmax: Literal["whole", "causal"] = "whole"
     attention: Literal["newest", "cudnn", "flash-2", "triton"] = "newest"
     attention_precision: Literal["fp8"] | None = None
+    repeats_heads: bool = False
+    rotary: Literal["real", "complex"] = "real"
     fused: bool = True
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"
     fused_loss: bool | None = None
+    eager_loss: bool = False
     compiled_loss: bool = False
     persistent_norms: bool = False
     fused_wgrad: bool | None = None
     cuda_graphs: bool = False
-    repeats_heads: bool = False
-    rotary: Literal["real", "complex"] = "real"
     launch_blocking: bool = False
 
     cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
 
-    eager_loss: bool = False
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
@@ -295,7 +296,6 @@ class Plan:
         "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
-    scores_softmax: Literal["whole", "causal"] = "whole"
     def __post_init__(self) -> None:
         axes = self.order.split("-")
         for axis in axes:
