@@ -223,13 +223,22 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
     """
     import h5py
 
-    plain = not any("\0" in text or not _is_utf8(text) for text in texts)
-    stored = list(texts) if plain else [json.dumps(text) for text in texts]
-    dataset = group.create_dataset(
-        name, (len(stored),), h5py.string_dtype("utf-8"), track_times=False
-    )
-    if stored:
-        dataset[:] = np.array(stored, object)
+    together = "".join(texts)
+    plain = "\0" not in together and _is_utf8(together)
+    stored = [(text if plain else json.dumps(text)).encode() for text in texts]
+    longest = max(map(len, stored), default=0)
+    if len(stored) > SMALL and 0 < longest * len(stored) <= 2 * sum(map(len, stored)):
+        # Texts of one length are compressed; HDF5 keeps others one by one.
+        dataset = group.create_dataset(
+            name, data=np.array(stored, h5py.string_dtype("utf-8", longest)), track_times=False,
+            **_packed(len(stored)),
+        )  # fmt: skip
+    else:
+        dataset = group.create_dataset(
+            name, (len(stored),), h5py.string_dtype("utf-8"), track_times=False
+        )
+        if stored:
+            dataset[:] = np.array(stored, object)
     if not plain:
         dataset.attrs["encoding"] = "json"
 

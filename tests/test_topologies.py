@@ -312,3 +312,17 @@ def test_graphs_have_everything() -> None:
     edge = graph["node0.nic0"]["switch"][0]
     assert edge["name"] == "node0.nic0->switch"
     assert edge["bandwidth"] == pytest.approx(PORT)
+
+
+def test_names_are_made_when_asked_for() -> None:
+    found = box("nvswitch", 2, nics=2).topology(3)
+    names = list(found.names)
+    assert len(names) == len(found.names) == found.n_nodes == len(set(names))
+    inside = [name.partition(".")[2] for name in names if name.startswith("node1.")]
+    assert inside and [f"node2.{name}" for name in inside] == [
+        name for name in names if name.startswith("node2.")
+    ]
+    assert found.names[-1] == names[-1] == "switch"
+    assert list(found.names[1:-1:2]) == names[1:-1:2]
+    with pytest.raises(IndexError):
+        found.names[len(names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
     kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
     share = np.ones(len(kind))
     node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
-    names = [f"node{i}.{name}" for i in range(nodes) for name in wiring.names]
+    names = _Names(wiring.names, nodes, [] if cables is None else cables.names)
     if cables is not None:
         inner = (first + box.ports[None, :]).reshape(-1)
         outer = nodes * here + np.arange(len(cables.names))
@@ -71,7 +72,6 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         share = np.concatenate([share, *cables.share])
         switches = np.full(len(outer), NodeKind.SWITCH, np.uint8)
         node_kind = np.concatenate([node_kind, switches])
-        names += cables.names
     return Topology(
         title=cluster.title if nodes == 1 else f"{nodes} nodes of {cluster.title}",
         gpu=(first + np.arange(gpus)[None, :]).reshape(-1),
@@ -89,8 +89,28 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
     )
 
 
+class _Names(Sequence[str]):
+    """The names of nodes, made when asked for: there can be a million, and few are ever told."""
+
+    def __init__(self, box: Sequence[str], boxes: int, others: Sequence[str]) -> None:
+        self._box, self._others = box, others
+        self._inside = boxes * len(box)
+
+    def __len__(self) -> int:
+        return self._inside + len(self._others)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        if at >= self._inside:
+            return self._others[at - self._inside]
+        node, part = divmod(at, len(self._box))
+        return f"node{node}.{self._box[part]}"
+
+
 def _parallel(
-    names: list[str], source: NDArray[np.int64], target: NDArray[np.int64],
+    names: Sequence[str], source: NDArray[np.int64], target: NDArray[np.int64],
     where: NDArray[np.bool_],
 ) -> dict[int, str]:
     """Return names of links that have others beside them: their number goes last."""

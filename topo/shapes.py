@@ -66,9 +66,13 @@ def alike(index: Ints, members: NDArray[np.int32], gpus_per_node: int) -> list[A
 def _equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     """Return the numbers of equal rows, together."""
     # One word a row: sorting whole rows takes far longer. Rows of one word are compared after.
-    odd = np.random.default_rng(1).integers(1, 1 << 62, rows.shape[1]) * 2 + 1
+    # The factors are SplitMix64's, made odd; numpy.random takes longer to load than all of this.
+    odd = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        odd = (odd ^ (odd >> np.uint64(shift))) * np.uint64(factor)
+    odd |= np.uint64(1)
     with np.errstate(over="ignore"):
-        word = (rows * odd).sum(axis=1)
+        word = (rows * odd.view(np.int64)).sum(axis=1)
     _, first, which = np.unique(word, return_index=True, return_inverse=True)
     which = which.reshape(-1)
     if not (rows == rows[first[which]]).all():  # two kinds of rows have one word: 1 in 10**10

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,6 +66,8 @@ def scaled(values: ArrayLike, factor: ArrayLike) -> NDArray[np.uint64]:
 @cache
 def jitter_table(spread: float) -> NDArray[np.uint64]:
     """Return the equally likely factors: lognormal, of mean 1; uint64, shape (4096,)."""
+    from statistics import NormalDist  # and with it fractions, decimals
+
     normal = NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / _CHOICES) for i in range(_CHOICES)])
     factors = np.exp(spread * z)

@@ -211,13 +211,14 @@ def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str,
 
 def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return what a rank sends in a ring per byte of the full buffer; NaN where nothing is sent."""
-    known = {
-        pair: bus_factor(Operation(pair[0]), pair[1]) or np.nan
-        for pair in set(zip(operation.tolist(), ranks.tolist(), strict=True))
-        if pair[0] not in (Operation.NONE, Operation.UNKNOWN)
-    }
-    pairs = zip(operation.tolist(), ranks.tolist(), strict=True)
-    return np.array([known.get(pair, np.nan) for pair in pairs], np.float64)
+    key, which = np.unique(ranks * 256 + operation, return_inverse=True)
+    found = [
+        np.nan
+        if kind in (Operation.NONE, Operation.UNKNOWN)
+        else bus_factor(Operation(kind), size) or np.nan
+        for size, kind in zip(*(each.tolist() for each in np.divmod(key, 256)), strict=True)
+    ]
+    return np.array(found, np.float64)[which]
 
 
 def _versions() -> dict[str, str]:
