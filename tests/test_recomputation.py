@@ -76,3 +76,24 @@ def test_a_tp_group_gathers_once() -> None:
 def test_only_of_whole_layers(key: str) -> None:
     with pytest.raises(InputError, match=rf"{key} is given, but recompute is 'none'"):
         plan(**{key: True if key == "recompute_stops" else ("qkv",)})
+
+
+def test_parts_of_a_layer_run_again_behind_what_reads_them() -> None:
+    """The forward kernels of a part are the backward of an operator behind its readers."""
+    found = plan(recompute_modules=("layernorm", "mlp"))
+    operators = network(LLAMA, found).layers[1].operators
+    names = [each.name for each in operators]
+    again_at = names.index("attention norm again")
+    assert names.index("qkv") < again_at < names.index("attention")
+    forward = {each.name: each.forward for each in operators}
+    assert operators[again_at].backward == forward["attention norm"]
+    block = operators[names.index("feed-forward in again")]
+    assert block.backward == tuple(
+        step for name in ("in", "swiglu", "out") for step in forward[f"feed-forward {name}"]
+    )
+    assert not block.forward and not block.saved
+
+
+def test_parts_are_not_named_where_the_whole_layer_runs_again() -> None:
+    with pytest.raises(InputError, match="recompute_modules is given"):
+        plan(recompute="full", recompute_modules=("mlp",))

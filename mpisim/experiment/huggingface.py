@@ -266,6 +266,7 @@ def _gpt_oss(config: Config) -> Keys:
         "qkv_bias": bias,
         "window": config.size("sliding_window", default=()),
         "window_every": 2,
+        "yarn": True,
         "swiglu_limit": 7.0,
     }
 

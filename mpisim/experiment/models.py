@@ -58,6 +58,9 @@ class Transformer:
         Tokens a token sees at most (sliding window).
     window_every : int
         Every so many-th layer has the window, from the first on; the others have none.
+    yarn : bool
+        Whether rotary positions are stretched (YaRN, arXiv:2309.00071) and what they turn is scaled
+        with them.
     attention : {"mha", "mla"}
         Plain (also grouped-query) or multi-head latent attention (DeepSeek-V2, arXiv:2405.04434),
         whose sizes are the five keys that follow.
@@ -109,6 +112,7 @@ class Transformer:
     tied_embeddings: bool = True
     window: Large | None = None
     window_every: Count = 1
+    yarn: bool = False
     attention: Literal["mha", "mla"] = "mha"
     q_lora_rank: Optional = 0
     kv_lora_rank: Optional = 0

@@ -23,6 +23,8 @@ Kept = Literal[
     "feed-forward gate", "feed-forward value", "feed-forward out",
 ]  # fmt: skip
 """Operators of a layer, by the names they have in results."""
+Recomputed = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
+"""Parts of a layer, as Megatron-LM names them."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ class Plan:
         Layers of each part of the pipeline that do so; all if not given.
     recompute_keeps : tuple of str
         With "full": operators of a layer whose results are kept, and not computed again.
+    recompute_modules : tuple of {"layernorm", "moe_act", "mla_up_proj", "mlp"}
+        Parts of a layer computed again besides: norms, activations of experts, latent attention's
+        projections up to the heads, dense feed-forward blocks (Megatron-LM's
+        ``--recompute-modules``).
     recompute_stops : bool
         With "full": whether only what the backward pass reads is computed again, as PyTorch's
         checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
@@ -263,6 +269,7 @@ class Plan:
     recompute_layers: Count | None = None
     recompute_keeps: tuple[Kept, ...] = ()
     recompute_stops: bool = False
+    recompute_modules: tuple[Recomputed, ...] = ()
     separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
@@ -328,6 +335,8 @@ class Plan:
         if (self.recompute_keeps or self.recompute_stops) and self.recompute != "full":
             key = "recompute_keeps" if self.recompute_keeps else "recompute_stops"
             raise InputError(f"{key} is given, but recompute is {self.recompute!r}; set 'full'")
+        if self.recompute_modules and self.recompute == "full":
+            raise InputError("recompute_modules is given, but recompute = 'full' is all of them")
         if self.sp and self.tp == 1:
             raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
         if self.tp_overlap and not self.sequence_parallel:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Gemm, GroupedGemm, Softmax
 
 from ..operators import Compute, Operator, Parameter, Step
+from .again import again
 from .clamped import clamped
 from .expert_bias import scaled_bias
 from .gradients import accumulate
@@ -71,10 +72,14 @@ def experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
         between = clamped(s, between, routing.rows * width)
     if s.plan.experts == "fused":
         between = replace(between, forward=(), backward=())
+    out = _grouped(s, routing, OUT, width, model.hidden)
+    if "moe_act" in s.plan.recompute_modules:
+        out = replace(out, saved=0)
     operators = (
         _grouped(s, routing, INTO, model.hidden, into),
         between,
-        _grouped(s, routing, OUT, width, model.hidden),
+        out,
+        *again(s, "moe_act", between),
     )
     if model.bias and s.megatron and s.plan.experts != "fused":
         return (*operators, scaled_bias(s, routing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..operators import Operator
+from .again import again
 from .pointwise import activation, dropout_add, norm
 from .separate import separate_linears
 from .shapes import Shapes
@@ -14,9 +15,13 @@ __all__ = ["feed_forward", "two_matrices"]
 def feed_forward(s: Shapes) -> tuple[Operator, ...]:
     """Norm, two matrices with a non-linearity between them, and the sum with what came in."""
     model = s.model
+    before = norm(s, "feed-forward norm", s.shared, model.hidden, residual=True)
+    matrices = two_matrices(s, "feed-forward", model.ffn // s.grid.tp, bias=model.bias)
     return (
-        norm(s, "feed-forward norm", s.shared, model.hidden, residual=True),
-        *two_matrices(s, "feed-forward", model.ffn // s.grid.tp, bias=model.bias),
+        before,
+        *matrices,
+        *again(s, "mlp", *matrices),
+        *again(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=model.bias),
     )
 

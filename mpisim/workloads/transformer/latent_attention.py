@@ -24,6 +24,9 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
     e = s.element
     up = heads.heads * (m.qk_nope_head_size + m.v_head_size)
     kept = e * s.tokens * heads.query_width
+    keys = e * s.tokens * heads.key_value_width
+    if "mla_up_proj" in s.plan.recompute_modules:
+        kept = keys = 0
     operators = [branch(s, "latent", s.shared * m.hidden)]
     if m.q_lora_rank:
         operators += [
@@ -40,9 +43,7 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
         ),
         _position(s),
         norm(s, "key-value latent norm", s.shared, m.kv_lora_rank),
-        column_linear(
-            s, "key-value up", m.kv_lora_rank, up, keep=e * s.tokens * heads.key_value_width
-        ),
+        column_linear(s, "key-value up", m.kv_lora_rank, up, keep=keys),
         _rotary(s, heads),
     ]
     return tuple(operators)

@@ -24,6 +24,7 @@ from mpisim.kernels.operations import BYTES, Copy
 
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Step
+from .again import again
 from .experts import experts, router
 from .feed_forward import two_matrices
 from .flex_dispatch import flex_combine, flex_dispatch
@@ -69,6 +70,7 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
     return (
         *captured(s, "moe_router", (before, *ways, *shared, *routed[:first])),
         *routed[first:],
+        *again(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=False),
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..operators import Operator, Parameter, Step
+from .again import again
 from .attention import core_attention
 from .gradients import accumulate
 from .heads import Heads
@@ -33,10 +36,13 @@ def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, 
         projections = latent_projections(s, heads)
     else:
         projections = _projections(s, heads)
+    ups = [each for each in projections if each.name in ("query up", "key-value up", "rotary")]
     return (
         before,
         *projections,
+        *again(s, "layernorm", before),
         core_attention(s, "attention", heads),
+        *(again(s, "mla_up_proj", *ups) if s.model.attention == "mla" else ()),
         *_way_back(s, "attention", heads),
     )
 
@@ -89,6 +95,7 @@ def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
         matrix = column_linear(
             s, "qkv", model.hidden, width, bias=model.has_qkv_bias,
             keep=s.element * s.tokens * width,
+            keeps_input="layernorm" not in s.plan.recompute_modules,
         )  # fmt: skip
         operators = [matrix]
     operators += _head_norms(s, s, heads)
@@ -108,7 +115,14 @@ def _head_norms(s: Shapes, of_keys: Shapes, heads: Heads) -> tuple[Operator, ...
 
 
 def rotary(s: Shapes, heads: Heads) -> Operator:
-    """Rotary positions of queries and keys."""
+    """Rotary positions of queries and keys.
+
+    Transformer Engine's kernel scales nothing: for YaRN's positions Megatron-LM takes an operation
+    after the other (``megatron/core/models/common/embeddings/rope_utils.py``,
+    `apply_rotary_pos_emb` with ``mscale``).
+    """
+    if s.model.yarn and s.megatron:
+        s = replace(s, plan=replace(s.plan, fused=False))
     parts = {
         "query rotary": s.tokens * heads.query_width,
         "key rotary": s.tokens * heads.kv_heads * heads.head,
