@@ -74,7 +74,7 @@ class _Pass:
     wire: Ints
     terms: Ints
     changed: int
-    state: int  # a hash of the times of all ranks, where there are several passes
+    state: bytes  # a hash of the times of all ranks, where there are several passes
 
 
 def with_slowdown(
@@ -99,7 +99,7 @@ def with_slowdown(
     """
     run = runner(ranks.program, False, None)
     before = run.step_time
-    seen: set[int] = set()
+    seen: set[bytes] = set()
     damped = False
     passes, left = 0, 0
     placement: NDArray[np.int32] | None = None
@@ -158,7 +158,7 @@ def _look(
     n_terms = len(ranks.terms)
     # Everything that is added up over processes, side by side.
     sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
-    state = np.zeros(1, np.uint64)
+    state = np.zeros(2, np.uint64)
     for number, each in own.items():
         rank = int(run.classes.representative[number])
         table, current = ranks.program.table_of(rank), _table(run, number)
@@ -179,4 +179,4 @@ def _look(
         comm.Allreduce(MPI.IN_PLACE, sums, op=MPI.SUM)
         comm.Allreduce(MPI.IN_PLACE, state, op=MPI.SUM)
     spent, terms, beside = sums[:, :2], sums[:, 2:-1], sums[:, -1]
-    return _Pass(times, spent, beside[:2], terms, int(beside[2]), int(state[0]))
+    return _Pass(times, spent, beside[:2], terms, int(beside[2]), bytes(state))

@@ -15,6 +15,7 @@ from ..kernels.operations import Kernel
 from ..kernels.slowdown import CLASSES, Load, Work
 from ..program import Kind, Program, Table
 from ..quantity import Quantity
+from ._core.rows import added
 from .residents import Held, Resident, Residents
 from .timeline import kernels_last, loads_of, moved, use_of
 
@@ -188,10 +189,7 @@ class Ranks:
             )  # fmt: skip
             longer = np.rint(lasting / scale).astype(np.int64)
             duration[kernels] = np.maximum(longer, alone)
-            kind = device.work.kind[number]
-            met = duration[kernels] > alone
-            np.add.at(spent, kind[met], np.stack([alone, duration[kernels]], axis=1)[met])
-            np.add.at(terms, kind[met], np.rint(rest[met]).astype(np.int64))
+            added(device.work.kind[number], alone, duration[kernels], rest, spent, terms)
         slower = held.alone
         if len(at) and len(kernels):
             time, use = use_of(begin[kernels], end[kernels], device.work.use[number])

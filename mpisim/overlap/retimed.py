@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Classes, Run
 from ..program import UNPRICED, Program, Table
+from ._core.rows import fingerprint
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -45,14 +45,9 @@ class Times(NamedTuple):
         )
 
     def hash(self) -> NDArray[np.uint64]:
-        """Return 64 bits that tell these times from others, shape (1,): sums wrap around."""
-        return np.frombuffer(self.digest(), np.uint64)[:1]
-
-    def digest(self) -> bytes:
-        """Return 16 bytes that tell these times from others."""
-        seen = blake2b(self.duration.tobytes(), digest_size=16)
-        seen.update(self.longer.tobytes())
-        return seen.digest()
+        """Return 128 bits that tell these times from others, shape (2,): sums wrap around."""
+        found: NDArray[np.uint64] = fingerprint(*map(np.ascontiguousarray, self))
+        return found
 
     def halfway(self, other: Times) -> Times:
         """Return the mean of two, rounded down."""
@@ -145,7 +140,7 @@ def _numbered(
     for number, each in times.items():
         base = program.table_of(int(classes.representative[number]))
         if each.differing(Times.of(base)):
-            digests[number] = np.frombuffer(each.digest(), np.uint64)
+            digests[number] = each.hash()
     if comm.size > 1:
         from mpi4py import MPI
 

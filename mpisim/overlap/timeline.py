@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import Load
+from ._core import rows
 from ._core.intervals import advanced, begun, held
 
 __all__ = ["Loads", "alike", "kernels_last", "loads_of", "moved", "use_of"]
@@ -38,23 +39,17 @@ def alike(*columns: Ints) -> tuple[Ints, Ints]:
     Returns
     -------
     first : int64, shape (k,)
-        The first of each kind of row, in ascending order of their values.
+        The first of each kind of row, ascending.
     kind : int64, shape (n,)
 
     Examples
     --------
     >>> first, kind = alike(np.array([1, 0, 1]), np.array([5, 9, 5]))
     >>> first.tolist(), kind.tolist()
-    ([1, 0], [1, 0, 1])
+    ([0, 1], [0, 1, 0])
     """
-    label = np.zeros(len(columns[0]), np.int64)
-    first = label
-    for column in columns:
-        values, number = np.unique(column, return_inverse=True)
-        label = label * len(values) + number.reshape(-1)
-        _, first, label = np.unique(label, return_index=True, return_inverse=True)
-        label = label.reshape(-1)
-    return first, label
+    found: tuple[Ints, Ints] = rows.alike(np.stack(columns, axis=1, dtype=np.int64))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +88,15 @@ def loads_of(begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints) -
     >>> found.time.tolist(), found.load.taken.tolist(), found.load.bandwidth.tolist()
     ([0, 4, 10], [16, 16, 0], [0.0, 50.0, 0.0])
     """
-    time = np.unique(np.concatenate([begin, wire, end]))
-    first, moving, last = (np.searchsorted(time, each) for each in (begin, wire, end))
+    moments = np.concatenate([begin, wire, end])
+    # Fast: of each stream the three are in order. Then the distinct ones, and which each is.
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    new = np.diff(moments, prepend=moments[:1] - 1) != 0
+    time = moments[new]
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    first, moving, last = place.reshape(3, -1)
     # The one with the most channels matters most: it comes last, and stays.
     order = np.argsort(taken, kind="stable")
     return Loads(time, Load(*held(first, moving, last, taken, bandwidth, order, len(time))))
@@ -134,14 +136,14 @@ def kernels_last(
     following = which[np.searchsorted(which, np.arange(-1, len(busy)))]
     interval = np.searchsorted(loads.time, begin, side="right") - 1
     intervals = loads.time, busy.view(np.uint8), following
-    spent, left, rows = begun(begin, lasting, interval, *intervals)
-    while len(rows):
-        slower, rests_on = factor(rows, loads.load.at(interval[rows]))
+    spent, left, going = begun(begin, lasting, interval, *intervals)
+    while len(going):
+        slower, rests_on = factor(going, loads.load.at(interval[going]))
         count = advanced(
-            rows, slower, np.ascontiguousarray(rests_on), begin, spent, left, terms, interval,
+            going, slower, np.ascontiguousarray(rests_on), begin, spent, left, terms, interval,
             *intervals,
         )  # fmt: skip
-        rows = rows[:count]
+        going = going[:count]
     return spent, terms
 
 

@@ -1,0 +1,113 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Rows of numbers: which are alike, what tells them from others, and their sums by class.
+
+Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+
+cdef inline uint64_t mix(uint64_t x) noexcept nogil:
+    """Let every bit depend on every other (splitmix64)."""
+    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+def alike(const int64_t[:, ::1] rows):
+    """Find rows that are equal, by a hash table.
+
+    Parameters
+    ----------
+    rows : int64, shape (n, c)
+
+    Returns
+    -------
+    first : int64, shape (k,)
+        The first of each kind of row, ascending.
+    kind : int64, shape (n,)
+        Entry of `first`.
+    """
+    cdef Py_ssize_t n = rows.shape[0], c = rows.shape[1], i, j, other
+    cdef uint64_t places = 16, word, at
+    while places < <uint64_t>(2 * n):
+        places *= 2
+    firsts, kinds = np.empty(n, np.int64), np.empty(n, np.int64)
+    cdef int64_t[::1] first = firsts, kind = kinds
+    cdef int64_t[::1] number = np.full(places, -1, np.int64)
+    cdef int64_t n_kinds = 0
+    with nogil:
+        for i in range(n):
+            word = 0
+            for j in range(c):
+                word = mix(word + <uint64_t>rows[i, j] * GOLDEN)
+            at = word & (places - 1)
+            while number[at] >= 0:
+                other = first[number[at]]
+                j = 0
+                while j < c and rows[i, j] == rows[other, j]:
+                    j += 1
+                if j == c:
+                    break
+                at = (at + 1) & (places - 1)
+            if number[at] < 0:
+                number[at] = n_kinds
+                first[n_kinds] = i
+                n_kinds += 1
+            kind[i] = number[at]
+    return firsts[:n_kinds].copy(), kinds
+
+
+def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
+    """Return two words that tell two arrays of one length from others, shape (2,) of uint64."""
+    found = np.zeros(2, np.uint64)
+    cdef uint64_t[::1] words = found
+    cdef uint64_t low = 0, high = 0, place, x, y
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(one.shape[0]):
+            place = (<uint64_t>i + 1) * GOLDEN
+            x, y = <uint64_t>one[i] + place, <uint64_t>other[i] ^ place
+            low += mix(mix(x) + y)
+            high += mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
+        words[0], words[1] = low, high
+    return found
+
+
+def added(
+    const int64_t[::1] kind,
+    const int64_t[::1] alone,
+    const int64_t[::1] lasting,
+    const double[:, ::1] terms,
+    int64_t[:, ::1] spent,
+    int64_t[:, ::1] of_terms,
+):
+    """Add up kernels that last longer than alone, by class.
+
+    Parameters
+    ----------
+    kind, alone, lasting : int64, shape (k,)
+        The class of each, and its time alone and beside communications.
+    terms : float64, shape (k, c)
+    spent : int64, shape (classes, 2)
+        The two times are added.
+    of_terms : int64, shape (classes, c)
+        `terms`, rounded, are added.
+    """
+    cdef Py_ssize_t i, j, c = terms.shape[1]
+    with nogil:
+        for i in range(kind.shape[0]):
+            if lasting[i] <= alone[i]:
+                continue
+            spent[kind[i], 0] += alone[i]
+            spent[kind[i], 1] += lasting[i]
+            for j in range(c):
+                of_terms[kind[i], j] += <int64_t>rint(terms[i, j])
+
+
+cdef extern from "math.h":
+    double rint(double) noexcept nogil
