@@ -21,6 +21,7 @@ from mpisim.kernels.analytical.calibration import (
 )
 from mpisim.kernels.analytical.family import MODULES, Constant
 from mpisim.kernels.analytical.stand_ins import OTHER_FORMAT, STRANGER, TEXTBOOK
+from mpisim.kernels.core_gemm import CoreGemm
 from mpisim.kernels.operations import Copy, Gemm, Kernel
 
 
@@ -272,8 +273,8 @@ def test_a_gpu_without_the_format():
 
 def test_the_packaged_calibration():
     tables = packaged_calibration().tables
-    # FlashAttention in Triton and norms in registers take a multiple of another kernel's time.
-    families = set(MODULES.values()) - {"attention_triton", "norm_persistent"}
+    # These take a multiple of another kernel's time.
+    families = set(MODULES.values()) - {"attention_triton", "gemm_cores", "norm_persistent"}
     assert {family for family, _, _ in tables} == families
     for name in gpu_names():
         gpu = find_gpu(name)
@@ -283,6 +284,21 @@ def test_the_packaged_calibration():
             assert 0 < error < 0.8
             seconds = model.estimate(Gemm(8192, 8192, 8192, dtype=dtype)).duration * 1e-12
             assert 0.15 < 2 * 8192**3 / seconds / gpu.peak(dtype).si < 1.1, (name, dtype)
+
+
+def test_products_of_16_bit_numbers_on_cuda_cores():
+    """Two products of an attention on an A100, and the same in fp32 (xformers, pull request 587)."""
+    model = Analytical(find_gpu("a100-sxm"), alone=True)
+
+    def ms(kind: type[Gemm]) -> float:
+        sizes = ((197, 197, 88), (197, 88, 197))
+        kernels = [kind(*size, 1024, dtype="fp32", output="fp16") for size in sizes]
+        return sum(model.estimate(kernel).duration for kernel in kernels) * 1e-9
+
+    assert ms(CoreGemm) == pytest.approx(1.25 * ms(Gemm), rel=1e-9)
+    # Without softmax and scale, which take 0.27 and 0.13 ms in the two formats.
+    assert ms(Gemm) == pytest.approx(1.77 - 0.27, rel=0.1)
+    assert ms(CoreGemm) == pytest.approx(2.22 - 0.13, rel=0.2)
 
 
 def test_copies_have_no_format():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, family_module, stack
 from mpisim.kernels.analytical.family import MODULES
+from mpisim.kernels.core_gemm import CoreGemm
 from mpisim.kernels.fused_attention import ATTENTION
 from mpisim.kernels.operations import (
     Attention,
@@ -58,6 +59,7 @@ KERNELS = st.one_of(
     st.builds(
         Norm, SIZES, SIZES, st.sampled_from(("layer", "rms", "batch")), st.booleans(), FORMATS
     ),
+    st.builds(CoreGemm, SIZES, SIZES, SIZES, FEW, st.just("fp32"), FORMATS),
     st.builds(PersistentNorm, SIZES, SIZES, st.just("layer"), st.booleans(), FORMATS),
     st.builds(Embedding, SIZES, SIZES, SIZES, FEW, st.booleans(), FORMATS),
 )
@@ -131,6 +133,7 @@ def test_to_the_picosecond(gpu):
 def test_formulas_take_plain_numbers(family):
     kernel = {
         "gemm": Gemm(512, 768, 1024),
+        "gemm_cores": CoreGemm(512, 768, 1024, dtype="fp32"),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{

@@ -30,6 +30,7 @@ ANY = "any"
 
 MODULES: dict[str, str] = {
     "gemm": "gemm",
+    "gemm_cores": "gemm_cores",
     "grouped_gemm": "grouped_gemm",
     "attention": "attention",
     "attention_cudnn": "attention_cudnn",

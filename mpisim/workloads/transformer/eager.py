@@ -9,7 +9,7 @@ products in 16 bits whose rows are no multiple of that, and took the CUDA cores:
 (1024, 1024) × (1024, 140) in bf16 ran at 12 TFLOP/s under CUDA 11.6 and at 86 under 11.7
 (github:pytorch/pytorch, issue 83272), and attention over 197 tokens took longer in fp16 than in
 fp32 (github:facebookresearch/xformers, pull request 467). In one layout of the first fp16 reached
-54. Here all of them are priced as products in fp32 (``plan.unaligned = "cores"``).
+54. Here all of them run there (``plan.unaligned = "cores"``).
 
 With ``plan.scores_softmax = "causal"`` the softmax is Megatron-LM's ScaledUpperTriangMaskedSoftmax
 (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h): of each row it reads what the mask
@@ -20,6 +20,7 @@ multiplied by the number of the layer, masked, put through PyTorch's softmax and
 
 from __future__ import annotations
 
+from mpisim.kernels.core_gemm import CoreGemm
 from mpisim.kernels.operations import Gemm, Precision, Softmax
 
 from ..operators import Compute, Operator, Step
@@ -52,13 +53,14 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     compact = s.batch * k * heads.key_value_width
     grouped = heads.kv_heads < heads.heads
     output = s.batch * q * heads.output_width
-    dtype: Precision = s.product
     widths = (heads.head, heads.value, k)
-    if s.plan.unaligned == "cores" and e == 2 and any(e * width % LOADED for width in widths):
-        dtype = "fp32"
+    odd = e == 2 and any(e * width % LOADED for width in widths)
+    cores = odd and s.plan.unaligned == "cores"
+    kind: type[Gemm] = CoreGemm if cores else Gemm
+    dtype: Precision = "fp32" if cores else s.product
 
     def product(what: str, m: int, n: int, inner: int) -> Compute:
-        return Compute(f"{name} {what}", Gemm(m, n, inner, batch, dtype=dtype, output=s.stored))
+        return Compute(f"{name} {what}", kind(m, n, inner, batch, dtype=dtype, output=s.stored))
 
     causal = s.plan.scores_softmax == "causal" and fused and heads.causal
     taken = e == 2 and 16 < k <= LONGEST and q == k and q % 4 == 0 and batch % TOGETHER == 0
