@@ -287,7 +287,7 @@ def test_the_packaged_calibration():
 
 
 def test_products_of_16_bit_numbers_on_cuda_cores():
-    """Two products of an attention on an A100, and the same in fp32 (xformers, pull request 587)."""
+    """Products of an attention on an A100, and the same in fp32 (xformers, pull request 587)."""
     model = Analytical(find_gpu("a100-sxm"), alone=True)
 
     def ms(kind: type[Gemm]) -> float:
