@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import Machine, family_module, stack
+from mpisim.kernels.analytical import Analytical, Machine, family_module, stack
 from mpisim.kernels.analytical.overlap import PIPELINED, divided
 from mpisim.kernels.analytical.tiles import Cut, preferred, throttled, times
 from mpisim.kernels.fit import fit, log_ratios
 from mpisim.kernels.measured import read
 from mpisim.kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+from mpisim.kernels.split_gemm import SplitGemm
 
 H100 = Machine.of(find_gpu("h100-sxm"))
 A100 = Machine.of(find_gpu("a100-sxm"))
@@ -364,3 +365,16 @@ class TestConvolution:
         assert 0.2e-3 < found.growth["v100-pcie-32gb"] < 0.3e-3
         # What is taken for the launch does not pass for a kernel's time.
         assert found.launch["v100-pcie-32gb"] + found.constants["floor"] < 80e-6
+
+
+def test_split_accumulators() -> None:
+    """Gradients in fp8 take 1.15 times as long on Hopper, 1.1 to 1.2; Blackwell adds up in fp32."""
+    shape = (8192, 8192, 8192)
+    for gpu, ratio in (("h100-sxm", 1.15), ("b200", 1.0)):
+        model = Analytical(find_gpu(gpu))
+        whole = model.estimate(Gemm(*shape, dtype="fp8"))
+        split = model.estimate(SplitGemm(*shape, dtype="fp8"))
+        assert split.duration == pytest.approx(ratio * whole.duration, rel=1e-6)
+        assert split.error > whole.error
+        terms = model.terms(SplitGemm(*shape, dtype="fp8"))
+        assert sum(terms.values()) == pytest.approx(split.duration * 1e-12)

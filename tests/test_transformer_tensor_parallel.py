@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
+from mpisim.kernels.operations import Gemm
+from mpisim.kernels.split_gemm import SplitGemm
 from mpisim.workloads import closed_forms
-from mpisim.workloads.operators import Communicate, Step
+from mpisim.workloads.operators import Communicate, Compute, Step
 
 # 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
 TINY = model("gpt", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
@@ -310,3 +314,19 @@ def test_gradients_of_weights_are_added_where_the_framework_keeps_them() -> None
     assert backward(dp_style="deepspeed", grad_precision="fp32") == widened
     assert backward(dp_style="deepspeed", grad_precision="fp32", global_batch=1) == widened
     assert backward(dp_style="deepspeed") == [separate, f"{added}: {size * 3 * 2} bytes (weight)"]
+
+
+def test_gradients_in_fp8_have_split_sums() -> None:
+    for keys, kind in (({}, SplitGemm), ({"fp8_split_sums": False}, Gemm)):
+        found = network(TINY, plan(tp=2, precision="fp8", **keys))
+        matrix = operator(found, "qkv")
+        assert products(matrix.forward) == [Gemm]
+        assert products(matrix.backward) == [kind, kind]
+        # Scores are multiplied in bf16.
+        assert products(operator(found, "logits").backward) == [Gemm, Gemm]
+
+
+def products(steps: Iterable[Step]) -> list[type]:
+    """Which products there are among steps."""
+    kernels = [step.kernel for step in steps if isinstance(step, Compute)]
+    return [type(kernel) for kernel in kernels if isinstance(kernel, Gemm)]

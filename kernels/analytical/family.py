@@ -31,6 +31,7 @@ ANY = "any"
 MODULES: dict[str, str] = {
     "gemm": "gemm",
     "gemm_cores": "gemm_cores",
+    "gemm_split": "gemm_split",
     "grouped_gemm": "grouped_gemm",
     "attention": "attention",
     "attention_cudnn": "attention_cudnn",

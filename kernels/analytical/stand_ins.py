@@ -63,13 +63,15 @@ SUBSTITUTES: dict[str, tuple[str, float]] = {
     "attention_triton": ("attention_flash_2", 0.1),
     "gemm_cores": ("gemm", 0.1),
     "norm_persistent": ("memory_bound", 0.2),
+    "gemm_split": ("gemm", 0.05),
 }
 """Families whose constants serve one that was not measured on an architecture, and the relative
 error this adds: on Ampere the newest attention is FlashAttention-2 itself, on an H100 it takes 0.55
 to 0.9 of FlashAttention-2's time and 0.8 to 1.2 of cuDNN's (``data/calibration/attention.csv``).
 What FlashAttention in Triton takes is a multiple of FlashAttention-2's time, known to a tenth; what
 norms that keep rows in registers take, one of a streaming kernel's, known to a fifth; what products
-of 16-bit numbers take on CUDA cores, one of an fp32 product's, known to a tenth."""
+of 16-bit numbers take on CUDA cores, one of an fp32 product's, known to a tenth; what those with
+split accumulators take, one of other products', known to a twentieth."""
 
 ELSEWHERE: dict[str, tuple[str, float]] = {
     "convolution": ("gemm", 0.2),
@@ -81,7 +83,7 @@ DeepGEMM's grouped fp8 products on an H800 reach 0.99 to 1.07 of the rate of one
 size (github:deepseek-ai/DeepGEMM README), and Transformer Engine's are one product an expert
 (transformer_engine/pytorch/module/grouped_linear.py)."""
 
-_PRODUCTS = ("gemm", "gemm_cores", "grouped_gemm", "convolution")
+_PRODUCTS = ("gemm", "gemm_cores", "gemm_split", "grouped_gemm", "convolution")
 
 COMPUTE = frozenset((*_PRODUCTS, *(each.family for each in ATTENTION.values())))
 """Families whose kernels draw so much power that a board with less of it lowers its clock."""

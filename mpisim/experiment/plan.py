@@ -122,6 +122,10 @@ class Plan:
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, and that is not counted.
+    fp8_split_sums : bool
+        Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
+        not: split accumulators of cuBLAS, slower on Hopper (:mod:`mpisim.kernels.split_gemm`).
+        False where one kernel serves all.
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
@@ -262,6 +266,7 @@ class Plan:
     precision: Precision = "bf16"
     fp8_scaling: Literal["delayed", "current"] = "delayed"
     fp8_weight_casts: bool = False
+    fp8_split_sums: bool = True
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
 

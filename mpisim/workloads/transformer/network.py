@@ -9,6 +9,7 @@ from ...experiment.plan import Plan
 from ..closed_forms import model_flops, samples
 from ..grid import Grid
 from ..operators import Layer, Network, Operator
+from .accumulation import split_sums
 from .decoder import encoder_decoder
 from .embedding import patch_embedding, token_embedding
 from .feed_forward import feed_forward
@@ -59,11 +60,13 @@ def _stack(s: Shapes) -> Iterable[Layer]:
         if kind not in kinds:
             seen = s if windowed else s.unwindowed()
             attention = captured(s, "attn", self_attention(seen))
-            kinds[kind] = (*attention, *(mixture(s) if moe else feed_forward(s)))
+            half = mixture(s) if moe else feed_forward(s)
+            kinds[kind] = split_sums(s, (*attention, *half))
         yield layer(s, f"layer {i}", kinds[kind])
     for i in range(model.mtp_layers):
         block = kinds[kind]  # the last layer's
-        yield layer(s, f"prediction {i}", prediction_layer(s, block, first=not i), "head")
+        predicting = split_sums(s, prediction_layer(s, block, first=not i))
+        yield layer(s, f"prediction {i}", predicting, "head")
     if model.family == "vit":
         head = classifier_head(s)
     elif model.family == "bert":

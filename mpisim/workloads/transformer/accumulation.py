@@ -1,0 +1,29 @@
+"""Which products in fp8 keep their sums in fp32: those that make gradients.
+
+Forward, cuBLAS's fast accumulation serves (:mod:`mpisim.kernels.split_gemm`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from mpisim.kernels.operations import Gemm
+from mpisim.kernels.split_gemm import SplitGemm
+
+from ..operators import Compute, Operator, Step
+from .shapes import Shapes
+
+__all__ = ["split_sums"]
+
+
+def split_sums(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return operators whose gradients in fp8 have split accumulators, if the plan has them."""
+    if s.linear != "fp8" or not s.plan.fp8_split_sums:
+        return operators
+    return tuple(replace(each, backward=tuple(map(_split, each.backward))) for each in operators)
+
+
+def _split(step: Step) -> Step:
+    if isinstance(step, Compute) and type(step.kernel) is Gemm and step.kernel.dtype == "fp8":
+        return replace(step, kernel=SplitGemm(**asdict(step.kernel)))
+    return step
