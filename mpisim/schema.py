@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -103,7 +104,7 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
         outside its limits, or a combination that the dataclass refuses. The message names the
         file and the key.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = _fields(cls)
     where = f"in [{path}]" if path else "at the top level"
     for key in values:
         if key not in fields:
@@ -111,13 +112,12 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
                 f"{source}: unknown key {key!r} {where}{nearest(key, fields)}; "
                 f"allowed: {', '.join(fields)}"
             )
-    types = _types(cls)
     arguments = {}
-    for key, field in fields.items():
+    for key, (check, optional) in fields.items():
         full = f"{path}.{key}" if path else key
         if key in values:
-            arguments[key] = _value(types[key], values[key], source, full)
-        elif not _optional(field):
+            arguments[key] = check(values[key], source, full)
+        elif not optional:
             raise InputError(f"{source}: key {full!r} is missing")
     try:
         return cls(**arguments)
@@ -166,15 +166,23 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
     return found
 
 
-_TYPES: dict[type, dict[str, Any]] = {}
-"""Of the fields of dataclasses: working them out takes long."""
+Check = Callable[[Any, str, str], Any]
+"""Checks a value of a file and a key, and returns it as its field's type."""
+
+_FIELDS: dict[type, dict[str, tuple[Check, bool]]] = {}
+"""Of dataclasses, how values of their fields are checked, and whether they may be missing: types
+take long to look into, and files have many tables of one kind."""
 
 
-def _types(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields."""
-    if cls not in _TYPES:
-        _TYPES[cls] = get_type_hints(cls, include_extras=True)
-    return _TYPES[cls]
+def _fields(cls: type) -> dict[str, tuple[Check, bool]]:
+    """Return the entry of a dataclass in `_FIELDS`."""
+    if cls not in _FIELDS:
+        types = get_type_hints(cls, include_extras=True)
+        _FIELDS[cls] = {
+            field.name: (_check(types[field.name]), _optional(field))
+            for field in dataclasses.fields(cls)
+        }
+    return _FIELDS[cls]
 
 
 def _without_none(expected: Any) -> Any:
@@ -184,35 +192,51 @@ def _without_none(expected: Any) -> Any:
     return expected
 
 
-def _value(expected: Any, found: Any, source: str, key: str) -> Any:
-    """Check one value and return it as its field's type."""
+def _check(expected: Any) -> Check:
+    """Return how values of a type are checked."""
     expected = _without_none(expected)
     if dataclasses.is_dataclass(expected):
-        if not isinstance(found, dict):
-            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
-        return build(expected, found, source, key)  # type: ignore[arg-type]
-
+        return partial(_table, expected)
     limits = None
     if get_origin(expected) is Annotated:
         expected, limits = get_args(expected)
     if get_origin(expected) is Literal:
-        choices = get_args(expected)
-        if not isinstance(found, str) or found not in choices:
-            near = nearest(found, choices) if isinstance(found, str) else ""
-            raise InputError(
-                f"{source}: key {key!r} is {found!r}{near}; allowed: {', '.join(choices)}"
-            )
-        return found
+        return partial(_choice, get_args(expected))
     if get_origin(expected) is tuple:
-        if not isinstance(found, list):
-            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a list in brackets")
-        item = get_args(expected)[0]
-        return tuple(_value(item, each, source, f"{key}[{i}]") for i, each in enumerate(found))
+        return partial(_list, _check(get_args(expected)[0]))
     if get_origin(expected) is dict:
-        if not isinstance(found, dict):
-            raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
-        item = get_args(expected)[1]
-        return {name: _value(item, each, source, f"{key}.{name}") for name, each in found.items()}
+        return partial(_tables, _check(get_args(expected)[1]))
+    return partial(_single, expected, limits)
+
+
+def _table(expected: Any, found: Any, source: str, key: str) -> Any:
+    if not isinstance(found, dict):
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+    return build(expected, found, source, key)
+
+
+def _choice(choices: tuple[str, ...], found: Any, source: str, key: str) -> Any:
+    if not isinstance(found, str) or found not in choices:
+        near = nearest(found, choices) if isinstance(found, str) else ""
+        raise InputError(
+            f"{source}: key {key!r} is {found!r}{near}; allowed: {', '.join(choices)}"
+        )
+    return found
+
+
+def _list(check: Check, found: Any, source: str, key: str) -> Any:
+    if not isinstance(found, list):
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a list in brackets")
+    return tuple(check(each, source, f"{key}[{i}]") for i, each in enumerate(found))
+
+
+def _tables(check: Check, found: Any, source: str, key: str) -> Any:
+    if not isinstance(found, dict):
+        raise InputError(f"{source}: key {key!r} is {found!r}; it must be a table, [{key}]")
+    return {name: check(each, source, f"{key}.{name}") for name, each in found.items()}
+
+
+def _single(expected: Any, limits: Limits | None, found: Any, source: str, key: str) -> Any:
     # A bool is an int to Python, and an integer is a fine value for a number: neither by accident.
     accepted = type(found) is expected or (expected is float and type(found) is int)
     if accepted and expected is float:

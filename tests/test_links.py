@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpisim.engine._core import depths
 from mpisim.engine.flows import Flows, Shared
 from mpisim.engine.routes import Routes
 from mpisim.results.links import BINS, use_of_links
@@ -85,3 +86,18 @@ def test_nothing_flowed() -> None:
     assert (found.links["bytes"].tolist(), found.links["count"].tolist()) == ([0], [3])
     assert not found.utilisation.any()
     assert not len(found.sharing["link"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 6)), max_size=14
+    )
+)
+def test_every_moment_of_one_or_more_is_counted(entries: list[tuple[int, int, int]]) -> None:
+    place, begin, length = np.array(entries, np.int64).reshape(-1, 3).T.copy()
+    index = np.concatenate([[0], np.cumsum(np.bincount(place, minlength=4))])
+    found = depths(begin, begin + length, np.lexsort((begin, place)), index)
+    here = (begin <= np.arange(20)[:, None]) & (np.arange(20)[:, None] < begin + length)
+    for p in range(4):
+        depth = here[:, place == p].sum(axis=1)
+        assert found[:, p].tolist() == [(depth >= 1).sum(), (depth >= 2).sum()]

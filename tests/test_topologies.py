@@ -319,7 +319,8 @@ def test_names_are_made_when_asked_for() -> None:
     names = list(found.names)
     assert len(names) == len(found.names) == found.n_nodes == len(set(names))
     inside = [name.partition(".")[2] for name in names if name.startswith("node1.")]
-    assert inside and [f"node2.{name}" for name in inside] == [
+    assert inside
+    assert [f"node2.{name}" for name in inside] == [
         name for name in names if name.startswith("node2.")
     ]
     assert found.names[-1] == names[-1] == "switch"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine._core import depths
 from ..engine.flows import Flows, Shared
 from ..engine.refine import ranges
 from ..topo.price import RATE_BITS, WEIGHT_ONE
@@ -77,7 +78,10 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     moved = weight * flows.volume[flow]
     bytes = np.rint(np.bincount(link, moved, n)).astype(np.int64)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
-    busy, both = _depths(begin, end, link, n)
+    by_begin = np.argsort(begin, kind="stable")
+    by_link = by_begin[np.argsort(_small(link, n)[by_begin], kind="stable")]
+    rows_of = np.concatenate([[0], np.cumsum(np.bincount(link, minlength=n))])
+    busy, both = depths(begin, end, by_link, rows_of)
     utilisation = _spread(link, begin, end, moved, n, step_time)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
@@ -91,8 +95,6 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     differ = np.any([np.diff(each[order], prepend=np.nan) != 0 for each in columns[1:]], axis=0)
     first = np.flatnonzero(differ)
     kept = order[first]
-    by_link = np.argsort(_small(link, n), kind="stable")
-    rows_of = np.concatenate([[0], np.cumsum(np.bincount(link, minlength=n))])
     return LinkUse(
         links={
             "name": np.array(
@@ -116,35 +118,6 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     )  # fmt: skip
 
 
-def _depths(begin: Ints, end: Ints, where: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return how long at least one, and at least two, of some intervals were under way.
-
-    Parameters
-    ----------
-    begin, end, where : int64, shape (m,)
-        Intervals, and in which of `n` places each is.
-
-    Returns
-    -------
-    int64, shape (n,), twice
-    """
-    places = np.concatenate([where, where])
-    times = np.concatenate([begin, end])
-    # Twice as fast as lexsort: what happens at one time in one place may come in any order, and
-    # NumPy sorts two bytes by counting.
-    order = np.argsort(times)
-    order = order[np.argsort(_small(places, n)[order], kind="stable")]
-    depth = np.cumsum(np.where(order < len(begin), 1, -1))  # 0 where a place is left
-    lengths = np.diff(times[order], append=0)
-    first = np.searchsorted(places[order], np.arange(n))
-    filled = np.flatnonzero(np.diff(first, append=len(order)))
-    found = np.zeros((2, n), np.int64)
-    for least, sums in enumerate(found, 1):
-        if len(filled):
-            sums[filled] = np.add.reduceat(np.where(depth >= least, lengths, 0), first[filled])
-    return found[0], found[1]
-
-
 def _small(places: Ints, n: int) -> NDArray[Any]:
     """Return places, of `n`, as the smallest integers."""
     return places.astype(np.min_scalar_type(n))
@@ -153,7 +126,8 @@ def _small(places: Ints, n: int) -> NDArray[Any]:
 def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
     """Return how long at least two of some intervals were under way."""
     at = np.concatenate(rows)
-    return int(_depths(begin[at], end[at], np.zeros(len(at), np.int64), 1)[1][0])
+    at = at[np.argsort(begin[at], kind="stable")]
+    return int(depths(begin, end, at, np.array([0, len(at)]))[1, 0])
 
 
 def _spread(

@@ -18,6 +18,8 @@ and tested, in a line or two.
     Colour refinement's work on every edge: see `mpisim.engine.refine`.
 ``full_links(capacity, patterns, one_by_one)``, ``joined(group, link, ...)``
     Links that can be full, and groups that links join.
+``depths(begin, end, order, index)``
+    How long one or two of some intervals and more were under way.
 ``core(name, contended)``
     The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
     communications share links, that of `contended` or `contended_twin`.
@@ -75,7 +77,7 @@ from typing import Any
 from .accounts import Ledger
 from .asked import asked, several_at_once
 from .instructions import kernels_of, write_instructions
-from .links import full_links, joined
+from .links import depths, full_links, joined
 from .refining import by_end, multisets, partition, ranges
 from .registers import allocate
 from .rows import vary
@@ -87,6 +89,7 @@ __all__ = [
     "asked",
     "by_end",
     "core",
+    "depths",
     "full_links",
     "joined",
     "kernels_of",

@@ -6,7 +6,7 @@ Callers are trusted: no index is checked.
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 cdef extern from *:
@@ -85,6 +85,42 @@ def full_links(const int64_t[::1] capacity, patterns, const uint8_t[::1] one_by_
     finally:
         free(of)
         free(links)
+    return found_array
+
+
+def depths(
+    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] order,
+    const int64_t[::1] index,
+):
+    """Add up how long at least one, and at least two, of some intervals were under way.
+
+    Parameters
+    ----------
+    begin, end : int64
+    order : int64, shape (m,)
+        Intervals, place after place, those of one place by their begins.
+    index : int64, shape (n + 1,)
+        Place p has the intervals ``order[index[p]:index[p + 1]]``.
+
+    Returns
+    -------
+    int64, shape (2, n)
+    """
+    found_array = np.zeros((2, index.shape[0] - 1), np.int64)
+    cdef int64_t[:, ::1] found = found_array
+    cdef Py_ssize_t p, i
+    # Up to `one` something goes on, up to `two` another thing besides: no earlier one ends later.
+    cdef int64_t one, two, first, last, both
+    with nogil:
+        for p in range(index.shape[0] - 1):
+            one = two = INT64_MIN
+            for i in range(index[p], index[p + 1]):
+                first, last = begin[order[i]], end[order[i]]
+                both = min(one, last)
+                found[1, p] += max(both - max(first, two), 0) if both > first else 0
+                two = max(two, both)
+                found[0, p] += max(last - max(first, one), 0)
+                one = max(one, last)
     return found_array
 
 
