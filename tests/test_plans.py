@@ -91,7 +91,7 @@ DENSE = ANY | {
 }  # fmt: skip
 MIXED = DENSE | {
     "ep": few, "etp": few, "moe_overlap": st.booleans(), "ep_overlap": st.booleans(),
-    "moe_dispatcher": st.sampled_from(["all-to-all", "flex"]),
+    "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
 }  # fmt: skip
 CLICKS: dict[str, Any] = {
     "dp": st.sampled_from([1, 2, 4]), "schedule": st.just("1f1b"),

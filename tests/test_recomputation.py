@@ -91,7 +91,8 @@ def test_parts_of_a_layer_run_again_behind_what_reads_them() -> None:
     assert block.backward == tuple(
         step for name in ("in", "swiglu", "out") for step in forward[f"feed-forward {name}"]
     )
-    assert not block.forward and not block.saved
+    assert not block.forward
+    assert not block.saved
 
 
 def test_parts_are_not_named_where_the_whole_layer_runs_again() -> None:

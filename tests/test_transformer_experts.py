@@ -65,7 +65,7 @@ class TestLaunches:
             assert there == [1] + [0] * (len(there) - 1)
             assert back == [1] + [0] * (len(back) - 1)
         # Reading numbers of tokens and copying tokens; what follows the exchange is no part of it.
-        assert launches(layer.operators[dispatch].forward) == [1, 0, 1]
+        assert launches(layer.operators[dispatch].forward) == [1, 0, 0, 0, 0, 1, 1]
         assert launches(layer.operators[dispatch + 1].forward) == [2]
 
 

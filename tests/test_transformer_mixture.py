@@ -41,12 +41,17 @@ def test_dispatch_to_the_experts_and_back() -> None:
     ]
     dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
     assert lines(dispatch.forward) == [
+        f"token counts: {8 * 8} bytes",
         f"token counts all-gather: AG ep {4 * 8 * 8}",
+        f"token count sums: {4 * 8 * 8} bytes",
         f"read token counts: {8 * (4 + 4 + 2)} bytes",
+        # A flag read and a row written; read and written; read, and two written, for each pair.
+        f"token rows: {8 * 8 * (1 + 6 * 4)} bytes",
         f"permutation: {8 * 16 * 2 + copies} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {copies}",
         f"probabilities all-to-all: A2A ep {8 * 2 * 4}",
+        f"chunk rows: {8 * 2 * 4} bytes",
         f"sort by expert: {2 * copies} bytes",
     ]
     assert lines(operator(layer, "experts in").forward) == [
@@ -107,7 +112,8 @@ def test_all_experts_on_one_rank_exchange_nothing() -> None:
     # Then the CPU needs the number of rows of each expert alone, for their products.
     dispatch = operator(block(TINY), "dispatch")
     assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [
-        "read token counts", "permutation", "sort by expert", "wait for token counts",
+        "token counts", "read token counts", "token rows", "permutation", "chunk rows",
+        "sort by expert", "wait for token counts",
     ]  # fmt: skip
     layer = block(TINY, tp=2, etp=1, ep=2)
     assert {group for _, group, _ in communications(layer)} == {"tp", "ep"}
@@ -160,17 +166,19 @@ def test_shared_experts_beside_dispatch_and_combination() -> None:
     mixture = operator(layer, "mixture of experts")
     forward = [line.partition(":")[0] for line in lines(mixture.forward)]
     assert forward[4:] == [
-        "token counts all-gather", "read token counts", "permutation", "wait for token counts",
+        "token counts", "token counts all-gather", "token count sums", "read token counts",
+        "token rows", "permutation", "wait for token counts",
         "dispatch all-to-all", "probabilities all-to-all",
         "shared expert in", "shared expert swiglu",
-        "sort by expert", "experts in", "experts swiglu", "experts out", "unsort by expert",
+        "chunk rows", "sort by expert", "experts in", "experts swiglu", "experts out",
+        "unsort by expert",
         "combine all-to-all", "shared expert out",
         "unpermutation",
     ]  # fmt: skip
     waits = {step.name: step.after for step in mixture.forward if isinstance(step, Compute)}
     tokens = {s.name: s.token for s in mixture.forward if isinstance(s, Communicate)}
     assert waits["shared expert in"] == waits["shared expert out"] == ()
-    assert waits["sort by expert"] == (
+    assert waits["chunk rows"] == (
         tokens["dispatch all-to-all"],
         tokens["probabilities all-to-all"],
     )
@@ -213,9 +221,11 @@ def test_the_flexible_dispatcher_sends_each_token_once_to_each_rank() -> None:
     token, arrived, copies = 16 * 2, 15, 16
     dispatch, combine = operator(layer, "dispatch"), operator(layer, "combine")
     assert lines(dispatch.forward) == [
+        f"chosen experts: {8 * 8 * 4} bytes",
         f"read token counts: {8 * (1 + 2)} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {token * arrived}",
+        f"token rows: {arrived * 2 * 25} bytes",
         f"permutation: {token * (arrived + copies)} bytes",
     ]
     assert lines(dispatch.backward) == [
@@ -240,13 +250,54 @@ def test_the_flexible_dispatcher_sends_each_token_once_to_each_node() -> None:
     assert sizes == [16 * 2 * 13] * 2
 
 
+def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None:
+    layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="hybrid-ep")
+    arrived = 15
+    dispatch = operator(layer, "dispatch")
+    assert lines(dispatch.forward) == [
+        f"token maps all-gather: AG ep {4 * 8 * 8}",
+        f"token maps: {4 * 8 * 8} bytes",
+        f"read token counts: {8 * (1 + 2)} bytes",
+        "wait for token counts: read token counts",
+        f"dispatch all-to-all: A2A ep {arrived * (16 * 2 + 8 * 4)}",
+        f"token rows: {arrived * 2 * 25} bytes",
+        f"permutation: {16 * 2 * (arrived + 16)} bytes",
+    ]
+    gradient = f"dispatch gradient all-to-all: A2A ep {arrived * (16 * 2 + 8 * 4)}"
+    assert lines(dispatch.backward)[-1] == gradient
+    assert lines(operator(layer, "combine").forward)[-1] == (
+        f"combine all-to-all: A2A ep {arrived * 16 * 2}"
+    )
+
+
+def test_nobody_asks_where_every_expert_gets_as_many() -> None:
+    dispatch = operator(block(TINY, ep=4, dp=4, moe_capacity=True), "dispatch")
+    assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [
+        "token rows", "permutation", "dispatch all-to-all", "probabilities all-to-all",
+        "chunk rows", "sort by expert",
+    ]  # fmt: skip
+
+
+def test_rows_in_fp8_are_copied_to_multiples_and_back() -> None:
+    def padded(**keys: Any) -> list[str]:
+        layer = block(TINY, ep=4, dp=4, etp=1, precision="fp8", **keys)
+        return [each.name for each in layer.operators if "padding" in each.name]
+
+    assert padded() == ["experts padding", "experts unpadding"]
+    layer = block(TINY, ep=4, dp=4, precision="fp8")
+    copied = f"{2 * 2 * 16 * 16} bytes"
+    assert lines(operator(layer, "experts padding").forward) == [f"experts padding: {copied}"]
+    assert padded(moe_dispatcher="hybrid-ep") == padded(moe_capacity=True) == []
+
+
 def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
     layer = block(TINY, ep=4, dp=4, etp=1, moe_dispatcher="flex", dispatch_precision="fp8")
-    assert lines(operator(layer, "dispatch").forward)[1:] == [
+    assert lines(operator(layer, "dispatch").forward)[2:] == [
         f"dispatch cast: {8 * 16 * 3} bytes",
         "wait for token counts: read token counts",
         f"dispatch all-to-all: A2A ep {15 * 16}",
         f"dispatch cast back: {15 * 16 * 3} bytes",
+        f"token rows: {15 * 2 * 25} bytes",
         f"permutation: {16 * 2 * (15 + 16)} bytes",
     ]
     gradient = f"combine gradient all-to-all: A2A ep {15 * 16}"

@@ -209,9 +209,12 @@ class Plan:
         Tokens of the busiest expert-parallel rank over the mean.
     moe_overlap : bool
         Whether dispatch and combine run beside the shared experts and other micro-batches.
-    moe_dispatcher : {"all-to-all", "flex"}
+    moe_dispatcher : {"all-to-all", "flex", "hybrid-ep"}
         How tokens get to experts: a copy for each expert by NCCL, or one for each place that has
-        any of the token's experts (DeepEP, HybridEP).
+        any of the token's experts, by DeepEP or by HybridEP.
+    moe_capacity : bool
+        Whether every expert gets as many tokens as the next (``--moe-expert-capacity-factor`` with
+        ``--moe-pad-expert-input-to-capacity``), so that no rank has to ask how many come.
     ep_overlap : bool
         Whether a forward and the backward of another micro-batch take turns, so that one's exchange
         of tokens is beside the other's kernels (interleaved schedule, or one stage; Megatron-LM's
@@ -299,7 +302,8 @@ class Plan:
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
-    moe_dispatcher: Literal["all-to-all", "flex"] = "all-to-all"
+    moe_dispatcher: Literal["all-to-all", "flex", "hybrid-ep"] = "all-to-all"
+    moe_capacity: bool = False
     ep_overlap: bool = False
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"
 
@@ -330,9 +334,9 @@ class Plan:
                 f"ep_overlap is true, but schedule = {self.schedule!r}; it needs 'interleaved', or "
                 "pp = 1"
             )
-        if self.moe_dispatcher == "flex" and self.expert_tp > 1:
+        if self.moe_dispatcher != "all-to-all" and self.expert_tp > 1:
             raise InputError(
-                f"moe_dispatcher is 'flex' with experts split over {self.expert_tp} ranks; set "
+                f"moe_dispatcher is {self.moe_dispatcher!r} with experts split over {self.expert_tp} ranks; set "
                 "etp = 1"
             )
         if self.launch_blocking and self.cuda_graphs:

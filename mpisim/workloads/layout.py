@@ -158,7 +158,7 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
 
 def _per_node(experiment: Experiment) -> int | None:
     """Return how many GPUs fast links join, where what ranks send depends on it."""
-    if experiment.plan.moe_dispatcher != "flex":
+    if experiment.plan.moe_dispatcher == "all-to-all":
         return None
     return find_cluster(experiment.cluster.preset).gpus_per_node
 

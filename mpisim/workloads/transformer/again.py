@@ -1,10 +1,10 @@
 """Parts of a layer that are computed again before the backward pass of what follows them.
 
-Megatron-LM's ``--recompute-modules`` with ``--recompute-granularity selective``: norms, activations
-of experts and the projections up to the heads of latent attention throw their results away
-(``megatron/core/tensor_parallel/random.py``, `CheckpointWithoutOutput`) and make them again when the
-backward pass comes to what has read them; dense feed-forward blocks keep their input only. What
-cores of attention keep is `plan.recompute` = "selective".
+Megatron-LM's ``--recompute-modules`` with ``--recompute-granularity selective``: norms,
+activations of experts and the projections up to the heads of latent attention throw away their
+results (``megatron/core/tensor_parallel/random.py``, `CheckpointWithoutOutput`) and make them again
+when the backward pass comes to what has read them; dense feed-forward blocks keep their input only.
+Its "core_attn" is `plan.recompute` = "selective".
 """
 
 from __future__ import annotations

@@ -82,8 +82,29 @@ def experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
         *again(s, "moe_act", between),
     )
     if model.bias and s.megatron and s.plan.experts != "fused":
-        return (*operators, scaled_bias(s, routing))
-    return operators
+        operators = (*operators, scaled_bias(s, routing))
+    return _padded(s, routing, operators)
+
+
+def _padded(
+    s: Shapes, routing: Routing, operators: tuple[Operator, ...]
+) -> tuple[Operator, ...]:
+    """Copy rows to where those of each expert are a multiple of what fp8 products take, and back.
+
+    Transformer Engine's `Fp8Padding` and `Fp8Unpadding` (`TEGroupedMLP.forward`), forward and
+    backward. HybridEP's permutation leaves the room, and capacities are multiples.
+    """
+    plan = s.plan
+    if not s.quantised or not s.megatron or plan.moe_capacity or plan.experts == "fused":
+        return operators
+    if plan.moe_dispatcher == "hybrid-ep" and s.grid.ep > 1:
+        return operators
+    size = 2 * s.element * routing.rows * s.model.hidden
+
+    def copy(name: str) -> Operator:
+        return Operator(name, (stream(name, size),), (stream(f"{name} backward", size),))
+
+    return (copy("experts padding"), *operators, copy("experts unpadding"))
 
 
 def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator:

@@ -5,8 +5,10 @@ Megatron-LM's flexible dispatcher (``megatron/core/transformer/moe/token_dispatc
 kernel that sends each token once to each rank that has any of its experts, and where ranks stand in
 several nodes once to each node, from where the fast links take it further. It is copied for each
 expert only after it has arrived, and added up over a rank's (a node's) experts before it returns.
-The CPU waits for the number of tokens that arrive, as it does without. What links inside a node
-carry beside the network is hidden behind it, and left out.
+The CPU waits for the number of tokens that arrive, as it does without. HybridEP gathers all ranks'
+maps of tokens to experts before, and sends with each token a probability for every expert of the
+node (``deep_ep/hybrid_ep_buffer.py`` and ``csrc/hybrid_ep`` of its branch). What links inside a
+node carry beside the network is hidden behind it, and left out.
 
 How many ranks or nodes have one of a token's experts is that of a router without preference.
 """
@@ -15,10 +17,11 @@ from __future__ import annotations
 
 import math
 
-from mpisim.kernels.operations import BYTES, Copy
+from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Step
+from .bookkeeping import FLAG, token_rows
 from .graphs import captured_steps
 from .pointwise import stream
 from .routing import Routing
@@ -29,6 +32,9 @@ __all__ = ["flex_combine", "flex_dispatch", "places"]
 READ = "read token counts"
 COUNT = 8
 """Bytes of a number of tokens."""
+FP32 = BYTES["fp32"]
+CHOICES = 3
+"""Kernels that make the lists of experts that DeepEP takes of the map: the best of each token."""
 
 
 def places(experts: int, topk: int, parts: int) -> float:
@@ -55,20 +61,31 @@ def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arrived(s, routing)
     received = sent if s.dispatches_operands else e
 
-    forward: list[Step] = [Compute(READ, Copy(COUNT * (1 + routing.experts), "host"))]
+    hybrid = s.plan.moe_dispatcher == "hybrid-ep"
+    choices = routing.tokens * s.model.experts
+    forward: list[Step] = []
+    if not hybrid:
+        chosen = Elementwise(FP32 * choices)
+        forward.append(Compute("chosen experts", chosen, launches=CHOICES))
+    elif s.grid.ep > 1:
+        forward += _maps(choices * s.grid.ep)
+    forward.append(Compute(READ, Copy(COUNT * (1 + routing.experts), "host")))
     if sent != e:
         forward.append(stream("dispatch cast", (e + sent) * h * routing.tokens))
     forward = [*captured_steps(s, "moe_preprocess", forward)]
     forward.append(Await("wait for token counts", READ))
     backward: list[Step] = []
+    # Probabilities of all experts of a node travel with each token, and their gradients back.
+    probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
-        forward.append(_exchange("dispatch", sent * exchanged * h))
+        forward.append(_exchange("dispatch", (sent * h + probabilities) * exchanged))
     if received != sent:
         forward.append(stream("dispatch cast back", (e + sent) * h * arrived))
+    forward.append(token_rows(arrived, routing.experts))
     forward.append(stream("permutation", received * h * (arrived + routing.rows)))
     backward.append(stream("permutation backward", e * h * (arrived + routing.rows)))
     if s.grid.ep > 1:  # gradients return in the activations' format
-        backward.append(_exchange("dispatch gradient", e * exchanged * h))
+        backward.append(_exchange("dispatch gradient", (e * h + probabilities) * exchanged))
     return Operator("dispatch", tuple(forward), tuple(backward))
 
 
@@ -107,6 +124,12 @@ def _arrived(s: Shapes, routing: Routing) -> tuple[int, int]:
         return math.ceil(routing.tokens * places(model.experts, model.topk, parts) * busiest)
 
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
+
+
+def _maps(size: int) -> tuple[Step, ...]:
+    """All ranks' maps of tokens to experts, together `size` entries, and what is found in them."""
+    gather = Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", FLAG * size)
+    return gather, Compute("token maps", Elementwise(FLAG * size))
 
 
 def _exchange(name: str, size: int) -> Communicate:

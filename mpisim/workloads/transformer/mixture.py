@@ -6,7 +6,8 @@
 Each rank routes its own share of the tokens. The ranks tell each other how many tokens each expert
 gets, each token is copied for each of its experts, and two all-to-alls bring the copies and their
 probabilities to the experts. How many rows each rank sends and gets the CPU has to know before it
-can launch these, and waits for it (`_maybe_dtoh_and_synchronize`). Where an expert is itself tensor
+can launch these, and waits for it (`_maybe_dtoh_and_synchronize`), unless all experts get as many
+(`moe_capacity`). Where an expert is itself tensor
 parallel (etp), copies are gathered and results reduce-scattered. The way back is one all-to-all and
 the sum over a token's experts. Shared experts are an ordinary feed-forward block before all that;
 overlapped (``--moe-shared-expert-overlap``) their first matrix runs beside the all-to-all to the
@@ -25,6 +26,7 @@ from mpisim.kernels.operations import BYTES, Copy
 from ...program import Operation
 from ..operators import Await, Communicate, Compute, Operator, Step
 from .again import again
+from .bookkeeping import chunk_rows, count_sums, local_counts, token_rows
 from .experts import experts, router
 from .feed_forward import two_matrices
 from .flex_dispatch import flex_combine, flex_dispatch
@@ -41,6 +43,8 @@ COUNT = 8
 FP32 = BYTES["fp32"]
 READ = "read token counts"
 WAIT = Await("wait for token counts", READ)
+COPIES = 4
+"""Of counts to the CPU: rows sent, rows received, of its tp group, of each expert."""
 
 
 def mixture(s: Shapes) -> tuple[Operator, ...]:
@@ -49,7 +53,7 @@ def mixture(s: Shapes) -> tuple[Operator, ...]:
     routing = Routing.of(s)
     size = s.shared * model.hidden
     routed: tuple[Operator, ...]
-    flex = s.plan.moe_dispatcher == "flex"
+    flex = s.plan.moe_dispatcher != "all-to-all"
     dispatch, combine = (flex_dispatch, flex_combine) if flex else (_dispatch, _combine)
     routed = (router(s, routing), dispatch(s, routing), *experts(s, routing), combine(s, routing))
     shared: tuple[Operator, ...] = ()
@@ -83,18 +87,23 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
     copied = e * h * (routing.tokens + routing.copies)
     quantised = (e + sent) * h
 
+    asks = not s.plan.moe_capacity
     forward: list[Step] = []
-    if spread > 1:
-        size = spread * s.model.experts * COUNT
-        forward.append(
-            Communicate("token counts all-gather", Operation.ALL_GATHER, _group(s), size)
-        )
-    forward.append(Compute(READ, Copy(COUNT * (2 * spread + routing.experts), "host")))
+    if asks:
+        forward.append(local_counts(routing.tokens, s.model.experts))
+        if spread > 1:
+            size = spread * s.model.experts * COUNT
+            gather = Operation.ALL_GATHER
+            forward.append(Communicate("token counts all-gather", gather, _group(s), size))
+            forward.append(count_sums(size))
+        counts = Copy(COUNT * (2 * spread + routing.experts), "host")
+        forward.append(Compute(READ, counts, launches=COPIES if spread > 1 else 1))
+    forward.append(token_rows(routing.tokens, s.model.experts))
     forward.append(stream("permutation", copied))
     if sent != e:
         forward.append(stream("dispatch cast", quantised * routing.copies))
     forward = [*captured_steps(s, "moe_preprocess", forward)]
-    if spread > 1:
+    if spread > 1 and asks:
         forward.append(WAIT)
     if grid.ep > 1:
         forward += [
@@ -111,9 +120,10 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
         forward.append(stream("dispatch cast back", quantised * routing.rows))
     backward: list[Step] = []
     if routing.experts > 1:
+        forward.append(chunk_rows(routing.rows))
         forward.append(stream("sort by expert", 2 * sort * routing.rows * h))
         backward.append(stream("sort by expert backward", 2 * e * routing.rows * h))
-    if spread == 1:
+    if spread == 1 and asks:
         forward.append(WAIT)
     # Gradients return in the activations' format.
     if grid.etp > 1:
