@@ -61,11 +61,13 @@ class CalibratedKernels:
         """Return the duration of a kernel; errors are those of the model."""
         found = self._prices.get(kernel)
         if found is None:
-            name, number = self._known.number(*self._constant(kernel))
+            constant = self._constant(kernel)
+            name, number = self._known.number(*constant)
             self._numbers[name] = number
             plain = self._model.estimate(kernel)
+            shares = {} if self._known.covers(*constant) else plain.shares
             found = self._prices[kernel] = Estimate(
-                round(plain.duration * number.value), {**plain.shares, name: 1.0}, plain.error
+                round(plain.duration * number.value), {**shares, name: 1.0}, plain.error
             )
         return found
 
@@ -89,7 +91,7 @@ class CalibratedNetwork:
     """
 
     def __init__(self, network: NcclNetwork, known: Known) -> None:
-        self._network = network
+        self._network, self._known = network, known
         self._constants = {
             kind: known.number(kind, known.platform) for kind in ("inside", "across")
         }
@@ -101,7 +103,7 @@ class CalibratedNetwork:
         return {**self._network.numbers, **dict(self._constants.values())}
 
     def _constant(self, nodes: int) -> tuple[str, Quantity]:
-        return self._constants["inside" if nodes == 1 else "across"]
+        return self._constants[_kind(nodes)]
 
     @property
     def nccl(self) -> Nccl:
@@ -122,10 +124,13 @@ class CalibratedNetwork:
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
-        """Return the network's shares; all of it rests on the constant."""
+        """Return the network's shares, or the constant's where it covers them; all of it rests on
+        the constant."""
         found = self._network.shares(operation, bytes, group)
         if not self._network.price(operation, bytes, group).duration:
             return found
+        if self._known.covers(_kind(group.nodes), self._known.platform):
+            found = {}
         return {**found, self._constant(group.nodes)[0]: 1.0}
 
     @property
@@ -148,3 +153,7 @@ class CalibratedNetwork:
             return first, links, weights
         of_link = np.repeat(factors[label], np.diff(first))
         return first, links, np.maximum(1, np.floor(weights * of_link)).astype(np.int64)
+
+
+def _kind(nodes: int) -> str:
+    return "inside" if nodes == 1 else "across"

@@ -43,6 +43,8 @@ class PathShares:
             shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
             if case.constants is None:
                 return shares
+            if case.constants.covers("host", case.constants.framework):
+                shares = {}
             return {**shares, case.constants.host: 1.0}
         if kind is PieceKind.LAUNCH:
             return {"launch_latency": 1.0}

@@ -198,6 +198,14 @@ class Known:
         source = f"{number.source}; {stack}: {other.source}"
         return name, Quantity(number.value * other.value, "1", error, source)
 
+    def covers(self, kind: str, key: str | None) -> bool:
+        """Whether a constant was fitted of a kind of GPU or platform itself (host: a framework).
+
+        What it says of times it then says with all that they rest on: error bars of rates and
+        formulas, from before any step was looked at, are not added to its own.
+        """
+        return key in getattr(self.constants, kind)
+
     @property
     def host(self) -> str:
         """Name of the constant that launches rest on."""

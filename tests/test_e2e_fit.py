@@ -30,7 +30,7 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e.compare import NORMAL
 from mpisim.validate.e2e.composition import composed
 from mpisim.validate.e2e.crossed import sufficient
-from mpisim.validate.e2e.fit import Linear, fit, foretold
+from mpisim.validate.e2e.fit import Linear, covered, doubt, fit, foretold
 from mpisim.validate.e2e.pairs import KINDS, SUMMARIES, pair_figures
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.report import BEGIN, END
@@ -130,6 +130,18 @@ def test_foretelling_is_exact_where_the_path_stays(a: float, b: float, late: flo
     )  # fmt: skip
     one = step("f", 1.0, 0.7, 0.3, 0.0, 0.0)
     assert foretold(one, NOTHING, constants) == pytest.approx(0.7 * a + 0.3 * b + late)
+
+
+def test_error_bars_of_constants_are_those_of_the_step() -> None:
+    constants = StepConstants(
+        products={"h100 bf16": Quantity(2, "1", 0.1, "x")},
+        memory={"h100": Quantity(1, "1", 0.2, "x")},
+        host={"theirs": Quantity(1, "1", 0.4, "x")},
+    )
+    one = step("f", 1.0, 0.5, 0.6, 0.0)  # 1.6 s with them
+    assert doubt(one, NOTHING, constants) == pytest.approx(math.hypot(0.1, 0.12) / 1.6)
+    assert covered(one, constants)
+    assert not covered(one, NOTHING)
 
 
 @given(

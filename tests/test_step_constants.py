@@ -66,6 +66,21 @@ def test_lengths_of_pieces_that_are_alike_add_up() -> None:
     assert shares.lengths() == pytest.approx(one_by_one)
 
 
+def test_what_a_fitted_constant_covers_rests_on_nothing_else() -> None:
+    def resting(constants: StepConstants) -> dict[str, float]:
+        return step(EXPERIMENT, constants)[1]
+
+    plain = resting(StepConstants())
+    of_products = resting(StepConstants(products={"h100 bf16": times(1.0)}))
+    assert set(plain) - set(of_products) == {"gemm model (bf16)"}
+    assert of_products["products of h100 bf16"] == plain["products of h100 bf16"]
+    # What is only a framework's says nothing about the GPU.
+    assert set(resting(StepConstants(attention={"theirs on any gpu": times(1.0)}))) == set(plain)
+    inside = resting(StepConstants(inside={"dgx-h100": times(1.0)}))
+    assert inside["inside of dgx-h100"] == plain["inside of dgx-h100"]
+    assert not any("collectives" in name for name in inside)
+
+
 def test_constants_of_one_change_nothing() -> None:
     plain = prepare(EXPERIMENT)
     run = engine.simulate(plain.program, network=plain.network)

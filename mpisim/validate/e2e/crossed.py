@@ -14,7 +14,7 @@ from ...quantity import Quantity
 from ...step_constants import SORTS, ModelError, StepConstants, kind_of
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
-from .fit import Linear, doubt, fit, foretold, linear
+from .fit import Linear, covered, doubt, fit, foretold, linear
 from .predict import NOTHING, predict
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
         seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
         known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
-        inputs = math.hypot(each.outcome.inputs, doubt(step, at, constants))
+        inputs = doubt(step, at, constants)
+        if not covered(step, constants):
+            inputs = math.hypot(inputs, each.outcome.inputs)
         found.append(_Trial(residual, inputs, known, each.row.texts["trust"], each.sort))
     return found
 

@@ -44,7 +44,7 @@ from .families import Family, Way, family, way
 from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised
 from .settings import OTHER
 
-__all__ = ["Linear", "doubt", "fit", "foretold", "linear"]
+__all__ = ["Linear", "covered", "doubt", "fit", "foretold", "linear"]
 
 FILE = "validation/e2e_fit.toml"
 
@@ -151,6 +151,13 @@ def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float
         errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
         squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
     return math.sqrt(squares)
+
+
+def covered(step: Linear, constants: StepConstants) -> bool:
+    """Whether all parts of a step rest on fitted constants, that were fitted with all that these
+    parts rest on (`mpisim.step_constants.Known.covers`)."""
+    parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
+    return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
 
 
 class _Terms:
