@@ -233,10 +233,10 @@ class _Pricing:
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
-        columns = (durations, table.host, table.launch_cost, table.launch, table.gap)
-        own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
-        total = sum(float(np.abs(c).sum(dtype=np.float64)) for c in columns)
-        total += own * (longest / speed - 1)
+        total = float(np.abs(durations).sum(dtype=np.float64)) + table.launching
+        if longest != speed:
+            own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
+            total += own * (longest / speed - 1)
         if not total < LONGEST:
             raise InputError(
                 f"rank {rank}: its rows take {total * 1e-12:.3g} s, more than the "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from .. import parallel
 from ..program import Program
-from ..topo import Network, SharedNetwork
+from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention
 from .cost import price
@@ -187,7 +188,7 @@ def simulate(
         wall=wall,
         solution=solution,
         settled=settled,
-        shared=used_links(plan, engine, network) if isinstance(network, SharedNetwork) else None,
+        find_shared=partial(used_links, plan, engine, network),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topo import SharedNetwork
+from ..topo import Network, SharedNetwork
 from .refine import ranges
 from .routes import Routes
 
@@ -72,7 +72,7 @@ class Shared:
     link_name: Callable[[int], str]
 
 
-def used_links(plan: Plan, core: Any, network: SharedNetwork) -> Shared | None:
+def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
     """Return the links that communications could share, and the flows that were run here. Local.
 
     None where they share none.
@@ -82,13 +82,13 @@ def used_links(plan: Plan, core: Any, network: SharedNetwork) -> Shared | None:
     plan : Plan
     core : Core
         After the run.
-    network : SharedNetwork
+    network : Network or None
     """
     from .plan import Role
 
     cast, traffic = plan.cast, plan.layout.traffic
     routes = cast.routes
-    if routes is None or traffic is None:
+    if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
     numbers = np.flatnonzero(core.groups[: plan.first_group[-1]]["route"] >= 0)
     index, _ = plan.locate(numbers)

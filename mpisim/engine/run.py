@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -171,8 +172,8 @@ class Run:
         What is known of the ranks that were simulated here.
     settled : Settled
         What was settled before it, for runs of programs that differ in times alone.
-    shared : Shared or None
-        The links that communications could share, and what flowed here; None where there are none.
+    find_shared : callable
+        Works out `shared`, which few look at.
     """
 
     program: Program
@@ -191,7 +192,13 @@ class Run:
     wall: dict[str, float]
     solution: Solution
     settled: Settled
-    shared: Shared | None = None
+    find_shared: Callable[[], Shared | None]
+
+    @cached_property
+    def shared(self) -> Shared | None:
+        """The links that communications could share, and what flowed here; None if there are none.
+        """
+        return self.find_shared()
 
     @cached_property
     def simulated(self) -> NDArray[np.int64]:

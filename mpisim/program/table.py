@@ -169,6 +169,12 @@ class Table:
         """Number of communications on each slot, shape (n_slots,)."""
         return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
 
+    @cached_property
+    def launching(self) -> float:
+        """What launching takes, all rows together, as if each waited for the one before, in ps."""
+        columns = (self.host, self.launch_cost, self.launch, self.gap)
+        return sum(float(np.abs(each).sum(dtype=np.float64)) for each in columns)
+
     def rows_on(self, slot: int) -> NDArray[np.intp]:
         """Return the communications on a slot, in order; none on one beyond `n_slots`."""
         return self._rows_by_slot[slot] if slot < self.n_slots else np.zeros(0, np.intp)
@@ -228,7 +234,7 @@ class Table:
 _OF_STRUCTURE = frozenset(
     [
         "n_streams", "n_slots", "ordinal", "operations", "is_communication", "_rows_by_slot",
-        "_slots_by_kind",
+        "_slots_by_kind", "launching",
     ]
 )  # fmt: skip
 """Cached properties that do not depend on times."""

@@ -214,5 +214,7 @@ cdef offsets(counts):
 
 
 cdef padded(array):
-    """Return a copy with one more element, so that the first has an address."""
-    return np.concatenate([array, np.zeros((1, *array.shape[1:]), array.dtype)])
+    """Return the array, or one element if it has none, so that the first has an address."""
+    if not len(array):
+        array = np.zeros((1, *array.shape[1:]), array.dtype)
+    return np.ascontiguousarray(array)
