@@ -71,7 +71,7 @@ class Communicators:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
+    @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Number of members of each communicator."""
         return np.diff(self.index)
@@ -271,6 +271,9 @@ def _check_bindings(program: Program) -> None:
         c, rank = divmod(int(membership[:-1][membership[1:] == membership[:-1]][0]), n)
         raise ProgramError(f"communicator {c} ({groups.names[c]}): rank {rank} is in it twice")
     bound = slots.astype(np.int64) * n + owner
+    if len(bound) == len(membership) and (np.sort(bound) == membership).all():
+        _check_pairs(program)  # every member binds each of its communicators once
+        return
     missing = np.append(membership, -1)[np.searchsorted(membership, bound)] != bound
     if missing.any():
         at = int(np.argmax(missing))
@@ -283,6 +286,11 @@ def _check_bindings(program: Program) -> None:
     if len(twice):
         c, rank = divmod(int(twice[0]), n)
         raise ProgramError(f"rank {rank} binds two slots to communicator {c} ({groups.names[c]})")
+    _check_pairs(program)
+
+
+def _check_pairs(program: Program) -> None:
+    """Refuse ranks with too few slots, or SEND and RECV on anything but an ordered pair."""
     for rank in _unpaired(program)[:1].tolist():
         table = program.tables[program.table[rank]]
         assert table is not None

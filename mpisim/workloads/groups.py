@@ -126,8 +126,9 @@ def program_of(
     Program
     """
     world = groups.grid.world
-    widest = max(map(len, slots))
-    bound = np.full((world, widest), -1, np.int64)
+    counts = np.array([len(known) for known in slots], np.int64)[table]
+    slot_index = np.concatenate([[0], np.cumsum(counts)])
+    bound = np.full(slot_index[-1], -1, np.int32)
     members: list[Ranks] = []
     sizes: list[NDArray[np.int64]] = []
     labels: list[str] = []
@@ -136,14 +137,14 @@ def program_of(
         numbers = len(labels) + np.arange(len(found))
         members.append(found.reshape(-1))
         sizes.append(np.full(len(found), found.shape[1], np.int64))
-        labels.extend(f"{name} {i}" for i in range(len(found)))
+        labels.extend(map(f"{name} ".__add__, map(str, range(len(found)))))
         return numbers
 
     def bind(slot: str, ranks: Ranks, numbers: Ranks) -> None:
-        for i, known in enumerate(slots):
-            if slot in known:
-                here = table[ranks] == i
-                bound[ranks[here], known.index(slot)] = numbers[here]
+        places = [known.index(slot) if slot in known else -1 for known in slots]
+        place = np.array(places)[table[ranks]]
+        here = place >= 0
+        bound[slot_index[ranks[here]] + place[here]] = numbers[here]
 
     used = dict.fromkeys(slot for known in slots for slot in known)
     for name in dict.fromkeys(slot.partition(":")[0] for slot in used):
@@ -160,7 +161,6 @@ def program_of(
             numbers = add(name, found)
             bind(name, found.reshape(-1), np.repeat(numbers, found.shape[1]))
 
-    counts = np.array([len(known) for known in slots], np.int64)[table]
     return Program(
         names=tuple(names),
         tables=tuple(tables),
@@ -170,8 +170,8 @@ def program_of(
             tuple(labels),
         ),
         table=table.astype(np.int32),
-        slot_index=np.concatenate([[0], np.cumsum(counts)]),
-        slots=bound[np.arange(widest) < counts[:, None]].astype(np.int32),
+        slot_index=slot_index,
+        slots=bound,
         speed=np.ones(world),
         start=np.zeros(world, np.int64),
         attributes=dict(attributes),
