@@ -30,7 +30,8 @@ from mpisim.validate.e2e import (
 from mpisim.validate.e2e.compare import NORMAL
 from mpisim.validate.e2e.composition import composed
 from mpisim.validate.e2e.crossed import sufficient
-from mpisim.validate.e2e.fit import Linear, covered, doubt, fit, foretold
+from mpisim.validate.e2e.fit import fit
+from mpisim.validate.e2e.linear import Linear, covered, doubt, foretold
 from mpisim.validate.e2e.pairs import KINDS, SUMMARIES, pair_figures
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.report import BEGIN, END

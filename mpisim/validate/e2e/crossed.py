@@ -14,7 +14,8 @@ from ...quantity import Quantity
 from ...step_constants import SORTS, ModelError, StepConstants, kind_of
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
-from .fit import Linear, covered, doubt, fit, foretold, linear
+from .fit import fit
+from .linear import Linear, covered, doubt, foretold, linear
 from .predict import NOTHING, predict
 
 if TYPE_CHECKING:

@@ -1,27 +1,20 @@
 """Few constants fitted to many measured steps.
 
-A step that took T with the constants x0 takes, to first order along its critical path,
-
-    T(x) = T + sum over k of L_k (exp(x_k - x0_k) - 1) + (overhead - overhead0)
-
-where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
-of GPU or the platform, plus that of the framework on it. Fitted is log(T(x) / measured): rows of a
+Fitted is log(T(x) / measured), with T to first order (:mod:`mpisim.validate.e2e.linear`): rows of a
 family are off by something they have in common, those that ran alike by more, each row by something
 of its own with long tails, more so with experts than without, and constants are around 1 by what
-the rows themselves say
-(:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in ``data/validation/e2e_fit.toml``).
-So it is families which pull a constant from 1, not rows; and what one framework alone shows is that
-framework's. Where a constant moves far another path may become critical: then everything is
-simulated again with what was found, and fitted from there.
+the rows themselves say (:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in
+``data/validation/e2e_fit.toml``). So it is families which pull a constant from 1, not rows; and
+what one framework alone shows is that framework's. Where a constant moves far another path may
+become critical: then everything is simulated again with what was found, and fitted from there.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +29,12 @@ from ...step_constants import (
     StepConstants,
     is_stack,
     kind_of,
-    name_of,
-    stack_of,
 )
-from .compare import Compared
-from .families import Family, Way, family, way
+from .families import Family, Way
+from .linear import Linear, kind_in, names_in, value_of
 from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised
-from .settings import OTHER
 
-__all__ = ["Linear", "covered", "doubt", "fit", "foretold", "linear"]
+__all__ = ["fit"]
 
 FILE = "validation/e2e_fit.toml"
 
@@ -78,88 +68,6 @@ def _declared() -> _Declared:
     return build(_Declared, packaged(FILE), FILE)
 
 
-class Linear(NamedTuple):
-    """A measured step as the fit sees it: seconds, and the constants it was predicted with.
-
-    Attributes
-    ----------
-    row : str
-    family : tuple of str
-    measured, predicted : float
-    lengths : mapping of str to float
-        By name of the constant of a kind of GPU, platform or framework.
-    framework : str
-        Whose constants serve beside those of a kind of GPU or platform.
-    sort : str
-        Of its model (`mpisim.step_constants.SORTS`).
-    way : tuple
-        How it ran: rows of one family with one way are off alike.
-    """
-
-    row: str
-    family: Family
-    measured: float
-    predicted: float
-    lengths: Mapping[str, float]
-    framework: str = OTHER
-    sort: str = SORTS[0]
-    way: Way = ()
-
-
-def linear(each: Compared) -> Linear:
-    """Return a predicted row as the fit sees it."""
-    outcome, experiment = each.outcome, each.mapped.experiment
-    lengths = dict(outcome.lengths)
-    if each.row.without_optimizer:
-        # The optimizer's kernels stream memory, and its part of the step is not counted.
-        left = outcome.seconds - outcome.before_optimizer
-        for name in lengths:
-            if _kind(name) == "memory":
-                lengths[name] = max(0.0, lengths[name] - left)
-    # Also a framework whose launches are hidden has been seen.
-    framework = experiment.calibration.framework or OTHER
-    for kind in ("host", OVERHEAD):
-        lengths.setdefault(name_of(kind, framework), 0.0)
-    return Linear(
-        each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework,
-        each.sort, way(each.mapped),
-    )  # fmt: skip
-
-
-def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the seconds of a step with other constants than it was predicted with."""
-    seconds = step.predicted
-    for name, length in step.lengths.items():
-        names = _names(name, step.framework)
-        change = sum(_value(constants, each) - _value(start, each) for each in names)
-        seconds += change if _kind(name) == OVERHEAD else length * float(np.expm1(change))
-    return seconds
-
-
-def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the relative error of a step from the error bars of the constants it is foretold with.
-
-    As predictions state it (`mpisim.uncertainty.combine`): what rests on one name is off together.
-    """
-    seconds = foretold(step, start, constants)
-    squares = 0.0
-    for name, length in step.lengths.items():
-        if _kind(name) == OVERHEAD:
-            continue
-        names = _names(name, step.framework)
-        change = sum(_value(constants, each) - _value(start, each) for each in names)
-        errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
-        squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
-    return math.sqrt(squares)
-
-
-def covered(step: Linear, constants: StepConstants) -> bool:
-    """Whether all parts of a step rest on fitted constants, that were fitted with all that these
-    parts rest on (`mpisim.step_constants.Known.covers`)."""
-    parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
-    return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
-
-
 class _Terms:
     """Parts of steps, and the constants that each rests on."""
 
@@ -171,9 +79,9 @@ class _Terms:
             for name, length in step.lengths.items():
                 rests += [
                     (len(parts), index.setdefault(each, len(index)))
-                    for each in _names(name, step.framework)
+                    for each in names_in(name, step.framework)
                 ]
-                parts.append((row, length, _kind(name) == OVERHEAD))
+                parts.append((row, length, kind_in(name) == OVERHEAD))
         self.names = list(index)
         self.row = np.array([part[0] for part in parts])
         self.length = np.array([part[1] for part in parts])
@@ -216,7 +124,7 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     """
     steps = sorted(steps, key=_place)
     terms = _Terms(steps)
-    begin = np.array([_value(start, name) for name in terms.names])
+    begin = np.array([value_of(start, name) for name in terms.names])
     kinds = [_group(name) for name in terms.names]
     late = np.array([kind == (OVERHEAD, False) for kind in kinds])
     layout = _layout(steps, kinds)
@@ -272,32 +180,10 @@ def _alike(one: Variances, other: Variances) -> bool:
     return bool((np.abs(a - b) <= 10 * CLOSE * a).all())
 
 
-def _kind(name: str) -> str:
-    found = kind_of(name)
-    assert found is not None
-    return found[0]
-
-
-def _names(name: str, framework: str) -> tuple[str, ...]:
-    """Return the constants that multiply what rests on a name: its own, and the framework's."""
-    kind = _kind(name)
-    stack = stack_of(kind, framework)
-    return (name,) if stack is None else (name, name_of(kind, stack))
-
-
 def _group(name: str) -> tuple[str, bool]:
     """Return the kind of a constant, and whether it is of a framework beside those of a GPU."""
     kind, key = kind_of(name) or ("", "")
     return kind, is_stack(key)
-
-
-def _value(constants: StepConstants, name: str) -> float:
-    """Logarithm of a multiplier, or seconds of an overhead."""
-    kind, key = kind_of(name) or ("", "")
-    if kind == OVERHEAD:
-        found = constants.overhead.get(key)
-        return 0.0 if found is None else found.si
-    return float(np.log(constants.multiplier(kind, key).value))
 
 
 def _constants(
@@ -309,7 +195,7 @@ def _constants(
     resting: dict[str, list[tuple[Linear, float]]] = {name: [] for name in names}
     for step in steps:
         for name, length in step.lengths.items():
-            for each in _names(name, step.framework):
+            for each in names_in(name, step.framework):
                 resting[each].append((step, length))
     for i, name in enumerate(names):
         kind, key = kind_of(name) or ("", "")
