@@ -52,7 +52,8 @@ def test_separate_matrices_gather_once_and_reduce_the_sum_of_their_gradients() -
 
 @pytest.mark.parametrize(("scaling", "reads"), [("delayed", 1), ("current", 3)])
 def test_scales_of_the_operand_itself_take_another_pass(scaling: str, reads: int) -> None:
-    found = network(LLAMA, plan(precision="fp8", fp8_scaling=scaling, fp8_weight_casts=True))
+    keys = {"precision": "fp8", "fp8_scaling": scaling, "fp8_weight_casts": True}
+    found = network(LLAMA, plan(dp_style="ddp", **keys))
     matrix = operator(found, "attention output")
     weights = 16 * 16
     looks = 1 if scaling == "delayed" else 2

@@ -257,19 +257,50 @@ def test_multiply_and_scatter_round_the_ring() -> None:
 def test_fp8_gathers_one_byte_an_element_and_scatters_two() -> None:
     fp8 = network(TINY, plan(tp=2, precision="fp8"))
     matrix = operator(fp8, "qkv")
+    # With scales of steps before, the norm casts.
     assert lines(matrix.forward) == [
-        f"qkv cast: {4 * 16 * (2 + 1 + 1)} bytes",
         f"qkv all-gather: AG tp {HIDDEN // 2}",
         "qkv: 8 x 24 x 16 fp8",
     ]
-    assert lines(matrix.backward)[:4] == [
+    assert lines(matrix.backward)[:5] == [
         f"qkv gradient cast: {8 * 24 * (2 + 1 + 1)} bytes",
         f"qkv all-gather: AG tp {HIDDEN // 2} => gathered (weight)",
         "qkv input gradient: 8 x 16 x 24 fp8",
         f"qkv input gradient reduce-scatter: RS tp {HIDDEN} => reduced",
+        f"qkv transposition: {8 * 16 * 2} bytes after gathered (weight)",
     ]
     # Scores of the vocabulary and attention stay in bf16.
     assert lines(operator(fp8, "logits").forward)[1].endswith("bf16")
+
+
+@pytest.mark.parametrize(
+    ("keys", "normed", "made", "sent", "turned"),
+    [
+        # Bytes an element to cast the input of a matrix split by columns, the gradient of its
+        # output, and the gradient of what a matrix split by rows makes, which is gathered; then
+        # whether what was gathered is turned.
+        ({"fp8_scaling": "delayed"}, 0, 2 + 2, 2 + 1, True),
+        ({"fp8_scaling": "delayed", "fp8_transposed": False}, 0, 2 + 1, 2 + 1, False),
+        ({"fp8_scaling": "current"}, 2 + 2 + 1, 2 + 2 + 2, 2 + 2 + 1, True),
+        ({"fp8_scaling": "current", "fp8_transposed": False}, 5, 5, 5, False),
+        ({"fp8_scaling": "blocks", "fp8_transposed": False}, 4, 4, 4, False),
+    ],
+    ids=str,
+)
+def test_casts_to_fp8(
+    keys: dict[str, object], normed: int, made: int, sent: int, turned: bool
+) -> None:
+    fp8 = network(TINY, plan(tp=2, precision="fp8", **keys))
+    columns, rows = operator(fp8, "qkv"), operator(fp8, "attention output")
+    steps = lines([*columns.forward, *columns.backward, *rows.backward])
+    expected = [f"qkv cast: {normed * 4 * 16} bytes"] if normed else []
+    expected.append(f"qkv gradient cast: {made * 8 * 24} bytes")
+    if turned:
+        expected.append(f"qkv transposition: {2 * 8 * 16} bytes after gathered (weight)")
+    expected.append(f"attention output gradient cast: {sent * 4 * 16} bytes")
+    if turned:
+        expected.append(f"attention output gradient transposition: {2 * 8 * 16} bytes (weight)")
+    assert [each for each in steps if " cast:" in each or "transposition" in each] == expected
 
 
 def test_nvfp4_reads_three_times_to_cast() -> None:

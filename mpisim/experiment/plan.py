@@ -116,9 +116,12 @@ class Plan:
 
     precision : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
-    fp8_scaling : {"delayed", "current"}
-        Where scales of operands in fp8 come from: steps before, or the operand itself, which is
-        read once more.
+    fp8_scaling : {"delayed", "current", "blocks"}
+        Where scales of operands in fp8 come from: steps before, the operand itself, which is read
+        once more, or its blocks of 32 elements (MXFP8).
+    fp8_transposed : bool
+        Whether products in fp8 take operands in one layout alone, as on Hopper, so that some are
+        kept transposed, too; Blackwell's take any.
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, and that is not counted.
@@ -267,7 +270,8 @@ class Plan:
     reshard_after_forward: bool = True
 
     precision: Precision = "bf16"
-    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
+    fp8_transposed: bool = True
     fp8_weight_casts: bool = False
     fp8_split_sums: bool = True
     grad_precision: Format | None = None

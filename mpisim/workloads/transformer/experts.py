@@ -8,13 +8,13 @@ from mpisim.kernels.operations import BYTES, Gemm, GroupedGemm, Softmax
 
 from ..operators import Compute, Operator, Parameter, Step
 from .again import again
+from .casts import cast
 from .clamped import clamped
 from .expert_bias import scaled_bias
 from .gradients import accumulate
 from .pointwise import activation, stream
 from .routing import Routing
 from .shapes import Shapes
-from .tensor_parallel import cast
 
 __all__ = ["experts", "router"]
 

@@ -14,12 +14,10 @@ gather, and the other way before each reduce-scatter (`all_gather_tensor` and
 `reduce_scatter_tensor` of torch/distributed/_functional_collectives.py). The input gradient is
 reduced after both products, the two outputs of one node of autograd.
 
-With fp8 or NVFP4, operands are cast (and transposed for the backward pass, as Transformer Engine
-does) before they are gathered, so that gathers move a byte an element or less. Scales come from
-steps before (delayed), or from the operand itself, which is read once more (``plan.fp8_scaling``).
-Casts of weights are made once a step and not counted, unless every pass makes them
-(``plan.fp8_weight_casts``): scale and cast forward, again where the layer is computed again, and
-the cast, transposed, backward.
+With fp8 or NVFP4, operands are cast (:mod:`.casts`) before they are gathered, so that gathers move
+a byte an element or less. Casts of weights are made once a step and not counted, unless every pass
+makes them (``plan.fp8_weight_casts``): scale and cast forward, again where the layer is computed
+again, and the cast, transposed, backward.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_byte
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Step
+from .casts import cast, normed_cast, turned, turned_input, weight_cast
 from .gradients import accumulate, weight_gradient
 from .shapes import Shapes
 from .tensor_parallel_overlap import gather_and_multiply, multiply_and_scatter
@@ -78,7 +77,7 @@ def column_linear(
 
     forward: list[Step] = []
     if quantised and not gathered:
-        forward.append(cast(s, name, entering * k))
+        forward += normed_cast(s, name, entering * k)
     if quantised:
         forward += weight_cast(s, name, n * k)
     if s.sequence_parallel and s.plan.tp_overlap:
@@ -106,6 +105,8 @@ def column_linear(
     reduced = f"{name} input gradient"
     if beside:
         backward += reduce(s, reduced, k, token="reduced")
+    if quantised and not gathered:
+        backward += turned_input(s, name, s.tokens * k, after)
     backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
     if not beside and not gathered:
         backward += reduce(s, reduced, k)
@@ -176,7 +177,8 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
 
     backward: list[Step] = []
     if s.quantised:
-        backward.append(cast(s, f"{name} gradient", s.shared * n, made=True))
+        gathers = s.sequence_parallel
+        backward.append(cast(s, f"{name} gradient", s.shared * n, made=True, gathered=gathers))
         backward += weight_cast(s, name, n * k, backward=True)
     gradient = f"{name} input gradient"
     if overlap:
@@ -253,22 +255,6 @@ def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute
     yield from accumulate(s, f"{name} bias", n)
 
 
-def cast(s: Shapes, name: str, elements: int, *, made: bool = False) -> Compute:
-    """Cast an operand to the format of the product.
-
-    To fp8 with the largest value noted: read once, written as it is and transposed. Scaled by its
-    own largest value, that is found first, and the two are written in different passes; of what an
-    elementwise kernel has just `made`, as most gradients, the kernel finds it where operations are
-    fused, and both are written at once. To NVFP4 it is read three times: for the largest values as
-    it is and after the random Hadamard transform of 16 × 16 blocks, to be written as it is, and to
-    be written transformed and transposed for the gradients of weights (Transformer Engine,
-    NVFP4BlockScaling, and hadamard_transform in transformer_engine/common).
-    """
-    current = s.plan.fp8_scaling == "current" and not (made and s.plan.fused)
-    reads = 3 if s.linear == "nvfp4" or current else 1
-    traffic = reads * s.element * elements + 2 * s.operand(elements)
-    return Compute(f"{name} cast", Elementwise(traffic, transposes=True))
-
 
 def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
     """All-gather sequences, and copy them to their places where they do not come first."""
@@ -277,25 +263,6 @@ def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
         yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
 
 
-def turned(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
-    """Turn what was gathered in fp8, for the gradient of a matrix: rows must be in one piece.
-
-    Transformer Engine gathers both ways, and turns what ranks have as they cast it.
-    """
-    if s.quantised and s.sequence_second:
-        traffic = 2 * s.operand(elements)
-        yield Compute(f"{name} transposition", Elementwise(traffic, transposes=True), weight=True)
-
-
-def weight_cast(
-    s: Shapes, name: str, elements: int, *, backward: bool = False
-) -> Iterator[Compute]:
-    """Cast a matrix for the pass at hand; forward its largest value is found before."""
-    if s.plan.fp8_weight_casts:
-        reads = 1 if backward or s.plan.fp8_scaling == "delayed" else 2
-        traffic = reads * s.element * elements + s.operand(elements)
-        what = f"{name} weight cast{' backward' if backward else ''}"
-        yield Compute(what, Elementwise(traffic, transposes=backward))
 
 
 def gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
