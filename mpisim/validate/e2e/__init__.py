@@ -8,6 +8,11 @@
 - `composition`: are steps that follow a formula composed as it says?
 - `stored`: what was simulated before, from the JSON of a comparison.
 - `as_json`, `render`, `markdown`, `scatter`: a comparison as figures, text, page, picture.
+
+To read in this order: `rows`, `settings`, `clusters`, `experiments` (from a row to what was run);
+`predict`, `compare`, `stored` (its simulation, the row beside it); `sets`, `figures`, `pairs`,
+`report`, `plot` (errors in tables); `families`, `linear`, `mixed`, `fit`, `crossed`,
+`constants_file` (constants fitted to steps). `composition` stands alone.
 """
 
 from .compare import Compared, Comparison, compare
