@@ -89,10 +89,17 @@ def test_a_causal_softmax_reads_half_of_the_scores() -> None:
 def test_scores_step_by_step() -> None:
     keys = {"kernels": "eager", "micro_batch": 2, "fused": False}
     attention = operator(network(model("gpt", **SIZES), plan(**keys)), "attention")
-    assert lines(attention.forward)[1] == f"attention mask: {SCORES * 4} bytes"
-    assert lines(attention.backward)[-1] == (
-        f"attention concatenated gradients: {2 * 2 * 2 * 8 * 3 * 16} bytes"
-    )
+    inputs = 2 * 2 * 2 * 8 * 3 * 16  # read and written: 3 x 16 features of 2 x 8 tokens
+    steps = lines(attention.forward)
+    assert steps[0] == f"attention heads in batches: {inputs} bytes"
+    assert steps[2:4] == [
+        f"attention scale: {SCORES * 4} bytes", f"attention mask: {SCORES * 4} bytes",
+    ]  # fmt: skip
+    steps = lines(attention.backward)
+    assert steps[0] == f"attention transposition backward: {inputs // 3} bytes"
+    assert f"attention mask backward: {SCORES * 4} bytes" in steps
+    assert f"attention scale backward: {SCORES * 4} bytes" in steps
+    assert steps[-1] == f"attention concatenated gradients: {inputs} bytes"
 
 
 def test_gradients_of_queries_keys_and_values_are_put_together() -> None:

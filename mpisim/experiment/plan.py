@@ -132,6 +132,8 @@ class Plan:
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
+    clip : bool, optional
+        Whether gradients are clipped by their norm; by default with every `dp_style` but "ddp".
 
     recompute : {"none", "selective", "full"}
         Activations computed again in the backward pass: none, those inside attention, or all.
@@ -174,6 +176,12 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
+    primitive : bool
+        Without `fused`: whether functions are made of TensorFlow's operations, a kernel each: GELU,
+        dropout, Adam.
+    bias_kernels : bool
+        Without `fused`: whether a kernel adds a bias after each product, not the product itself
+        (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
     norm_fusion : {"none", "activation", "convolution"}
         ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
     image_layout : {"channels-last", "channels-first"}
@@ -276,6 +284,7 @@ class Plan:
     fp8_split_sums: bool = True
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
+    clip: bool | None = None
 
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
@@ -291,6 +300,8 @@ class Plan:
     repeats_heads: bool = False
     rotary: Literal["real", "complex"] = "real"
     fused: bool = True
+    primitive: bool = False
+    bias_kernels: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"
     fused_loss: bool | None = None

@@ -93,9 +93,12 @@ class Eager:
         match name, self.code:
             case "qkv", "bert" | "opt":
                 return self._apart(kernel, "n", scaled=True)
-            case "attention scores", _:
-                return self._after_copies(kernel, 3 if self.code == "opt" or self.batch > 1 else 0)
-            case "attention mask", _:
+            case "attention heads in batches", _:
+                copies = 3 if self.code == "opt" or self.batch > 1 else 0
+                return _passes(self._tensor, (2,) * copies)
+            case "attention scale", "opt":
+                return iter(())
+            case "attention mask", "opt":
                 return iter((kernel, kernel))
             case "attention dropout", "opt":
                 return iter(())
@@ -106,12 +109,14 @@ class Eager:
     def _backward(self, name: str, kernel: Kernel) -> Iterator[Kernel] | None:
         """Return what is launched in place of a kernel; None: the kernel itself."""
         match name, self.code:
-            case "attention probabilities gradient", _:
-                return self._after_copies(kernel, 1 if self.batch > 1 else 0)
+            case "attention transposition backward", _:
+                return _passes(self._tensor, (2,) * (1 if self.batch > 1 else 0))
             case "attention dropout backward", "opt":
                 return iter(())
-            case "attention mask backward", "gpt2":
-                return iter((kernel, kernel))
+            case "attention scale backward", "opt":
+                return iter(())
+            case "attention mask backward", "bert":
+                return iter(())
             case "attention mask backward", "opt":
                 return _passes(kernel.traffic // 2, MAXIMUM_BACKWARD)
             case "attention concatenated gradients", "gpt2":

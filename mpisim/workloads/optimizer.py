@@ -7,7 +7,7 @@ of all gradients is read by the CPU, gradients are clipped, and one kernel updat
 checks gradients for overflow before. Gradients in 16 bits are copied to fp32 before all that, and
 weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
 ``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups; FSDP, which
-converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip.
+converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip (``plan.clip``).
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
 """What ``torch.optim`` does without ``fused=True``: kernels over all parameters, and how many fp32
 numbers each reads and writes of one (``_multi_tensor_adam`` and its like)."""
 
+PRIMITIVE: Mapping[str, Sequence[tuple[str, int]]] = {
+    "adam": (
+        ("adam scale average", 2), ("adam scale gradient", 2), ("adam average gradient", 3),
+        ("adam scale squares", 2), ("adam square", 2), ("adam scale square", 2),
+        ("adam add squares", 3), ("adam square root", 2), ("adam add epsilon", 2),
+        ("adam divide", 3), ("adam decay", 2), ("adam add decay", 3), ("adam scale update", 2),
+        ("adam update", 3), ("adam assignments", 6),
+    ),
+}  # fmt: skip
+"""The same of TensorFlow's operations (`AdamWeightDecayOptimizer` of BERT's optimization.py)."""
+
 
 def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     """Return the bytes one fused optimizer step reads and writes for each parameter.
@@ -71,12 +82,12 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     converts = strategy.style != "fsdp"
     if converts:
         _convert(block, "gradients", strategy.gradient, strategy.kept, strategy)
-    if strategy.norm_groups:
-        plan = layout.experiment.plan
-        if plan.precision == "fp16":
-            _check_overflow(block, strategy)
+    plan = layout.experiment.plan
+    if plan.precision == "fp16" and (strategy.norm_groups or plan.clip):
+        _check_overflow(block, strategy)
+    if plan.clip if plan.clip is not None else strategy.norm_groups:
         _clip(block, layout, strategy)
-    _update(block, layout.experiment.plan, strategy)
+    _update(block, plan, strategy)
     if converts:
         _convert(block, "weights", FP32, strategy.weight, strategy)
     strategy.after_optimizer(block)
@@ -146,7 +157,10 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
         each = optimizer_bytes(plan, strategy)
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated, each)))
         return
-    for name, numbers in FOREACH[plan.optimizer]:
+    kernels = FOREACH[plan.optimizer]
+    if plan.primitive:
+        kernels = PRIMITIVE.get(plan.optimizer, kernels)
+    for name, numbers in kernels:
         block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
 
 

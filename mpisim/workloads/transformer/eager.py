@@ -1,7 +1,9 @@
 """Attention with its scores in memory, as Megatron-LM's `DotProductAttention` computes it.
 
 Products, softmax with scale and mask, dropout of the probabilities, and the copy that brings the
-heads of a token together again. The number of scores is heads × queries × keys of the sequence,
+heads of a token together again. Where operations are not fused, scale and mask are kernels, and
+heads are copied to where a batched product wants them, one after another (``permute`` and
+``matmul``). The number of scores is heads × queries × keys of the sequence,
 whatever a mask hides.
 
 Matrix units load 16 bytes at a time. cuBLAS before CUDA 11.7 had hardly any kernel for batched
@@ -25,7 +27,7 @@ from mpisim.kernels.operations import Gemm, Precision, Softmax
 
 from ..operators import Compute, Operator, Step
 from .heads import Heads
-from .pointwise import FP32, MASK, stream
+from .pointwise import FP32, MASK, dropped, stream
 from .shapes import Shapes
 
 __all__ = ["eager_attention"]
@@ -77,26 +79,34 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     forward: list[Step] = []
     if grouped:
         forward.append(stream(f"{name} repeated heads", e * (compact + repeated)))
+    inputs = s.batch * (q * heads.query_width + k * heads.key_value_width)
+    if not fused:
+        forward.append(stream(f"{name} heads in batches", 2 * e * inputs))
     forward.append(product("scores", q, k, heads.head))
     if heads.relative_bias:
         forward.append(stream(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
     if not fused:
+        forward.append(stream(f"{name} scale", 2 * e * scores))
         forward.append(stream(f"{name} mask", 2 * e * scores))
     forward += softmax("softmax")
     if drops:
-        forward.append(stream(f"{name} dropout", (2 * e + MASK) * scores))
+        forward += dropped(s, f"{name} dropout", scores)
     forward.append(product("context", q, heads.value, k))
     forward.append(stream(f"{name} transposition", 2 * e * output))
 
-    backward: list[Step] = [
-        product("probabilities gradient", q, k, heads.value),
-        product("values gradient", k, heads.value, q),
-    ]
-    if drops:
-        backward.append(stream(f"{name} dropout backward", (2 * e + MASK) * scores))
-    backward += softmax("softmax backward", backward=True)
+    backward: list[Step] = []
     if not fused:
+        backward.append(stream(f"{name} transposition backward", 2 * e * output))
+    backward.append(product("probabilities gradient", q, k, heads.value))
+    backward.append(product("values gradient", k, heads.value, q))
+    if drops:
+        backward += dropped(s, f"{name} dropout backward", scores, backward=True)
+    backward += softmax("softmax backward", backward=True)
+    if not fused and heads.causal:
+        # What a mask replaces has no gradient; one that is added leaves it as it is.
         backward.append(stream(f"{name} mask backward", 2 * e * scores))
+    if not fused:
+        backward.append(stream(f"{name} scale backward", 2 * e * scores))
     if heads.relative_bias:
         backward.append(stream(f"{name} relative bias gradient", e * (scores + scores // s.batch)))
     backward.append(product("queries gradient", q, heads.head, k))
@@ -104,8 +114,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     if grouped:
         backward.append(stream(f"{name} repeated heads backward", e * (compact + repeated)))
     if not fused:
-        width = s.batch * (q * heads.query_width + k * heads.key_value_width)
-        backward.append(stream(f"{name} concatenated gradients", 2 * e * width))
+        backward.append(stream(f"{name} concatenated gradients", 2 * e * inputs))
     kept = 2 * e + MASK if drops else e
     return Operator(
         name, tuple(forward), tuple(backward), saved=kept * scores, selective=True

@@ -3,7 +3,7 @@
 Fused, each is one kernel, as in Apex, Transformer Engine and Megatron-LM's compiled functions;
 otherwise each operation that PyTorch would launch is. Sizes count every operand once. Biases are
 added where a matrix product ends (``torch.addmm`` calls cuBLASLt with a bias as epilogue), unless
-the tp group's sums are reduced in between.
+the tp group's sums are reduced in between, or by a kernel of their own (``plan.bias_kernels``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,25 @@ from ..operators import Compute, Operator, Parameter, Step
 from .gradients import accumulate
 from .shapes import Shapes
 
-__all__ = ["MASK", "activation", "branch", "dropout", "dropout_add", "norm", "rotate", "stream"]
+__all__ = [
+    "MASK", "activation", "branch", "dropout", "dropout_add", "dropped", "norm", "rotate", "stream",
+]  # fmt: skip
 
 MASK = 1
 """Bytes of an element of a dropout mask."""
 FP32 = BYTES["fp32"]
+
+GELU = (
+    ("power", 2), ("cube", 2), ("argument", 3), ("scale", 2), ("tanh", 2), ("shift", 2),
+    ("half", 2), ("product", 3),
+)  # fmt: skip
+GELU_BACKWARD = (
+    ("product backward", 3), ("input gradient", 3), ("half backward", 2), ("tanh backward", 3),
+    ("scale backward", 2), ("cube backward", 2), ("square", 2), ("cube gradient", 2),
+    ("power backward", 3), ("gradient sum", 4),
+)  # fmt: skip
+"""x · (1 + tanh(c · (x + 0.044715 x³))) / 2 in TensorFlow's operations (``gelu`` of BERT's
+modeling.py), and their gradients: tensors each reads and writes."""
 
 
 def stream(name: str, traffic: int) -> Compute:
@@ -124,8 +138,14 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     forward: list[Step] = [stream(name, e * (inputs + size))]
     backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
     if not s.plan.fused:
-        forward = [stream(name, 2 * e * size)]
-        backward = [stream(f"{name} backward", 3 * e * size)]
+        apart = bias and s.plan.bias_kernels
+        forward = [stream(f"{name} bias", 2 * e * inputs)] if apart else []
+        if s.plan.primitive and s.model.activation == "gelu":
+            forward += [stream(f"{name} {what}", n * e * size) for what, n in GELU]
+            backward = [stream(f"{name} {what}", n * e * size) for what, n in GELU_BACKWARD]
+        else:
+            forward.append(stream(name, 2 * e * size))
+            backward = [stream(f"{name} backward", 3 * e * size)]
         if gated:
             forward.append(stream(f"{name} gate", 3 * e * size))
             backward = [
@@ -151,9 +171,10 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     if s.plan.fused:
         forward: list[Step] = [stream(name, (3 * e + mask) * size)]
     else:
-        forward = [stream(f"{name} bias", 2 * e * size)] if bias and s.grid.tp > 1 else []
+        apart = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
+        forward = [stream(f"{name} bias", 2 * e * size)] if apart else []
         if drops:
-            forward.append(stream(f"{name} dropout", (2 * e + mask) * size))
+            forward += dropped(s, f"{name} dropout", size)
         forward.append(stream(name, 3 * e * size))
     # Without dropout both ways take the gradient as it is.
     backward: list[Step] = [stream(f"{name} backward", (2 * e + mask) * size)] if drops else []
@@ -167,10 +188,24 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
 
 def dropout(s: Shapes, name: str, size: int) -> Operator:
     """Dropout of `size` elements, alone."""
-    traffic = (2 * s.element + MASK) * size
-    return Operator(
-        name, (stream(name, traffic),), (stream(f"{name} backward", traffic),), (), MASK * size
-    )
+    backward = dropped(s, f"{name} backward", size, backward=True)
+    return Operator(name, tuple(dropped(s, name, size)), tuple(backward), (), MASK * size)
+
+
+def dropped(s: Shapes, name: str, size: int, *, backward: bool = False) -> Iterator[Compute]:
+    """The kernels of dropout: one, or TensorFlow's operations (``tf.nn.dropout`` of 1.15)."""
+    e = s.element
+    if not s.plan.primitive:
+        yield stream(name, (2 * e + MASK) * size)
+    elif backward:
+        yield stream(name, 3 * e * size)
+        yield stream(f"{name} scale", 2 * e * size)
+    else:
+        yield stream(f"{name} random numbers", e * size)
+        yield stream(f"{name} comparison", (e + MASK) * size)
+        yield stream(f"{name} scale", 2 * e * size)
+        yield stream(f"{name} mask", (MASK + e) * size)
+        yield stream(name, 3 * e * size)
 
 
 def rotate(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:

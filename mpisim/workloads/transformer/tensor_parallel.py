@@ -87,6 +87,8 @@ def column_linear(
         if s.sequence_parallel and not gathered:
             forward += placed(s, gather(s, name, dtype, k))
         forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
+    if bias:
+        forward += add_bias(s, name, s.tokens * n)
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
@@ -232,6 +234,8 @@ def linear(
     if quantised:
         forward = [cast(s, name, tokens * k), *weight_cast(s, name, n * k)]
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
+    if bias:
+        forward += add_bias(s, name, tokens * n)
     backward: list[Step] = [cast(s, f"{name} gradient", tokens * n, made=True)] if quantised else []
     if input_gradient:
         if quantised:
@@ -245,6 +249,12 @@ def linear(
         parameters.append(Parameter(f"{name} bias", n, replicated=True))
     saved = operand_bytes(dtype, tokens * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
+
+
+def add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+    """Add a bias where products do not end with it."""
+    if s.plan.bias_kernels:
+        yield Compute(f"{name} bias", Elementwise(2 * s.element * elements))
 
 
 def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
