@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...engine import CriticalPath
 from ...errors import MpisimError
 from ...execution import execute
-from ...experiment import Experiment, Transformer
+from ...experiment import Experiment
 from ...parallel import progress
 from ...path_shares import PathShares
 from ...prediction import Case, error_bar, prepare
@@ -21,6 +21,7 @@ from ...program import Phase
 from ...quantity import PICOSECONDS
 from ...steady import busy, extended, settled, shorter, with_micro_batches
 from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
+from .dealing import dealt
 from .experiments import Mapped
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     """
     jobs = {job.name: job for parts in wanted for job in parts}
     order = list(jobs)
-    mine = _shares([_effort(jobs[name].experiment) for name in order], comm.size)[comm.rank]
+    mine = dealt([jobs[name].experiment for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
     with progress(comm, "rows simulated", len(mine)) as update:
         for done, i in enumerate(mine):
@@ -173,27 +174,6 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
         return None
     known = {order[i]: outcome for part in gathered for i, outcome in part.items()}
     return [[known[job.name] for job in parts] for parts in wanted]
-
-
-def _shares(efforts: Sequence[float], processes: int) -> list[list[int]]:
-    """Deal work to processes: the largest piece first, to whom has the least."""
-    load = [0.0] * processes
-    shares: list[list[int]] = [[] for _ in load]
-    for i in sorted(range(len(efforts)), key=lambda i: (-efforts[i], i)):
-        process = load.index(min(load))
-        load[process] += efforts[i]
-        shares[process].append(i)
-    return shares
-
-
-def _effort(experiment: Experiment) -> float:
-    """Return about how many rows there are to simulate, of one rank of each stage."""
-    plan, model = experiment.plan, experiment.model
-    layers = model.layers if isinstance(model, Transformer) else 50
-    micro_batches = plan.global_batch / ((plan.dp or 1) * plan.micro_batch)
-    # Tensor and expert parallel layers have communications to price, and links to share.
-    dear = 1 + (plan.tp > 1) + 2 * (plan.ep > 1)
-    return dear * micro_batches * (layers + 2 * plan.pp * plan.vpp) + 100.0
 
 
 def _simulated(job: _Job) -> Outcome:
