@@ -225,3 +225,19 @@ def test_latent_rotary_puts_the_heads_together() -> None:
         f"key concatenation: {2 * 2 * 8 * 4 * 6} bytes",
         f"value copy: {2 * 2 * 8 * 4 * 3} bytes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("family", "copied"), [("gpt", []), ("llama", [f"query copy: {2 * 2 * 8 * 16} bytes"])]
+)
+def test_megatron_cuts_and_puts_together(family: str, copied: list[str]) -> None:
+    """Two heads of 8 to a key are copied; queries, keys and values become one gradient again."""
+    keys = {"layers": 1, "hidden": 16, "heads": 2, "ffn_hidden": 32, "vocab": 100, "seq_len": 8}
+    if copied:
+        keys["kv_heads"] = 1
+    found = operator(network(model(family, **keys), plan()), "qkv split")
+    assert lines(found.forward) == copied
+    width = 16 + 2 * 8 * (1 if copied else 2)
+    assert lines(found.backward) == [f"qkv gradient concatenation: {2 * 2 * 8 * width} bytes"]
+    torch = network(model(family, **keys), plan(dp_style="ddp"))
+    assert "qkv split" not in {each.name for each in torch.layers[1].operators}

@@ -21,8 +21,8 @@ TOKENS = 8 * 16
 
 def test_a_block_of_gpt() -> None:
     assert [o.name for o in network(GPT, plan()).layers[1].operators] == [
-        "attention norm", "qkv", "attention", "attention output", "attention dropout add",
-        "feed-forward norm", "feed-forward in", "feed-forward gelu", "feed-forward out",
+        "attention norm", "qkv", "qkv split", "attention", "attention output",
+        "attention dropout add", "feed-forward norm", "feed-forward in", "feed-forward gelu", "feed-forward out",
         "feed-forward dropout add",
     ]  # fmt: skip
 
@@ -173,7 +173,8 @@ def test_t5() -> None:
     roles = [layer.role for layer in found.layers]
     assert roles == ["embedding", *["block"] * 4, "head"]
     assert [o.name for o in found.layers[4].operators] == [
-        "attention norm", "qkv", "attention", "attention output", "attention dropout add",
+        "attention norm", "qkv", "qkv split", "attention", "attention output",
+            "attention dropout add",
         "cross attention norm", "cross query", "encoder output branch", "cross key-value",
         "cross attention", "cross attention output", "cross attention dropout add",
         "feed-forward norm", "feed-forward in", "feed-forward relu", "feed-forward out",

@@ -97,11 +97,29 @@ def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
             keep=s.element * s.tokens * width,
             keeps_input="layernorm" not in s.plan.recompute_modules,
         )  # fmt: skip
-        operators = [matrix]
+        operators = [matrix, *_divided(s, heads)]
     operators += _head_norms(s, s, heads)
     if model.position == "rotary":
         operators.append(rotary(s, heads))
     return tuple(operators)
+
+
+def _divided(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
+    """Queries, keys and values cut out of one tensor, as Megatron-LM with fused attention does.
+
+    Queries of several heads to a key are copied, since no view puts heads of all groups behind one
+    another (``query.reshape``, megatron/core/transformer/attention.py); gradients of the three are
+    put together again (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use:
+    rotary positions and attention make three tensors).
+    """
+    if not (s.megatron and s.plan.fused and s.plan.kernels == "flash"):
+        return ()
+    moved = 2 * s.element * s.tokens
+    grouped = heads.kv_heads < heads.heads
+    forward = (stream("query copy", moved * heads.query_width),) if grouped else ()
+    width = heads.query_width + heads.key_value_width
+    backward = (stream("qkv gradient concatenation", moved * width),)
+    return (Operator("qkv split", forward, backward),)
 
 
 def _head_norms(s: Shapes, of_keys: Shapes, heads: Heads) -> tuple[Operator, ...]:
