@@ -210,11 +210,10 @@ def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:
         if choice.calibration is not None:
             raise InputError("kernels.calibration is given; kernels.model = 'roofline' has none")
         return Roofline(gpu)
-    from .kernels.analytical.calibration import Calibration
-    from .kernels.analytical.model import Analytical
+    from .kernels.analytical import Analytical, Calibration, shared
 
     if choice.calibration is None:
-        return Analytical(gpu)
+        return shared(gpu)
     return Analytical(gpu, Calibration.read(Path(experiment.source).parent / choice.calibration))
 
 

@@ -2,6 +2,8 @@
 
 ``Analytical``
     The model of a GPU; ``Calibration``, the constants it takes.
+``shared(gpu)``
+    The model of a GPU, one for all who ask.
 ``Machine``
     A GPU as plain numbers.
 ``Constant``, ``FamilyModule``
@@ -14,6 +16,7 @@ from .calibration import Calibration
 from .family import Constant, FamilyModule, family_module, stack
 from .machine import Machine
 from .model import Analytical
+from .shared import shared
 
 __all__ = [
     "Analytical",
@@ -22,5 +25,6 @@ __all__ = [
     "FamilyModule",
     "Machine",
     "family_module",
+    "shared",
     "stack",
 ]

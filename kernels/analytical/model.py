@@ -19,6 +19,9 @@ from .machine import Machine
 
 __all__ = ["Analytical"]
 
+_MOST_KNOWN = 1 << 15
+"""Kernels whose prices are remembered, some 30 MB; one experiment has hundreds."""
+
 BURST = "burst"
 """The constant that says how long a kernel may run before the clock is lowered."""
 
@@ -122,6 +125,8 @@ class Analytical:
         """
         found = self._known.get(kernel)
         if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             found = self._known[kernel] = self._price(kernel)
         return found
 

@@ -10,13 +10,14 @@ T⁴ = arithmetic⁴ + memory⁴, and the parts of T are the shares of these fou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..analytical import Analytical, Machine, family_module, stack
+from ..analytical import Analytical, Machine, family_module, shared, stack
 from ..gpu import PEAK
 from ..model import KernelModel
 from ..operations import Kernel
@@ -29,6 +30,9 @@ __all__ = ["Work", "work_of"]
 Floats = NDArray[np.float64]
 
 _MEMORY, _FLOOR = "memory", "floor"
+
+_MOST_KNOWN = 1 << 16
+"""Answers of either kind that are remembered, some 20 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +55,11 @@ class Work:
         Bytes that pass the memory, as a share of what its bandwidth allows in the duration.
     arithmetic : float64, shape (k,)
         Operations of the matrix units, as a share of what the peak allows in the duration.
-    batches : tuple
-        Groups of kernels of one family and format: (their entries, the constants that serve them or
-        None, the kernels).
+    kernels : tuple of Kernel
+    model : Analytical or Roofline
+        That says which part is due to what.
+    known : Known
+        What it has said so far, of these kernels and others.
     """
 
     machine: Machine
@@ -63,7 +69,9 @@ class Work:
     fixed: Floats
     use: Floats
     arithmetic: Floats
-    batches: tuple[tuple[NDArray[np.int64], Mapping[str, float] | None, tuple[Kernel, ...]], ...]
+    kernels: tuple[Kernel, ...]
+    model: Analytical | Roofline
+    known: Known
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -81,10 +89,55 @@ class Work:
         float64, shape (k,)
             1 or more.
         """
-        found = np.ones(len(self))
-        for rows, constants, kernels in self.batches:
-            found[rows] = stretched(kernels, self.machine, taken, constants)
-        return found
+        return self.known.stretches(self.model, self.kernels, self.machine, taken)
+
+
+class Known:
+    """What kernels are made of by one model, each worked out once."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Kernel, tuple[float, float]] = {}
+        self._stretches: dict[tuple[Kernel, int], float] = {}
+
+    def parts(
+        self, model: Analytical | Roofline, kernels: Sequence[Kernel]
+    ) -> tuple[Floats, Floats]:
+        """Return memory part and fixed share of kernels, shape (k,)."""
+        if len(self._parts) > _MOST_KNOWN:
+            self._parts.clear()
+        for some in _batches(each for each in kernels if each not in self._parts):
+            if isinstance(model, Analytical):
+                memory, fixed = _of_formula(model, some)
+            else:
+                memory, fixed = _of_roofline(model, some)
+            self._parts.update(zip(some, zip(memory.tolist(), fixed.tolist())))
+        found = np.array([self._parts[each] for each in kernels]).reshape(-1, 2)
+        return found[:, 0].copy(), found[:, 1].copy()
+
+    def stretches(
+        self, model: Analytical | Roofline, kernels: Sequence[Kernel], machine: Machine, taken: int
+    ) -> Floats:
+        """Return how much longer arithmetic takes with multiprocessors taken, shape (k,)."""
+        known = self._stretches
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        for some in _batches(each for each in kernels if (each, taken) not in known):
+            constants = _served(model, some[0]) if isinstance(model, Analytical) else None
+            longer = stretched(some, machine, taken, constants)
+            known.update(((each, taken), by) for each, by in zip(some, longer.tolist()))
+        return np.array([known[each, taken] for each in kernels], float)
+
+
+def _batches(kernels: Iterable[Kernel]) -> list[tuple[Kernel, ...]]:
+    """Sort kernels by family and format, each once."""
+    found: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in dict.fromkeys(kernels):
+        found.setdefault((kernel.family, getattr(kernel, "dtype", "")), []).append(kernel)
+    return [tuple(some) for some in found.values()]
+
+
+_known: WeakKeyDictionary[KernelModel, Known] = WeakKeyDictionary()
+"""By model: plans that are compared share it."""
 
 
 def work_of(model: KernelModel, kernels: Sequence[Kernel], seconds: Sequence[float]) -> Work:
@@ -101,21 +154,11 @@ def work_of(model: KernelModel, kernels: Sequence[Kernel], seconds: Sequence[flo
     """
     machine = Machine.of(model.gpu)
     if not isinstance(model, (Analytical, Roofline)):
-        model = Analytical(model.gpu)
-    batches: dict[tuple[str, str], list[int]] = {}
-    for i, kernel in enumerate(kernels):
-        batches.setdefault((kernel.family, getattr(kernel, "dtype", "")), []).append(i)
-    memory, fixed = np.zeros((2, len(kernels)))
-    found = []
-    for rows in batches.values():
-        some = tuple(kernels[i] for i in rows)
-        at = np.array(rows)
-        if isinstance(model, Analytical):
-            constants, memory[at], fixed[at] = _of_formula(model, some)
-        else:
-            constants = None
-            memory[at], fixed[at] = _of_roofline(model, some)
-        found.append((at, constants, some))
+        model = shared(model.gpu)
+    if model not in _known:
+        _known[model] = Known()
+    known = _known[model]
+    memory, fixed = known.parts(model, kernels)
     lasting = np.maximum(np.array(seconds, float), 1e-12)
     traffic = np.array([kernel.traffic for kernel in kernels], float)
     flops = np.array(
@@ -132,22 +175,28 @@ def work_of(model: KernelModel, kernels: Sequence[Kernel], seconds: Sequence[flo
         fixed=fixed,
         use=np.minimum(traffic / (machine.bandwidth * lasting), 1.0),
         arithmetic=np.minimum(flops / lasting, 1.0),
-        batches=tuple(found),
+        kernels=tuple(kernels),
+        model=model,
+        known=known,
     )
 
 
-def _of_formula(
-    model: Analytical, kernels: tuple[Kernel, ...]
-) -> tuple[Mapping[str, float], Floats, Floats]:
-    """Return constants, memory part and fixed share of kernels of one family and format."""
-    module = family_module(kernels[0].family)
-    columns = stack(kernels)
+def _served(model: Analytical, kernel: Kernel) -> Mapping[str, float]:
+    """Return the constants that serve the family and format of a kernel."""
+    module = family_module(kernel.family)
+    columns = module.columns(kernel)
     dtype = (columns["dtype"],) if "dtype" in columns else ()
-    constants = model.served(module.FAMILY, *dtype).constants
-    terms = module.shares(columns, model.machine, constants)
+    return model.served(module.FAMILY, *dtype).constants
+
+
+def _of_formula(model: Analytical, kernels: tuple[Kernel, ...]) -> tuple[Floats, Floats]:
+    """Return memory part and fixed share of kernels of one family and format."""
+    module = family_module(kernels[0].family)
+    terms = module.shares(stack(kernels), model.machine, _served(model, kernels[0]))
     total = np.maximum(sum(terms.values()), 1e-12)
     working = np.maximum(total - terms[_FLOOR], 1e-15)
-    return constants, np.asarray(terms[_MEMORY] / working), np.asarray(terms[_FLOOR] / total)
+    every = np.zeros(len(kernels))
+    return every + terms[_MEMORY] / working, every + terms[_FLOOR] / total
 
 
 def _of_roofline(model: Roofline, kernels: tuple[Kernel, ...]) -> tuple[Floats, Floats]:

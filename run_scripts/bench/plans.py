@@ -11,8 +11,10 @@ evenly. Each is predicted as a script would do it (`mpisim.steady.step_time`): w
 what overlaps slowed, as in experiments that say nothing else; no report. Of long steps two shorter
 ones are simulated; with --every-micro-batch all of every step is.
 
-Plans are dealt to the processes before they start, the biggest first, each to the process that has
-least to do. Plans that do not fit into memory are predicted too, but are not among the best.
+Plans are dealt to the processes before they start: all of one tensor and pipeline parallel size to
+one process, since they have most in common (groups of GPUs, the links these load, kernels), those
+that take longest first, to the process that has least to do. Plans that do not fit into memory are
+predicted too, but are not among the best.
 
 Printed are: plans a second; wall time and CPU time; memory of the largest process; the best plans,
 by tokens a second; and of how many plans not all micro-batches were simulated.
@@ -30,7 +32,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.experiment import read
-from mpisim.steady import step_time
+from mpisim.steady import shorter, step_time
 
 EXPERIMENT = """
 [model]
@@ -55,6 +57,9 @@ allow_oom = true
 GPUS = 512
 LAYERS = 96
 BEST = 5
+
+FIXED = 2_000
+"""What each plan takes besides its micro-batches, in the unit of `lasting`."""
 
 
 class Candidate(NamedTuple):
@@ -87,9 +92,9 @@ class Candidate(NamedTuple):
         return whole and self.pp > 1 and LAYERS % (2 * self.pp) == 0 == self.micro_batches % self.pp
 
     @property
-    def size(self) -> float:
-        """What it takes, roughly in proportion: rows of all stages, messages among them."""
-        return self.micro_batches * (LAYERS + 4 * self.pp)
+    def neighbours(self) -> tuple[int, int]:
+        """What it has in common with plans that it shares most with."""
+        return self.tp, self.pp
 
     def text(self) -> str:
         """Return the experiment."""
@@ -117,21 +122,32 @@ def candidates() -> Iterator[Candidate]:
 
 
 def chosen(number: int) -> list[Candidate]:
-    """Return so many plans, evenly from all by size, the biggest first."""
-    every = sorted(candidates(), key=lambda each: (-each.size, each))
+    """Return so many plans, evenly from all in order."""
+    every = sorted(candidates())
     number = min(number, len(every))
     return [every[i * len(every) // number] for i in range(number)]
 
 
+def lasting(candidate: Candidate) -> float:
+    """Return what predicting a plan takes, roughly: rows of all stages, messages among them."""
+    rounds = shorter(read(candidate.text(), "plans.toml"))
+    simulated = candidate.micro_batches if rounds is None else rounds.first + rounds.second
+    return FIXED + simulated * (LAYERS + 4 * candidate.pp)
+
+
 def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
     """Return those of this process."""
+    groups: dict[tuple[int, int], list[Candidate]] = {}
+    for each in plans:
+        groups.setdefault(each.neighbours, []).append(each)
+    size = {key: sum(map(lasting, some)) for key, some in groups.items()}
     load = [0.0] * comm.size
     own = []
-    for each in plans:
+    for key in sorted(groups, key=lambda key: -size[key]):
         least = load.index(min(load))
-        load[least] += each.size
+        load[least] += size[key]
         if least == comm.rank:
-            own.append(each)
+            own += groups[key]
     return own
 
 

@@ -1,0 +1,106 @@
+"""What plans of one process share: each has the times that it has alone, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from importlib import import_module
+from itertools import product
+
+import pytest
+from mpi4py import MPI
+
+from mpisim import network
+from mpisim.execution import execute
+from mpisim.experiment import Experiment, read
+from mpisim.kernels import find_gpu
+from mpisim.kernels.analytical import shared
+from mpisim.prediction import prepare, statements
+
+models = import_module("mpisim.kernels.analytical.shared")
+
+TEXT = """
+[model]
+{model}
+[plan]
+tp = {tp}
+pp = {pp}
+zero = {zero}
+micro_batch = {micro_batch}
+global_batch = 16
+[cluster]
+preset = "{cluster}"
+nodes = 2
+[run]
+allow_oom = true
+"""
+
+GPT = 'family = "gpt"\nlayers = 4\nhidden = 1024\nheads = 16\nseq_len = 512\nvocab = 8192'
+EXPERTS = f"{GPT}\nexperts = 4\ntopk = 2"
+
+
+def experiments() -> list[Experiment]:
+    """Plans that have much in common, and some that have less."""
+    each = product((GPT, EXPERTS), ((2, 2), (4, 1), (1, 4)), (0, 1), (1, 2), ("h100", "a100"))
+    return [
+        read(
+            TEXT.format(
+                model=model, tp=tp, pp=pp, zero=zero, micro_batch=micro_batch, cluster=f"dgx-{gpu}"
+            ),
+            "test.toml",
+        )
+        for model, (tp, pp), zero, micro_batch, gpu in random.Random(1).sample(list(each), 12)
+    ]
+
+
+def predicted(experiment: Experiment) -> tuple[object, ...]:
+    """Everything that a prediction says."""
+    case = prepare(experiment)
+    run, overlap = execute(case, MPI.COMM_SELF, critical_path=True)
+    assert overlap is not None
+    spent, terms = overlap.outcome.spent.tolist(), overlap.outcome.terms.tolist()
+    return run.digest, run.step_time, spent, terms, statements(case, run, {}, overlap)
+
+
+def forget() -> None:
+    """Nothing that was known is known any longer."""
+    models._kept.clear()
+    network._latest = None
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[object, ...]]:
+    """Each experiment by itself."""
+    found = []
+    for each in experiments():
+        forget()
+        found.append(predicted(each))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_in_any_order_each_is_as_alone(alone: list[tuple[object, ...]], seed: int) -> None:
+    every = experiments()
+    order = random.Random(seed).sample(range(len(every)), len(every))
+    forget()
+    for i in order:
+        assert predicted(every[i]) == alone[i]
+
+
+def test_what_is_known_is_bounded(
+    alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for next to nothing, the same."""
+    monkeypatch.setattr("mpisim.kernels.analytical.model._MOST_KNOWN", 3)
+    monkeypatch.setattr("mpisim.kernels.slowdown.work._MOST_KNOWN", 3)
+    monkeypatch.setattr("mpisim.topo.nccl_network._MOST_KNOWN", 3)
+    forget()
+    for each, expected in zip(experiments()[:4], alone):
+        assert predicted(each) == expected
+
+
+def test_models_are_one_for_all_who_ask() -> None:
+    forget()
+    model = shared(find_gpu("h100-sxm"))
+    assert shared(find_gpu("h100-sxm")) is model
+    assert shared(find_gpu("a100-sxm-40gb")) is not model
+    assert len(models._kept) == 2
