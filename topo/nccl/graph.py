@@ -53,9 +53,10 @@ class Graph:
     across: float
 
 
-_HYPERCUBE = {1: 1.0, 2: 1 / 3, 3: 1 / 3, 4: 2 / 3, 5: 2 / 3, 6: 2 / 3, 7: 2 / 3}
-"""Share of the six links of a GPU of the DGX-1 that a group of the first n GPUs can use: pairs are
-joined by two links at most, and a quad has four of the links of each of its members."""
+_HYPERCUBE = {1: 1.0, 2: 1 / 6, 3: 1 / 3, 4: 2 / 3, 5: 2 / 3, 6: 2 / 3, 7: 2 / 3}
+"""Share of the six links of a GPU of the DGX-1 that a group of the first n GPUs can use: one joins
+the first pair (22 GB/s on two V100, vTrain's all-reduce), and a pair at least however a node is
+split into pairs; a quad has four of the links of each of its members."""
 
 
 def links(system: System, settings: Settings, shape: Shape, tables: Tables) -> Links:
