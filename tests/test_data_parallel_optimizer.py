@@ -227,3 +227,26 @@ def test_every_step_comes_to_its_end(plan: dict[str, object]) -> None:
     done = stepped(net, 8, tp=2, ep=2, etp=1, global_batch=32, **plan)
     run = engine.simulate(done.program, network=Free())
     assert run.step_time > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "each"),
+    [
+        # Read in bf16, and once more for a largest value of its own; written in one layout or two.
+        ({"fp8_scaling": "delayed"}, 2 + 2),
+        ({"fp8_scaling": "current"}, 2 + 2 + 2),
+        ({"fp8_scaling": "current", "fp8_transposed": False}, 2 + 2 + 1),
+        ({"fp8_scaling": "blocks", "fp8_transposed": False}, 2 + 2),
+        ({"fp8_weight_casts": True}, None),
+        ({"dp_style": "ddp"}, None),
+    ],
+    ids=str,
+)
+def test_weights_are_cast_once_a_step(plan: dict[str, object], each: int | None) -> None:
+    keys: dict[str, object] = {"dp_style": "megatron", "precision": "fp8", **plan}
+    program = stepped((layer("a", 40),), 4, **keys).program
+    table = program.table_of(0)
+    found = {program.names[name]: row for row, name in enumerate(table.name)}
+    assert ("cast weights" in found) is (each is not None)
+    if each is not None:
+        assert table.duration[found["cast weights"]] == each * 40  # one ps a byte

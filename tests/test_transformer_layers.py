@@ -22,8 +22,8 @@ TOKENS = 8 * 16
 def test_a_block_of_gpt() -> None:
     assert [o.name for o in network(GPT, plan()).layers[1].operators] == [
         "attention norm", "qkv", "qkv split", "attention", "attention output",
-        "attention dropout add", "feed-forward norm", "feed-forward in", "feed-forward gelu", "feed-forward out",
-        "feed-forward dropout add",
+        "attention dropout add", "feed-forward norm", "feed-forward in", "feed-forward gelu",
+        "feed-forward out", "feed-forward dropout add",
     ]  # fmt: skip
 
 

@@ -124,7 +124,7 @@ class Plan:
         kept transposed, too; Blackwell's take any.
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
-        they are cast once a step, and that is not counted.
+        they are cast once a step, which counts with `dp_style` "megatron".
     fp8_split_sums : bool
         Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
         not: split accumulators of cuBLAS, slower on Hopper (:mod:`mpisim.kernels.split_gemm`).

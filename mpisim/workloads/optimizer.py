@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpisim.kernels.operations import BYTES, Copy, Elementwise, OptimizerStep
+from mpisim.kernels.operations import BYTES, Copy, Elementwise, OptimizerStep, operand_bytes
 
 from ..experiment.plan import Plan
 from ..program import Operation
@@ -91,6 +91,8 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     if converts:
         _convert(block, "weights", FP32, strategy.weight, strategy)
     strategy.after_optimizer(block)
+    if strategy.style == "megatron":
+        _quantise(block, layout, stage, strategy)
 
 
 def _reduce_further(
@@ -171,6 +173,27 @@ def _convert(
     if source != target and strategy.updated:
         size = (source + target) * strategy.updated
         block.compute(Compute(f"convert {what}", Elementwise(size)))
+
+
+def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
+    """Cast all weights of layers to the format of products, once for all micro-batches.
+
+    Transformer Engine does so in the first pass (``is_first_microbatch``); casts are told in
+    :mod:`.transformer.casts`, those to NVFP4 read a weight for its largest value, too.
+    """
+    plan = layout.experiment.plan
+    if plan.precision not in ("fp8", "nvfp4") or plan.fp8_weight_casts:
+        return
+    chunks = zip(layout.chunks(stage), strategy.held, strict=True)
+    size = sum(
+        each.size for part, held in chunks for each in held
+        if part.layers[each.layer].role == "block"
+    )  # fmt: skip
+    current = plan.precision == "nvfp4" or plan.fp8_scaling == "current"
+    layouts = 2 if plan.fp8_transposed or plan.fp8_scaling == "blocks" else 1
+    traffic = (2 if current else 1) * BYTES[plan.weight_format] * size
+    traffic += layouts * operand_bytes(plan.precision, size)
+    block.compute(Compute("cast weights", Elementwise(traffic, transposes=layouts == 2)))
 
 
 def _read(block: BlockBuilder, what: str) -> None:

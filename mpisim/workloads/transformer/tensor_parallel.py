@@ -15,9 +15,9 @@ gather, and the other way before each reduce-scatter (`all_gather_tensor` and
 reduced after both products, the two outputs of one node of autograd.
 
 With fp8 or NVFP4, operands are cast (:mod:`.casts`) before they are gathered, so that gathers move
-a byte an element or less. Casts of weights are made once a step and not counted, unless every pass
-makes them (``plan.fp8_weight_casts``): scale and cast forward, again where the layer is computed
-again, and the cast, transposed, backward.
+a byte an element or less. Casts of weights are made once a step (by Megatron-LM, and not counted
+elsewhere), unless every pass makes them (``plan.fp8_weight_casts``): scale and cast forward, again
+where the layer is computed again, and the cast, transposed, backward.
 """
 
 from __future__ import annotations
