@@ -13,7 +13,9 @@ from setuptools import Extension, find_packages, setup
 # pyproject.toml), so that nothing called "kernels" lands in site-packages.
 MAPPED = ("kernels", "topo", "data")
 
-CORES = (Path("mpisim/engine/_core"), Path("mpisim/overlap/_core"))
+CORES = (
+    Path("mpisim/engine/_core"), Path("mpisim/overlap/_core"), Path("mpisim/workloads/_core"),
+)  # fmt: skip
 
 packages = find_packages(include=["mpisim", "mpisim.*"])
 for name in MAPPED:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
+from ._core.joining import joined, numbered, waits
 from .blocks import BEFORE, LAST, PENDING, Block
 
 __all__ = ["TableAssembler"]
@@ -94,32 +95,21 @@ class TableAssembler:
         numbers = values[:, LAYER]
         numbers[numbers >= 0] += self.further
         rows = columns_of(values, self.label)
-        taken = _ranges(_starts(lengths)[used], lengths[used])
-        columns: dict[str, Any] = {name: values[taken] for name, values in rows.items()}
-        uses = np.repeat(np.arange(len(used)), lengths[used])
-        columns["micro_batch"] = micro_batch.astype(np.int16)[uses, columns["micro_batch"]]
+        part = _starts(lengths)[used], lengths[used], self._length
+        lane = rows.pop("micro_batch")
+        columns: dict[str, Any] = {name: joined(values, *part) for name, values in rows.items()}
+        columns["micro_batch"] = numbered(lane, *part, micro_batch.astype(np.int16))
 
         # Waits inside blocks in the same way, moved to where each block stands; then the others.
         counts = np.array([len(block.waiter) for block in blocks])
-        taken = _ranges(_starts(counts)[used], counts[used])
-        move = np.repeat(at, counts[used])
-        outside = np.array(self._outside, np.int64).reshape(-1, 2)
-        waiter = np.concatenate([block.waiter for block in blocks])[taken] + move
-        awaited = np.concatenate([block.awaited for block in blocks])[taken] + move
-        waiter = np.concatenate([waiter, outside[:, 0]])
-        awaited = np.concatenate([awaited, outside[:, 1]])
-        order = np.lexsort((awaited, waiter))
-        index = np.searchsorted(waiter[order], np.arange(self._length + 1))
-        return Table(
-            **columns, wait_index=index, wait_row=awaited[order].astype(np.int32), label=self.label
-        )
+        index, awaited = waits(
+            np.concatenate([block.waiter for block in blocks]),
+            np.concatenate([block.awaited for block in blocks]),
+            _starts(counts)[used], counts[used], at,
+            np.array(self._outside, np.int64).reshape(-1, 2), self._length,
+        )  # fmt: skip
+        return Table(**columns, wait_index=index, wait_row=awaited, label=self.label)
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)[:-1]])
-
-
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ranges ``starts[i]`` to ``starts[i] + lengths[i]``, one after another."""
-    first = np.repeat(starts - _starts(lengths), lengths)
-    return first + np.arange(int(lengths.sum()))

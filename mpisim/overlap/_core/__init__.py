@@ -1,1 +1,1 @@
-"""The overlap pass's loops over rows, compiled: `intervals`."""
+"""The overlap pass's loops over rows, compiled: `intervals` and `rows`."""
