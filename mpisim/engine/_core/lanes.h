@@ -216,7 +216,12 @@ INLINED int advance(Machine *m, Tile *t, int64_t width)
 
 CLONES static int advance_lanes(Machine *m, Tile *t)
 {
-    return t->width == WIDTH ? advance(m, t, WIDTH) : advance(m, t, t->width & -WIDTH);
+    switch (t->width) {  /* of few lanes, loops of known length */
+    case WIDTH: return advance(m, t, WIDTH);
+    case 2 * WIDTH: return advance(m, t, 2 * WIDTH);
+    case 4 * WIDTH: return advance(m, t, 4 * WIDTH);
+    default: return advance(m, t, t->width & -WIDTH);
+    }
 }
 
 static int advance_lane(Machine *m, Tile *t) { return advance(m, t, 1); }
