@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -54,17 +54,20 @@ class TableBuilder:
     def __init__(self, names: Names, label: str = "") -> None:
         self.names = names
         self.label = label
-        self._rows: list[tuple[int, ...]] = []
-        self._waits: list[Sequence[int]] = []
+        self._rows: list[tuple[int, ...]] = []  # without tags
+        self._counts: list[int] = []  # how many rows each row waits for
+        self._awaited: list[int] = []
+        self._tagged: list[tuple[int, tuple[int, ...]]] = []  # tags, and from which row on
         self._tags: dict[str, int] = {
             "phase": int(Phase.NONE),
             "layer": -1,
             "micro_batch": -1,
             "step": -1,
         }
+        self.tags()
 
     def __len__(self) -> int:
-        return len(self._waits)
+        return len(self._rows)
 
     @property
     def device_rows(self) -> list[int]:
@@ -77,6 +80,7 @@ class TableBuilder:
         if unknown:
             raise TypeError(f"no such tag: {sorted(unknown)}; there are {sorted(self._tags)}")
         self._tags.update((tag, int(value)) for tag, value in tags.items())
+        self._tagged.append((len(self._rows), tuple(self._tags.values())))
         return self
 
     def kernel(
@@ -208,22 +212,34 @@ class TableBuilder:
         # In the order of COLUMNS: a generator appends millions of rows.
         self._rows.append(
             (int(kind), stream, int(flags), int(operation), slot, host, launch, launch_cost, gap,
-             duration, bytes, self.names[name], *self._tags.values())
+             duration, bytes, self.names[name])
         )  # fmt: skip
-        self._waits.append(tuple(waits))
-        return len(self._waits) - 1
+        before = len(self._awaited)
+        self._awaited.extend(waits)
+        self._counts.append(len(self._awaited) - before)
+        return len(self._rows) - 1
 
-    def untagged(self) -> tuple[list[tuple[int, ...]], list[Sequence[int]]]:
+    def untagged(self) -> tuple[list[tuple[int, ...]], list[list[int]]]:
         """Return rows without their tags, and what each waits for, for `extend`."""
-        return [row[: -len(self._tags)] for row in self._rows], list(self._waits)
+        awaited = iter(self._awaited)
+        return list(self._rows), [list(islice(awaited, count)) for count in self._counts]
 
     def extend(
-        self, rows: Iterable[tuple[int, ...]], waits: Iterable[Sequence[int]]
+        self, rows: Iterable[tuple[int, ...]], counts: Iterable[int], awaited: Iterable[int]
     ) -> None:
-        """Append rows of a builder with the same names (`untagged`), with the tags of this one."""
-        tags = tuple(self._tags.values())
-        self._rows.extend([(*row, *tags) for row in rows])
-        self._waits.extend(waits)
+        """Append rows of a builder with the same names (`untagged`), with the tags of this one.
+
+        Parameters
+        ----------
+        rows : iterable of tuple of int
+        counts : iterable of int
+            How many rows each waits for.
+        awaited : iterable of int
+            These, one after another.
+        """
+        self._rows.extend(rows)
+        self._counts.extend(counts)
+        self._awaited.extend(awaited)
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return what was appended as arrays, unchecked.
@@ -235,9 +251,14 @@ class TableBuilder:
         wait_row : int64
             Negative numbers, which only the caller understands, are left as they are.
         """
-        values = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
-        counts = np.fromiter(map(len, self._waits), np.int64, len(self._waits))
-        awaited = np.fromiter(chain.from_iterable(self._waits), np.int64, int(counts.sum()))
+        n, n_tags = len(self._rows), len(self._tags)
+        values = np.empty((n, len(COLUMNS)), np.int64)
+        values[:, :-n_tags] = np.array(self._rows, np.int64).reshape(n, -1) if n else 0
+        first = np.array([row for row, _ in self._tagged] + [n])
+        tags = np.array([each for _, each in self._tagged])
+        values[:, -n_tags:] = np.repeat(tags, np.diff(first), axis=0)
+        counts = np.array(self._counts, np.int64)
+        awaited = np.array(self._awaited, np.int64)
         # Waiting for one row of a batch means waiting for its kernel: the batch's last row.
         batch = np.cumsum((values[:, list(COLUMNS).index("flags")] & Flag.JOINED) == 0)
         last = np.searchsorted(batch, batch, side="right") - 1

@@ -177,8 +177,8 @@ class BlockBuilder:
         if lane.carried:
             return None
         rows, waits = other.rows.untagged()
-        return Fragment(
-            rows=rows, waits=waits,
+        return Fragment.of(
+            rows, waits,
             slots={each: self.slots.number(*each) for each in self.slots.asked[before:]},
             last=lane.last, pending=tuple(lane.pending), flops=other.flops,
             duration=other.duration, priced=self.pricing.priced(steps),
@@ -187,20 +187,20 @@ class BlockBuilder:
     def _copy(self, fragment: Fragment) -> None:
         """Write what an operator writes that begins when all before it were waited for."""
         lane, at = self._lane, len(self.rows)
-        numbers = {each: self.slots.number(*each) for each in fragment.slots}
-        ports = {LAST: (lane.last,), PENDING: tuple(lane.pending)}
+        ports = {LAST: [lane.last], PENDING: lane.pending}
 
         def moved(rows: Sequence[int]) -> list[int]:
-            return [
-                each
-                for row in rows
-                for each in (ports[row] if row < 0 else (at + row,))
-            ]
+            return [each for row in rows for each in (ports[row] if row < 0 else [at + row])]
 
-        self.rows.extend(fragment.rows_as(numbers), map(moved, fragment.waits))
+        head = [moved(each) for each in fragment.head]
+        counts, awaited = [len(each) for each in head], [row for each in head for row in each]
+        self.rows.extend(
+            fragment.rows, counts + fragment.counts,
+            awaited + [at + row for row in fragment.awaited],
+        )  # fmt: skip
+        lane.pending = moved(fragment.pending)
         if fragment.last != LAST:
             lane.last = at + fragment.last
-        lane.pending = moved(fragment.pending)
         lane.kernels.clear()
         self.flops += fragment.flops
         self.duration += fragment.duration

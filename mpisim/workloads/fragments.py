@@ -10,14 +10,14 @@ the numbers of the table. So it is written once into an empty block, where the p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..program import COLUMNS
 from .operators import Step
 
 if TYPE_CHECKING:
     from .blocks import BlockBuilder
-    from .pricing import Priced, Pricing
+    from .pricing import Priced
 
 __all__ = ["Fragment", "Fragments"]
 
@@ -33,8 +33,11 @@ class Fragment(NamedTuple):
     ----------
     rows : list of tuple of int
         Without tags.
-    waits : list of sequence of int
-        Of each row: rows of the fragment, and ports.
+    head : list of sequence of int
+        Of the first rows, as far as any waits for a port: the rows of the fragment, and the ports,
+        that each waits for.
+    counts, awaited : list of int
+        Of the other rows: how many rows of the fragment each waits for, and which.
     slots : dict of (str, str) to int
         The slots and streams it uses, in that order, and their numbers in `rows`; as
         `.blocks.Slots.number`.
@@ -49,7 +52,9 @@ class Fragment(NamedTuple):
     """
 
     rows: list[Row]
-    waits: list[Sequence[int]]
+    head: list[Sequence[int]]
+    counts: list[int]
+    awaited: list[int]
     slots: dict[tuple[str, str], int]
     last: int
     pending: tuple[int, ...]
@@ -57,14 +62,23 @@ class Fragment(NamedTuple):
     duration: int
     priced: Priced
 
-    def rows_as(self, numbers: Mapping[tuple[str, str], int]) -> list[Row]:
-        """Return the rows with other numbers of slots and streams."""
+    @classmethod
+    def of(cls, rows: list[Row], waits: list[list[int]], **rest: Any) -> Fragment:
+        """Make one of rows and what each waits for."""
+        head = max((i + 1 for i, each in enumerate(waits) if min(each, default=0) < 0), default=0)
+        return cls(
+            rows, [*waits[:head]], [len(each) for each in waits[head:]],
+            [row for each in waits[head:] for row in each], **rest,
+        )  # fmt: skip
+
+    def with_slots(self, numbers: dict[tuple[str, str], int]) -> Fragment:
+        """Return it with other numbers of slots and streams."""
         if numbers == self.slots:
-            return self.rows
+            return self
         new: dict[tuple[str, int], int] = {
             (each[0], number): numbers[each] for each, number in self.slots.items()
         }
-        return [_numbered(row, new) for row in self.rows]
+        return self._replace(rows=[_numbered(row, new) for row in self.rows], slots=numbers)
 
 
 def _numbered(row: Row, new: Mapping[tuple[str, int], int]) -> Row:
@@ -79,14 +93,29 @@ class Fragments:
 
     def __init__(self) -> None:
         # By identity: layers of one kind share their operators. What is kept keeps its identity.
-        self._known: dict[tuple[int, int], tuple[Pricing, Sequence[Step], Fragment | None]] = {}
+        self._written: dict[tuple[int, int], Fragment | None] = {}
+        self._known: dict[tuple[int, int, int], Fragment | None] = {}
+        self._kept: list[object] = []
 
     def of(self, steps: Sequence[Step], builder: BlockBuilder) -> Fragment | None:
         """Return what steps write, by a builder like one; None if there is more to it.
 
-        That is so where communications outlive the operator (`Communicate.carried`).
+        That is so where communications outlive the operator (`Communicate.carried`). Slots and
+        streams are numbered as if it were written.
         """
-        key = id(builder.pricing), id(steps)
-        if key not in self._known:
-            self._known[key] = builder.pricing, steps, builder.fragment(steps)
-        return self._known[key][2]
+        slots, pricing = builder.slots, builder.pricing
+        key = id(pricing), id(slots), id(steps)
+        if key in self._known:
+            found = self._known[key]
+            if found is not None:
+                slots.asked.extend(found.slots)
+            return found
+        self._kept += pricing, slots, steps
+        written = id(pricing), id(steps)
+        if written not in self._written:
+            self._written[written] = builder.fragment(steps)
+        found = self._written[written]
+        if found is not None:
+            found = found.with_slots({each: slots.number(*each) for each in found.slots})
+        self._known[key] = found
+        return found

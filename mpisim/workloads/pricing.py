@@ -81,6 +81,7 @@ class Pricing:
         self.kernels: dict[tuple[str, int], Kernel] = {}
         # By identity: layers of one kind share their kernels, and a hash looks at every number.
         self._known: dict[tuple[str, int], tuple[Kernel, Estimate]] = {}
+        self._ambiguous = False
 
     def launching_of(self, launches: int) -> Launching:
         """Return what a row that so many operations launch takes of the CPU."""
@@ -109,6 +110,8 @@ class Pricing:
                 f"the kernel {name!r} takes {estimate.duration / 1e12:.3g} s, which the "
                 "simulation's clocks cannot hold: is the model too large?"
             )
+        before = self.kernels.get((name, estimate.duration), kernel)
+        self._ambiguous |= before is not kernel and before != kernel
         self.shares[name, estimate.duration] = estimate.shares
         self.kernels[name, estimate.duration] = kernel
         self._known[name, id(kernel)] = kernel, estimate
@@ -125,6 +128,12 @@ class Pricing:
         return found
 
     def note(self, priced: Priced) -> None:
-        """Note it again, as if each of those kernels had been asked for again."""
+        """Note it again, as if each of those kernels had been asked for again.
+
+        Of kernels with one name and duration that differ the last counts; where there are none,
+        all are known.
+        """
+        if not self._ambiguous:
+            return
         self.shares.update(priced.shares)
         self.kernels.update(priced.kernels)
