@@ -332,3 +332,14 @@ def test_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
     ]  # fmt: skip
     assert f"{SCATTER} [dp 80] < {IN}" in rows
     assert f"{SCATTER} [edp 200] < {IN}" in rows
+
+
+def test_units_in_one_buffer_are_not_copied() -> None:
+    net = (layer("a", 40), layer("b", 40))
+    apart, flat = (
+        [row.partition(" <")[0] for row in told(stepped(net, 4, **FSDP, **keys).program)]
+        for keys in ({}, {"flat_shards": True})
+    )
+    copies = [row for row in apart if row.startswith("copy ")]
+    assert copies
+    assert sorted(flat) == sorted(row for row in apart if row not in copies)

@@ -246,8 +246,8 @@ def test_multiply_and_scatter_round_the_ring() -> None:
         f"attention output input gradient exchange: ring tp {share} => chunk 1",
         "attention output input gradient chunk: 4 x 8 x 16 bf16",
         "attention output input gradient chunk: 4 x 8 x 16 bf16 after chunk 1",
+        # Each micro-batch is reduced: nothing is added to those before.
         "attention output weight gradient: 16 x 8 x 8 bf16 (weight)",
-        f"attention output weight gradient accumulation: {16 * 8 * 3 * 2} bytes (weight)",
     ]
 
 

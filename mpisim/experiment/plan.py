@@ -113,12 +113,17 @@ class Plan:
         FSDP units gathered ahead; 1 is what PyTorch does unless told otherwise.
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
+    flat_shards : bool
+        Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
+        as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
 
     precision : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
     fp8_scaling : {"delayed", "current", "blocks"}
         Where scales of operands in fp8 come from: steps before, the operand itself, which is read
         once more, or its blocks of 32 elements (MXFP8).
+    fp8_casts : {"transformer-engine", "compiled"}
+        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.casts`.
     fp8_transposed : bool
         Whether products in fp8 take operands in one layout alone, as on Hopper, so that some are
         kept transposed, too; Blackwell's take any.
@@ -276,9 +281,11 @@ class Plan:
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1
     reshard_after_forward: bool = True
+    flat_shards: bool = False
 
     precision: Precision = "bf16"
     fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
+    fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
     fp8_transposed: bool = True
     fp8_weight_casts: bool = False
     fp8_split_sums: bool = True

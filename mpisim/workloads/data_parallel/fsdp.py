@@ -8,7 +8,8 @@ over the ranks that hold them. The root stays gathered from its forward to its b
 What is gathered lies rank by rank, and is copied to where the parameters are; gradients are copied
 the other way, in the format in which they are reduced: two copies of a unit on the stream of the
 kernels (``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). Not counted are the
-casts between shards and those formats, on streams of their own.
+casts between shards and those formats, on streams of their own. Megatron-FSDP keeps a unit in one
+buffer, which is gathered and reduced as it is (``plan.flat_shards``): nothing is copied.
 
 Memory sets the pace of gathering (``wait_for_unshard``): forward, a unit waits until the last but
 one has been copied; backward, until the last one has. Backward the next unit is gathered before the
@@ -196,7 +197,7 @@ class Fsdp(Strategy):
         """Bring what was gathered to where the parameters are."""
         if unit.kinds:
             block.await_next(here.gathered[unit])
-            for expert, size in unit.kinds:
+            for expert, size in () if self.plan.flat_shards else unit.kinds:
                 source = self.weight if self.sharers(expert) > 1 else BYTES["fp32"]
                 traffic = (source + self.weight) * size
                 block.compute(Compute("copy parameters out", Elementwise(traffic)))
@@ -231,8 +232,9 @@ class Fsdp(Strategy):
         here.latest = []
         held = self.gradient if self._staged else self.weight
         for expert, size in unit.kinds:
-            traffic = (held + self.gradient) * size
-            block.compute(Compute("copy gradients in", Elementwise(traffic)))
+            if not self.plan.flat_shards:
+                traffic = (held + self.gradient) * size
+                block.compute(Compute("copy gradients in", Elementwise(traffic)))
             group, whole = self.shard(expert), self.gradient * size
             scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")
             steps: list[Communicate] = [scatter]

@@ -12,7 +12,8 @@ behind it), and turns what was gathered or made so, in one layout, when the grad
 needs it (``fp8_transpose`` of ``ln_out_total`` and ``grad_output``). Blocks are scaled along the
 layout they are written in: both are made at once, and nothing is turned.
 
-torchao lets torch.compile fuse the search of the largest value with what makes an operand.
+With ``plan.fp8_casts`` "compiled" a compiler fuses the search of the largest value with what makes
+an operand (torchao, XLA).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def cast(
     reads, layouts = 1, 2
     if s.linear == "nvfp4":
         reads = 3
-    elif s.megatron:
+    elif _by_engine(s):
         reads = 2 if s.plan.fp8_scaling == "current" else 1
         layouts = 1 if _turns(s, gathered) or not _both(s) else 2
     elif s.plan.fp8_scaling == "current" and not (made and s.plan.fused):
@@ -71,13 +72,13 @@ def turned_input(
     s: Shapes, name: str, elements: int, after: tuple[str, ...] = ()
 ) -> Iterator[Compute]:
     """Turn the input of a matrix split by columns, for the gradient of the matrix."""
-    if s.megatron and _turns(s, s.sequence_parallel or _in_norm(s)):
+    if _by_engine(s) and _turns(s, s.sequence_parallel or _in_norm(s)):
         yield _turn(s, name, elements, after)
 
 
 def turned(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
     """Turn what was gathered in one layout, for the gradient of a matrix."""
-    if s.quantised and (s.sequence_second or (s.megatron and _turns(s, s.sequence_parallel))):
+    if s.quantised and (s.sequence_second or (_by_engine(s) and _turns(s, s.sequence_parallel))):
         yield _turn(s, name, elements)
 
 
@@ -90,6 +91,11 @@ def weight_cast(
         traffic = reads * s.element * elements + s.operand(elements)
         what = f"{name} weight cast{' backward' if backward else ''}"
         yield Compute(what, Elementwise(traffic, transposes=backward))
+
+
+def _by_engine(s: Shapes) -> bool:
+    """Whether Transformer Engine casts."""
+    return s.plan.fp8_casts == "transformer-engine"
 
 
 def _both(s: Shapes) -> bool:
@@ -105,7 +111,7 @@ def _turns(s: Shapes, one_layout: bool) -> bool:
 
 def _in_norm(s: Shapes) -> bool:
     """Whether norms write fp8."""
-    return s.megatron and s.linear == "fp8" and s.plan.fp8_scaling == "delayed" and s.plan.fused
+    return s.linear == "fp8" and _by_engine(s) and s.plan.fp8_scaling == "delayed" and s.plan.fused
 
 
 def _turn(s: Shapes, name: str, elements: int, after: tuple[str, ...] = ()) -> Compute:

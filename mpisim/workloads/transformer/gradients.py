@@ -3,8 +3,8 @@
 Megatron-LM adds every micro-batch to a buffer of its own, fp32 by default: matrix products straight
 from the kernel (``gradient_accumulation_fusion``, since 2022), everything else by one addition a
 parameter. PyTorch keeps gradients in the weights' format and adds only from the second micro-batch
-on; where there are several, that addition is counted for each (of FSDP in a pipeline where units
-are, in :mod:`..data_parallel.fsdp`). DeepSpeed's BF16_Optimizer copies
+on; where there are several, that addition is counted for each. FSDP reduces gradients instead, or
+adds up those of units (:mod:`..data_parallel.fsdp`). DeepSpeed's BF16_Optimizer copies
 the gradients of every micro-batch to fp32 and adds the copies up (``update_hp_grads`` of
 deepspeed/runtime/bf16_optimizer.py).
 """
@@ -30,7 +30,7 @@ def accumulate(s: Shapes, name: str, size: int) -> Iterator[Compute]:
         cast = Elementwise((s.element + wide) * size)
         yield Compute(f"{name} gradient cast", cast, weight=True)
         traffic = 3 * wide
-    elif s.accumulates and not s.staged_shards:
+    elif s.accumulates and not s.shards_gradients:
         traffic = 3 * s.element
     else:
         return

@@ -168,9 +168,9 @@ class Shapes:
         return deepspeed and self.stored == "bf16" and self.gradient == "fp32"
 
     @property
-    def staged_shards(self) -> bool:
-        """Whether FSDP adds up gradients of whole units, in a pipeline."""
-        return self.grid.pp > 1 and self.plan.style(transformer=True) == "fsdp"
+    def shards_gradients(self) -> bool:
+        """Whether FSDP takes gradients: it reduces them in every micro-batch, or adds units up."""
+        return self.plan.style(transformer=True) == "fsdp"
 
     @property
     def accumulates(self) -> bool:
