@@ -336,10 +336,10 @@ def test_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
 
 def test_units_in_one_buffer_are_not_copied() -> None:
     net = (layer("a", 40), layer("b", 40))
-    apart, flat = (
-        [row.partition(" <")[0] for row in told(stepped(net, 4, **FSDP, **keys).program)]
-        for keys in ({}, {"flat_shards": True})
+    steps = (
+        stepped(net, 4, dp_style="fsdp", zero=3, flat_shards=flat) for flat in (False, True)
     )
+    apart, flat = ([row.partition(" <")[0] for row in told(step.program)] for step in steps)
     copies = [row for row in apart if row.startswith("copy ")]
     assert copies
     assert sorted(flat) == sorted(row for row in apart if row not in copies)
