@@ -181,9 +181,9 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
-    primitive : bool
-        Without `fused`: whether functions are made of TensorFlow's operations, a kernel each: GELU,
-        dropout, Adam.
+    primitive : tuple of {"gelu", "dropout", "adam"}
+        Without `fused`: functions that are composed of operations of the framework, a kernel each,
+        as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
     bias_kernels : bool
         Without `fused`: whether a kernel adds a bias after each product, not the product itself
         (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
@@ -307,7 +307,7 @@ class Plan:
     repeats_heads: bool = False
     rotary: Literal["real", "complex"] = "real"
     fused: bool = True
-    primitive: bool = False
+    primitive: tuple[Literal["gelu", "dropout", "adam"], ...] = ()
     bias_kernels: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"

@@ -160,8 +160,8 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated, each)))
         return
     kernels = FOREACH[plan.optimizer]
-    if plan.primitive:
-        kernels = PRIMITIVE.get(plan.optimizer, kernels)
+    if plan.optimizer in plan.primitive:
+        kernels = PRIMITIVE[plan.optimizer]
     for name, numbers in kernels:
         block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
 

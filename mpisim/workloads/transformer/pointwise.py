@@ -140,7 +140,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     if not s.plan.fused:
         apart = bias and s.plan.bias_kernels
         forward = [stream(f"{name} bias", 2 * e * inputs)] if apart else []
-        if s.plan.primitive and s.model.activation == "gelu":
+        if "gelu" in s.plan.primitive and s.model.activation == "gelu":
             forward += [stream(f"{name} {what}", n * e * size) for what, n in GELU]
             backward = [stream(f"{name} {what}", n * e * size) for what, n in GELU_BACKWARD]
         else:
@@ -195,7 +195,7 @@ def dropout(s: Shapes, name: str, size: int) -> Operator:
 def dropped(s: Shapes, name: str, size: int, *, backward: bool = False) -> Iterator[Compute]:
     """The kernels of dropout: one, or TensorFlow's operations (``tf.nn.dropout`` of 1.15)."""
     e = s.element
-    if not s.plan.primitive:
+    if "dropout" not in s.plan.primitive:
         yield stream(name, (2 * e + MASK) * size)
     elif backward:
         yield stream(name, 3 * e * size)
