@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from . import __version__
 from .errors import InputError, nearest
 from .files import reason, staged
+from .numbered import Numbered
 
 if TYPE_CHECKING:
     from h5py import Dataset, File, Group
@@ -223,11 +224,19 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
     """
     import h5py
 
-    together = "".join(texts)
-    plain = "\0" not in together and _is_utf8(together)
-    stored = [(text if plain else json.dumps(text)).encode() for text in texts]
-    longest = max(map(len, stored), default=0)
-    if len(stored) > SMALL and 0 < longest * len(stored) <= 2 * sum(map(len, stored)):
+    stored: list[bytes] | NDArray[np.bytes_]
+    if isinstance(texts, Numbered) and len(texts) > SMALL:
+        plain, stored = True, texts.encoded()
+        longest = stored.dtype.itemsize
+    else:
+        together = "".join(texts)
+        plain = "\0" not in together and _is_utf8(together)
+        stored = [(text if plain else json.dumps(text)).encode() for text in texts]
+        longest = max(map(len, stored), default=0)
+    if len(stored) > SMALL and (
+        isinstance(stored, np.ndarray)
+        or 0 < longest * len(stored) <= 2 * sum(map(len, stored))
+    ):
         # Texts of one length are compressed; HDF5 keeps others one by one.
         dataset = group.create_dataset(
             name, data=np.array(stored, h5py.string_dtype("utf-8", longest)), track_times=False,
@@ -237,7 +246,7 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
         dataset = group.create_dataset(
             name, (len(stored),), h5py.string_dtype("utf-8"), track_times=False
         )
-        if stored:
+        if len(stored):
             dataset[:] = np.array(stored, object)
     if not plain:
         dataset.attrs["encoding"] = "json"

@@ -31,13 +31,13 @@ class Communicators:
     members : int32
         Global ranks, in the communicator's own order. A communicator that carries SEND and RECV
         has exactly two members: the sender, then the receiver.
-    names : tuple of str
+    names : sequence of str
         One name a communicator, for reports.
     """
 
     index: NDArray[np.int64]
     members: NDArray[np.int32]
-    names: tuple[str, ...]
+    names: Sequence[str]
 
     def __post_init__(self) -> None:
         for column, dtype in (("index", np.int64), ("members", np.int32)):

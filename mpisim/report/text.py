@@ -156,9 +156,8 @@ def _ranks(results: Results, unit: Unit) -> list[str]:
             int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
         ]
         rows.append((str(rank), *_breakdown_cells(values, unit, unit.step)))
-    # Python's integers: the sum over many ranks may be too large for 64 bits.
     totals = [
-        sum(columns[c].tolist()) for c in (*names, "communication", "host_busy", "host_waiting")
+        _total(columns[c]) for c in (*names, "communication", "host_busy", "host_waiting")
     ]
     rows.append(("mean", *_breakdown_cells(totals, unit, unit.step * results.n_ranks)))
     shown = aligned(rows, left=())
@@ -170,6 +169,11 @@ def _ranks(results: Results, unit: Unit) -> list[str]:
         "(compute + exposed communication + idle = step)",
         *(f"  {line}" for line in shown),
     ]
+
+
+def _total(values: NDArray[np.int64]) -> int:
+    """Return the sum of values, which may be too large for 64 bits."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
 def _breakdown_cells(values: Sequence[int], unit: Unit, step: int) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..numbered import Numbered
 from ..program import Communicators, Program, Table
 from .grid import Grid
 
@@ -131,13 +132,13 @@ def program_of(
     bound = np.full(slot_index[-1], -1, np.int32)
     members: list[Ranks] = []
     sizes: list[NDArray[np.int64]] = []
-    labels: list[str] = []
+    labels: list[tuple[str, int]] = []
 
     def add(name: str, found: Ranks) -> Ranks:
-        numbers = len(labels) + np.arange(len(found))
+        numbers = sum(count for _, count in labels) + np.arange(len(found))
         members.append(found.reshape(-1))
         sizes.append(np.full(len(found), found.shape[1], np.int64))
-        labels.extend(map(f"{name} ".__add__, map(str, range(len(found)))))
+        labels.append((f"{name} ", len(found)))
         return numbers
 
     def bind(slot: str, ranks: Ranks, numbers: Ranks) -> None:
@@ -167,7 +168,7 @@ def program_of(
         communicators=Communicators(
             np.concatenate([[0], *sizes]).cumsum(),
             np.concatenate([np.zeros(0, np.int64), *members]).astype(np.int32),
-            tuple(labels),
+            Numbered(labels),
         ),
         table=table.astype(np.int32),
         slot_index=slot_index,
