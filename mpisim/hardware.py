@@ -101,6 +101,8 @@ def differences(case: Case) -> list[str]:
         )
     else:
         same = "" if choice.speeds else " at the same speed"
+        if choice.slowest:
+            same = " at the speed of the slowest GPU to be expected"
         said.append(f"ranks of a stage with the same GPU do the same work{same}")
     return said
 
@@ -108,4 +110,6 @@ def differences(case: Case) -> list[str]:
 def left_out(case: Case) -> list[str]:
     """Say what is not modelled of how GPUs differ."""
     choice = case.experiment.variation
-    return [] if choice.random or choice.speeds else ["jitter and slow GPUs ([variation])"]
+    if choice.random or choice.speeds:
+        return []
+    return ["jitter ([variation])" if choice.slowest else "jitter and slow GPUs ([variation])"]

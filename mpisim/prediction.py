@@ -26,6 +26,7 @@ from .network import network_of
 from .path_shares import PathShares
 from .program import Program
 from .quantity import PICOSECONDS, Quantity, picoseconds
+from .slowest import SlowestKernels
 from .step_constants import Known, StepConstants, ours, served, sort_of
 from .topo import Cluster, Network
 from .uncertainty import Uncertainty, combine
@@ -157,7 +158,7 @@ def prepare(
             constants = ours() if file == OURS else StepConstants.read(folder / file)
         network = network_of(cluster, choice.nodes, experiment.network, folder)
         if constants is None:
-            models = [_kernel_model(experiment, each) for each in named.values()]
+            models = [_kernel_model(experiment, each, hardware.gpus) for each in named.values()]
             workload = _varied(training_step(layout, *models), experiment)
             return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
         platform = cluster.nccl.platform or Path(choice.preset).stem
@@ -167,7 +168,7 @@ def prepare(
             for name in named
         ]
         calibrated = [
-            CalibratedKernels(_kernel_model(experiment, each), known)
+            CalibratedKernels(_kernel_model(experiment, each, hardware.gpus), known)
             for each, known in zip(named.values(), knowns, strict=True)
         ]
         workload = _varied(training_step(layout, *calibrated), experiment)
@@ -204,7 +205,12 @@ def _started(workload: Workload, constants: Known | None) -> Workload:
     return replace(workload, program=program)
 
 
-def _kernel_model(experiment: Experiment, gpu: Gpu) -> KernelModel:
+def _kernel_model(experiment: Experiment, gpu: Gpu, gpus: int) -> KernelModel:
+    model = _kernels_of(experiment, gpu)
+    return SlowestKernels(model, gpus) if experiment.variation.slowest else model
+
+
+def _kernels_of(experiment: Experiment, gpu: Gpu) -> KernelModel:
     choice = experiment.kernels
     if choice.model == "roofline":
         if choice.calibration is not None:
@@ -367,6 +373,7 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "plan.kernels": transformer,
         "plan.attention": transformer and plan.kernels == "flash",
         "plan.unaligned": transformer and plan.kernels == "eager",
+        "plan.scores_softmax": transformer and plan.kernels == "eager" and plan.fused,
         "plan.norm_fusion": images,
         "plan.image_layout": images,
         "plan.moe_imbalance": mixture,
