@@ -73,8 +73,9 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
         wide = Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32"))
         cast = [stream(f"{name} {what} cast", (e + FP32) * scores)] if e != FP32 else []
         around = [stream(f"{name} {what} {step}", 2 * FP32 * scores) for step in ("scale", "mask")]
-        first, last = [*cast, *around, wide, *cast], [*cast, wide, *reversed(around), *cast]
-        return last if backward else first
+        if backward:
+            return [*cast, wide, *reversed(around), *cast]
+        return [*cast, *around, wide, *cast]
 
     forward: list[Step] = []
     if grouped:
