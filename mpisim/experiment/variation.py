@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from ..errors import InputError
 from ..schema import Limits
 from ..spans import span
 
@@ -26,11 +27,11 @@ class VariationChoice:
         Factors are lognormal with mean 1.
     gpus : float
         The same for a factor that all kernels of a GPU share.
-    seed : int
     slowest : bool
         Whether matrix products, convolutions and attention take as long as on the slowest GPU to be
         expected among all of the run, which the others wait for (:mod:`mpisim.slowest`). Nothing is
         drawn: it takes the place of `gpus` where ranks are alike.
+    seed : int
         Of both. The same seed gives the same factors, on any number of processes.
     speeds : mapping of str to float
         Speeds of single GPUs, by rank: ``"3" = 0.9``, ``"8-15,20" = 0.5``; those not named have
@@ -39,16 +40,16 @@ class VariationChoice:
 
     kernels: Spread = 0.0
     gpus: Spread = 0.0
-    seed: Seed = 0
     slowest: bool = False
+    seed: Seed = 0
     speeds: dict[str, Speed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for ranks in self.speeds:
             span(ranks, "speeds", "rank")
-
         if self.slowest and self.gpus:
             raise InputError("slowest is true and gpus is above 0; allowed: one of the two")
+
     @property
     def random(self) -> bool:
         """Whether another seed gives another answer."""
