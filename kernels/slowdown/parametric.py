@@ -111,7 +111,9 @@ class Parametric:
     def __init__(self, work: Work, constants: Constants) -> None:
         self.work, self.constants = work, constants
         self._own = np.array([getattr(constants, name).si for name in CLASSES])
-        self._stretch: dict[int, Floats] = {}
+        # By number of multiprocessors taken: the row that says how much longer each kernel takes.
+        self._place: Ints = np.zeros(1, np.int64)
+        self._stretch: Floats = np.ones((1, len(work)))  # with none taken
 
     def kernels(self, kernel: Ints, load: Load) -> tuple[Floats, Sensitivity]:
         """Return the factors by which kernels take longer, and what they rest on.
@@ -175,13 +177,17 @@ class Parametric:
 
     def _stretched(self, kernel: Ints, taken: Ints) -> Floats:
         """Return how much longer arithmetic takes, worked out once for each number taken."""
-        found = np.ones(len(kernel))
-        for number in np.unique(taken).tolist():
-            if number:
-                if number not in self._stretch:
-                    self._stretch[number] = self.work.stretch(number)
-                here = taken == number
-                found[here] = self._stretch[number][kernel[here]]
+        most = int(taken.max(initial=0))
+        if most >= len(self._place):
+            more = np.full(most + 1 - len(self._place), -1)
+            self._place = np.concatenate([self._place, more])
+        place = self._place[taken]
+        if (place < 0).any():
+            for number in np.unique(taken[place < 0]).tolist():
+                self._place[number] = len(self._stretch)
+                self._stretch = np.vstack([self._stretch, self.work.stretch(number)])
+            place = self._place[taken]
+        found: Floats = self._stretch[place, kernel]
         return found
 
 

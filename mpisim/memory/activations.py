@@ -180,11 +180,12 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
     worst = actions[0]
     before = 0  # of the action before: what was held when it began, and its own on top
     beside = 0
+    forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
     for action in actions:
         found = chunks[action.chunk]
-        if action.phase is Phase.FORWARD:
+        if action.phase is forward:
             top, change = found.forward, found.kept
-        elif action.phase is Phase.WEIGHT:
+        elif action.phase is weight:
             top, change = found.weights, -found.for_weights
         elif action.split:
             top, change = found.inputs, found.for_weights - found.kept
@@ -195,5 +196,6 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
             most, worst = moment, action
         before, beside = held, top
         held += change
-        most_kept = max(most_kept, held)
+        if held > most_kept:
+            most_kept = held
     return Peak(kept=most_kept, total=max(most, most_kept), action=worst)

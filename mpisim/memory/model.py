@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Phase
@@ -16,7 +17,7 @@ from .activations import Kinds, chunk, peak
 from .buffers import buckets, gathered, messages
 from .communicators import connections
 from .constants import constants
-from .states import FP32, rates, sharding, shared, size, states, style
+from .states import FP32, States, rates, sharding, shared, size, states, style
 
 __all__ = ["PARTS", "StageMemory", "memory"]
 
@@ -127,35 +128,52 @@ def memory(
     plan = plan.settled(transformer=transformer)
     sizes = dict(Groups(grid, plan.zero_group).sizes)
     kinds = Kinds()
+    known: dict[Hashable, _OfLayers] = {}
     return [
-        _stage(pipeline, stage, parts, plan, grid, sizes, node, kinds)
+        _stage(pipeline, stage, parts, plan, grid, sizes, node, kinds, known)
         for stage in range(pipeline.stages)
     ]
 
 
+class _OfLayers(NamedTuple):
+    """What depends on the layers of a stage alone, which most stages have in common."""
+
+    states: States
+    gathered: int
+    buckets: int
+    update: int
+
+
 def _stage(
     pipeline: Pipeline, stage: int, parts: Sequence[Part], plan: Plan, grid: Grid,
-    sizes: dict[str, int], node: int, kinds: Kinds,
+    sizes: dict[str, int], node: int, kinds: Kinds, of_layers: dict[Hashable, _OfLayers],
 ) -> StageMemory:  # fmt: skip
     known = constants()
     chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
     layers = [layer for each in chunks for layer in each.layers]
-    own = states(layers, plan, sizes)
+    # Layers of one kind share their operators.
+    described = tuple((id(layer.operators), layer.role) for layer in layers)
+    if described not in of_layers:
+        of_layers[described] = _OfLayers(
+            states(layers, plan, sizes), gathered(layers, plan), buckets(layers, plan, sizes),
+            _update(layers, plan, sizes),
+        )  # fmt: skip
+    found = of_layers[described]
     worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes, kinds) for each in chunks])
     working = worst.total - worst.kept
     moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
-    update = _update(layers, plan, sizes)
+    update = found.update
     if update > worst.total:
         working, moment = update - worst.kept, "the optimizer's step"
 
     tensors = {
-        "parameters": own.parameters,
-        "gradients": own.gradients,
-        "optimizer": own.optimizer,
+        "parameters": found.states.parameters,
+        "gradients": found.states.gradients,
+        "optimizer": found.states.optimizer,
         "activations": worst.kept,
         "working": working,
-        "gathered": gathered(layers, plan),
-        "buckets": buckets(layers, plan, sizes),
+        "gathered": found.gathered,
+        "buckets": found.buckets,
         "messages": messages(pipeline, stage, parts),
     }
     fragmentation = known.fragmentation.value * sum(tensors.values())

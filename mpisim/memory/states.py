@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES
-from ..workloads.data_parallel.held import held, of_kind
+from ..workloads.data_parallel.held import Held, held, of_kind
 from ..workloads.operators import Layer
 
 __all__ = [
@@ -135,7 +135,10 @@ def size(layers: Sequence[Layer]) -> int:
 
 def shared(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
     """Return how many of these one rank has where ranks share them."""
-    found = held(layers)
+    return _shared(held(layers), sizes)
+
+
+def _shared(found: Sequence[Held], sizes: Mapping[str, int]) -> int:
     dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
     return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
 
@@ -154,7 +157,8 @@ def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
         rows that were looked up, which are temporaries.
     """
     each = rates(plan)
-    whole, share = size(layers), shared(layers, sizes)
+    found = held(layers)
+    whole, share = sum(each.size for each in found), _shared(found, sizes)
     of_parameters, of_gradients, of_optimizer = (
         share if sharded else whole for sharded in sharding(plan)
     )

@@ -21,16 +21,20 @@ from .table import Table
 
 __all__ = ["check_matching", "differing", "sequence", "signatures"]
 
-_SIZES_MAY_DIFFER = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.UNKNOWN)
-"""Operations in which each member may bring another number of bytes."""
+_SIZES_MAY_DIFFER = np.isin(
+    np.arange(256),
+    (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.UNKNOWN),
+)
+"""By operation, whether each member may bring another number of bytes."""
 
 
 def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
     """What a table does on a slot: (operation, bytes) a communication, shape (k, 2)."""
     rows = table.rows_on(slot)
-    size = table.bytes[rows].copy()
-    size[np.isin(table.operation[rows], _SIZES_MAY_DIFFER)] = -1
-    return np.stack([table.operation[rows].astype(np.int64), size], axis=1)
+    found = np.empty((len(rows), 2), np.int64)
+    operation = found[:, 0] = table.operation[rows]
+    found[:, 1] = np.where(_SIZES_MAY_DIFFER[operation], -1, table.bytes[rows])
+    return found
 
 
 def signatures(program: Program) -> NDArray[np.int64]:

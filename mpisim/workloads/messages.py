@@ -240,7 +240,11 @@ class Messages:
 
 def _kind(action: Action) -> tuple[bool, bool, int]:
     # No phases: their hashes are slow, and there are thousands of actions.
-    return action.phase is Phase.FORWARD, action.phase is Phase.WEIGHT, action.chunk
+    return action.phase is _FORWARD, action.phase is _WEIGHT, action.chunk
+
+
+_FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
+"""Looking them up in the enumeration is slow, too."""
 
 
 def _what(message: _Message) -> str:

@@ -32,6 +32,9 @@ __all__ = ["Workshop", "Written"]
 OF_MEGATRON = ("1f1b", "interleaved")
 """Schedules that Megatron-LM has."""
 
+_FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
+"""Looked up once: there are thousands of actions."""
+
 Kinds = tuple[tuple[bool, bool, int, bool, bool], ...]
 """What tells the passes of a turn apart."""
 
@@ -206,7 +209,7 @@ def _edges(actions: Sequence[Action]) -> set[int]:
     first: dict[int, Action] = {}
     last: dict[int, Action] = {}
     for action in actions:
-        if action.phase is Phase.FORWARD:
+        if action.phase is _FORWARD:
             first.setdefault(action.chunk, action)
         elif not action.split:
             last[action.chunk] = action
@@ -215,7 +218,7 @@ def _edges(actions: Sequence[Action]) -> set[int]:
 
 def _kind(action: Action, edge: bool) -> tuple[bool, bool, int, bool, bool]:
     """Return what tells passes apart; phases are left out, whose hashes are slow."""
-    forward, weight = action.phase is Phase.FORWARD, action.phase is Phase.WEIGHT
+    forward, weight = action.phase is _FORWARD, action.phase is _WEIGHT
     return forward, weight, action.chunk, action.split, edge
 
 
