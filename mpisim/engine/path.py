@@ -252,22 +252,40 @@ class _Walk:
 
     def _at_call(self) -> _Step:
         """On the CPU, at `clock`, just before it calls a kernel; back over the calls before it."""
-        rows, row, clock, add = self.rows, self.row, self.clock, self._add
+        rows, row, clock, time = self.rows, self.row, self.clock, self.time
         binding, kind, first = rows.binding, rows.kind, rows.first
         host, launch_cost = rows.host, rows.launch_cost
+        assert clock >= time, "the critical path has a hole"
+        # As `_add`, which would be called twice a row.
+        found: list[int] = []
+        begins: list[int] = []
         while not binding[row] & _QUEUE:
             before = clock - host[row]
-            if before < clock:
-                add(_HOST, row, before, clock)
+            if before < time:
+                time = max(before, 0)
+                found.append(row)
+                begins.append(time)
             row = first[row - 1] if row else -1
-            if row < 0 or kind[row] > _LAST_OF_DEVICE or self.time <= 0:
+            if row < 0 or kind[row] > _LAST_OF_DEVICE or time <= 0:
+                self._called(found, begins)
                 self.row, self.clock = row, before
                 return self._on_host
             clock = before - launch_cost[row]
-            if clock < before:
-                add(_HOST, row, clock, before)
+            if clock < time:
+                time = max(clock, 0)
+                found.append(row)
+                begins.append(time)
+        self._called(found, begins)
         self.row = rows.queue_row[row]
         return self._at_end
+
+    def _called(self, rows: list[int], begins: list[int]) -> None:
+        """Add what the CPU did for rows, latest first."""
+        self.kind.extend(bytes([_HOST]) * len(rows))
+        self.piece_row.extend(rows)
+        self.begin.extend(begins)
+        if begins:
+            self.time = begins[-1]
 
     def _on_host(self) -> _Step:
         """On the CPU, at `clock`, after what it did for a row."""
