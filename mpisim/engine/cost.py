@@ -178,11 +178,11 @@ class _Pricing:
                     f"{self._where(int(hosted[ranks[0]]), int(rows[0]))}: the communication has no "
                     "duration; give one, or a network"
                 )
-            slots = np.unique(held.slot[rows]).astype(np.int64)
+            slots = np.flatnonzero(np.bincount(held.slot[rows], minlength=1))
             bound = program.slots[program.slot_index[hosted[ranks]][:, None] + slots]
             labels = self._label[bound]
             kind = np.zeros(len(ranks), np.int64)
-            for column in labels.T:
+            for column in labels.T[(labels != labels[:1]).any(axis=0)]:  # others tell nobody apart
                 kind, _ = dense(kind * (len(self._class) + 1) + column)
             for part in _cut(np.arange(len(ranks)), kind):
                 yield ranks[part], slots, [self._class[i] for i in labels[part[0]].tolist()]
