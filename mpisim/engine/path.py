@@ -262,7 +262,7 @@ class _Walk:
         while not binding[row] & _QUEUE:
             before = clock - host[row]
             if before < time:
-                time = max(before, 0)
+                time = before if before > 0 else 0
                 found.append(row)
                 begins.append(time)
             row = first[row - 1] if row else -1
@@ -272,7 +272,7 @@ class _Walk:
                 return self._on_host
             clock = before - launch_cost[row]
             if clock < time:
-                time = max(clock, 0)
+                time = clock if clock > 0 else 0
                 found.append(row)
                 begins.append(time)
         self._called(found, begins)
