@@ -92,6 +92,7 @@ def test_what_is_known_is_bounded(
     """With room for next to nothing, the same."""
     monkeypatch.setattr("mpisim.kernels.analytical.model._MOST_KNOWN", 3)
     monkeypatch.setattr("mpisim.kernels.slowdown.work._MOST_KNOWN", 3)
+    monkeypatch.setattr("mpisim.topo.nccl.model._MOST_KNOWN", 3)
     monkeypatch.setattr("mpisim.topo.nccl_network._MOST_KNOWN", 3)
     forget()
     for each, expected in zip(experiments()[:4], alone):

@@ -49,6 +49,9 @@ _KNOWN = (*sorted(COLLECTIVES), *sorted(OPERATIONS), Operation.BARRIER)
 _BARRIER = 4
 """Bytes of the all-reduce that frameworks use as a barrier."""
 
+_MOST_KNOWN = 1 << 16
+"""Choices that are remembered, some 30 MB; one experiment has dozens."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -131,6 +134,8 @@ class Nccl:
         key = (operation, bytes, shape)
         found = self._choices.get(key)
         if found is None:
+            if len(self._choices) >= _MOST_KNOWN:
+                self._choices.clear()
             found = self._choices[key] = self._choose(operation, bytes, shape)
         return found
 
