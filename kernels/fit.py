@@ -40,7 +40,7 @@ THIN = 400
 """Rows of a GPU that are enough to choose among starting points."""
 
 STARTS = 4
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 
 @dataclass(frozen=True)

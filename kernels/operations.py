@@ -188,6 +188,8 @@ class Attention(Kernel):
         Whether a token sees only those before it: half of the scores.
     backward : bool
     dtype : Precision
+    window : int, optional
+        Tokens a token sees at most, itself and those before it; all if not given.
     """
 
     family: ClassVar[str] = "attention"
@@ -201,21 +203,25 @@ class Attention(Kernel):
     causal: bool = True
     backward: bool = False
     dtype: Precision = "bf16"
+    window: int | None = None
 
     @property
     def flops(self) -> int:
         """Two products forward; five backward, as the scores are computed again.
 
         Of the five, three run over the head size (scores, gradients of queries and of keys), two
-        over the value size (gradients of values and of the probabilities).
+        over the value size (gradients of values and of the probabilities). With a mask the i-th
+        token sees min(i, w) of s, on average w - w²/2s; without one a window counts on both sides.
         """
-        scores = 2 * self.batch * self.heads * self.queries * self.keys
+        seen, keys = min(self.window or self.keys, self.keys), self.keys
+        masked = 2 * seen * keys - (seen * seen if self.causal else 0)
+        scores = self.batch * self.heads * self.queries * masked // keys
         products = (
             3 * self.head_size + 2 * self.value_size
             if self.backward
             else self.head_size + self.value_size
         )
-        return scores * products // (2 if self.causal else 1)
+        return scores * products
 
     @property
     def traffic(self) -> int:

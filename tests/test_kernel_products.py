@@ -275,6 +275,17 @@ class TestAttention:
         short = replace(full, batch=256, queries=128, keys=128)
         assert seconds(replace(short, causal=True)) == pytest.approx(seconds(short))
 
+    def test_a_window_takes_whole_blocks(self) -> None:
+        # Of 128 blocks 2,048 tokens see 17, but for the first: 17 - 17 x 16 / 256; 4,000 see 33.
+        whole = Attention(1, 16, 16, 16384, 16384, 128, 128, causal=False)
+        blocks = {2048: 17 - 17 * 16 / 256, 4000: 33 - 33 * 32 / 256, 20000: 129 / 2}
+        for window, seen in blocks.items():
+            kernel = replace(whole, causal=True, window=window)
+            found = [seconds(each, prologue=0.0, floor=0.0) for each in (kernel, whole)]
+            assert found[0] / found[1] == pytest.approx(seen / 128, rel=0.02)
+        windowed = replace(whole, causal=True, window=2048)
+        assert windowed.flops * 16384 == whole.flops * (2048 - 2048**2 // 32768)
+
     def test_small_heads_are_slower(self) -> None:
         def rate(size: int, heads: int) -> float:
             kernel = Attention(1, heads, heads, 16384, 16384, size, size)

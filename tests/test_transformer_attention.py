@@ -138,9 +138,18 @@ def test_a_window_limits_the_keys_of_a_query() -> None:
         return lines(operator(network(found, plan()), "attention").forward)
 
     assert kernel(8) == kernel(100) == ["attention: 4/4 heads 8 x 8 causal"]
-    # 4 keys, but for the first tokens: on average 4 - 4²/16.
-    assert kernel(4) == ["attention: 4/4 heads 8 x 3"]
-    assert kernel(4, causal=False) == ["attention: 4/4 heads 8 x 4"]
+    assert kernel(4) == ["attention: 4/4 heads 8 x 8 causal window 4"]
+    assert kernel(4, causal=False) == ["attention: 4/4 heads 8 x 8 window 4"]
+
+
+def test_cudnn_has_no_window_in_fp8_on_the_way_back() -> None:
+    found = network(
+        model("gpt", **SIZES, window=4),
+        plan(attention="cudnn", precision="fp8", attention_precision="fp8"),
+    )
+    attention = operator(found, "attention")
+    assert lines(attention.forward)[-1] == "attention: 4/4 heads 8 x 8 causal window 4"
+    assert lines(attention.backward)[-1] == "attention backward: 4/4 heads 8 x 8 causal"
 
 
 def test_rotary_positions() -> None:

@@ -87,5 +87,6 @@ def _size(kernel: Kernel) -> str:
         return f"{kernel.groups} experts {kernel.rows} x {kernel.n} x {kernel.k} {kernel.dtype}"
     if isinstance(kernel, Attention):
         half = " causal" if kernel.causal else ""
+        half += f" window {kernel.window}" if kernel.window else ""
         return f"{kernel.heads}/{kernel.kv_heads} heads {kernel.queries} x {kernel.keys}{half}"
     return f"{kernel.traffic} bytes"

@@ -10,7 +10,8 @@ only in part:
 
 The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on all
 NVIDIA GPUs (CUDA programming guide, arithmetic instructions), while products grow with the head.
-The way back runs the same loop with five products for two, at a rate of its own.
+The way back runs the same loop with five products for two, at a rate of its own. Of a window whole
+blocks of keys are computed: 128 tokens of window touch two.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def columns(kernel: Attention) -> dict[str, float | int | str]:
     Returns
     -------
     dict
-        dtype, and the attributes of `Attention`; causal and backward as 0 or 1.
+        dtype, and the attributes of `Attention`; causal and backward as 0 or 1, no window as one of
+        all keys.
     """
     return {
         "dtype": kernel.dtype,
@@ -64,27 +66,36 @@ def columns(kernel: Attention) -> dict[str, float | int | str]:
         "value_size": kernel.value_size,
         "causal": int(kernel.causal),
         "backward": int(kernel.backward),
+        "window": min(kernel.window or kernel.keys, kernel.keys),
     }
 
 
 def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    batch, heads, kv_heads, queries, keys, head, value = floats(
+    batch, heads, kv_heads, queries, keys, head, value, window = floats(
         columns,
         *("batch", "heads", "kv_heads", "queries", "keys"),
-        *("head_size", "value_size"),
+        *("head_size", "value_size", "window"),
     )
     backward = columns["backward"] != 0
 
     rate = gpu.peaks[dtype] / gpu.sms * constants["efficiency"] * gpu.sustained
     back = (6 * head + 4 * value) / constants["backward"]
-    products = where(backward, back, 2 * head + 2 * value)
-    score = products / rate + constants["softmax"] / (EXPONENTIALS * gpu.clock)
+    products = where(backward, back, 2 * head + 2 * value) / rate
+    softmax = constants["softmax"]
+    softmax = where(backward, constants.get("softmax_back", softmax), softmax)
+    exponentials = softmax / (EXPONENTIALS * gpu.clock)
+    hidden = where(backward, 0.0, constants.get("hidden", 0.0))
+    score = products + exponentials - hidden * minimum(products, exponentials)
 
     # With a causal mask the blocks of keys before a tile of queries, and half of the one on the
-    # diagonal, are wanted; the latter is computed in full.
-    seen = where(columns["causal"] != 0, (keys + minimum(QUERIES, keys)) / 2, keys)
+    # diagonal, are wanted; the latter is computed in full. A window begins inside a block.
+    block = minimum(QUERIES, keys)
+    blocks = keys / block
+    most = minimum(blocks, ceil((window - 1) / block) + 1)
+    fewer = where(columns["causal"] != 0, most * (most - 1) / (2 * blocks), 0.0)
+    seen = block * (most - fewer)
     tiles = batch * heads * ceil(queries / QUERIES) / gpu.sms
     q = constants["quantisation"]
     waves = q * ceil(tiles) + (1 - q) * maximum(tiles, 1.0)

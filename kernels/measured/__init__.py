@@ -12,7 +12,7 @@ B, M, N, K, Latency                       NeuSight, fp16 products on an H100
 gpu, model, op, tp, M, N, K               Vidur, matrix products (github:microsoft/vidur)
 gpu, model, op, tp, tokens, width         Vidur, the other operations of a layer
 kind, gpu, dtype, groups, M_per_group     DeepGEMM (github:deepseek-ai/DeepGEMM)
-gpu, operation, dtype, batch, heads, …    FlashAttention (``data/calibration/attention.csv``)
+gpu, operation, dtype, batch, heads, …    FlashAttention (``data/calibration/attention*.csv``)
 gpu, family, operation, median_us         ``run_scripts/collect_gpu.py`` (docs/collecting.md)
 gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products found
 ========================================  ==========================================================

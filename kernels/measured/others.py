@@ -29,6 +29,8 @@ def _attention(row: Mapping[str, str]) -> Row:
     batch, heads, kv_heads, tokens, size = (
         int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
+    value_size = int(row.get("value_size") or size)
+    window = int(row["window"]) if row.get("window") else None
     dtype: Any = row["dtype"]
     kinds = {str(name): kind for name, kind in ATTENTION.items()}
     made = kinds.get(row["kernel"])
@@ -38,10 +40,11 @@ def _attention(row: Mapping[str, str]) -> Row:
             f"allowed: {', '.join(kinds)}"
         )
     kernel = made(
-        *(batch, heads, kv_heads, tokens, tokens, size, size),
+        *(batch, heads, kv_heads, tokens, tokens, size, value_size),
         causal=row["causal"] == "1",
         backward=row["operation"] == "backward",
         dtype=dtype,
+        window=window,
     )
     seconds = kernel.flops / (float(row["tflops"]) * 1e12)
     return Row(row["gpu"], row["operation"], kernel, seconds)

@@ -64,7 +64,8 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     def product(what: str, m: int, n: int, inner: int) -> Compute:
         return Compute(f"{name} {what}", kind(m, n, inner, batch, dtype=dtype, output=s.stored))
 
-    causal = s.plan.scores_softmax == "causal" and fused and heads.causal
+    whole = heads.causal and heads.window is None
+    causal = s.plan.scores_softmax == "causal" and fused and whole
     taken = e == 2 and 16 < k <= LONGEST and q == k and q % 4 == 0 and batch % TOGETHER == 0
 
     def softmax(what: str, *, backward: bool = False) -> list[Step]:

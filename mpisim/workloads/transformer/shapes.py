@@ -180,19 +180,10 @@ class Shapes:
     # --- attention ------------------------------------------------------------------------------
 
     @property
-    def keys_seen(self) -> tuple[int, bool]:
-        """Keys of each query and whether half of them are masked, as an attention kernel counts.
-
-        In a causal window of w tokens the i-th token sees min(i, w) of s, on average w - w²/2s;
-        without causality up to w on both sides count as w.
-        """
-        model, s = self.model, self.length
-        w = model.window
-        if w is None or w >= s:
-            return s, model.causal
-        if model.causal:
-            return max(1, w - w * w // (2 * s)), False
-        return w, False
+    def window(self) -> int | None:
+        """Tokens a token sees, if fewer than there are."""
+        window = self.model.window
+        return None if window is None or window >= self.length else window
 
     def unwindowed(self) -> Shapes:
         """Return the same for layers whose tokens see all before them."""
@@ -256,7 +247,7 @@ class Shapes:
             )
         if model.family == "t5":
             raise InputError(f"plan.cp is {plan.cp}; family 't5' has no context parallelism")
-        if self.keys_seen != (model.seq_len, model.causal) and plan.cp_style == "ring":
+        if self.window is not None and plan.cp_style == "ring":
             raise InputError(
                 f"model.window is {model.window} with plan.cp = {plan.cp}: a sliding window needs "
                 "plan.cp_style = 'all-gather'"
