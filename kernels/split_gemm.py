@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .operations import Gemm
+from .operations import Gemm, GroupedGemm
 
-__all__ = ["SplitGemm"]
+__all__ = ["SplitGemm", "SplitGroupedGemm"]
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,10 @@ class SplitGemm(Gemm):
     """Products with split accumulators."""
 
     family: ClassVar[str] = "gemm_split"
+
+
+@dataclass(frozen=True)
+class SplitGroupedGemm(GroupedGemm):
+    """Products of several experts with split accumulators."""
+
+    family: ClassVar[str] = "grouped_gemm_split"

@@ -29,7 +29,7 @@ from mpisim.kernels.operations import (
     Softmax,
 )
 from mpisim.kernels.persistent_norm import PersistentNorm
-from mpisim.kernels.split_gemm import SplitGemm
+from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 from mpisim.quantity import PICOSECONDS
 
 GPUS = ("a100-sxm", "p100-pcie", "l4")
@@ -137,6 +137,7 @@ def test_formulas_take_plain_numbers(family):
         "gemm_cores": CoreGemm(512, 768, 1024, dtype="fp32"),
         "gemm_split": SplitGemm(512, 768, 1024),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
+        "grouped_gemm_split": SplitGroupedGemm(4096, 8, 512, 1024),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{
             each.family: each(1, 8, 8, 512, 512, 64, 64, backward=True)

@@ -11,6 +11,8 @@ from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.errors import InputError
 from mpisim.experiment.models import Transformer
+from mpisim.kernels.operations import GroupedGemm
+from mpisim.kernels.split_gemm import SplitGroupedGemm
 from mpisim.workloads import closed_forms
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Layer
@@ -315,3 +317,17 @@ def test_places_that_a_token_needs(each: int, doublings: int, data: st.DataObjec
 def test_experts_of_the_flexible_dispatcher_are_whole() -> None:
     with pytest.raises(InputError, match="set etp = 1"):
         plan(tp=2, ep=2, moe_dispatcher="flex")
+
+
+def test_gradients_of_experts_in_fp8_have_split_sums() -> None:
+    layer = block(TINY, ep=4, dp=4, precision="fp8")
+    forward, backward = (
+        {
+            type(step.kernel)
+            for each in layer.operators
+            for step in steps(each)
+            if isinstance(step, Compute) and isinstance(step.kernel, GroupedGemm)
+        }
+        for steps in (lambda each: each.forward, lambda each: each.backward)
+    )
+    assert (forward, backward) == ({GroupedGemm}, {SplitGroupedGemm})

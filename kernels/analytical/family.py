@@ -33,6 +33,7 @@ MODULES: dict[str, str] = {
     "gemm_cores": "gemm_cores",
     "gemm_split": "gemm_split",
     "grouped_gemm": "grouped_gemm",
+    "grouped_gemm_split": "grouped_gemm_split",
     "attention": "attention",
     "attention_cudnn": "attention_cudnn",
     "attention_flash_2": "attention_flash_2",

@@ -19,7 +19,7 @@ from .family import Columns
 from .gemm import CONSTANTS, columns
 from .machine import Machine
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+__all__ = ["CONSTANTS", "FAMILY", "columns", "ratio", "seconds", "shares"]
 
 FAMILY = "gemm_split"
 
@@ -28,17 +28,17 @@ PATH = "calibration/gemm_split.toml"
 
 def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
     """Return the duration of each kernel, in seconds."""
-    return _ratio(gpu.family) * gemm.seconds(columns, gpu, constants)
+    return ratio(gpu.family) * gemm.seconds(columns, gpu, constants)
 
 
 def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
     """Return the durations divided as those of other products, in seconds."""
     found = gemm.shares(columns, gpu, constants)
-    return {name: _ratio(gpu.family) * share for name, share in found.items()}
+    return {name: ratio(gpu.family) * share for name, share in found.items()}
 
 
 @cache
-def _ratio(architecture: str) -> float:
+def ratio(architecture: str) -> float:
     """Return how many times as long as with fast accumulation they take."""
     table = packaged(PATH)
     if architecture not in table:

@@ -64,6 +64,7 @@ SUBSTITUTES: dict[str, tuple[str, float]] = {
     "gemm_cores": ("gemm", 0.1),
     "norm_persistent": ("memory_bound", 0.2),
     "gemm_split": ("gemm", 0.05),
+    "grouped_gemm_split": ("grouped_gemm", 0.05),
 }
 """Families whose constants serve one that was not measured on an architecture, and the relative
 error this adds: on Ampere the newest attention is FlashAttention-2 itself, on an H100 it takes 0.55
@@ -83,7 +84,9 @@ DeepGEMM's grouped fp8 products on an H800 reach 0.99 to 1.07 of the rate of one
 size (github:deepseek-ai/DeepGEMM README), and Transformer Engine's are one product an expert
 (transformer_engine/pytorch/module/grouped_linear.py)."""
 
-_PRODUCTS = ("gemm", "gemm_cores", "gemm_split", "grouped_gemm", "convolution")
+_PRODUCTS = (
+    "gemm", "gemm_cores", "gemm_split", "grouped_gemm", "grouped_gemm_split", "convolution",
+)  # fmt: skip
 
 COMPUTE = frozenset((*_PRODUCTS, *(each.family for each in ATTENTION.values())))
 """Families whose kernels draw so much power that a board with less of it lowers its clock."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from mpisim.kernels.operations import Gemm
-from mpisim.kernels.split_gemm import SplitGemm
+from mpisim.kernels.operations import Gemm, GroupedGemm
+from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
 from ..operators import Compute, Operator, Step
 from .shapes import Shapes
@@ -24,6 +24,11 @@ def split_sums(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ..
 
 
 def _split(step: Step) -> Step:
-    if isinstance(step, Compute) and type(step.kernel) is Gemm and step.kernel.dtype == "fp8":
-        return replace(step, kernel=SplitGemm(**asdict(step.kernel)))
+    if not isinstance(step, Compute):
+        return step
+    kernel = step.kernel
+    if type(kernel) is Gemm and kernel.dtype == "fp8":
+        return replace(step, kernel=SplitGemm(**asdict(kernel)))
+    if type(kernel) is GroupedGemm and kernel.dtype == "fp8":
+        return replace(step, kernel=SplitGroupedGemm(**asdict(kernel)))
     return step
