@@ -13,7 +13,8 @@ from mpisim.workloads.recomputation import again, kept_bytes
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 LLAMA = model("llama", **SIZES, kv_heads=2, ffn_hidden=32)
 BLOCK = [
-    "attention norm", "qkv", "rotary", "attention", "attention output", "attention dropout add",
+    "attention norm", "qkv", "qkv split", "rotary", "attention", "attention output",
+    "attention dropout add",
     "feed-forward norm", "feed-forward in", "feed-forward swiglu", "feed-forward out",
     "feed-forward dropout add",
 ]  # fmt: skip

@@ -247,7 +247,7 @@ class Shapes:
             )
         if model.family == "t5":
             raise InputError(f"plan.cp is {plan.cp}; family 't5' has no context parallelism")
-        if self.window is not None and plan.cp_style == "ring":
+        if self.window is not None and plan.cp_style != "all-gather":
             raise InputError(
                 f"model.window is {model.window} with plan.cp = {plan.cp}: a sliding window needs "
                 "plan.cp_style = 'all-gather'"
