@@ -169,9 +169,13 @@ def plot(found: dict[Case, Figures], path: str) -> None:
             lines.setdefault(case[:1] + case[2:], []).append((case.gpus, each.seconds))
     for (_, folded, mode, variation, processes), points in lines.items():
         ranks = "folded" if folded else "every rank"
-        label = f"{ranks}, {mode} {variation}, {processes} process{'es' if processes > 1 else ''}"
+        how = f"{mode}, {variation}" if variation else mode
+        label = f"{ranks}, {how}, {processes} process{'es' if processes > 1 else ''}"
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="whole command, s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_title("GPT-3 175B, tp 8, pp 16, 64 micro-batches")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=7)
