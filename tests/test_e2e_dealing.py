@@ -1,4 +1,4 @@
-"""Simulations dealt to processes: each once, alike work for all, what is alike side by side."""
+"""Simulations dealt to processes: each once, alike work, what shares a network side by side."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mpisim.validate.e2e.dealing import PIECES, dealt
 EXPERIMENT = load(changes=["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"])[1]
 
 
-def with_plan(tp: int, batch: int) -> Experiment:
-    plan = dataclasses.replace(EXPERIMENT.plan, tp=tp, global_batch=batch)
-    return dataclasses.replace(EXPERIMENT, plan=plan)
+def on(nodes: int, batch: int) -> Experiment:
+    plan = dataclasses.replace(EXPERIMENT.plan, global_batch=batch)
+    cluster = dataclasses.replace(EXPERIMENT.cluster, nodes=nodes)
+    return dataclasses.replace(EXPERIMENT, plan=plan, cluster=cluster)
 
 
 @given(
@@ -24,14 +25,14 @@ def with_plan(tp: int, batch: int) -> Experiment:
     st.integers(1, 5),
 )
 def test_each_is_dealt_once(plans: list[tuple[int, int]], processes: int) -> None:
-    shares = dealt([with_plan(*each) for each in plans], processes)
+    shares = dealt([on(*each) for each in plans], processes)
     assert len(shares) == processes
     assert sorted(i for share in shares for i in share) == list(range(len(plans)))
 
 
-def test_what_is_alike_stays_together() -> None:
+def test_what_shares_a_network_stays_together() -> None:
     plans = [(2 ** (i % 4), 32 + 4 * (i // 4)) for i in range(80)]
-    for share in dealt([with_plan(*each) for each in plans], 2):
+    for share in dealt([on(*each) for each in plans], 2):
         assert 25 <= len(share) <= 55
-        runs = [tp for tp, _ in groupby(plans[i][0] for i in share)]
+        runs = [nodes for nodes, _ in groupby(plans[i][0] for i in share)]
         assert len(runs) <= 2 * PIECES < len(share)

@@ -1,7 +1,7 @@
 """How simulations are dealt to processes: equal work for each, and to one process what is alike.
 
-Experiments of one model on one kind of cluster, whose layers run alike, have kernels, rows and
-prices of communications in common: they are neighbours of one process.
+A process keeps the network it built last, and the prices on it: experiments of one cluster are
+neighbours, among them those of one model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def dealt(experiments: Sequence[Experiment], processes: int) -> list[list[int]]:
     most = sum(efforts) / (PIECES * processes)
     pieces: list[list[int]] = []
     last = None
-    for i in sorted(range(len(experiments)), key=lambda i: (_kin(experiments[i]), i)):
-        kin = _kin(experiments[i])
+    for i in sorted(range(len(experiments)), key=lambda i: (*_kin(experiments[i]), i)):
+        kin = _kin(experiments[i])[0]
         if kin != last or sum(efforts[j] for j in pieces[-1]) + efforts[i] > most:
             pieces.append([])
         pieces[-1].append(i)
@@ -49,13 +49,9 @@ def dealt(experiments: Sequence[Experiment], processes: int) -> list[list[int]]:
     return shares
 
 
-def _kin(experiment: Experiment) -> str:
-    """Return what experiments whose layers run alike have in common."""
-    plan = experiment.plan
-    return repr((
-        experiment.model, experiment.cluster.preset, experiment.kernels, plan.precision, plan.tp,
-        plan.cp, plan.ep, plan.micro_batch,
-    ))  # fmt: skip
+def _kin(experiment: Experiment) -> tuple[str, str]:
+    """Return what experiments have in common that share a network; among them, that are alike."""
+    return repr((experiment.cluster, experiment.network)), repr(experiment.model)
 
 
 def _effort(experiment: Experiment) -> float:
