@@ -14,9 +14,10 @@ from mpisim.errors import InputError, ProgramError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
 from mpisim.workloads.assembly import TableAssembler
-from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder, Slots
+from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder
 from mpisim.workloads.operators import Communicate, Compute, Operator
 from mpisim.workloads.pricing import LONGEST, Pricing
+from mpisim.workloads.slots import Slots
 
 GATHER, REDUCE = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
 

@@ -23,11 +23,12 @@ from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, Optimi
 from mpisim.program import Names, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.assembly import TableAssembler
-from mpisim.workloads.blocks import BlockBuilder, Slots
+from mpisim.workloads.blocks import BlockBuilder
 from mpisim.workloads.dlrm import SHARDERS, Table, dlrm_networks, place
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Network, Step, total
 from mpisim.workloads.pricing import Pricing
+from mpisim.workloads.slots import Slots
 
 TINY = Dlrm(
     "dlrm", table_entries=(100, 10, 1000), embedding=4, bottom_mlp=(5, 4), top_mlp=(6, 1),

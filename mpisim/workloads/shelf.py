@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import COLUMNS
-from .blocks import Block, Slots
+from .blocks import Block
+from .slots import Slots
 
 __all__ = ["Shelf"]
 

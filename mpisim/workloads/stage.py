@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Names, Phase
-from .blocks import Block, BlockBuilder, Slots
+from .blocks import Block, BlockBuilder
 from .data_parallel import Strategy
 from .fragments import Fragments
 from .operators import Operator, Step
@@ -15,6 +15,7 @@ from .parts import Part
 from .pricing import Pricing
 from .recomputation import again as run_again
 from .shelf import Shelf
+from .slots import Slots
 
 __all__ = ["Pass", "Stage", "recomputed"]
 

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
 from .assembly import TableAssembler
-from .blocks import Block, Slots
+from .blocks import Block
 from .data_parallel import strategy
 from .fragments import Fragments
 from .groups import Groups
@@ -25,6 +25,7 @@ from .parts import Part
 from .pricing import LONGEST, Pricing
 from .schedules import Action, Pipeline
 from .shelf import Shelf
+from .slots import Slots
 from .stage import Pass, Stage
 
 __all__ = ["Workshop", "Written"]
