@@ -101,7 +101,7 @@ def differences(case: Case) -> list[str]:
         )
     else:
         same = "" if choice.speeds else " at the same speed"
-        if choice.slowest:
+        if choice.waits_for_slowest:
             same = " at the speed of the slowest GPU to be expected"
         said.append(f"ranks of a stage with the same GPU do the same work{same}")
     return said
@@ -112,4 +112,5 @@ def left_out(case: Case) -> list[str]:
     choice = case.experiment.variation
     if choice.random or choice.speeds:
         return []
-    return ["jitter ([variation])" if choice.slowest else "jitter and slow GPUs ([variation])"]
+    slow = "" if choice.waits_for_slowest else " and slow GPUs"
+    return [f"jitter{slow} ([variation])"]

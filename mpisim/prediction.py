@@ -207,7 +207,7 @@ def _started(workload: Workload, constants: Known | None) -> Workload:
 
 def _kernel_model(experiment: Experiment, gpu: Gpu, gpus: int) -> KernelModel:
     model = _kernels_of(experiment, gpu)
-    return SlowestKernels(model, gpus) if experiment.variation.slowest else model
+    return SlowestKernels(model, gpus) if experiment.variation.waits_for_slowest else model
 
 
 def _kernels_of(experiment: Experiment, gpu: Gpu) -> KernelModel:

@@ -358,8 +358,8 @@ class Plan:
             )
         if self.moe_dispatcher != "all-to-all" and self.expert_tp > 1:
             raise InputError(
-                f"moe_dispatcher is {self.moe_dispatcher!r} with experts split over {self.expert_tp} ranks; set "
-                "etp = 1"
+                f"moe_dispatcher is {self.moe_dispatcher!r} with experts split over "
+                f"{self.expert_tp} ranks; set etp = 1"
             )
         if self.launch_blocking and self.cuda_graphs:
             raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")

@@ -27,10 +27,10 @@ class VariationChoice:
         Factors are lognormal with mean 1.
     gpus : float
         The same for a factor that all kernels of a GPU share.
-    slowest : bool
+    slowest : bool, optional
         Whether matrix products, convolutions and attention take as long as on the slowest GPU to be
         expected among all of the run, which the others wait for (:mod:`mpisim.slowest`). Nothing is
-        drawn: it takes the place of `gpus` where ranks are alike.
+        drawn: by default it takes the place of `gpus` where that is 0.
     seed : int
         Of both. The same seed gives the same factors, on any number of processes.
     speeds : mapping of str to float
@@ -40,7 +40,7 @@ class VariationChoice:
 
     kernels: Spread = 0.0
     gpus: Spread = 0.0
-    slowest: bool = False
+    slowest: bool | None = None
     seed: Seed = 0
     speeds: dict[str, Speed] = field(default_factory=dict)
 
@@ -49,6 +49,11 @@ class VariationChoice:
             span(ranks, "speeds", "rank")
         if self.slowest and self.gpus:
             raise InputError("slowest is true and gpus is above 0; allowed: one of the two")
+
+    @property
+    def waits_for_slowest(self) -> bool:
+        """Whether products take as long as on the slowest GPU to be expected."""
+        return not self.gpus if self.slowest is None else self.slowest
 
     @property
     def random(self) -> bool:
