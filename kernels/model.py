@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
         For each number that the model rests on (a name of `KernelModel.numbers`) the share of the
         duration that is inversely or directly proportional to it: a relative error e of the number
         changes the duration by share × e. Error bars are carried to the end of a simulation with
-        them (:mod:`mpisim.uncertainty`).
+        them (:mod:`mpisim.prediction.uncertainty`).
     error : float
         Relative error bar of this one duration: one standard deviation.
     """

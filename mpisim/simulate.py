@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
-from .execution import execute
 from .experiment import Experiment, defaulted
 from .parallel import agreed
-from .prediction import Case, prepare, statements
+from .prediction.case import Case, prepare
+from .prediction.execution import execute
+from .prediction.samples import check_seeds, sampled_steps, summary
+from .prediction.statements import statements
 from .program import Program
 from .results import Results, check_results_output, collect, write_results
-from .samples import check_seeds, sampled_steps, summary
 from .topo import Network
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpisim.errors import InputError
+from mpisim.prediction.step_constants import Known, StepConstants
 from mpisim.quantity import Quantity
-from mpisim.step_constants import Known, StepConstants
 from mpisim.validate.e2e import (
     as_json,
     calibrate,

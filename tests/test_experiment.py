@@ -8,7 +8,7 @@ import pytest
 
 from mpisim.errors import InputError, MpisimError, UsageError
 from mpisim.experiment import Cnn, Dlrm, Transformer, defaulted, load, read
-from mpisim.prediction import prepare
+from mpisim.prediction.case import prepare
 
 SMALL = """
 title = "small"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mpisim.experiment import NetworkChoice
-from mpisim.network import network_of
+from mpisim.prediction.network import network_of
 from mpisim.topo import find_cluster
 
 

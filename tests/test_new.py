@@ -18,7 +18,7 @@ from mpisim.experiment.experiment import ClusterChoice, KernelChoice, NetworkCho
 from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.presets import find_model, model_presets
 from mpisim.kernels import find_gpu
-from mpisim.prediction import prepare
+from mpisim.prediction.case import prepare
 from mpisim.schema import build
 from mpisim.topo import find_cluster
 from mpisim.workloads.closed_forms import parameters

@@ -27,13 +27,16 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
-from mpisim.prediction import Case, PathShares, error_bar, prepare, statements
+from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.error_bar import error_bar
+from mpisim.prediction.path_shares import PathShares
+from mpisim.prediction.statements import statements
+from mpisim.prediction.step_constants import ours
+from mpisim.prediction.uncertainty import propagate
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.quantity import Quantity
 from mpisim.simulate import simulate
-from mpisim.step_constants import ours
 from mpisim.topo import AlphaBeta, class_of, find_cluster
-from mpisim.uncertainty import propagate
 from mpisim.workloads import training_step
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from mpisim import engine, simulate
 from mpisim.engine.run import Apart
 from mpisim.errors import InputError, UsageError
 from mpisim.experiment import VariationChoice, read
-from mpisim.prediction import Case, prepare
-from mpisim.samples import sampled_steps, summary
+from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.samples import sampled_steps, summary
+from mpisim.prediction.variation import varied
 from mpisim.spans import span
-from mpisim.variation import varied
 
 TEXT = """
 [model]

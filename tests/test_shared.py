@@ -9,12 +9,13 @@ from itertools import product
 import pytest
 from mpi4py import MPI
 
-from mpisim import network
-from mpisim.execution import execute
 from mpisim.experiment import Experiment, read
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import shared
-from mpisim.prediction import prepare, statements
+from mpisim.prediction import network
+from mpisim.prediction.case import prepare
+from mpisim.prediction.execution import execute
+from mpisim.prediction.statements import statements
 
 models = import_module("mpisim.kernels.analytical.shared")
 

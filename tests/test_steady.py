@@ -11,8 +11,8 @@ from mpi4py import MPI
 from mpisim.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
-from mpisim.fitting import verdict
-from mpisim.steady import (
+from mpisim.prediction.memory_fit import verdict
+from mpisim.prediction.steady import (
     BOUND,
     Rounds,
     extended,

@@ -10,10 +10,10 @@ import pytest
 from mpisim import engine
 from mpisim.errors import InputError
 from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
-from mpisim.path_shares import PathShares
-from mpisim.prediction import prepare
+from mpisim.prediction.case import prepare
+from mpisim.prediction.path_shares import PathShares
+from mpisim.prediction.step_constants import Known, StepConstants, chip, ours, served
 from mpisim.quantity import Quantity
-from mpisim.step_constants import Known, StepConstants, chip, ours, served
 
 CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
 

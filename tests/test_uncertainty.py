@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpisim.engine.run import CriticalPath, PieceKind
+from mpisim.prediction.uncertainty import propagate
 from mpisim.quantity import Quantity
-from mpisim.uncertainty import propagate
 
 NUMBERS = {
     "rate": Quantity(1, "1", 0.1, "here"),

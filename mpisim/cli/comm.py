@@ -193,7 +193,7 @@ def _nccl(
     cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
 ) -> Callable[[int], Line]:
     from ..experiment import NetworkChoice
-    from ..network import calibrated
+    from ..prediction.network import calibrated
     from ..topo.nccl import Shape
 
     variables = {}

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(found, root=0)
 
-    from ..prediction import prepare
+    from ..prediction.case import prepare
     from ..program import save
     from ..simulate import simulate
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from ..step_constants import StepConstants
+    from ..prediction.step_constants import StepConstants
 
 __all__ = ["add_kind", "run"]
 
@@ -157,8 +157,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _constants(path: str | None) -> StepConstants | None:
-    from ..prediction import OURS
-    from ..step_constants import StepConstants, ours
+    from ..prediction.case import OURS
+    from ..prediction.step_constants import StepConstants, ours
 
     if path is None:
         return None

@@ -29,8 +29,8 @@ class VariationChoice:
         The same for a factor that all kernels of a GPU share.
     slowest : bool, optional
         Whether matrix products, convolutions and attention take as long as on the slowest GPU to be
-        expected among all of the run, which the others wait for (:mod:`mpisim.slowest`). Nothing is
-        drawn: by default it takes the place of `gpus` where that is 0.
+        expected among all of the run, which the others wait for (:mod:`mpisim.prediction.slowest`).
+        Nothing is drawn: by default it takes the place of `gpus` where that is 0.
     seed : int
         Of both. The same seed gives the same factors, on any number of processes.
     speeds : mapping of str to float

@@ -39,7 +39,7 @@ nodes = 8
 def layers(gpus: int, fold: bool) -> None:
     """Simulate layers of 1 ms forward and 2 ms backward, 100 MB of gradients each."""
     from mpisim import simulate
-    from mpisim.network import network_of
+    from mpisim.prediction.network import network_of
     from mpisim.program import Operation, ProgramBuilder
     from mpisim.topo import find_cluster
 

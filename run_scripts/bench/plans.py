@@ -7,9 +7,9 @@
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
-evenly. Each is predicted as a script would do it (`mpisim.steady.step_time`): with links shared and
-what overlaps slowed, as in experiments that say nothing else; no report. Of long steps two shorter
-ones are simulated; with --every-micro-batch all of every step is.
+evenly. Each is predicted as a script would do it (`mpisim.prediction.steady.step_time`): with links
+shared and what overlaps slowed, as in experiments that say nothing else; no report. Of long steps
+two shorter ones are simulated; with --every-micro-batch all of every step is.
 
 Plans are dealt to the processes before they start: all of one tensor and pipeline parallel size to
 one process, since they have most in common (groups of GPUs, the links these load, kernels), those
@@ -32,7 +32,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.experiment import read
-from mpisim.steady import shorter, step_time
+from mpisim.prediction.steady import shorter, step_time
 
 EXPERIMENT = """
 [model]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError, UsageError, nearest
 from ...parallel import agreed
-from ...step_constants import ModelError, StepConstants, ours, sort_of
+from ...prediction.step_constants import ModelError, StepConstants, ours, sort_of
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict
 from .rows import Row, read
@@ -48,7 +48,7 @@ class Compared:
 
     @property
     def sort(self) -> str:
-        """Sort of its model (`mpisim.step_constants.SORTS`)."""
+        """Sort of its model (`mpisim.prediction.step_constants.SORTS`)."""
         return sort_of(self.mapped.experiment.model)
 
     @property
@@ -189,7 +189,7 @@ def compare(
     changes : sequence of str
         Keys to set in every experiment, as for ``--set``.
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.prediction.steady`).
     constants : StepConstants, optional
         Fitted to steps; none by default.
     known : mapping of str to Outcome, optional

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants
 from ...quantity import Quantity
-from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants
 
 __all__ = ["written"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...parallel import agreed
+from ...prediction.step_constants import SORTS, ModelError, StepConstants, kind_of
 from ...quantity import Quantity
-from ...step_constants import SORTS, ModelError, StepConstants, kind_of
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
 from .fit import fit

@@ -19,10 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...presets import packaged
-from ...quantity import Quantity
-from ...schema import Limits, build
-from ...step_constants import (
+from ...prediction.step_constants import (
     MULTIPLIERS,
     OVERHEAD,
     SORTS,
@@ -30,6 +27,9 @@ from ...step_constants import (
     is_stack,
     kind_of,
 )
+from ...presets import packaged
+from ...quantity import Quantity
+from ...schema import Limits, build
 from .families import Family, Way
 from .linear import Linear, kind_in, names_in, value_of
 from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised

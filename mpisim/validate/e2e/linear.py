@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...step_constants import (
+from ...prediction.step_constants import (
     MULTIPLIERS,
     OVERHEAD,
     SORTS,
@@ -45,7 +45,7 @@ class Linear(NamedTuple):
     framework : str
         Whose constants serve beside those of a kind of GPU or platform.
     sort : str
-        Of its model (`mpisim.step_constants.SORTS`).
+        Of its model (`mpisim.prediction.step_constants.SORTS`).
     way : tuple
         How it ran: rows of one family with one way are off alike.
     """
@@ -93,7 +93,8 @@ def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> fl
 def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float:
     """Return the relative error of a step from the error bars of the constants it is foretold with.
 
-    As predictions state it (`mpisim.uncertainty.combine`): what rests on one name is off together.
+    As predictions state it (`mpisim.prediction.uncertainty.combine`): what rests on one name is off
+    together.
     """
     seconds = foretold(step, start, constants)
     squares = 0.0
@@ -109,7 +110,7 @@ def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float
 
 def covered(step: Linear, constants: StepConstants) -> bool:
     """Whether all parts of a step rest on fitted constants, that were fitted with all that these
-    parts rest on (`mpisim.step_constants.Known.covers`)."""
+    parts rest on (`mpisim.prediction.step_constants.Known.covers`)."""
     parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
     return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
 

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from ...engine import CriticalPath
 from ...errors import MpisimError
-from ...execution import execute
 from ...experiment import Experiment
 from ...parallel import progress
-from ...path_shares import PathShares
-from ...prediction import Case, error_bar, prepare
+from ...prediction.case import Case, prepare
+from ...prediction.error_bar import error_bar
+from ...prediction.execution import execute
+from ...prediction.path_shares import PathShares
+from ...prediction.steady import busy, extended, settled, shorter, with_micro_batches
+from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from ...program import Phase
 from ...quantity import PICOSECONDS
-from ...steady import busy, extended, settled, shorter, with_micro_batches
-from ...step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from .dealing import dealt
 from .experiments import Mapped
 
@@ -55,9 +56,9 @@ class Outcome:
         Whether the memory model says that it fits.
     lengths : dict of str to float
         Seconds of the step that rest on each constant, fitted or not
-        (:mod:`mpisim.step_constants`).
+        (:mod:`mpisim.prediction.step_constants`).
     busy : int64, shape (tables, 1 + streams)
-        What CPUs and streams had to do, in ps (`mpisim.steady.busy`).
+        What CPUs and streams had to do, in ps (`mpisim.prediction.steady.busy`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
@@ -110,7 +111,7 @@ def predict(
     rows : sequence of Mapped
     comm : mpi4py.MPI.Intracomm
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.prediction.steady`).
     constants : sequence of StepConstants, optional
         For each row those fitted to steps; none by default.
 

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine import Run
+from ..engine import Run
+from ..experiment import Experiment, Plan
+from ..memory import Verdict
+from ..program import Flag
+from ..topo import find_cluster
+from .case import Case, prepare
 from .execution import execute
-from .experiment import Experiment, Plan
-from .fitting import verdict
-from .memory import Verdict
-from .prediction import Case, prepare
-from .program import Flag
+from .memory_fit import verdict
 from .step_constants import StepConstants
-from .topo import find_cluster
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

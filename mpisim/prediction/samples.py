@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import UsageError
+from ..errors import UsageError
+from ..parallel import agreed, progress
+from .case import Case
 from .execution import execute
-from .parallel import agreed, progress
-from .prediction import Case
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

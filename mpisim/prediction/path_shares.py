@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine.run import PieceKind, Run
-from .program import Operation
+from ..engine.run import PieceKind, Run
+from ..program import Operation
 
 if TYPE_CHECKING:
-    from .prediction import Case
+    from .case import Case
 
 __all__ = ["PathShares"]
 

@@ -5,7 +5,8 @@ few numbers that have error bars. If a number is off by a relative error e, all 
 proportional to it change together, so the step time changes by e × their length. Different numbers
 are taken as independent: their effects add in squares. A larger error would let another path become
 critical; the first order does not see that, nor what the model leaves out. For both there is the
-model's own error, as predictions of measured steps have shown it (:mod:`mpisim.step_constants`).
+model's own error, as predictions of measured steps have shown it
+(:mod:`mpisim.prediction.step_constants`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .quantity import Quantity
+from ..quantity import Quantity
 
 if TYPE_CHECKING:
-    from .engine.run import CriticalPath
+    from ..engine.run import CriticalPath
 
 __all__ = ["Effect", "Uncertainty", "combine", "propagate"]
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import Estimate, Gpu, KernelModel
-from .kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
-from .program import Operation
-from .quantity import Quantity
+from ..kernels import Estimate, Gpu, KernelModel
+from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
+from ..program import Operation
+from ..quantity import Quantity
+from ..topo.price import Price
 from .step_constants import Known
-from .topo.price import Price
 
 if TYPE_CHECKING:
-    from .topo.nccl import Nccl
-    from .topo.nccl_network import NcclNetwork, Pattern
-    from .topo.shapes import Shape
+    from ..topo.nccl import Nccl
+    from ..topo.nccl_network import NcclNetwork, Pattern
+    from ..topo.shapes import Shape
 
 __all__ = ["CalibratedKernels", "CalibratedNetwork"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .errors import InputError
-from .experiment import Experiment, Transformer
+from ..errors import InputError
+from ..experiment import Experiment, Transformer
+from ..memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
+from ..workloads import Layout, lay_out
 from .hardware import Hardware, hardware_of
-from .memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
-from .workloads import Layout, lay_out
 
 __all__ = ["advice_for", "assessed", "verdict"]
 

@@ -13,7 +13,7 @@ What a GPU or a platform and a framework are both known for is multiplied by bot
 its attention, and hides its share of communications. One that no step was fitted of has the GPU's.
 
 The file also says how far steps were off that the fit did not see: the model's own error, besides
-the error bars of its numbers (:mod:`mpisim.uncertainty`).
+the error bars of its numbers (:mod:`mpisim.prediction.uncertainty`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from .errors import InputError
-from .files import reason
-from .presets import packaged
-from .quantity import Quantity
-from .schema import build, parse
+from ..errors import InputError
+from ..files import reason
+from ..presets import packaged
+from ..quantity import Quantity
+from ..schema import build, parse
 
 __all__ = [
     "MULTIPLIERS",
@@ -250,7 +250,7 @@ def is_stack(key: str) -> bool:
 
 def sort_of(model: object) -> str:
     """Return the sort of an experiment's model."""
-    from .experiment import Transformer
+    from ..experiment import Transformer
 
     if not isinstance(model, Transformer):
         return "other"

@@ -1,22 +1,19 @@
-"""Which GPUs an experiment has, and how its ranks differ: as numbers, and in words."""
+"""Which GPUs an experiment has, and which of its ranks have which."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
-from .experiment import ClusterChoice, Experiment
-from .kernels import Gpu, find_gpu
-from .spans import span
-from .topo import Cluster, find_cluster
+from ..errors import InputError
+from ..experiment import ClusterChoice, Experiment
+from ..kernels import Gpu, find_gpu
+from ..spans import span
+from ..topo import Cluster, find_cluster
 
-if TYPE_CHECKING:
-    from .prediction import Case
-
-__all__ = ["Hardware", "differences", "gpus_of", "hardware_of", "kinds_of", "left_out"]
+__all__ = ["Hardware", "gpus_of", "hardware_of", "kinds_of"]
 
 
 class Hardware(NamedTuple):
@@ -80,37 +77,3 @@ def kinds_of(
     for nodes, name in choice.other_gpus.items():
         kinds[span(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(name)
     return np.repeat(kinds, cluster.gpus_per_node)
-
-
-def differences(case: Case) -> list[str]:
-    """Say how ranks differ, or that they are taken to be alike."""
-    choice, layout = case.experiment.variation, case.workload.layout
-    said = ["neighbouring ranks share a node"]
-    if layout.gpu_of is not None:
-        pricings = case.workload.pricings
-        count = np.bincount(layout.gpu_of, minlength=len(pricings)).tolist()
-        names = [each.model.gpu.title for each in pricings]
-        gpus = ", ".join(f"{n:,} × {name}" for n, name in zip(count, names, strict=True))
-        said.append(f"GPUs: {gpus}; links as if all were the first")
-    if layout.shorter:
-        said.append("replicas have batches of their own; gradients are averaged over sequences")
-    if choice.random:
-        said.append(
-            f"random factors on kernels: standard deviation {choice.kernels:.3g} each, "
-            f"{choice.gpus:.3g} a GPU (lognormal, mean 1, seed {choice.seed})"
-        )
-    else:
-        same = "" if choice.speeds else " at the same speed"
-        if choice.waits_for_slowest:
-            same = " at the speed of the slowest GPU to be expected"
-        said.append(f"ranks of a stage with the same GPU do the same work{same}")
-    return said
-
-
-def left_out(case: Case) -> list[str]:
-    """Say what is not modelled of how GPUs differ."""
-    choice = case.experiment.variation
-    if choice.random or choice.speeds:
-        return []
-    slow = "" if choice.waits_for_slowest else " and slow GPUs"
-    return [f"jitter{slow} ([variation])"]

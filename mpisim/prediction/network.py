@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .experiment import NetworkChoice
-from .quantity import Quantity
-from .topo import Cluster, Network
+from ..experiment import NetworkChoice
+from ..quantity import Quantity
+from ..topo import Cluster, Network
 
 if TYPE_CHECKING:
-    from .topo.nccl import Nccl
+    from ..topo.nccl import Nccl
 
 __all__ = ["calibrated", "network_of"]
 
@@ -69,8 +69,8 @@ def _remember(asked: Asked, network: Network) -> None:
 def _nccl_network(
     cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None
 ) -> Network:
-    from .topo.changes import changed
-    from .topo.nccl_network import NcclNetwork
+    from ..topo.changes import changed
+    from ..topo.nccl_network import NcclNetwork
 
     nccl, factor = calibrated(cluster, choice, folder)
     nominal = replace(cluster, changes={}).topology(nodes)
@@ -95,8 +95,8 @@ def calibrated(
     callable
         From a number of bytes to the factor that times of such sizes rest on: 1 with its error bar.
     """
-    from .topo.collectives.calibration import ANY, Calibration, ours
-    from .topo.nccl import Factors, Nccl, Settings, System
+    from ..topo.collectives.calibration import ANY, Calibration, ours
+    from ..topo.nccl import Factors, Nccl, Settings, System
 
     system = System.of(cluster)
     calibration = (

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from . import engine
-from .parallel import agreed
-from .prediction import Case
-from .program import Program
-from .topo import Network
+from .. import engine
+from ..parallel import agreed
+from ..program import Program
+from ..topo import Network
+from .case import Case
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from .overlap import Overlap
+    from ..overlap import Overlap
 
 __all__ = ["execute"]
 
@@ -74,7 +74,7 @@ def execute(
     if not isinstance(case, Case) or case.experiment.overlap.model == "off":
         return run(program, True), None
 
-    from .overlap import Overlap, ranks_of, with_slowdown
+    from ..overlap import Overlap, ranks_of, with_slowdown
 
     choice = case.experiment.overlap
     assert choice.model != "off"

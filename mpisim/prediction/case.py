@@ -1,0 +1,199 @@
+"""From an experiment to what is simulated: its hardware, its program, its network, its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from ..experiment import Experiment
+from ..kernels import Gpu, KernelModel, Roofline
+from ..memory import Evaluate, Verdict
+from ..program import Program
+from ..quantity import picoseconds
+from ..topo import Cluster, Network
+from ..workloads import Workload, lay_out, training_step
+from .calibrated import CalibratedKernels, CalibratedNetwork
+from .hardware import hardware_of, kinds_of
+from .memory_fit import advice_for, assessed
+from .network import network_of
+from .slowest import SlowestKernels
+from .step_constants import Known, StepConstants, ours, served
+from .variation import varied
+
+__all__ = ["OURS", "Case", "prepare"]
+
+OURS = "ours"
+"""In place of a file of constants: the one that comes with mpisim."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An experiment, ready to be simulated.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    cluster : Cluster
+    gpu : Gpu
+    workload : Workload
+    network : Network
+        Of the communications, which the program leaves unpriced.
+    memory : Verdict
+        Whether it fits.
+    evaluate : callable, optional
+        The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
+    constants : Known, optional
+        Those fitted to measured steps, if the experiment uses any.
+    """
+
+    experiment: Experiment
+    cluster: Cluster
+    gpu: Gpu
+    workload: Workload
+    network: Network
+    memory: Verdict
+    evaluate: Evaluate | None = None
+    constants: Known | None = None
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """What would make it fit, if it does not; lines for people.
+
+        It takes laying out many other plans, which a sweep over plans has no use for.
+        """
+        return advice_for(self.experiment, self.memory, self.evaluate)
+
+    @property
+    def program(self) -> Program:
+        """What every rank does."""
+        return self.workload.program
+
+    @property
+    def peak(self) -> float:
+        """Dense peak of all GPUs together, in FLOP/s."""
+        layout, precision = self.workload.layout, self.experiment.plan.precision
+        peaks = [each.model.gpu.peak(precision).si for each in self.workload.pricings]
+        kinds = np.zeros(layout.grid.world, int) if layout.gpu_of is None else layout.gpu_of
+        return float(np.array(peaks)[kinds].sum())
+
+    def sample(self, number: int) -> Case:
+        """Return the case with other random factors: those of the seed plus `number`."""
+        choice = self.experiment.variation
+        alike = self.program.replace(speed=np.ones(self.program.n_ranks))
+        return replace(self, workload=replace(self.workload, program=varied(alike, choice, number)))
+
+    def with_micro_batches(self, number: int) -> Case:
+        """Return the case with so many micro-batches a replica; whether it fits is not asked again.
+
+        Raises
+        ------
+        InputError
+            If the schedule cannot work with the number.
+        """
+        workload = self.workload.with_micro_batches(number)
+        experiment = workload.layout.experiment
+        workload = _started(_varied(workload, experiment), self.constants)
+        return replace(self, experiment=experiment, workload=workload)
+
+
+def prepare(
+    experiment: Experiment, constants: StepConstants | None = None, memory: Verdict | None = None
+) -> Case:
+    """Look up the hardware of an experiment and generate its program. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    constants : StepConstants, optional
+        Fitted to steps, in place of the experiment's ``[calibration] file``.
+    memory : Verdict, optional
+        Whether it fits, where that is known; nothing is refused then.
+
+    Raises
+    ------
+    InputError
+        If hardware is unknown, model, plan and cluster do not go together, or the plan does not fit
+        into memory (and ``run.allow_oom`` is not set).
+    """
+    try:
+        choice = experiment.cluster
+        hardware = hardware_of(experiment)
+        cluster, named = hardware.cluster, hardware.named
+        gpu = next(iter(named.values()))
+        layout = lay_out(experiment, hardware.gpus, kinds_of(choice, cluster, named))
+        evaluate = None
+        if memory is None:
+            memory, evaluate = assessed(layout, hardware)
+        folder = Path(experiment.source).parent
+        file = experiment.calibration.file
+        if constants is None and file is not None:
+            constants = ours() if file == OURS else StepConstants.read(folder / file)
+        network = network_of(cluster, choice.nodes, experiment.network, folder)
+        if constants is None:
+            models = [_kernel_model(experiment, each, hardware.gpus) for each in named.values()]
+            workload = _varied(training_step(layout, *models), experiment)
+            return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
+        platform = cluster.nccl.platform or Path(choice.preset).stem
+        framework = experiment.calibration.framework
+        knowns = [
+            Known(constants, served(name, experiment.model), platform, framework)
+            for name in named
+        ]
+        calibrated = [
+            CalibratedKernels(_kernel_model(experiment, each, hardware.gpus), known)
+            for each, known in zip(named.values(), knowns, strict=True)
+        ]
+        workload = _varied(training_step(layout, *calibrated), experiment)
+        return _calibrated(
+            Case(experiment, cluster, gpu, workload, network, memory, evaluate, knowns[0])
+        )
+    except InputError as error:
+        raise InputError(f"{experiment.source}: {error}") from error
+
+
+def _varied(workload: Workload, experiment: Experiment) -> Workload:
+    return replace(workload, program=varied(workload.program, experiment.variation))
+
+
+def _calibrated(case: Case) -> Case:
+    """Return a case whose communications and starts have the constants fitted to steps, too."""
+    from ..topo.nccl_network import NcclNetwork
+
+    assert case.constants is not None
+    if not isinstance(case.network, NcclNetwork):
+        raise InputError(
+            "calibration.file is given; network.model = 'alpha-beta' has no use for it"
+        )
+    network = CalibratedNetwork(case.network, case.constants)
+    return replace(case, workload=_started(case.workload, case.constants), network=network)
+
+
+def _started(workload: Workload, constants: Known | None) -> Workload:
+    """Return a workload that starts as late as constants say."""
+    late = 0 if constants is None else picoseconds(constants.overhead[1])
+    if not late:
+        return workload
+    program = workload.program.replace(start=workload.program.start + late)
+    return replace(workload, program=program)
+
+
+def _kernel_model(experiment: Experiment, gpu: Gpu, gpus: int) -> KernelModel:
+    model = _kernels_of(experiment, gpu)
+    return SlowestKernels(model, gpus) if experiment.variation.waits_for_slowest else model
+
+
+def _kernels_of(experiment: Experiment, gpu: Gpu) -> KernelModel:
+    choice = experiment.kernels
+    if choice.model == "roofline":
+        if choice.calibration is not None:
+            raise InputError("kernels.calibration is given; kernels.model = 'roofline' has none")
+        return Roofline(gpu)
+    from ..kernels.analytical import Analytical, Calibration, shared
+
+    if choice.calibration is None:
+        return shared(gpu)
+    return Analytical(gpu, Calibration.read(Path(experiment.source).parent / choice.calibration))

@@ -1,0 +1,185 @@
+"""What a prediction says of itself: its error bar and its sources, what was assumed, left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..engine.run import Run
+from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer
+from ..quantity import PICOSECONDS
+from .case import Case
+from .error_bar import error_bar
+
+if TYPE_CHECKING:
+    from ..overlap import Overlap
+
+__all__ = ["statements"]
+
+OVERLAP = "the slowdown of kernels and communications that overlap"
+
+LEFT_OUT = (
+    OVERLAP,
+    "clocks that fall while kernels run back to back, but for products, attention, convolutions",
+    "packets: communications that share a link share its bandwidth fairly and at once",
+    "input pipeline, checkpoints",
+)
+
+WORTH_SAYING = 0.0005
+"""Relative effects on the step time below this are not listed one by one."""
+
+
+def statements(
+    case: Case, run: Run, defaults: Mapping[str, object], overlap: Overlap | None = None
+) -> dict[str, Any]:
+    """Return what a prediction says of itself, as attributes of its results. Local.
+
+    Parameters
+    ----------
+    case : Case
+    run : Run
+        With its critical path.
+    defaults : mapping of str to value
+        Keys the experiment did not give, with the values taken instead.
+    overlap : Overlap, optional
+        What slowed what overlaps, if that was modelled.
+
+    Returns
+    -------
+    dict
+        ``throughput`` (for people), ``tokens`` and ``model_flops`` (of the step), ``utilisation``
+        (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
+        ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
+        ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
+        bytes; and what `Overlap.statements` says.
+    """
+    found = error_bar(case, run, overlap=overlap)
+    seconds = run.step_time / PICOSECONDS
+    work, plan = case.workload, case.experiment.plan
+    peak = case.peak / work.layout.grid.world
+    a_gpu = work.flops / seconds / work.layout.grid.world
+    samples = plan.global_batch / seconds
+    rate = f"{samples:,.4g} {case.experiment.model.samples}/s"
+    if work.tokens != plan.global_batch:
+        rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
+    return {
+        "throughput": (
+            f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
+            f"{plan.precision} peak"
+        ),
+        "tokens": work.tokens,
+        "model_flops": float(work.flops),
+        "executed_flops": float(work.executed_flops),
+        "utilisation": a_gpu / peak,
+        "uncertainty": found.relative,
+        "uncertainty_method": (
+            "one standard deviation, first order along the critical path, inputs independent of "
+            "each other (error bars and sources: mpisim/data); model error: what steps have shown "
+            "that were not fitted"
+        ),
+        "uncertainty_sources": [
+            f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
+            for each in found.effects
+            if each.effect >= WORTH_SAYING
+        ],
+        "assumptions": [
+            case.cluster.title,
+            case.gpu.title,
+            *_assumed(plan),
+            *_differences(case),
+            *(
+                f"{key} = {_toml(value)} (default)"
+                for key, value in defaults.items()
+                if _matters(key, value, case.experiment)
+            ),
+        ],
+        "not_modelled": [
+            *(each for each in LEFT_OUT if overlap is None or each != OVERLAP),
+            *_left_out(case),
+        ],
+        "memory": [*case.memory.text().splitlines(), *case.advice],
+        "memory_peak": case.memory.peak,
+        "memory_capacity": case.memory.capacity,
+        **({} if overlap is None else overlap.statements()),
+    }
+
+
+def _assumed(plan: Plan) -> list[str]:
+    """What the plan's keys, given or not, stand for."""
+    return [
+        f"{plan.precision} matrix products, {'fused' if plan.kernels == 'flash' else 'unfused'} "
+        f"attention, {'fused' if plan.fused else 'elementary'} elementwise kernels",
+        "kernels one after another on one stream; each kind of communicator on a stream of its own",
+    ]
+
+
+def _differences(case: Case) -> list[str]:
+    """Say how ranks differ, or that they are taken to be alike."""
+    choice, layout = case.experiment.variation, case.workload.layout
+    said = ["neighbouring ranks share a node"]
+    if layout.gpu_of is not None:
+        pricings = case.workload.pricings
+        count = np.bincount(layout.gpu_of, minlength=len(pricings)).tolist()
+        names = [each.model.gpu.title for each in pricings]
+        gpus = ", ".join(f"{n:,} × {name}" for n, name in zip(count, names, strict=True))
+        said.append(f"GPUs: {gpus}; links as if all were the first")
+    if layout.shorter:
+        said.append("replicas have batches of their own; gradients are averaged over sequences")
+    if choice.random:
+        said.append(
+            f"random factors on kernels: standard deviation {choice.kernels:.3g} each, "
+            f"{choice.gpus:.3g} a GPU (lognormal, mean 1, seed {choice.seed})"
+        )
+    else:
+        same = "" if choice.speeds else " at the same speed"
+        if choice.waits_for_slowest:
+            same = " at the speed of the slowest GPU to be expected"
+        said.append(f"ranks of a stage with the same GPU do the same work{same}")
+    return said
+
+
+def _left_out(case: Case) -> list[str]:
+    """Say what is not modelled of how GPUs differ."""
+    choice = case.experiment.variation
+    if choice.random or choice.speeds:
+        return []
+    slow = "" if choice.waits_for_slowest else " and slow GPUs"
+    return [f"jitter{slow} ([variation])"]
+
+
+def _matters(key: str, value: object, experiment: Experiment) -> bool:
+    """Whether a default is worth saying: it does something, and can have changed the answer."""
+    if value is not True and value in (None, False, 0, 1, (), {}):
+        return False
+    plan, model = experiment.plan, experiment.model
+    transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
+    mixture = isinstance(model, Transformer) and model.experts > 0
+    conditions = {
+        "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
+        "plan.schedule": plan.pp > 1,
+        "plan.cp_style": plan.cp > 1,
+        "plan.tp_overlap_scatter": plan.tp_overlap,
+        "plan.dgrad_overlap": plan.tp > 1 and not plan.sequence_parallel,
+        "plan.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
+        "plan.kernels": transformer,
+        "plan.attention": transformer and plan.kernels == "flash",
+        "plan.unaligned": transformer and plan.kernels == "eager",
+        "plan.scores_softmax": transformer and plan.kernels == "eager" and plan.fused,
+        "plan.norm_fusion": images,
+        "plan.image_layout": images,
+        "plan.moe_imbalance": mixture,
+        "plan.moe_dispatcher": mixture and plan.ep > 1,
+        "plan.dispatch_precision": mixture and plan.ep > 1,
+        "plan.reshard_after_forward": plan.zero == 3,
+        "plan.wrap_layers": plan.zero == 3,
+        "plan.prefetch": plan.zero == 3,
+        "plan.sharder": isinstance(model, Dlrm),
+        "overlap.passes": experiment.overlap.model == "coupled",
+    }
+    return conditions.get(key, True)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
