@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..topo import Network, SharedNetwork
+from .plan import Plan, Role
 from .refine import ranges
 from .routes import Routes
-
-if TYPE_CHECKING:
-    from .plan import Plan
 
 __all__ = ["Flows", "Shared", "used_links"]
 
@@ -84,8 +82,6 @@ def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
         After the run.
     network : Network or None
     """
-    from .plan import Role
-
     cast, traffic = plan.cast, plan.layout.traffic
     routes = cast.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Program
-from .flows import Shared
 from .rows import Rows, Solution
 
 if TYPE_CHECKING:
     from ._core import Ledger
+    from .flows import Shared
     from .settled import Settled
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]

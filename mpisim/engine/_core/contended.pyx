@@ -24,6 +24,7 @@ from . import outcome
 from .bounds import Bounds as new_bounds
 from .crew import Crew as new_crew
 from .meetings import Meetings as new_meetings
+from .standstill import stopped
 
 cdef extern from *:
     int lowest_bit "__builtin_ctzll"(uint64_t) noexcept nogil
@@ -364,9 +365,7 @@ cdef class Core:
     # --- what came out --------------------------------------------------------------------------
 
     def stopped(self):
-        """Return (row, group) where each hosted rank stands: see `mpisim.engine.actors.stopped`."""
-        from ..actors import stopped
-
+        """Return (row, group) where each hosted rank stands: see `standstill`."""
         cdef Actors* rank
         cdef int64_t i, s
         found = []

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from .bounds_twin import Bounds, ended_at
 from .crew_twin import CPU, NEVER, Rank, Stream
 from .meetings_twin import INFINITY, RESOLVED, Meetings
+from .standstill import stopped
 from .twin import MEMBER, PEER
 
 __all__ = ["Core"]
@@ -268,9 +269,7 @@ class Core:
     # --- what came out --------------------------------------------------------------------------
 
     def stopped(self) -> list[tuple[int, int]]:
-        """Return (row, group) where each hosted rank stands: see `mpisim.engine.actors.stopped`."""
-        from ..actors import stopped
-
+        """Return (row, group) where each hosted rank stands: see `standstill`."""
         missing = self.groups["missing"]
         return [
             stopped(self._layout, i, rank.row, [s.done for s in rank.streams], missing)
