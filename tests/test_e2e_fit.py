@@ -82,6 +82,13 @@ def test_constants_are_found_again() -> None:
     assert not found.knows("theirs", "a100")
 
 
+def test_steps_of_models_with_experts_tell_nothing() -> None:
+    dense = made(1.2, 1.5, 0.01, 8)
+    experts = [one._replace(sort="experts") for one in made(2.0, 1.0, 0.0, 8)]
+    assert fit(dense + experts, NOTHING) == fit(dense, NOTHING)
+    assert fit(experts, NOTHING) == NOTHING
+
+
 def test_what_one_framework_shows_is_not_all_the_gpus() -> None:
     def attending(framework: str, times: float) -> list[Linear]:
         return [

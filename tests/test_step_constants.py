@@ -12,6 +12,7 @@ from mpisim.errors import InputError
 from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
 from mpisim.prediction.case import prepare
 from mpisim.prediction.path_shares import PathShares
+from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import Known, StepConstants, chip, ours, served
 from mpisim.quantity import Quantity
 
@@ -162,3 +163,15 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
 def test_models_that_are_no_transformers_have_constants_of_their_own() -> None:
     assert served("H100-SXM-80GB", EXPERIMENT.model) == "h100"
     assert served("H100-SXM-80GB", Cnn(family="resnet", depth=50)) == "h100-other"
+
+
+def test_models_with_experts_have_none() -> None:
+    slow = StepConstants(products={"h100 bf16": times(1.5)}, inside={"dgx-h100": times(2.0)})
+    changes = ["model.preset=mixtral-8x7b", "model.layers=2", "plan.global_batch=8"]
+    mixture = load(changes=changes)[1]
+    assert step(mixture, slow)[0] == step(mixture, StepConstants())[0]
+    assert step(EXPERIMENT, slow)[0] > step(EXPERIMENT, StepConstants())[0]
+    case = prepare(dataclasses.replace(mixture, calibration=CalibrationChoice(file="ours")))
+    run = engine.simulate(case.program, network=case.network, critical_path=True)
+    said = statements(case, run, {})["assumptions"]
+    assert any(line.startswith("calibration.file: constants fitted to steps") for line in said)

@@ -137,6 +137,7 @@ def prepare(
             models = [_kernel_model(experiment, each, hardware.gpus) for each in named.values()]
             workload = _varied(training_step(layout, *models), experiment)
             return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
+        constants = constants.serving(experiment.model)
         platform = cluster.nccl.platform or Path(choice.preset).stem
         framework = experiment.calibration.framework
         knowns = [

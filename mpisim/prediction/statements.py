@@ -12,6 +12,7 @@ from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer
 from ..quantity import PICOSECONDS
 from .case import Case
 from .error_bar import error_bar
+from .step_constants import sort_of
 
 if TYPE_CHECKING:
     from ..overlap import Overlap
@@ -87,6 +88,7 @@ def statements(
         "assumptions": [
             case.cluster.title,
             case.gpu.title,
+            *_unused(case),
             *_assumed(plan),
             *_differences(case),
             *(
@@ -113,6 +115,14 @@ def _assumed(plan: Plan) -> list[str]:
         f"attention, {'fused' if plan.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
     ]
+
+
+def _unused(case: Case) -> list[str]:
+    """Say that constants fitted to steps are not used, where they were asked for in vain."""
+    asked = case.experiment.calibration.file is not None
+    if not asked or sort_of(case.experiment.model) != "experts":
+        return []
+    return ["calibration.file: constants fitted to steps do not serve models with experts"]
 
 
 def _differences(case: Case) -> list[str]:

@@ -156,6 +156,16 @@ class StepConstants:
         table: Mapping[str, Quantity] = getattr(self, kind)
         return table.get(key, ONE)
 
+    def serving(self, model: object) -> StepConstants:
+        """Return those that serve an experiment's model: none if it has experts.
+
+        What such steps are off by has other causes than speeds of kernels and networks that other
+        steps show: with constants fitted to the others they are less likely than without.
+        """
+        if sort_of(model) != "experts":
+            return self
+        return StepConstants(model_error=self.model_error)
+
     def knows(self, framework: str | None, gpu: str) -> bool:
         """Whether steps of a framework and of a kind of GPU were fitted."""
         return framework in self.host and gpu in self.memory

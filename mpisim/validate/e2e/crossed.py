@@ -193,7 +193,8 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
     """
     found = []
     for each in rows:
-        constants = folds.without.get(folds.key(family(each.mapped)), folds.whole)
+        fitted = folds.without.get(folds.key(family(each.mapped)), folds.whole)
+        constants = fitted.serving(each.mapped.experiment.model)
         step = linear(each)
         seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
         known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))

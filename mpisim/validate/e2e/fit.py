@@ -2,7 +2,7 @@
 
 Fitted is log(T(x) / measured), with T to first order (:mod:`mpisim.validate.e2e.linear`): rows of a
 family are off by something they have in common, those that ran alike by more, each row by something
-of its own with long tails, more so with experts than without, and constants are around 1 by what
+of its own with long tails, and constants are around 1 by what
 the rows themselves say (:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in
 ``data/validation/e2e_fit.toml``). So it is families which pull a constant from 1, not rows; and
 what one framework alone shows is that framework's. Where a constant moves far another path may
@@ -119,10 +119,13 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     Parameters
     ----------
     steps : sequence of Linear
+        Those of models with experts are left out: `StepConstants.serving`.
     start : StepConstants
         Those that the steps were predicted with.
     """
-    steps = sorted(steps, key=_place)
+    steps = sorted((step for step in steps if step.sort != "experts"), key=_place)
+    if not steps:
+        return StepConstants()
     terms = _Terms(steps)
     begin = np.array([value_of(start, name) for name in terms.names])
     kinds = [_group(name) for name in terms.names]
