@@ -11,10 +11,12 @@ from mpi4py import MPI
 from mpisim.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
+from mpisim.prediction import steady
 from mpisim.prediction.memory_fit import verdict
 from mpisim.prediction.steady import (
     BOUND,
     Rounds,
+    attempts,
     extended,
     settled,
     shorter,
@@ -49,6 +51,24 @@ def test_what_is_simulated_instead() -> None:
     assert shorter(experiment(64, schedule="dualpipe")) == (12, 14, 64)
     # A stage of its own: no pipeline to fill.
     assert shorter(experiment(64, tp=2, pp=1)) == (4, 6, 64)
+
+
+def test_two_longer_steps_are_asked_where_shorter_ones_do_not_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = experiment(64)
+    first, later = attempts(one)
+    assert (first, later) == ((4, 6, 64), (12, 14, 64))
+    assert attempts(experiment(24)) == [(4, 6, 24)]  # 12 and 14 are nearly as many
+    assert attempts(experiment(12)) == []
+    whole = step_time(one, MPI.COMM_SELF, every=True)
+    told: list[Rounds] = []
+    monkeypatch.setattr(steady, "settled", lambda *_: _[-1] in told)
+    assert step_time(one, MPI.COMM_SELF) == whole
+    told.append(later)
+    found = step_time(one, MPI.COMM_SELF)
+    assert found.rounds == later
+    assert found.picoseconds == pytest.approx(whole.picoseconds, rel=BOUND)
 
 
 def test_what_is_simulated_in_full() -> None:

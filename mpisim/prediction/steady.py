@@ -12,10 +12,11 @@ known from 32 and 40 of them.
 
 This fails where something takes longer for a round than the step does: it falls behind, but began
 early, and the step feels it only when that lead is spent. So what every stream and CPU has to do in
-a round is added up, and where any of it could make the step longer by more than `BOUND`, all
-micro-batches are simulated. So they are in a pipeline whose gradients are reduced in every
-micro-batch, which couples its stages so loosely that a lead may last for dozens of rounds, and in
-ZB-H1, where what meets what on links and GPUs goes on changing from round to round.
+a round is added up, and where any of it could make the step longer by more than `BOUND`, two longer
+steps are asked, and then all micro-batches are simulated. So they are at once in a pipeline whose
+gradients are reduced in every micro-batch, which couples its stages so loosely that a lead may last
+for dozens of rounds, and in ZB-H1, where what meets what on links and GPUs goes on changing from
+round to round.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = [
-    "BOUND", "Rounds", "StepTime", "busy", "extended", "settled", "shorter", "step_time",
-    "with_micro_batches",
+    "BOUND", "Rounds", "StepTime", "attempts", "busy", "extended", "settled", "shorter",
+    "step_time", "with_micro_batches",
 ]  # fmt: skip
 
 BOUND = 1e-3
@@ -53,6 +54,10 @@ WORTH = 0.6
 
 LEAST = 4
 """Micro-batches that fill a pipeline, however few stages it has."""
+
+LATER = 4
+"""Rounds by which two other steps are longer where the first two do not tell: a stage that has more
+to do than others may take a few rounds to hold them up."""
 
 FILLING = {"dualpipe": 3}
 """Rounds of the stages until a pipeline is full; 1 for schedules that are not listed."""
@@ -126,6 +131,17 @@ def shorter(experiment: Experiment) -> Rounds | None:
     first = filled + (whole - filled) % a_round
     found = Rounds(first, first + a_round, whole)
     return found if found.first + found.second <= WORTH * whole else None
+
+
+def attempts(experiment: Experiment) -> list[Rounds]:
+    """Return what to simulate in place of a step, in turn, until two steps tell its time; nothing
+    where that takes the step itself."""
+    found = shorter(experiment)
+    if found is None:
+        return []
+    more = LATER * (found.second - found.first)
+    later = Rounds(found.first + more, found.second + more, found.whole)
+    return [found, later] if later.first + later.second <= WORTH * later.whole else [found]
 
 
 def _round(plan: Plan) -> int:
@@ -221,10 +237,10 @@ def step_time(
     InputError
         As `mpisim.prediction.prepare`.
     """
-    rounds = None if every else shorter(experiment)
-    found = None if rounds is None else _extrapolated(experiment, rounds, comm, constants)
-    if found is not None:
-        return found
+    for rounds in [] if every else attempts(experiment):
+        found = _extrapolated(experiment, rounds, comm, constants)
+        if found is not None:
+            return found
     case = prepare(experiment, constants)
     run, _ = execute(case, comm)
     return StepTime(run.step_time, case.memory, case.workload.tokens, None)

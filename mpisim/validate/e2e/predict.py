@@ -18,7 +18,14 @@ from ...prediction.case import Case, prepare
 from ...prediction.error_bar import error_bar
 from ...prediction.execution import execute
 from ...prediction.path_shares import PathShares
-from ...prediction.steady import busy, extended, settled, shorter, with_micro_batches
+from ...prediction.steady import (
+    Rounds,
+    attempts,
+    busy,
+    extended,
+    settled,
+    with_micro_batches,
+)
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from ...program import Phase
 from ...quantity import PICOSECONDS
@@ -121,31 +128,26 @@ def predict(
         In the order of `rows`, on process 0; None on the others.
     """
     tables = constants or [NOTHING] * len(rows)
-    whole = [
-        [_Job(row.experiment, table)] for row, table in zip(rows, tables, strict=True)
+    jobs = [_Job(row.experiment, table) for row, table in zip(rows, tables, strict=True)]
+    ways: list[list[Rounds | None]] = [
+        [*([] if every else attempts(row.experiment)), None] for row in rows
     ]
-    if every:
-        found = _all(whole, comm)
-        return None if found is None else [outcome for (outcome,) in found]
-    parts = [_parts(job) for (job,) in whole]
-    found = _all(parts, comm)
-    joined = None
-    if found is not None:
-        joined = [_joined(row, each) for row, each in zip(rows, found, strict=True)]
-    # Those that two shorter steps do not tell are simulated in full.
-    left = [] if joined is None else [i for i, each in enumerate(joined) if each is None]
-    left = comm.bcast(left)
-    found = _all([whole[i] for i in left], comm)
-    if joined is None or found is None:
-        return None
-    for i, (outcome,) in zip(left, found, strict=True):
-        joined[i] = outcome
-    return [each for each in joined if each is not None]
+    outcomes: list[Outcome | None] = [None] * len(rows)
+    left = list(range(len(rows)))
+    # What two shorter steps do not tell is tried with two longer ones, and simulated in full then.
+    while left:
+        tried = [ways[i].pop(0) for i in left]
+        wanted = [_parts(jobs[i], rounds) for i, rounds in zip(left, tried, strict=True)]
+        found = _all(wanted, comm)
+        if found is not None:
+            for i, rounds, parts in zip(left, tried, found, strict=True):
+                outcomes[i] = _joined(parts, rounds)
+        left = comm.bcast([i for i in left if outcomes[i] is None])
+    return [each for each in outcomes if each is not None] if comm.rank == 0 else None
 
 
-def _parts(job: _Job) -> list[_Job]:
+def _parts(job: _Job, rounds: Rounds | None) -> list[_Job]:
     """Return what to simulate for a step: two shorter ones, or itself."""
-    rounds = shorter(job.experiment)
     if rounds is None:
         return [job]
     return [
@@ -208,17 +210,15 @@ def _simulated(job: _Job) -> Outcome:
         return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _joined(row: Mapped, parts: Sequence[Outcome]) -> Outcome | None:
+def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
     """Return the outcome of a row: that of its one simulation, or of two shorter ones; None if the
     latter do not tell it."""
     for each in parts:
         if each.failed:
             return each
-    if len(parts) == 1:
+    if numbers is None:
         return parts[0]
     first, second = parts
-    numbers = shorter(row.experiment)
-    assert numbers is not None
     times = first.seconds * PICOSECONDS, second.seconds * PICOSECONDS
     if not settled(first.busy, second.busy, times, numbers):
         return None
