@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from ..errors import InputError, nearest
 from ..schema import Limits
 from .models import Count, Large
+from .plan_checks import AXES, check
 
 __all__ = ["AXES", "Plan"]
-
-AXES = ("tp", "cp", "ep", "dp", "pp")
-"""Axes of the grid of ranks, as Megatron-LM names them."""
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 Format = Literal["fp32", "fp16", "bf16"]
@@ -335,85 +332,7 @@ class Plan:
     ] = "size-lookup-greedy"  # fmt: skip
 
     def __post_init__(self) -> None:
-        axes = self.order.split("-")
-        for axis in axes:
-            if axis not in AXES:
-                raise InputError(
-                    f"order is {self.order!r}: unknown axis {axis!r}{nearest(axis, AXES)}; "
-                    f"allowed: {', '.join(AXES)}"
-                )
-        if sorted(axes) != sorted(AXES):
-            raise InputError(f"order is {self.order!r}; it must name each of {'-'.join(AXES)} once")
-        if self.stages and len(self.stages) != self.pp * self.vpp:
-            raise InputError(
-                f"stages has {len(self.stages)} entries; pp × vpp = {self.pp * self.vpp} are needed"
-            )
-        if self.vpp > 1 and self.schedule != "interleaved":
-            raise InputError(f"vpp is {self.vpp}, but schedule = {self.schedule!r} has one chunk")
-        alone = self.schedule == "1f1b" and self.pp == 1
-        if self.ep_overlap and self.schedule != "interleaved" and not alone:
-            raise InputError(
-                f"ep_overlap is true, but schedule = {self.schedule!r}; it needs 'interleaved', or "
-                "pp = 1"
-            )
-        if self.moe_dispatcher != "all-to-all" and self.expert_tp > 1:
-            raise InputError(
-                f"moe_dispatcher is {self.moe_dispatcher!r} with experts split over "
-                f"{self.expert_tp} ranks; set etp = 1"
-            )
-        if self.launch_blocking and self.cuda_graphs:
-            raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
-        if (self.recompute_keeps or self.recompute_stops) and self.recompute != "full":
-            key = "recompute_keeps" if self.recompute_keeps else "recompute_stops"
-            raise InputError(f"{key} is given, but recompute is {self.recompute!r}; set 'full'")
-        if self.recompute_modules and self.recompute == "full":
-            raise InputError("recompute_modules is given, but recompute = 'full' is all of them")
-        if self.sp and self.tp == 1:
-            raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
-        if self.tp_overlap and not self.sequence_parallel:
-            raise InputError("tp_overlap is true; it needs tp > 1 and sp = true")
-        self._check_data_parallel()
-        self._check_replicas()
-
-    def _check_data_parallel(self) -> None:
-        allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
-        style = self.dp_style
-        if style is not None and self.zero not in allowed[style]:
-            choices = ", ".join(map(str, allowed[style]))
-            raise InputError(f"zero is {self.zero}; dp_style = {style!r} allows {choices}")
-        if self.zero == 3 and self.pp > 1:
-            raise InputError("zero is 3 with pp > 1: no framework shards parameters of a pipeline")
-        if self.zero_group is not None and not self.zero:
-            raise InputError("zero_group is given, but zero is 0: nothing is sharded")
-
-    def _check_replicas(self) -> None:
-        if not self.replica_batch:
-            return
-        if self.dp is not None and len(self.replica_batch) != self.dp:
-            raise InputError(
-                f"replica_batch has {len(self.replica_batch)} entries; dp is {self.dp}"
-            )
-        if sum(self.replica_batch) != self.global_batch:
-            raise InputError(
-                f"replica_batch adds up to {sum(self.replica_batch)}; global_batch is "
-                f"{self.global_batch}"
-            )
-        for replica, batch in enumerate(self.replica_batch):
-            if batch % self.micro_batch:
-                raise InputError(
-                    f"replica_batch gives replica {replica} {batch} sequences, which is not a "
-                    f"multiple of micro_batch = {self.micro_batch}"
-                )
-        if self.zero > 1:
-            raise InputError(
-                f"replica_batch is given with zero = {self.zero}: replicas meet in every "
-                "micro-batch, so they need equally many; allowed: zero = 0, 1"
-            )
-        if self.ep > 1:
-            raise InputError(
-                "replica_batch is given with ep > 1: replicas exchange tokens in every "
-                "micro-batch, so they need equally many"
-            )
+        check(self)
 
     @property
     def sequence_parallel(self) -> bool:
