@@ -42,7 +42,8 @@ def retimed(program: Program, classes: Classes, seed: int, longer: int) -> Progr
 def assert_as_if_anew(found: Run, anew: Run) -> None:
     assert_same(found, anew)
     assert found.settled.cast.program is found.program
-    for name in ("of_rank", "representative", "count", "apart"):
+    # What is said to tell classes apart depends on which of them have one table: it is the first's.
+    for name in ("of_rank", "representative", "count"):
         np.testing.assert_array_equal(getattr(found.classes, name), getattr(anew.classes, name))
 
 
