@@ -11,11 +11,10 @@ is a matter of labels and of who meets where. The coarsest such partition, Q, is
 coarser. Ranks that have one table in the new program had one before, so that Q refines what P
 began with, and being stable it is P or finer.
 
-What is said to tell classes apart (`Classes.apart`) is the exception: it depends on which classes
-have one table, and refolding may give another reason.
-
 *Routes hold.* Communications that take longer than before have lower rates. Links that could not be
-full cannot be now; others may no longer be, but a link that is not full holds nobody back.
+full cannot be now; others may no longer be, but a link that is not full holds nobody back. What is
+said to tell ranks apart (`Classes.apart`) may then be the ranks they meet where it would be their
+communicators anew, or the reverse; the classes are the same.
 """
 
 from __future__ import annotations
