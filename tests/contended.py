@@ -39,7 +39,7 @@ class Links:
         return np.array([max(1, round(c * 2**40)) for c in self.capacities], np.int64)
 
     def group_classes(
-        self, index: np.ndarray, members: np.ndarray
+        self, index: np.ndarray, members: np.ndarray, operations: np.ndarray | None = None
     ) -> tuple[np.ndarray, list[Hashable]]:
         sizes, label = np.unique(np.diff(index), return_inverse=True)
         return label.reshape(-1).astype(np.int64), sizes.tolist()

@@ -23,7 +23,9 @@ class Counting:
 
     numbers: ClassVar[dict[str, Quantity]] = {}
 
-    def group_classes(self, index: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, range]:
+    def group_classes(
+        self, index: np.ndarray, members: np.ndarray, operations: np.ndarray | None = None
+    ) -> tuple[np.ndarray, range]:
         return np.diff(index), range(len(members) + 1)
 
     def price(self, operation: Operation, bytes: int, group: int) -> Price:

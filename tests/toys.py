@@ -48,7 +48,9 @@ class Free:
 
     numbers: ClassVar[dict[str, Quantity]] = {}
 
-    def group_classes(self, index: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    def group_classes(
+        self, index: np.ndarray, members: np.ndarray, operations: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[int]]:
         """All groups are alike."""
         return np.zeros(len(index) - 1, np.int64), [0]
 

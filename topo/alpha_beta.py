@@ -73,7 +73,10 @@ class AlphaBeta:
         self.numbers = dict(numbers or {})
 
     def group_classes(
-        self, index: NDArray[np.int64], members: NDArray[np.int32]
+        self,
+        index: NDArray[np.int64],
+        members: NDArray[np.int32],
+        operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], list[tuple[int, bool]]]:
         """Return classes (number of members, whether all are on one node)."""
         sizes = np.diff(index)

@@ -55,7 +55,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         np.tile(np.array(each, float), nodes) for each in (wiring.bandwidth, wiring.latency)
     ]
     kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
-    share = np.ones(len(kind))
+    share, feed = np.ones(len(kind)), np.full(len(kind), np.inf)
     node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
     names = _Names(wiring.names, nodes, [] if cables is None else cables.names)
     if cables is not None:
@@ -70,6 +70,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         outside = np.where(at_port, LinkKind.NIC, LinkKind.FABRIC)
         kind = np.concatenate([kind, outside]).astype(np.uint8)
         share = np.concatenate([share, *cables.share])
+        feed = np.concatenate([feed, *cables.feed])
         switches = np.full(len(outer), NodeKind.SWITCH, np.uint8)
         node_kind = np.concatenate([node_kind, switches])
     return Topology(
@@ -80,11 +81,14 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         source=ends[0].astype(np.int32),
         target=ends[1].astype(np.int32),
         bandwidth=columns[0],
+        nominal=columns[0],
         latency=columns[1],
         kind=kind,
         share=share,
         paths=_Regular(box, cables, nodes, gpus),
+        feed=feed,
         cards=nodes * node.nics,
+        period=1 if cables is None else cables.period,
         labels=_parallel(names, ends[0], ends[1], kind == LinkKind.FABRIC),
     )
 

@@ -15,7 +15,7 @@ from mpisim.errors import InputError, nearest
 from .amounts import bandwidth, latency
 from .checks import check_connected
 from .routes import Fastest, Rerouted
-from .topology import Topology
+from .topology import LinkKind, Topology
 
 __all__ = ["changed"]
 
@@ -73,17 +73,21 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
             raise InputError(f"{name!r} is {value!r}; it must be above 0, or '{CUT}' the link")
         values[key][hit] *= scale
     if kept.all():
-        return replace(topology, **values)
+        cards = topology.kind == LinkKind.NIC
+        faster = (values["bandwidth"][cards] / topology.bandwidth[cards]).max(initial=1.0)
+        return replace(topology, **values, feed=topology.feed * faster, period=0)
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     columns = {
-        key: getattr(topology, key)[kept] for key in ("source", "target", "kind", "share")
+        key: getattr(topology, key)[kept]
+        for key in ("source", "target", "kind", "share", "nominal")
     } | {key: value[kept] for key, value in values.items()}
     around = Fastest(list(topology.names), topology.gpu, columns["source"], columns["target"],
                      columns["bandwidth"], columns["latency"])  # fmt: skip
     labels = {int(number[link]): text for link, text in topology.labels.items() if kept[link]}
     found = replace(
-        topology, paths=Rerouted(topology.paths, number, around), labels=labels, **columns
-    )
+        topology, paths=Rerouted(topology.paths, number, around), labels=labels, **columns,
+        feed=np.full(int(kept.sum()), np.inf), period=0,
+    )  # fmt: skip
     check_connected(found)
     return found
 

@@ -1,4 +1,4 @@
-"""Links behind narrower ones: who uses them has to pass a NIC that carries no more than they."""
+"""Links behind narrower ones: who uses them has to pass cards that carry no more than they."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from .topology import LinkKind, Topology
 
 __all__ = ["behind_ports"]
 
+_EQUAL = 1 + 1e-12
+"""Sums of bandwidths are equal up to this factor."""
+
 
 def behind_ports(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_]:
-    """Say which links of nodes can never be full, because NICs limit what comes to them.
+    """Say which links can never be full, because NICs limit what comes to them.
 
     A link between a GPU and its NICs carries only what these carry if every route over it goes
-    through one of them. If it can take what all of them bring at once, it holds nobody back, and
-    need not be looked at.
+    through one of them, and so does a link between switches. If it can take what all of them bring
+    at once (`Topology.feed`), it holds nobody back, and need not be looked at.
 
     Parameters
     ----------
@@ -27,10 +30,11 @@ def behind_ports(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_]:
     -------
     bool, shape (n_links,)
     """
-    found = np.zeros(topology.n_links, bool)
+    found = topology.feed <= topology.bandwidth * _EQUAL
     nodes = topology.n_gpus // gpus_per_node
     inside = int((topology.kind < LinkKind.NIC).sum())
-    if nodes < 2 or inside % nodes:
+    changed = topology.nominal != topology.bandwidth
+    if nodes < 2 or inside % nodes or changed.any():  # nodes may differ
         return found
     each = inside // nodes
     here, both = np.arange(gpus_per_node), np.arange(2 * gpus_per_node)

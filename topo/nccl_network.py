@@ -1,8 +1,19 @@
-"""A cluster as NCCL uses it: what communications cost, and which links they load."""
+"""A cluster as NCCL uses it: what communications cost, and which links they load.
+
+The price of a communication that has the network to itself is
+
+    NCCL's latency + the latency of the way beyond that + bytes / rate
+
+where the rate is the lowest of what NCCL reaches between such GPUs and cards, on a fabric that holds
+nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this network can
+carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both are of the same meaning
+whether a link was built so or changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,15 +25,17 @@ from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 from mpisim.recent import Recent
 
+from .alone import UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual
 from .loads import link_weights
 from .narrowest import behind_ports
-from .nccl import Nccl, Shape
+from .nccl import Nccl, Shape, System
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
-from .topology import Paths, Topology
+from .steps import steps
+from .topology import LinkKind, Paths, Topology
 from .transfers import transfers
 
-__all__ = ["NcclNetwork", "Pattern"]
+__all__ = ["Limit", "NcclNetwork", "Pattern", "Placement", "system_seen"]
 
 Ints = NDArray[np.int64]
 
@@ -43,20 +56,66 @@ class Pattern(NamedTuple):
     algorithm: str
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What links allow communications of one pattern on one group, alone.
+
+    Attributes
+    ----------
+    pattern : Pattern
+    node_rate, fabric_rate : int
+        Highest rates by links of nodes and cards that are slower than usual, and by links between
+        switches; in 2**-40 bytes per ps, or `UNLIMITED`.
+    latency : int
+        ps to be added to NCCL's.
+    link : int
+        One that sets the lower rate, -1 if none does. Equal limits may have different ones.
+    """
+
+    pattern: Pattern
+    node_rate: int
+    fabric_rate: int
+    latency: int
+    link: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a group stands on the network: all that the price of its communications depends on.
+
+    Attributes
+    ----------
+    shape : Shape
+        Ranks on nodes.
+    limits : tuple of Limit
+        Of the patterns that links limit or delay; none: the network is as NCCL's model takes it.
+    """
+
+    shape: Shape
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the group."""
+        return self.shape.nodes
+
+    def limit(self, pattern: Pattern) -> Limit | None:
+        """Return what limits a pattern, if anything does."""
+        return next((each for each in self.limits if each.pattern == pattern), None)
+
+
 class NcclNetwork:
     """Prices by NCCL's own choices, on the links of a topology.
 
-    With the network to itself a communication has the latency and the bandwidth of `Nccl`, which is
-    calibrated on measurements. It loads links with the bytes that its algorithm moves over them. At
-    its highest rate it fills no link beyond its nominal bandwidth: measured collectives exceed what
-    one path carries where they use several. Links that were slowed (`changed`) do limit it.
+    Inside nodes and at their cards, measured collectives exceed what one path carries where they
+    use several: at its highest rate a communication fills no such link beyond the bandwidth that is
+    usual among its like. Links that are slower than that, and all links between switches, limit it.
 
     Parameters
     ----------
     nccl : Nccl
+        Of a system with the usual bandwidths (`system_seen`).
     topology : Topology
-    nominal : Topology, optional
-        The same links before some were slowed.
     numbers : callable, optional
         From a number of bytes to the factor that prices of that decade of sizes rest on, 1 with its
         error bar. Inside nodes and across them prices are off independently of each other.
@@ -68,7 +127,6 @@ class NcclNetwork:
         self,
         nccl: Nccl,
         topology: Topology,
-        nominal: Topology | None = None,
         numbers: Callable[[float], Quantity] | None = None,
         *,
         meshed: bool = False,
@@ -81,61 +139,78 @@ class NcclNetwork:
             for decade in range(_DECADES)
             if numbers is not None
         }
-        self._nominal = nominal or topology
         self._meshed = meshed
-        self._limits: dict[tuple[Pattern, Shape], int] = {}
+        self._highest: dict[tuple[Pattern, Shape], int] = {}
         # One program is often run several times, and asked about several times a run; programs
         # that are compared have many groups in common.
-        self._shapes: Recent[tuple[Ints, list[Shape]]] = Recent(_MOST_KNOWN, _size)
+        self._placed: Recent[tuple[Ints, list[Placement]]] = Recent(_MOST_KNOWN, _size)
         self._loaded: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
         self._arranged: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
+        self._limited: Recent[Limits] = Recent(_MOST_KNOWN, _size)
+
+    # --- prices ---------------------------------------------------------------------------------
 
     def group_classes(
-        self, index: Ints, members: NDArray[np.int32]
-    ) -> tuple[Ints, list[Shape]]:
-        """Return the shapes of groups: ranks, nodes, and how the one stand on the other."""
-        return self._shapes.answer(
-            _fingerprint(index, members), lambda: shapes_of(index, members, self.nccl.system)
+        self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
+    ) -> tuple[Ints, list[Placement]]:
+        """Return how groups stand on the network; see `Network`."""
+        asked = np.full(len(index) - 1, -1) if operations is None else operations
+        return self._placed.answer(
+            _fingerprint(index, members, asked), lambda: self._placements(index, members, asked)
         )
 
-    def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
-        """Return what NCCL takes; a communication of one rank with itself costs nothing."""
-        if group.ranks == 1:
+    def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
+        """Return what NCCL takes on these links; a rank with itself costs nothing."""
+        return self.limited(self.nccl_price(operation, bytes, group), operation, group)
+
+    def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
+        """Return what NCCL takes where no link limits it."""
+        shape = group.shape
+        if shape.ranks == 1:
             return Price(0)
-        choice = self.nccl.choose(operation, bytes, group)
+        choice = self.nccl.choose(operation, bytes, shape)
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
-            return Price(latency)
+            return Price(latency, pattern=Pattern(Operation.ALL_REDUCE, choice.algorithm))
         pattern = Pattern(operation, choice.algorithm)
-        rate = min(rate_of(choice.bandwidth), self._limit(pattern, group))
+        rate = min(rate_of(choice.bandwidth), self._highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)
 
-    def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
+    def limited(
+        self, price: Price, operation: Operation, group: Placement, factor: float = 1.0
+    ) -> Price:
+        """Return NCCL's price as the links allow it.
+
+        Parameters
+        ----------
+        price : Price
+            From `nccl_price`, perhaps with a longer time.
+        operation : Operation
+        group : Placement
+        factor : float
+            How much longer its time is, inside nodes and at cards; their links allow so much less.
+        """
+        limit = group.limit(price.pattern) if group.limits else None
+        if limit is not None:
+            node_rate = limit.node_rate if factor == 1 else round(limit.node_rate / factor)
+            rate = max(1, min(price.rate, node_rate, limit.fabric_rate)) if price.volume else 0
+            latency = max(0, price.latency + limit.latency)
+            price = price._replace(rate=rate, latency=latency)
+        return price if price.volume else price._replace(pattern=None)
+
+    def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
         """Return the whole of it as the share of the factor for sizes of its decade."""
         if not self.numbers or not self.price(operation, bytes, group).duration:
             return {}
         decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
         return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
 
+    # --- links ----------------------------------------------------------------------------------
+
     @cached_property
     def capacity(self) -> Ints:
         """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
-        return _rates(self.topology)
-
-    @cached_property
-    def _wide(self) -> NDArray[np.bool_]:
-        """Links that hold nobody back; only where no link was changed."""
-        if self._nominal is not self.topology:
-            return np.zeros(self.topology.n_links, bool)
-        return behind_ports(self.topology, self.nccl.system.gpus_per_node)
-
-    @cached_property
-    def _paths(self) -> Paths:
-        return self.topology.among(~self._wide)
-
-    @cached_property
-    def _capacity_nominal(self) -> Ints:
-        return _rates(self._nominal)
+        return _rates(self.topology.bandwidth)
 
     def link_name(self, link: int) -> str:
         """Return the name of a link."""
@@ -168,34 +243,190 @@ class NcclNetwork:
         """Return (group, link, weight) of groups of one arrangement, by group and link."""
         group, link, weight = self._arranged.answer(
             (pattern, _fingerprint(groups.members, groups.base)),
-            lambda: self._weights(groups, pattern),
+            lambda: self._weights(groups.members, groups.base, pattern, ~self._wide, self._paths),
         )
         return groups.groups[group], link, weight
 
-    def _weights(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
-        """Return (place in `groups`, link, weight) of groups of one arrangement."""
-        system = self.nccl.system
-        sent = transfers(*pattern, groups.members, system.gpus_per_node, meshed=self._meshed)
-        group, link, weight = link_weights(
-            self._paths, self.topology.share, groups.base, sent, ~self._wide
-        )
-        limit = self._limit(pattern, Shape.of(groups.members.tolist(), system))
-        # Never beyond the nominal bandwidth at the highest rate.
-        whole, rest = np.divmod(self._capacity_nominal[link], limit)
-        most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // limit
-        return group, link, np.minimum(weight, most)
+    @cached_property
+    def _wide(self) -> NDArray[np.bool_]:
+        """Links that hold nobody back."""
+        return behind_ports(self.topology, self.nccl.system.gpus_per_node)
 
-    def _limit(self, pattern: Pattern, shape: Shape) -> int:
+    @cached_property
+    def _paths(self) -> Paths:
+        return self.topology.among(~self._wide)
+
+    @cached_property
+    def _usual(self) -> Ints:
+        """What is usual of each link of nodes and cards, or what it carries if that is more."""
+        return np.maximum(_rates(usual(self.topology)), self.capacity)
+
+    def _weights(
+        self, members: Ints, base: Ints, pattern: Pattern, seen: NDArray[np.bool_], paths: Paths
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
+        system = self.nccl.system
+        sent = transfers(*pattern, members, system.gpus_per_node, meshed=self._meshed)
+        group, link, weight = link_weights(paths, self.topology.share, base, sent, seen)
+        highest = self._highest_rate(pattern, Shape.of(members.tolist(), system))
+        # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
+        whole, rest = np.divmod(self._usual[link], highest)
+        most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
+        in_fabric = self.topology.kind[link] == LinkKind.FABRIC
+        weight = np.where(in_fabric, weight, np.maximum(np.minimum(weight, most), 1))
+        return group, link, weight
+
+    def _highest_rate(self, pattern: Pattern, shape: Shape) -> int:
         """The highest rate at which an algorithm moves its payload, whatever the size."""
         key = (pattern, shape)
-        if key not in self._limits:
-            self._limits[key] = max(
+        if key not in self._highest:
+            self._highest[key] = max(
                 rate_of(choice.bandwidth)
                 for size in _SIZES
                 for choice in self.nccl.candidates(pattern.operation, size, shape)
                 if choice.algorithm == pattern.algorithm
             )
-        return self._limits[key]
+        return self._highest[key]
+
+    # --- a communication alone ------------------------------------------------------------------
+
+    @cached_property
+    def _narrow(self) -> NDArray[np.bool_]:
+        """Links that can limit a communication that is alone."""
+        fabric = self.topology.kind == LinkKind.FABRIC
+        return np.where(fabric, ~self._wide, self.capacity < self._usual)
+
+    @cached_property
+    def _narrow_paths(self) -> Paths:
+        return self.topology.among(self._narrow)
+
+    @cached_property
+    def _excess(self) -> Ints:
+        return excess_latency(self.topology)
+
+    @cached_property
+    def _late_paths(self) -> Paths:
+        return self.topology.among(self._excess != 0)
+
+    def _placements(
+        self, index: Ints, members: NDArray[np.int32], operations: Ints
+    ) -> tuple[Ints, list[Placement]]:
+        """Sort groups by shape, and by what the links allow each."""
+        system = self.nccl.system
+        label, shapes = shapes_of(index, members, system)
+        if not (self._narrow.any() or self._excess.any()):
+            return label, [Placement(shape) for shape in shapes]
+        known: dict[Placement, int] = {}
+        found = np.empty(len(index) - 1, np.int64)
+        for each in alike(index, members, system.gpus_per_node):
+            shape = shapes[label[each.groups[0]]]
+            for bits in np.unique(operations[each.groups]).tolist():
+                same = operations[each.groups] == bits
+                part = Alike(each.groups[same], each.members, each.base[same])
+                patterns = self._patterns(bits, shape)
+                limits = [self._limits(part, pattern) for pattern in patterns]
+                columns = [column for limit in limits for column in
+                           (limit.node_rate, limit.fabric_rate, limit.latency)]  # fmt: skip
+                rows = np.stack(columns, axis=1) if columns else np.zeros((len(part.base), 0))
+                _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+                numbers = []
+                for row in first.tolist():
+                    placement = Placement(shape, _limits_at(patterns, limits, row))
+                    numbers.append(known.setdefault(placement, len(known)))
+                found[part.groups] = np.array(numbers)[which.reshape(-1)]
+        return found, list(known)
+
+    def _patterns(self, operations: int, shape: Shape) -> list[Pattern]:
+        """Return by which patterns a group may do what it does; bits of `Operation`."""
+        if shape.ranks == 1:
+            return []
+        if operations < 0:  # not said
+            operations = sum(1 << operation for operation in Operation)
+            if shape.ranks > 2:
+                operations &= ~(1 << Operation.SEND_RECV)
+        if operations >> Operation.BARRIER & 1:
+            operations |= 1 << Operation.ALL_REDUCE
+        found: dict[Pattern, None] = {}
+        for operation in Operation:
+            if operation in _WITHOUT_LINKS or not operations >> operation & 1:
+                continue
+            for choice in self.nccl.candidates(operation, 1 << 20, shape):
+                found[Pattern(operation, choice.algorithm)] = None
+        return list(found)
+
+    def _limits(self, groups: Alike, pattern: Pattern) -> Limits:
+        """Return what the links allow groups of one arrangement."""
+        per_node, period = self.nccl.system.gpus_per_node, self.topology.period
+        base, which = groups.base, np.arange(len(groups.base))
+        if period:  # groups so far apart are equal
+            base, which = np.unique(base % (period * per_node), return_inverse=True)
+        limits = self._limited.answer(
+            (pattern, _fingerprint(groups.members, base)),
+            lambda: self._limits_of(groups.members, base, pattern),
+        )
+        return Limits(*(column[which.reshape(-1)] for column in limits))
+
+    def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
+        n, none = len(base), np.full(len(base), UNLIMITED)
+        node_rate, fabric_rate, link = none, none, np.full(n, -1)
+        if self._narrow.any():
+            group, at, weight = self._weights(
+                members, base, pattern, self._narrow, self._narrow_paths
+            )
+            rate = highest_rates(self.capacity[at], weight)
+            fabric = self.topology.kind[at] == LinkKind.FABRIC
+            node_rate, slow = lowest(group[~fabric], at[~fabric], rate[~fabric], n)
+            fabric_rate, thin = lowest(group[fabric], at[fabric], rate[fabric], n)
+            link = np.where(node_rate < fabric_rate, slow, thin)
+        latency = np.zeros(n, np.int64)
+        if self._excess.any():
+            order = steps(*pattern, members, self.nccl.system.gpus_per_node)
+            latency = added_latency(self._late_paths, self._excess, base, order)
+        return Limits(node_rate, fabric_rate, link, latency)
+
+
+def system_seen(system: System, topology: Topology) -> System:
+    """Return what NCCL sees where links were changed: the bandwidths that most of a kind have.
+
+    Parameters
+    ----------
+    system : System
+        Of the cluster as it was built.
+    topology : Topology
+        With changes.
+    """
+    common = usual(topology)
+    changes = {}
+    for kind, key in _SEEN.items():
+        of_kind = topology.kind == kind
+        if not of_kind.any() or (common[of_kind] == topology.nominal[of_kind]).all():
+            continue
+        values, counts = np.unique(
+            common[of_kind] / topology.nominal[of_kind], return_counts=True
+        )
+        changes[key] = getattr(system, key) * float(values[np.argmax(counts)])
+    return replace(system, **changes)
+
+
+_SEEN = {
+    LinkKind.NVLINK: "link_bandwidth",
+    LinkKind.PCIE: "pcie_bandwidth",
+    LinkKind.SOCKET: "socket_bandwidth",
+    LinkKind.NIC: "nic_bandwidth",
+}
+"""Numbers of a `System`, by the links that they are of."""
+
+_WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
+
+
+def _limits_at(patterns: list[Pattern], limits: list[Limits], row: int) -> tuple[Limit, ...]:
+    """Return what limits one group, by pattern, where anything does."""
+    found = []
+    for pattern, limit in zip(patterns, limits, strict=True):
+        node, fabric, link, latency = (int(column[row]) for column in limit)
+        if latency or min(node, fabric) < UNLIMITED:
+            found.append(Limit(pattern, node, fabric, latency, link))
+    return tuple(found)
 
 
 def _fingerprint(*arrays: NDArray[Any]) -> bytes:
@@ -216,7 +447,7 @@ def _number(where: str, decade: int) -> str:
     return f"{where}_collectives_1e{decade}"
 
 
-def _rates(topology: Topology) -> Ints:
-    """Bandwidths as integer rates, at least 1."""
-    rates = np.rint(topology.bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
+def _rates(bandwidth: NDArray[np.float64]) -> Ints:
+    """Return bandwidths, bytes per second, as integer rates, at least 1."""
+    rates = np.rint(bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
     return np.maximum(rates, 1).astype(np.int64)

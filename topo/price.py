@@ -97,7 +97,10 @@ class Network(Protocol):
     """A model of what communications cost. Local."""
 
     def group_classes(
-        self, index: NDArray[np.int64], members: NDArray[np.int32]
+        self,
+        index: NDArray[np.int64],
+        members: NDArray[np.int32],
+        operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Hashable]]:
         """Sort communicators into classes; all of one class cost the same.
 
@@ -107,6 +110,8 @@ class Network(Protocol):
             Communicator c has the members ``members[index[c]:index[c + 1]]``.
         members : int32
             Global ranks, in each communicator's order.
+        operations : int64, shape (n,), optional
+            What will be priced on each: the sum of 1 << `Operation`. By default anything.
 
         Returns
         -------
@@ -189,9 +194,13 @@ class SharedNetwork(Network, Protocol):
         ...
 
 
-def class_of(network: Network, members: Sequence[int]) -> Hashable:
-    """Return the class of one communicator."""
+def class_of(
+    network: Network, members: Sequence[int], operation: Operation | None = None
+) -> Hashable:
+    """Return the class of one communicator, for one operation or for any."""
     label, classes = network.group_classes(
-        np.array([0, len(members)], np.int64), np.array(members, np.int32)
+        np.array([0, len(members)], np.int64),
+        np.array(members, np.int32),
+        None if operation is None else np.array([1 << operation]),
     )
     return classes[int(label[0])]

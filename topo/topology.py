@@ -74,6 +74,8 @@ class Topology:
         Nodes that each link leads from and to.
     bandwidth : float64, shape (n_links,)
         Bytes per second that it carries.
+    nominal : float64, shape (n_links,)
+        The same before links were changed.
     latency : float64, shape (n_links,)
         Seconds.
     kind : uint8, shape (n_links,)
@@ -83,8 +85,14 @@ class Topology:
         over parallel links.
     paths : callable
         Where the routes come from.
+    feed : float64, shape (n_links,)
+        The most that can come to a link of a fabric: the bandwidth of all ports whose routes lead
+        over it, times their part there. Infinite where that is not known.
     cards : int
         NICs; those of one GPU may be a single node of the graph.
+    period : int
+        Groups that are this many nodes apart have equal routes, over links of equal bandwidth; 0
+        where that is not so.
     labels : mapping of int to str
         Names of single links that have one of their own.
     """
@@ -96,11 +104,14 @@ class Topology:
     source: NDArray[np.int32]
     target: NDArray[np.int32]
     bandwidth: NDArray[np.float64]
+    nominal: NDArray[np.float64]
     latency: NDArray[np.float64]
     kind: NDArray[np.uint8]
     share: NDArray[np.float64]
     paths: Paths
+    feed: NDArray[np.float64]
     cards: int = 0
+    period: int = 0
     labels: dict[int, str] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from mpisim.errors import InputError
 from mpisim.program import Operation
 
-__all__ = ["ALGORITHMS", "Transfers", "transfers"]
+__all__ = [
+    "ALGORITHMS", "CHAINS", "PAIRWISE", "Transfers", "by_node", "channels", "double_tree", "transfers",
+]  # fmt: skip
 
 Ranks = NDArray[np.int64]
 
@@ -91,27 +93,27 @@ def transfers(
     n = len(group)
     if n == 1 or operation is Operation.BARRIER:
         return Transfers.joined([])
-    by_node = _by_node(group, gpus_per_node)
-    if operation in _CHAINS:
+    nodes = by_node(group, gpus_per_node)
+    if operation in CHAINS:
         return _chain(group if operation is Operation.BROADCAST else group[::-1])
-    if operation in _PAIRWISE:
+    if operation in PAIRWISE:
         return _pairwise(operation, group)
     if operation not in _RING_FACTOR:
         raise InputError(
             f"no transfers are known for a communication of kind {operation.name}; known are "
-            f"{', '.join(o.name for o in (*_RING_FACTOR, *_CHAINS, *_PAIRWISE))}"
+            f"{', '.join(o.name for o in (*_RING_FACTOR, *CHAINS, *PAIRWISE))}"
         )
     factor = _RING_FACTOR[operation] * (n - 1) / n
     if algorithm == "pat":
         return _pat(group)
     if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
         # In-switch gathers and scatters move at each port what a ring does.
-        return _ring(by_node, factor, meshed)
+        return _ring(nodes, factor, meshed)
     if algorithm == "tree":
-        return _tree(by_node)
+        return _tree(nodes)
     # In the switch: every GPU sends its buffer once to be reduced, and its share of the sum.
-    inside = [_ring([ranks], 1 + 1 / len(ranks), meshed) for ranks in by_node if len(ranks) > 1]
-    return Transfers.joined([*inside, *_between_trees(by_node)])
+    inside = [_ring([ranks], 1 + 1 / len(ranks), meshed) for ranks in nodes if len(ranks) > 1]
+    return Transfers.joined([*inside, *_between_trees(nodes)])
 
 
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send")
@@ -122,11 +124,11 @@ _RING_FACTOR = {
     Operation.ALL_GATHER: 1.0,
     Operation.REDUCE_SCATTER: 1.0,
 }
-_CHAINS = (Operation.BROADCAST, Operation.REDUCE)
-_PAIRWISE = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.SEND_RECV)
+CHAINS = (Operation.BROADCAST, Operation.REDUCE)
+PAIRWISE = (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.SEND_RECV)
 
 
-def _by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
+def by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
     """Return the members of each node, nodes in the order in which the group meets them."""
     node = group // gpus_per_node
     _, first, number = np.unique(node, return_index=True, return_inverse=True)
@@ -135,27 +137,27 @@ def _by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
     return np.split(group[order], np.cumsum(np.bincount(place))[:-1])
 
 
-def _channels(by_node: list[Ranks]) -> int:
+def channels(nodes: list[Ranks]) -> int:
     """On how many paths between nodes a collective is spread: one a member of each node."""
-    return min(len(ranks) for ranks in by_node) if len(by_node) > 1 else 1
+    return min(len(ranks) for ranks in nodes) if len(nodes) > 1 else 1
 
 
-def _ring(by_node: list[Ranks], factor: float, meshed: bool) -> Transfers:
+def _ring(nodes: list[Ranks], factor: float, meshed: bool) -> Transfers:
     """A ring through all members of each node in turn; each channel enters at another member."""
-    k = _channels(by_node)
+    k = channels(nodes)
     parts = []
     for channel in range(k):
-        path = np.concatenate([np.roll(ranks, -channel) for ranks in by_node])
+        path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
         share = np.full(len(path), factor / k)
         parts.append(Transfers(path, np.roll(path, -1), share))
-    if not meshed or max(len(ranks) for ranks in by_node) <= 2:
+    if not meshed or max(len(ranks) for ranks in nodes) <= 2:
         return Transfers.joined(parts)
-    ends = np.cumsum([len(ranks) for ranks in by_node]) - 1
+    ends = np.cumsum([len(ranks) for ranks in nodes]) - 1
     last = [Transfers(each.source[ends], each.target[ends], each.bytes[ends]) for each in parts]
-    hops = 1 if len(by_node) > 1 else 0  # of a ring between nodes one hop a node leaves it
+    hops = 1 if len(nodes) > 1 else 0  # of a ring between nodes one hop a node leaves it
     return Transfers.joined(
         [
-            *(_pairs(ranks, factor * (len(ranks) - hops) / len(ranks)) for ranks in by_node),
+            *(_pairs(ranks, factor * (len(ranks) - hops) / len(ranks)) for ranks in nodes),
             *(last if hops else []),
         ]
     )
@@ -199,12 +201,12 @@ def _pat(group: Ranks) -> Transfers:
     )
 
 
-def _tree(by_node: list[Ranks]) -> Transfers:
+def _tree(nodes: list[Ranks]) -> Transfers:
     """All-reduce: chains in nodes, up and down, and two trees of half of the bytes between."""
-    k = _channels(by_node)
+    k = channels(nodes)
     parts = []
     for channel in range(k):
-        for ranks in by_node:
+        for ranks in nodes:
             if len(ranks) == 1:
                 continue
             path = np.roll(ranks, -channel)
@@ -213,18 +215,18 @@ def _tree(by_node: list[Ranks]) -> Transfers:
                 Transfers(path[1:], path[:-1], share),
                 Transfers(path[:-1], path[1:], share),
             ]
-    return Transfers.joined([*parts, *_between_trees(by_node)])
+    return Transfers.joined([*parts, *_between_trees(nodes)])
 
 
-def _between_trees(by_node: list[Ranks]) -> list[Transfers]:
+def _between_trees(nodes: list[Ranks]) -> list[Transfers]:
     """Both trees between nodes, each of a half of the bytes, up and down, spread over channels."""
-    if len(by_node) == 1:
+    if len(nodes) == 1:
         return []
-    k = _channels(by_node)
-    edges = double_tree(len(by_node))
+    k = channels(nodes)
+    edges = double_tree(len(nodes))
     parts = []
     for channel in range(k):
-        head = np.array([ranks[channel] for ranks in by_node])
+        head = np.array([ranks[channel] for ranks in nodes])
         child, parent = head[edges[:, 0]], head[edges[:, 1]]
         share = np.full(len(edges), 0.5 / k)
         parts += [Transfers(child, parent, share), Transfers(parent, child, share)]

@@ -152,7 +152,9 @@ class _Pricing:
         self._label: NDArray[np.int64] = np.zeros(len(groups), np.int64)
         self._class: Sequence[Hashable] = ()
         if network is not None:
-            self._label, self._class = network.group_classes(groups.index, groups.members)
+            self._label, self._class = network.group_classes(
+                groups.index, groups.members, program.operation_bits
+            )
         self._prices: dict[tuple[int, int, Hashable], Price] = {}
 
     def alike(

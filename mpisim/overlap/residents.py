@@ -93,7 +93,9 @@ class Residents:
         groups = program.communicators
         self._label: Ints
         self._class: Sequence[Hashable]
-        self._label, self._class = network.group_classes(groups.index, groups.members)
+        self._label, self._class = network.group_classes(
+            groups.index, groups.members, program.operation_bits
+        )
         self._sizes = groups.sizes
         self.known: list[Resident] = []
         self._entry: dict[tuple[int, int, int, int], int] = {}
@@ -146,7 +148,7 @@ class Residents:
             return Resident(operation, size, ranks, algorithm, protocol, 0, 0.0, 0)
         nccl: Nccl | None = getattr(self.network, "nccl", None)
         if nccl is not None:
-            choice = nccl.choose(operation, max(size, 0), group)  # type: ignore[arg-type]
+            choice = nccl.choose(operation, max(size, 0), group.shape)  # type: ignore[attr-defined]
             algorithm, protocol, channels = choice.algorithm, choice.protocol, choice.channels
             if operation in SENDS and operation is not Operation.SEND_RECV:
                 # Connections to each peer, on thread blocks that peers share.

@@ -14,12 +14,13 @@ from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kern
 from ..program import Operation
 from ..quantity import Quantity
 from ..topo.price import Price
+from ..topo.shapes import shapes_of
+from ..topo.topology import LinkKind
 from .step_constants import Known
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
-    from ..topo.nccl_network import NcclNetwork, Pattern
-    from ..topo.shapes import Shape
+    from ..topo.nccl_network import NcclNetwork, Pattern, Placement
 
 __all__ = ["CalibratedKernels", "CalibratedNetwork"]
 
@@ -82,7 +83,9 @@ class CalibratedNetwork:
     """A network with the times of communications multiplied, inside nodes and across them.
 
     A communication that takes f times as long moves its bytes at 1 / f of the rate; it then counts
-    as using its links as fully as before, so what shares them does not find room that is not there.
+    as using the links of nodes and its cards as fully as before, so that what shares them does not
+    find room that is not there. What links between switches carry is not changed: constants are of
+    nodes and cards that were measured.
 
     Parameters
     ----------
@@ -110,20 +113,22 @@ class CalibratedNetwork:
         """NCCL's choices, which the constants do not change."""
         return self._network.nccl
 
-    def group_classes(self, index: Ints, members: NDArray[np.int32]) -> tuple[Ints, list[Shape]]:
+    def group_classes(
+        self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
+    ) -> tuple[Ints, list[Placement]]:
         """Return what the network returns."""
-        return self._network.group_classes(index, members)
+        return self._network.group_classes(index, members, operations)
 
-    def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
-        """Return the network's price, multiplied."""
-        found = self._network.price(operation, bytes, group)
+    def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
+        """Return NCCL's price, multiplied, as the links allow it."""
+        found = self._network.nccl_price(operation, bytes, group)
         factor = self._constant(group.nodes)[1].value
-        if factor == 1:
-            return found
-        rate = max(1, round(found.rate / factor)) if found.rate else 0
-        return Price(round(found.latency * factor), found.volume, rate, found.pattern)
+        if factor != 1:
+            rate = max(1, round(found.rate / factor)) if found.rate else 0
+            found = Price(round(found.latency * factor), found.volume, rate, found.pattern)
+        return self._network.limited(found, operation, group, factor)
 
-    def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
+    def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
         """Return the network's shares, or the constant's where it covers them; all of it rests on
         the constant."""
         found = self._network.shares(operation, bytes, group)
@@ -145,13 +150,14 @@ class CalibratedNetwork:
     def loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
-        """Return the links that groups load, the heavier the slower they move."""
+        """Return the links that groups load: those of nodes and cards the heavier the slower."""
         first, links, weights = self._network.loads(index, members, pattern)
-        label, shapes = self._network.group_classes(index, members)
+        label, shapes = shapes_of(index, members, self.nccl.system)
         factors = np.array([self._constant(shape.nodes)[1].value for shape in shapes])
         if (factors == 1).all():
             return first, links, weights
         of_link = np.repeat(factors[label], np.diff(first))
+        of_link[self.topology.kind[links] == LinkKind.FABRIC] = 1.0
         return first, links, np.maximum(1, np.floor(weights * of_link)).astype(np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ..quantity import Quantity
 from ..topo import Cluster, Network
 
 if TYPE_CHECKING:
+    from ..topo import Topology
     from ..topo.nccl import Nccl
 
 __all__ = ["calibrated", "network_of"]
@@ -72,22 +72,29 @@ def _nccl_network(
     from ..topo.changes import changed
     from ..topo.nccl_network import NcclNetwork
 
-    nccl, factor = calibrated(cluster, choice, folder)
-    nominal = replace(cluster, changes={}).topology(nodes)
-    changes = cluster.changes | choice.changes
-    return NcclNetwork(
-        nccl,
-        changed(nominal, changes) if changes else nominal,
-        nominal,
-        factor,
-        meshed=cluster.node.kind in MESHES,
-    )
+    topology = cluster.topology(nodes)
+    if choice.changes:
+        topology = changed(topology, choice.changes)
+    nccl, factor = calibrated(cluster, choice, folder, topology)
+    return NcclNetwork(nccl, topology, factor, meshed=cluster.node.kind in MESHES)
 
 
 def calibrated(
-    cluster: Cluster, choice: NetworkChoice, folder: Path | None = None
+    cluster: Cluster,
+    choice: NetworkChoice,
+    folder: Path | None = None,
+    topology: Topology | None = None,
 ) -> tuple[Nccl, Callable[[float], Quantity]]:
     """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    choice : NetworkChoice
+    folder : Path, optional
+        Where relative paths of `choice` start.
+    topology : Topology, optional
+        Whose links, where they were changed, NCCL sees in place of the cluster's.
 
     Returns
     -------
@@ -97,8 +104,11 @@ def calibrated(
     """
     from ..topo.collectives.calibration import ANY, Calibration, ours
     from ..topo.nccl import Factors, Nccl, Settings, System
+    from ..topo.nccl_network import system_seen
 
     system = System.of(cluster)
+    if topology is not None:
+        system = system_seen(system, topology)
     calibration = (
         Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
     )

@@ -33,7 +33,9 @@ class PathShares:
         assert run.critical_path is not None
         self.case, self.path = case, run.critical_path
         groups = case.program.communicators
-        self.label, self.classes = case.network.group_classes(groups.index, groups.members)
+        self.label, self.classes = case.network.group_classes(
+            groups.index, groups.members, case.program.operation_bits
+        )
         self.communication = cache(case.network.shares)
 
     def __call__(self, piece: int) -> Mapping[str, float]:

@@ -184,6 +184,20 @@ class Program:
         )
 
     @cached_property
+    def operation_bits(self) -> NDArray[np.int64]:
+        """What is done on each communicator: the sum of 1 << `Operation`, by tables held here."""
+        found = np.zeros(len(self.communicators), np.int64)
+        counts = np.diff(self.slot_index)
+        of_table = np.zeros((len(self.tables), int(counts.max(initial=0))), np.int64)
+        for number, table in enumerate(self.tables):
+            if table is not None:
+                of_table[number, : table.n_slots] = table.operation_bits[: of_table.shape[1]]
+        owner = np.repeat(np.arange(self.n_ranks), counts)
+        slot = np.arange(len(owner)) - self.slot_index[owner]
+        np.bitwise_or.at(found, self.slots, of_table[self.table[owner], slot])
+        return found
+
+    @cached_property
     def _uses(self) -> list[int]:
         return np.bincount(self.table, minlength=len(self.tables)).tolist()
 

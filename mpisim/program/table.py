@@ -170,6 +170,14 @@ class Table:
         return np.bincount(self.slot[self.slot >= 0], minlength=self.n_slots).astype(np.int64)
 
     @cached_property
+    def operation_bits(self) -> NDArray[np.int64]:
+        """What is done on each slot, shape (n_slots,): the sum of 1 << `Operation`."""
+        bits = np.zeros(self.n_slots, np.int64)
+        rows = self.slot >= 0
+        np.bitwise_or.at(bits, self.slot[rows], np.int64(1) << self.operation[rows].astype(np.int64))
+        return bits
+
+    @cached_property
     def launching(self) -> float:
         """What launching takes, all rows together, as if each waited for the one before, in ps."""
         columns = (self.host, self.launch_cost, self.launch, self.gap)
@@ -233,8 +241,8 @@ class Table:
 
 _OF_STRUCTURE = frozenset(
     [
-        "n_streams", "n_slots", "ordinal", "operations", "is_communication", "_rows_by_slot",
-        "_slots_by_kind", "launching",
+        "n_streams", "n_slots", "ordinal", "operations", "operation_bits", "is_communication",
+        "_rows_by_slot", "_slots_by_kind", "launching",
     ]
 )  # fmt: skip
 """Cached properties that do not depend on times."""

@@ -53,8 +53,10 @@ class Cables:
     ports : Ports
     names : list of str
         Of the switches.
-    source, target, bandwidth, latency, share : list of array
-        Of the links, in pieces.
+    source, target, bandwidth, latency, share, feed : list of array
+        Of the links, in pieces (`Topology`).
+    period : int
+        Nodes after which all repeats (`Topology`).
     hops : callable
         The links from port to port.
     """
@@ -66,6 +68,8 @@ class Cables:
     bandwidth: list[NDArray[np.float64]] = field(default_factory=list)
     latency: list[NDArray[np.float64]] = field(default_factory=list)
     share: list[NDArray[np.float64]] = field(default_factory=list)
+    feed: list[NDArray[np.float64]] = field(default_factory=list)
+    period: int = 0
     hops: Hops = field(init=False)
     n_links: int = 0
 
@@ -77,7 +81,7 @@ class Cables:
 
     def lay(
         self, source: ArrayLike, target: ArrayLike, bandwidth: ArrayLike, latency: float,
-        share: float = 1.0,
+        share: float = 1.0, feed: float = np.inf,
     ) -> NDArray[np.int64]:
         """Add links, broadcasting, and return their numbers in the shape of the ends."""
         ends = np.broadcast_arrays(np.asarray(source, np.int64), np.asarray(target, np.int64))
@@ -89,16 +93,18 @@ class Cables:
         )
         self.latency.append(np.full(n, latency))
         self.share.append(np.full(n, share))
+        self.feed.append(np.full(n, feed))
         self.n_links += n
         return np.arange(self.n_links - n, self.n_links).reshape(shape)
 
     def both(
-        self, lower: ArrayLike, upper: ArrayLike, bandwidth: ArrayLike, share: float = 1.0
+        self, lower: ArrayLike, upper: ArrayLike, bandwidth: ArrayLike, share: float = 1.0,
+        feed: float = np.inf,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Add links between switches in both directions; return those up and those down."""
         return (
-            self.lay(lower, upper, bandwidth, self.ports.hop, share),
-            self.lay(upper, lower, bandwidth, self.ports.hop, share),
+            self.lay(lower, upper, bandwidth, self.ports.hop, share, feed),
+            self.lay(upper, lower, bandwidth, self.ports.hop, share, feed),
         )
 
     def plug(

@@ -29,6 +29,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     node, card = np.divmod(port, ports.each)
     deepest = -(-ports.each // rails)  # cards of a node on one rail
     place = port if classic else node * deepest + card // rails
+    step = ports.each if classic else deepest  # places of a node in its row of leaves
     row, rail = place // fabric.leaf, np.zeros_like(port) if classic else card % rails
     rows = int(row[-1]) + 1 if classic else -(-ports.nodes * deepest // fabric.leaf)
     leaf = row * rails + rail
@@ -38,9 +39,15 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     pod = np.arange(leaves) // rails // pod_rows
 
     cables = Cables(ports)
+    if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
+        cables.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
     part = 1 / planes
     total = fabric.leaf * ports.bandwidth * part / fabric.oversubscription  # up from a leaf
     core = total * (fabric.pod or rows) * rails / fabric.core_oversubscription  # up from a pod
+    # What comes to a leaf's links, and to a pod's, unless a hash sends all of it to one of them.
+    even = fabric.ecmp != "ecmp"
+    brought = fabric.leaf * ports.bandwidth * part / spines if even else np.inf
+    gathered = brought * pod_rows * rails
     # Links up and down from ports, leaves and pods; one array a plane.
     port_up: list[NDArray[np.int64]] = []
     port_down: list[NDArray[np.int64]] = []
@@ -62,12 +69,12 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
         groups = [f"{mark}pod{i}." for i in range(pods)] if pods > 1 else [mark]
         names = [_name(f"{group}spine", s, spines) for group in groups for s in range(spines)]
         middle = cables.add(names).reshape(pods, spines)
-        up, down = cables.both(low[:, None], middle[pod], total / spines, part / spread)
+        up, down = cables.both(low[:, None], middle[pod], total / spines, part / spread, brought)
         leaf_up.append(up)
         leaf_down.append(down)
         if pods > 1:
             top = cables.add([_name(f"{mark}core", s, spines) for s in range(spines)])
-            up, down = cables.both(middle, top[None, :], core / spines, part / spread)
+            up, down = cables.both(middle, top[None, :], core / spines, part / spread, gathered)
             pod_up.append(up)
             pod_down.append(down)
 

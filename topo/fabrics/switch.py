@@ -13,7 +13,7 @@ __all__ = ["switch"]
 
 def switch(fabric: Fabric, ports: Ports) -> Cables:
     """Join every port to one switch."""
-    cables = Cables(ports)
+    cables = Cables(ports, period=1)
     up, down = cables.plug(cables.add(["switch"])[0])
 
     def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,167 @@
+"""The hops of a collective that follow one another: what its latency is the sum of.
+
+`transfers` says how many bytes go from whom to whom, whenever that is. A latency needs the order:
+a ring passes each part on from rank to rank, a tree goes from its leaves to its root and back. Each
+*chain* here is one such sequence; a communication waits for the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.program import Operation
+
+from .transfers import CHAINS, PAIRWISE, by_node, channels, double_tree
+
+__all__ = ["Steps", "steps"]
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Hops from rank to rank, by the chain that they are part of.
+
+    Attributes
+    ----------
+    source, target : int64, shape (m,)
+        Global ranks.
+    chain : int64, shape (m,)
+        0 and up, ascending; every chain has a hop at least.
+    rounds : float
+        How many times each chain is passed, on average over its hops: of a ring of n that needs s
+        steps s / n.
+    """
+
+    source: Ranks
+    target: Ranks
+    chain: Ranks
+    rounds: float = 1.0
+
+
+def steps(
+    operation: Operation, algorithm: str, members: Sequence[int] | Ranks, gpus_per_node: int
+) -> Steps:
+    """Return the chains of hops of a communication.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        As for `transfers`.
+    members : sequence of int
+        Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
+    gpus_per_node : int
+
+    Examples
+    --------
+    >>> found = steps(Operation.ALL_GATHER, "ring", (0, 1, 2), 1)
+    >>> found.source.tolist(), found.target.tolist(), found.chain.tolist(), found.rounds
+    ([0, 1, 2], [1, 2, 0], [0, 0, 0], 0.6666666666666666)
+    """
+    group = np.asarray(members, np.int64)
+    n = len(group)
+    if n == 1:
+        return _joined([])
+    if operation in CHAINS:
+        path = group if operation is Operation.BROADCAST else group[::-1]
+        return _joined([(path[:-1], path[1:])])
+    if operation in PAIRWISE:
+        return _each(*_pairs(operation, group))
+    nodes = by_node(group, gpus_per_node)
+    if algorithm == "pat":
+        return _aggregated(group)
+    if algorithm == "ring" or (algorithm == "nvls" and len(nodes) > 1):
+        parts = []
+        for channel in range(channels(nodes)):
+            path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+            parts.append((path, np.roll(path, -1)))
+        count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
+        return _joined(parts, count / n)
+    if algorithm == "tree":
+        return _trees(nodes, inside=True)
+    # In the switch: once up and once down, and a tree between nodes.
+    within = [(ranks, np.roll(ranks, -1)) for ranks in nodes if len(ranks) > 1]
+    if len(nodes) == 1:
+        return _each(*map(np.concatenate, zip(*within)))
+    return _trees(nodes, inside=False)
+
+
+def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: float = 1.0) -> Steps:
+    """One chain a path."""
+    empty = np.empty(0, np.int64)
+    lengths = [len(source) for source, _ in paths]
+    return Steps(
+        np.concatenate([empty, *(source for source, _ in paths)]),
+        np.concatenate([empty, *(target for _, target in paths)]),
+        np.repeat(np.arange(len(paths)), lengths),
+        rounds,
+    )
+
+
+def _each(source: Ranks, target: Ranks) -> Steps:
+    """Hops that all go at once."""
+    return Steps(source, target, np.arange(len(source)))
+
+
+def _pairs(operation: Operation, group: Ranks) -> tuple[Ranks, Ranks]:
+    n = len(group)
+    if operation is Operation.SEND_RECV:
+        return group[:1], group[1:2]
+    root = np.repeat(group[:1], n - 1)
+    if operation is Operation.GATHER:
+        return group[1:], root
+    if operation is Operation.SCATTER:
+        return root, group[1:]
+    source, target = np.repeat(group, n), np.tile(group, n)
+    others = source != target
+    return source[others], target[others]
+
+
+def _aggregated(group: Ranks) -> Steps:
+    """PAT: every rank sends 1, 2, 4, … ranks further, one after the other."""
+    n = len(group)
+    distances = [1 << bit for bit in range(int(n - 1).bit_length())]
+    target = np.stack([np.roll(group, -d) for d in distances], axis=1)
+    return Steps(
+        np.repeat(group, len(distances)),
+        target.reshape(-1),
+        np.repeat(np.arange(n), len(distances)),
+    )
+
+
+def _trees(nodes: list[Ranks], *, inside: bool) -> Steps:
+    """Both trees between nodes, from each leaf to the root and back; with the chains in nodes."""
+    paths: list[tuple[Ranks, Ranks]] = []
+    for channel in range(channels(nodes)):
+        heads = np.array([ranks[channel] for ranks in nodes])
+        chains = [np.roll(ranks, -channel) for ranks in nodes]
+        for way in _to_roots(len(nodes)):
+            hops = list(pairwise(heads[way].tolist()))
+            if inside:  # before the leaf's own node sends, and after it receives
+                hops = [*pairwise(chains[way[0]][::-1].tolist()), *hops]
+            if hops:
+                up, to = np.array(hops, np.int64).T
+                paths.append((np.concatenate([up, to[::-1]]), np.concatenate([to, up[::-1]])))
+    return _joined(paths)
+
+
+def _to_roots(n: int) -> list[list[int]]:
+    """Return the way from each leaf of both trees over n nodes to its root."""
+    edges = double_tree(n)
+    if not len(edges):
+        return [[0]]
+    ways = []
+    for tree in (edges[: n - 1], edges[n - 1 :]):
+        parent = dict(tree.tolist())
+        for leaf in sorted(set(parent) - set(parent.values())):
+            way = [leaf]
+            while way[-1] in parent:
+                way.append(parent[way[-1]])
+            ways.append(way)
+    return ways
