@@ -4,15 +4,15 @@ The price of a communication that has the network to itself is
 
     NCCL's latency + the latency of the way beyond that + bytes / rate
 
-where the rate is the lowest of what NCCL reaches between such GPUs and cards, on a fabric that holds
-nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this network can
-carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both are of the same meaning
-whether a link was built so or changed.
+where the rate is the lowest of what NCCL reaches between such GPUs and cards, on a fabric that
+holds nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this network
+can carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both are of the same
+meaning whether a link was built so or changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -99,7 +99,7 @@ class Placement:
         """Nodes of the group."""
         return self.shape.nodes
 
-    def limit(self, pattern: Pattern) -> Limit | None:
+    def limit(self, pattern: Hashable) -> Limit | None:
         """Return what limits a pattern, if anything does."""
         return next((each for each in self.limits if each.pattern == pattern), None)
 

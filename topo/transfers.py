@@ -17,7 +17,8 @@ from mpisim.errors import InputError
 from mpisim.program import Operation
 
 __all__ = [
-    "ALGORITHMS", "CHAINS", "PAIRWISE", "Transfers", "by_node", "channels", "double_tree", "transfers",
+    "ALGORITHMS", "CHAINS", "PAIRWISE", "Transfers", "by_node", "channels", "double_tree",
+    "transfers",
 ]  # fmt: skip
 
 Ranks = NDArray[np.int64]

@@ -174,7 +174,8 @@ class Table:
         """What is done on each slot, shape (n_slots,): the sum of 1 << `Operation`."""
         bits = np.zeros(self.n_slots, np.int64)
         rows = self.slot >= 0
-        np.bitwise_or.at(bits, self.slot[rows], np.int64(1) << self.operation[rows].astype(np.int64))
+        kinds = np.int64(1) << self.operation[rows].astype(np.int64)
+        np.bitwise_or.at(bits, self.slot[rows], kinds)
         return bits
 
     @cached_property
