@@ -2,8 +2,8 @@
 
 NCCL's model (:mod:`.nccl`) says what a communication reaches between such GPUs and cards on a
 fabric that holds nobody back. Here is what this fabric, and links that are slower or later than
-usual, make of it: the highest rate at which no link carries more than its bandwidth, and the latency
-of the way beyond the one that NCCL's constants stand for (two cards and one switch).
+usual, make of it: the highest rate at which no link carries more than its bandwidth, and what the
+way adds to the latency that NCCL's constants stand for (two cards and one switch).
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ The price of a communication that has the network to itself is
     NCCL's latency + the latency of the way beyond that + bytes / rate
 
 where the rate is the lowest of what NCCL reaches between such GPUs and cards, on a fabric that
-holds nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this network
-can carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both are of the same
-meaning whether a link was built so or changed.
+holds nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this
+network can carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both mean the
+same whether a link was built so or changed.
 """
 
 from __future__ import annotations
