@@ -58,7 +58,8 @@ class Candidate:
     growth : float
         Power of the size, over `eager`, with which that grows.
     eager : float
-        Size from which messages are large.
+        Size from which messages are large: half of it still travels at once. Between the two,
+        which no table tells apart, the latency of large messages sets in by degrees.
     pace : float
         Latency that every chunk of a pipeline meets again, times its tree's crossings; seconds.
     spread : float
@@ -118,18 +119,38 @@ class Candidate:
         of the same form, and each crossing of a tree adds its own: on 16 and on 64 nodes of Alps a
         crossing costs the same. `spread` stands for all of these.
         """
-        more: Floats = np.float64(self.bulk)
-        if self.growth:
-            more = more * np.maximum(np.divide(bytes, self.eager), 1.0) ** self.growth
-        lasting = self.latency + np.where(np.less(bytes, self.eager * self.used(bytes)), 0.0, more)
-        if self.spread:
-            lasting = lasting + self.spread * np.sqrt(self.pace * bytes / self.flowing(bytes))
+        lasting = self._starting(bytes) + self._losing(bytes)
         if not self.fill:
             return lasting
         # Chunks shrink with the message: a small one fills with little, a large one with whole
         # buffers.
         filling: Floats = np.asarray(bytes * self.fill / (bytes + self.fill) / self.bandwidth)
         return lasting + filling
+
+    def waiting(self, bytes: Sizes) -> Floats:
+        """Return the seconds that are due to latencies: twice as long ones would add as many.
+
+        To first order: what a pipeline loses is due to its latency and its bandwidth in equal
+        parts.
+        """
+        return self._starting(bytes) + 0.5 * self._losing(bytes)
+
+    def _starting(self, bytes: Sizes) -> Floats:
+        """Return the latency of a message of some size."""
+        if not self.bulk:
+            return np.float64(self.latency)
+        more: Floats = np.float64(self.bulk)
+        if self.growth:
+            more = more * np.maximum(np.divide(bytes, self.eager), 1.0) ** self.growth
+        part = np.divide(bytes, self.eager * self.used(bytes))
+        return self.latency + np.clip(2 * part - 1, 0.0, 1.0) * more
+
+    def _losing(self, bytes: Sizes) -> Floats:
+        """Return what a pipeline of chunks loses."""
+        if not self.spread:
+            return np.float64(0.0)
+        lost: Floats = self.spread * np.sqrt(self.pace * bytes / self.flowing(bytes))
+        return lost
 
 
 class Contest:
@@ -172,6 +193,7 @@ def candidates(
     settings: Settings,
     factors: Factors,
     tables: Tables,
+    machine: System | None = None,
 ) -> list[Candidate]:
     """Return the pairs that are enabled, in NCCL's order.
 
@@ -181,9 +203,14 @@ def candidates(
         A collective that NCCL has an algorithm for.
     shape : Shape
         Of at least two ranks.
+    system : System
+        What NCCL sees, searches and chooses by.
+    machine : System, optional
+        What carries the messages, where that is not the same.
     """
+    machine = machine or system
     seen = links(system, settings, shape, tables)
-    scaled = factors.of(seen, system)
+    scaled = factors.of(links(machine, settings, shape, tables), machine)
     graphs = search(seen, shape, tables)
     wired = wires(graphs, scaled, shape)
     counts = channels(graphs, shape, settings, tables, system.arch)
@@ -200,13 +227,14 @@ def candidates(
             same = system.intra == "nvswitch" or shape.most == 1
             believed = latency(*of, step, same, tables)
             # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
-            real = latency(*of, step, False, tables)
+            felt = hops(algorithm, protocol, machine, settings, shape, seen, tables)
+            real = latency(*of, felt, False, tables)
             count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
             several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
             plateau = algorithm == "ring" and protocol == SIMPLE and several
             fewest = real  # what the factors are of
             if algorithm in ("ring", "tree") and protocol != LL:
-                flags = hops(algorithm, LL, system, settings, shape, seen, tables)
+                flags = hops(algorithm, LL, machine, settings, shape, seen, tables)
                 fewest = latency(operation, algorithm, LL, shape, flags, False, tables)
             inside = real.inside + (factors.latency_inside - 1) * fewest.inside
             eager = real.across + (factors.latency_across - 1) * fewest.across

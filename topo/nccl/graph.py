@@ -97,11 +97,9 @@ def search(found: Links, shape: Shape, tables: Tables) -> dict[str, Graph]:
     # A ring of n enters and leaves the node once on each channel: all GPUs but one pass it on.
     passing = (n - 1) / n if shape.nodes > 1 else 1.0
     if shape.nodes == 1:
-        speeds, whole, limit = tables.inside_speeds, found.inside, found.inside
+        speeds, limit = tables.inside_speeds, found.inside
     else:
-        speeds = tables.across_speeds
-        one = found.across / max(shape.nics, 1)
-        whole, limit = found.across, one
+        speeds, limit = tables.across_speeds, found.across / max(shape.nics, 1)
     best = Graph(1, speeds[-1], speeds[-1])
     reached = 0.0
     for speed in speeds:
@@ -109,14 +107,15 @@ def search(found: Links, shape: Shape, tables: Tables) -> dict[str, Graph]:
             continue
         if reached and speed < 0.49 * best.inside:
             break
-        channels = int(whole / speed) if shape.nodes == 1 else int(limit / speed) * shape.nics
+        channels = int(limit / speed) * (1 if shape.nodes == 1 else shape.nics)
         if n > 1 and passing:
             channels = min(channels, int(found.inside / (speed * passing)))
         channels = max(1, min(channels, most))
         if channels * speed > reached:
             reached = channels * speed
             best = Graph(channels, speed, speed)
-        if reached >= whole:
+        # Enough: NCCL asks for no more than a GPU's own links carry, however fast the NICs are.
+        if reached >= found.inside:
             break
     tree = best
     if shape.nodes == 2:

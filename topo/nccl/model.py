@@ -93,6 +93,9 @@ class Nccl:
         Environment variables.
     factors : Factors, optional
         Calibration of the platform.
+    machine : System, optional
+        What carries the messages, if not `system`, which is what NCCL sees: it then searches,
+        chooses and counts channels as on `system`, and times are those of the machine.
 
     Examples
     --------
@@ -105,9 +108,14 @@ class Nccl:
     """
 
     def __init__(
-        self, system: System, settings: Settings | None = None, factors: Factors | None = None
+        self,
+        system: System,
+        settings: Settings | None = None,
+        factors: Factors | None = None,
+        machine: System | None = None,
     ) -> None:
         self.system = system
+        self.machine = machine or system
         self.settings = settings or Settings()
         self.factors = factors or Factors()
         self.tables = tables(system.arch, system.version)
@@ -182,6 +190,37 @@ class Nccl:
         order = np.argsort(contest.expected(bytes)[:, 0], kind="stable")
         return [_choice(contest.candidates[i], bytes) for i in order]
 
+    def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
+        """Return the fastest of all that is enabled, where NCCL's choice is clearly slower.
+
+        Clearly: by more than ``better.margin`` of ``data/nccl.toml``. The tuner believes in
+        bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule
+        it.
+
+        Returns
+        -------
+        Choice or None
+            None where the choice is as good as any, or there is none, as for sends.
+        """
+        every = self.candidates(operation, bytes, shape)
+        fastest = min(every, key=lambda each: each.seconds(bytes))
+        margin = 1 + self.tables.raw["better"]["margin"]
+        return fastest if every[0].seconds(bytes) > margin * fastest.seconds(bytes) else None
+
+    def waiting(self, operation: Operation, bytes: int, shape: Shape) -> float:
+        """Return the part of a duration that is due to latencies, in seconds.
+
+        Were all latencies twice as long, a communication would take so much longer, to first order.
+        """
+        self._check(operation, shape)
+        if operation is Operation.BARRIER:
+            return self.waiting(Operation.ALL_REDUCE, _BARRIER, shape)
+        if operation in OPERATIONS or shape.ranks == 1:
+            return self.choose(operation, bytes, shape).latency
+        contest = self._contest(operation, shape)
+        chosen = contest.candidates[int(contest.expected(bytes).argmin())]
+        return float(chosen.waiting(bytes))
+
     def _choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         self._check(operation, shape)
         if shape.ranks == 1:
@@ -197,15 +236,17 @@ class Nccl:
         key = (operation, shape)
         if key not in self._contests:
             found = candidates(
-                operation, shape, self.system, self.settings, self.factors, self.tables
-            )
+                operation, shape, self.system, self.settings, self.factors, self.tables,
+                self.machine,
+            )  # fmt: skip
             self._contests[key] = Contest(found)
         return self._contests[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        scaled = self.factors.of(links(self.system, self.settings, shape, self.tables), self.system)
+        wires = links(self.machine, self.settings, shape, self.tables)
+        scaled = self.factors.of(wires, self.machine)
         found = traffic(
-            operation, bytes, shape, scaled, self.system, self.settings, self.tables
+            operation, bytes, shape, scaled, self.machine, self.settings, self.tables
         )
         latency = (
             found.latency_inside * self.factors.latency_inside

@@ -112,13 +112,13 @@ def traffic(
 def _connection(nic: float, nodes: int, settings: Settings, tables: Tables) -> float:
     """Return what one connection over the network moves.
 
-    It spends the same time on each message besides moving it, whatever its size.
+    A message takes as long as one of NCCL's default size does at the connection's speed, larger
+    ones what the NIC takes for the rest besides, and none less than the NIC takes.
     """
     message = tables.raw["point-to-point"]["message"]
-    speed = tables.connections[nodes > 2].si
-    overhead = max(message / speed - message / nic, 0.0)
     size = settings.p2p_net_chunksize or message
-    return size / (size / nic + overhead)
+    first = max(message / tables.connections[nodes > 2].si, min(size, message) / nic)
+    return size / (first + max(size - message, 0) / nic)
 
 
 def _channels(part: float, shape: Shape, settings: Settings, tables: Tables) -> int:
