@@ -114,9 +114,11 @@ def simulate(
     if isinstance(case, Case) and comm.rank == 0:
         said |= statements(case, run, defaulted(text) if text else {}, overlap)
 
+    if network is None and isinstance(case, Case):
+        network = case.network
     if output is None:
-        return collect(run, comm=comm, experiment=text, attributes=said)
+        return collect(run, comm=comm, experiment=text, attributes=said, network=network)
     return write_results(
         run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
-        attributes=said,
+        attributes=said, network=network,
     )  # fmt: skip

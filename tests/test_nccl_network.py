@@ -110,7 +110,8 @@ def test_a_slow_card_limits_who_uses_it() -> None:
     _, links, weights = net.loads(np.array([0, 3]), members, price.pattern)
     full = weights * float(price.rate) > 0.999 * net.capacity[links] * float(WEIGHT_ONE)
     assert [net.link_name(link) for link in links[full].tolist()] == ["node1.nic3->leaf0.rail3"]
-    fast = network("dgx-h100").price(Operation.ALL_REDUCE, 1 << 28, class_of(net, members.tolist()))
+    net = NETWORKS["dgx-h100"]
+    fast = net.price(Operation.ALL_REDUCE, 1 << 28, class_of(net, members.tolist()))
     assert price.rate < fast.rate / 9
 
 

@@ -92,7 +92,7 @@ def test_the_straggler_to_the_picosecond(comm: Any, n_ranks: int) -> None:
     assert met.pop("bus_bandwidth") == pytest.approx([4096 / 50e-6 * 2 * (n - 1) / n])
     assert met == {
         "communicator": [0], "operation": [Operation.ALL_REDUCE], "size": [n], "count": [1],
-        "bytes": [4096], "wire": [50 * n * US], "waiting": [50 * (n - 1) * US],
+        "bytes": [4096], "wire": [50 * n * US], "waiting": [50 * (n - 1) * US], "limit": [""],
     }  # fmt: skip
     path = results.critical_path
     assert path is not None
@@ -557,7 +557,7 @@ DAMAGES = [
     (lambda p: p.write_text("x"), "run.h5: is not an HDF5 file"),
     (lambda p: p.write_bytes(p.read_bytes()[:-9000]), "run.h5: is truncated"),
     (lambda p: changed(p, lambda f: f.attrs.update(format="x")), "its format is 'x'"),
-    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 3"),
+    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 4"),
     (
         lambda p: changed(p, lambda f: f.attrs.update(format_version=2)),
         r"older mpisim \(format version 2; .*\); simulate again",

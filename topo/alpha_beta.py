@@ -93,6 +93,14 @@ class AlphaBeta:
         latency, transfer = self._seconds(operation, bytes, group)
         return Price(round((latency + transfer) * PICOSECONDS))
 
+    def limit_of(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> str:
+        """Return whether latency or bandwidth takes longer, of the node or the network."""
+        latency, transfer = self._seconds(operation, bytes, group)
+        if not latency + transfer:
+            return ""
+        where = "node" if group[1] else "network"
+        return "latency" if latency >= transfer else f"bandwidth of the {where}"
+
     def shares(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> dict[str, float]:
         """Return the shares of latency and bandwidth, where `numbers` has them."""
         latency, transfer = self._seconds(operation, bytes, group)

@@ -29,6 +29,7 @@ from .alone import UNLIMITED, Limits, added_latency, excess_latency, highest_rat
 from .loads import link_weights
 from .narrowest import behind_ports
 from .nccl import Nccl, Shape, System
+from .nccl.limits import limit_of
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
 from .steps import steps
@@ -161,7 +162,7 @@ class NcclNetwork:
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return what NCCL takes on these links; a rank with itself costs nothing."""
-        return self.limited(self.nccl_price(operation, bytes, group), operation, group)
+        return self.limited(self.nccl_price(operation, bytes, group), group)
 
     def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return what NCCL takes where no link limits it."""
@@ -176,16 +177,13 @@ class NcclNetwork:
         rate = min(rate_of(choice.bandwidth), self._highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)
 
-    def limited(
-        self, price: Price, operation: Operation, group: Placement, factor: float = 1.0
-    ) -> Price:
+    def limited(self, price: Price, group: Placement, factor: float = 1.0) -> Price:
         """Return NCCL's price as the links allow it.
 
         Parameters
         ----------
         price : Price
             From `nccl_price`, perhaps with a longer time.
-        operation : Operation
         group : Placement
         factor : float
             How much longer its time is, inside nodes and at cards; their links allow so much less.
@@ -204,6 +202,31 @@ class NcclNetwork:
             return {}
         decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
         return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
+
+    def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
+        """Return what bounds the time of a communication that has the network to itself.
+
+        One of `mpisim.topo.nccl.limits.LIMITS`, or the kind and the name of a link.
+        """
+        return self.limit_named(
+            operation, bytes, group,
+            self.nccl_price(operation, bytes, group), self.price(operation, bytes, group),
+        )  # fmt: skip
+
+    def limit_named(
+        self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
+    ) -> str:
+        """Return what bounds a price that was made of NCCL's on these links; see `limit_of`."""
+        if not price.duration:
+            return ""
+        limit = group.limit(nccl.pattern)
+        flowing = price.duration - price.latency
+        if limit is not None and price.rate < nccl.rate and 2 * flowing > price.duration:
+            kind = LinkKind(self.topology.kind[limit.link])
+            return f"{_LINKS[kind]} {self.link_name(limit.link)}"
+        if limit is not None and 2 * limit.latency > price.duration:
+            return "latency of links"
+        return limit_of(self.nccl, operation, bytes, group.shape)
 
     # --- links ----------------------------------------------------------------------------------
 
@@ -415,6 +438,16 @@ _SEEN = {
     LinkKind.NIC: "nic_bandwidth",
 }
 """Numbers of a `System`, by the links that they are of."""
+
+_LINKS = {
+    LinkKind.NVLINK: "slow NVLink",
+    LinkKind.PCIE: "slow PCIe link",
+    LinkKind.HOST: "slow link to the CPU",
+    LinkKind.SOCKET: "slow link between sockets",
+    LinkKind.NIC: "slow NIC",
+    LinkKind.FABRIC: "fabric",
+}
+"""What is said of links that limit."""
 
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 

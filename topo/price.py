@@ -141,6 +141,13 @@ class Network(Protocol):
         """
         ...
 
+    def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
+        """Return what bounds the time of a communication that has the network to itself.
+
+        For people: ``"latency"``, ``"NIC"``, a link; empty if it costs nothing.
+        """
+        ...
+
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """The numbers that prices rest on, each with its error bar."""

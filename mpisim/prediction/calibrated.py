@@ -121,12 +121,24 @@ class CalibratedNetwork:
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return NCCL's price, multiplied, as the links allow it."""
+        factor = self._constant(group.nodes)[1].value
+        found = self._multiplied(operation, bytes, group)
+        return self._network.limited(found, group, factor)
+
+    def _multiplied(self, operation: Operation, bytes: int, group: Placement) -> Price:
         found = self._network.nccl_price(operation, bytes, group)
         factor = self._constant(group.nodes)[1].value
-        if factor != 1:
-            rate = max(1, round(found.rate / factor)) if found.rate else 0
-            found = Price(round(found.latency * factor), found.volume, rate, found.pattern)
-        return self._network.limited(found, operation, group, factor)
+        if factor == 1:
+            return found
+        rate = max(1, round(found.rate / factor)) if found.rate else 0
+        return Price(round(found.latency * factor), found.volume, rate, found.pattern)
+
+    def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
+        """Return what bounds the time of a communication, as the network says it."""
+        return self._network.limit_named(
+            operation, bytes, group,
+            self._multiplied(operation, bytes, group), self.price(operation, bytes, group),
+        )  # fmt: skip
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
         """Return the network's shares, or the constant's where it covers them; all of it rests on

@@ -128,6 +128,7 @@ def _communications(results: Results) -> list[dict[str, Any]]:
                 "wire_ps": row["wire"],
                 "waiting_ps": row["waiting"],
                 "bandwidth": row["bandwidth"],
+                "limit": row["limit"] or None,
             }
         )
     return rows

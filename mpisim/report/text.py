@@ -282,6 +282,26 @@ def _communications(results: Results, top: int) -> list[str]:
         f"({percent(sum(wires), whole)} % wire, the rest waiting for others)",
         *(f"  {line}" for line in aligned(rows, left=(7,))),
         *_more(n, top, spent, whole),
+        *_limits(results, top),
+    ]
+
+
+def _limits(results: Results, top: int) -> list[str]:
+    """What bounds communications by themselves, and for how much of their time on the wire."""
+    columns = results.communications
+    whole = int(columns["wire"].sum())
+    wire: dict[str, int] = {}
+    for limit, time in zip(columns["limit"].tolist(), columns["wire"].tolist(), strict=True):
+        if limit:
+            wire[limit] = wire.get(limit, 0) + time
+    if not wire or not whole:
+        return []
+    ordered = sorted(wire.items(), key=lambda each: (-each[1], each[0]))
+    rows = [("%", "limited by, alone and at their mean sizes (share of the wire time)")]
+    rows += [(percent(time, whole), one_line(limit)) for limit, time in ordered[:top]]
+    return [
+        *(f"  {line}" for line in aligned(rows, left=(1,))),
+        *_more(len(ordered), top, [time for _, time in ordered], whole),
     ]
 
 

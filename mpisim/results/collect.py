@@ -13,6 +13,7 @@ from .. import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
 from ..program import Names, Operation, Program
+from ..topo import Network
 from ..topo.bus import bus_factor
 from .accounting import BREAKDOWN, account, added_up
 from .links import LinkUse, use_of_links
@@ -32,6 +33,7 @@ def collect(
     experiment: str = "",
     seed: int = 0,
     attributes: Mapping[str, Any] | None = None,
+    network: Network | None = None,
 ) -> Results | None:
     """Gather the result of a run.
 
@@ -47,6 +49,8 @@ def collect(
     seed : int
     attributes : mapping of str to text, number or list of texts
         What else is to be said: assumptions, uncertainty.
+    network : Network, optional
+        That priced the communications, to say what limits them.
 
     Returns
     -------
@@ -93,7 +97,7 @@ def collect(
         },
         steps=_by_column(steps[np.lexsort((steps[:, 1], steps[:, 0]))], "rank", "step", "duration"),
         kernels=_kernel_table(kernels, names),
-        communications=_communication_table(meetings, program),
+        communications=_communication_table(meetings, program, network),
         communicators=program.communicators,
         links=links,
         critical_path=run.critical_path,
@@ -183,7 +187,9 @@ def _kernel_table(rows: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, 
     }
 
 
-def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str, NDArray[Any]]:
+def _communication_table(
+    rows: NDArray[np.int64], program: Program, network: Network | None
+) -> dict[str, NDArray[Any]]:
     """Join `Accounts.communications` of all processes."""
     communicator, operation, members, wire, waiting, known, size, known_wire = added_up(rows).T
     group = program.communicators.sizes[communicator]
@@ -205,8 +211,38 @@ def _communication_table(rows: NDArray[np.int64], program: Program) -> dict[str,
         "waiting": waiting,
         "bandwidth": bandwidth,
         "bus_bandwidth": bandwidth * _bus_factors(operation, group),
+        "limit": _limits(program, network, communicator, operation, bytes_ // np.maximum(count, 1)),
     }
     return {column: values[order] for column, values in columns.items()}
+
+
+def _limits(
+    program: Program,
+    network: Network | None,
+    communicator: NDArray[np.int64],
+    operation: NDArray[np.int64],
+    size: NDArray[np.int64],
+) -> NDArray[np.object_]:
+    """Return what bounds communications of some sizes, alone on the network, in words."""
+    found = np.full(len(communicator), "", object)
+    if network is None:
+        return found
+    groups = program.communicators
+    done = np.zeros(len(groups), np.int64)
+    np.bitwise_or.at(done, communicator, np.int64(1) << operation)
+    label, classes = network.group_classes(groups.index, groups.members, done)
+    known: dict[tuple[int, int, int], str] = {}
+    for i, key in enumerate(
+        zip(operation.tolist(), size.tolist(), label[communicator].tolist(), strict=True)
+    ):
+        if key not in known:
+            kind, bytes_, which = key
+            priced = bytes_ >= 0 and kind not in (Operation.NONE, Operation.UNKNOWN)
+            known[key] = (
+                network.limit_of(Operation(kind), bytes_, classes[which]) if priced else ""
+            )
+        found[i] = known[key]
+    return found
 
 
 def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -50,7 +50,7 @@ __all__ = [
 
 FORMAT = "mpisim-results"
 SHARD_FORMAT = "mpisim-timeline"
-VERSION = 3
+VERSION = 4
 
 Layout: TypeAlias = dict[str, tuple[type, str | None]]
 """Type and unit of each column; the type `object` stands for texts."""
@@ -92,6 +92,7 @@ COMMUNICATIONS: Layout = {
     "waiting": (np.int64, "ps"),
     "bandwidth": (np.float64, "bytes/s"),
     "bus_bandwidth": (np.float64, "bytes/s"),
+    "limit": (object, None),
 }
 LINKS: Layout = {
     "name": (object, None),

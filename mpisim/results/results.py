@@ -141,7 +141,8 @@ class Results:
         communicator, operation, size (members), count, bytes (over all counts; -1 unknown), wire
         and waiting (ps, added up over members), bandwidth (bytes/s: bytes of a communication
         over its wire time; NaN unknown), bus_bandwidth (the same times what a rank sends per byte
-        in a ring, as nccl-tests has it); the largest wire + waiting first.
+        in a ring, as nccl-tests has it), limit (texts: what bounds one of the mean size, alone on
+        the network; empty where no network priced it); the largest wire + waiting first.
     links : LinkUse
         How links that can be full were used.
     communicators : Communicators

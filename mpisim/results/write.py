@@ -19,6 +19,7 @@ from ..files import check_output, hidden_name, reported
 from ..hdf5 import CHUNK, create_column, created, write_attributes, write_column, write_texts
 from ..parallel import agreed
 from ..program import Program, Table
+from ..topo import Network
 from . import layout
 from .collect import collect, gathered, shared_names
 from .results import Results
@@ -70,6 +71,7 @@ def write_results(
     seed: int = 0,
     overwrite: bool = False,
     attributes: Mapping[str, Any] | None = None,
+    network: Network | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -86,7 +88,7 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes
+    experiment, seed, attributes, network
         See `collect`.
     overwrite : bool
         Whether an earlier result of that name may be replaced.
@@ -112,7 +114,9 @@ def write_results(
     taken = sorted(OWN_ATTRIBUTES.intersection(attributes or {}))
     if taken:
         raise InputError(f"attribute '{taken[0]}' belongs to the results file; name it otherwise")
-    results = collect(run, comm=comm, experiment=experiment, seed=seed, attributes=attributes)
+    results = collect(
+        run, comm=comm, experiment=experiment, seed=seed, attributes=attributes, network=network
+    )
     with _staging(path, comm, overwrite) as (stage, publish):
         rows = None
         names: tuple[str, ...] = ()
