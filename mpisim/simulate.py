@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
-from .experiment import Experiment, defaulted
+from .experiment import Experiment
 from .parallel import agreed
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
@@ -35,6 +35,7 @@ def simulate(
     comm: Intracomm | None = None,
     *,
     network: Network | None = None,
+    contention: bool = True,
     output: str | Path | None = None,
     timeline: bool = False,
     overwrite: bool = False,
@@ -54,6 +55,8 @@ def simulate(
         The processes that share the work; by default this one alone.
     network : Network, optional
         Prices communications without a duration; an experiment brings its own.
+    contention : bool
+        Whether communications share the links of such a network; an experiment says so itself.
     output : str or Path, optional
         Write the result to this HDF5 file, in a folder that all processes see.
     timeline : bool
@@ -104,15 +107,15 @@ def simulate(
             check_seeds(case, seeds)
 
     run, overlap = execute(
-        case, comm, network=network, fold=fold, critical_path=True, progress=progress,
-        timeline=timeline,
+        case, comm, network=network, contention=contention, fold=fold, critical_path=True,
+        progress=progress, timeline=timeline,
     )  # fmt: skip
 
     said = dict(attributes or {})
     if isinstance(case, Case) and seeds > 1:
         said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
     if isinstance(case, Case) and comm.rank == 0:
-        said |= statements(case, run, defaulted(text) if text else {}, overlap)
+        said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
 
     if network is None and isinstance(case, Case):
         network = case.network

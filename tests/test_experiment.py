@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,24 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert experiment.model.ffn == 256  # type: ignore[union-attr]
     assert defaulted(text)["plan.pp"] == 1
     assert "plan.tp" not in defaulted(text)
+    assert "plan.pp" not in defaulted(text, ["plan.pp=1"])
+    assert experiment.left_to_defaults() == defaulted(text)
+
+
+def test_what_was_set_or_changed_is_no_default() -> None:
+    experiment = read(SMALL, "e", ["network.contention=false", "plan.pp=1"])
+    left = experiment.left_to_defaults()
+    assert "network.contention" not in left
+    assert "plan.pp" not in left
+    assert left["network.model"] == "nccl"
+    other = replace(experiment, network=replace(experiment.network, model="alpha-beta"))
+    assert "network.model" not in other.left_to_defaults()
+    assert other.left_to_defaults().keys() == left.keys() - {"network.model"}
+
+
+def test_variables_of_nccl_may_be_numbers_on_the_command_line() -> None:
+    experiment = read(SMALL, "e", ["network.nccl.NCCL_NVLS_ENABLE=0"])
+    assert experiment.network.nccl == {"NCCL_NVLS_ENABLE": "0"}
 
 
 def test_the_minimal_experiment() -> None:

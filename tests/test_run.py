@@ -104,6 +104,33 @@ def test_keys_can_be_set_on_the_command_line(run_mpisim: Run, small: Path) -> No
     assert re.search(r"^ranks +4 on 1 process", changed.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_what_the_command_line_sets_is_no_default(
+    run_mpisim: Run, small: Path, tmp_path: Path, nprocs: int
+) -> None:
+    keys = {"network.contention": "true", "plan.dp_overlap": "true", "kernels.model": "analytical"}
+    plain = run_mpisim(["run", str(small), "-o", "plain.h5"], nprocs=nprocs)
+    assert plain.rc == 0, plain.stderr
+    for key, value in keys.items():
+        assert f"  - {key} = {value} (default)\n" in plain.stdout
+    changes = ["--set", "network.contention=false", "--set", "plan.dp_overlap=true",
+               "--set", "kernels.model=roofline"]  # fmt: skip
+    done = run_mpisim(["run", str(small), *changes, "-o", "set.h5"], nprocs=nprocs)
+    assert done.rc == 0, done.stderr
+    with mpisim.open_results(tmp_path / "set.h5") as results:
+        said = results.attributes["assumptions"]
+        assert results.experiment.startswith("# --set network.contention=false\n")
+    for key in keys:
+        assert f"{key} =" not in done.stdout
+        assert not any(line.startswith(f"{key} =") for line in said)
+    assert "network.model = nccl (default)" in said
+    # A default that is stated is the value used, and no default was lost.
+    with mpisim.open_results(tmp_path / "plain.h5") as results:
+        before = results.attributes["assumptions"]
+    assert set(before) - set(said) >= {f"{key} = {value} (default)" for key, value in keys.items()}
+    assert all(line in before for line in said if line.endswith("(default)"))
+
+
 def test_experiments_of_ours_have_names(run_mpisim: Run) -> None:
     named = run_mpisim(["run", "llama3-8b-8-h100"])
     assert digest(named.stdout) == digest(run_mpisim([]).stdout)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError, UsageError, nearest
 from .output import check_json
+from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
     from ..program import Operation
@@ -24,6 +25,7 @@ examples:
   mpisim comm all_reduce --cluster dgx-h100 --size 1K:1G:4 --nodes 4 --set NCCL_ALGO=ring
   mpisim comm all_to_all --cluster dgx-h100 --size 64M --nodes 8 --gpus-per-node 1
   mpisim comm all_reduce --cluster p5 --size 1M:1G --nodes 2 --model alpha-beta
+  mpisim comm all_reduce --cluster dgx-h100 --size 1G --nodes 4 --nic-bandwidth "800 Gb/s"
 """
 
 NOTE = """\
@@ -89,6 +91,7 @@ def add_parser(subparsers: Any) -> None:
         "--model", choices=("nccl", "alpha-beta"), default="nccl",
         help="NCCL's own choices, or latency and bandwidth (default: nccl)",
     )  # fmt: skip
+    add_speed_options(parser)
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     parser.set_defaults(run=run)
 
@@ -102,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
-    cluster = find_cluster(args.cluster)
+    if args.model != "nccl" and given_speeds(args):
+        raise UsageError("speeds of links are for --model nccl; [alpha_beta] has its own")
+    cluster = with_speed_options(find_cluster(args.cluster), args)
     per_node = cluster.gpus_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.nodes < 1 or not 1 <= per_node <= cluster.gpus_per_node:
         raise UsageError(
@@ -135,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
             for size, line in zip(sizes, lines)
         ]
         head = {"operation": args.operation, "cluster": args.cluster, "model": args.model}
+        head |= given_speeds(args)
         write_json(args.json, head | {"nodes": args.nodes, "gpus": ranks, "rows": rows})
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
     print("\n".join([f"{operation.name.lower()} on {where}", "", *_table(

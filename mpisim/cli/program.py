@@ -32,6 +32,7 @@ examples:
   mpirun -n 8 python -m mpisim program run step.h5   the same, shared by 8 processes
   mpisim program run step.h5 -o run.h5 --timeline    save the result with every row
   mpisim program run step.h5 --cluster dgx-h100      communications priced on this cluster
+  mpisim program run step.h5 --cluster dgx-h100 --set network.model=alpha-beta
 """
 
 IMPORT_EXAMPLES = """\
@@ -82,8 +83,15 @@ def add_parser(subparsers: Any) -> None:
     )
     go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
     go.add_argument(
-        "--cluster", metavar="NAME", help="price communications without a duration on this cluster"
-    )
+        "--cluster", metavar="NAME",
+        help="price communications without a duration on this cluster, as mpisim run does: a name "
+        "from mpisim list clusters, or a file (.toml)",
+    )  # fmt: skip
+    go.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[],
+        help="with --cluster: set a key of [network], or cluster.nodes, cluster.nic_bandwidth, ... "
+        "as in an experiment (network.model=alpha-beta, network.contention=false); may be repeated",
+    )  # fmt: skip
     add_fold_option(go)
     add_result_options(go)
     go.set_defaults(run=run)
@@ -160,6 +168,8 @@ def _show(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate a program and print the report; the first process prints."""
     check_options(args)
+    if args.set and args.cluster is None:
+        raise UsageError(f"--set {args.set[0]} needs a network: --cluster NAME")
     from ..parallel import agreed
     from ..program.store import load
     from ..simulate import simulate
@@ -170,14 +180,19 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             check_json(args)
         program = load(args.file)
-        network = None
+        network, contention = None, True
+        said: dict[str, Any] = {}
         if args.cluster is not None:
-            from ..topo import find_cluster
+            from ..prediction.program_network import network_for
 
-            network = find_cluster(args.cluster).cost()
+            found = network_for(args.cluster, args.set, program.n_ranks)
+            network, contention = found.network, found.contention
+            if comm.rank == 0:
+                said = dict(found.statements(program))
     results = simulate(
-        program, comm, network=network, output=args.output, timeline=args.timeline,
-        overwrite=args.overwrite, fold=args.fold, progress=True,
+        program, comm, network=network, contention=contention, output=args.output,
+        timeline=args.timeline, overwrite=args.overwrite, attributes=said, fold=args.fold,
+        progress=True,
     )  # fmt: skip
     report = deliver(results, args, comm)
     if comm.rank == 0:

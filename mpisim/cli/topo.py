@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .output import check_json, check_outputs
+from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
     from ..topo import Topology
@@ -21,6 +22,7 @@ examples:
   mpisim topo show mine.graphml --test          a graph that another program wrote
   mpisim topo show dgx-h100 --nodes 2 --test --set "links.node0.nic3->*.bandwidth=50 %"
                                                 the same with a link at half its speed
+  mpisim topo show dgx-h100 --nodes 2 --nic-bandwidth "800 Gb/s" --pcie-bandwidth "110 GB/s"
 """
 
 
@@ -54,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
         help="slow or cut links: links.NAME.bandwidth=10GB/s (or 50%%), links.NAME.latency=5us, "
         "links.NAME=cut; * in a name stands for anything; may be repeated",
     )  # fmt: skip
+    add_speed_options(look)
     look.add_argument("--draw", metavar="FILE", help="draw it: .svg, or .png and .pdf (matplotlib)")
     look.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     look.set_defaults(run=show)
@@ -99,7 +102,10 @@ def _topology(args: argparse.Namespace) -> Topology:
     if is_graph(args.file):
         if args.nodes is not None:
             raise UsageError(f"--nodes {args.nodes}: {args.file} lists its nodes itself")
+        for key in given_speeds(args):
+            raise UsageError(f"{key} is given, but {args.file} lists its links itself: use --set")
         topology = read_topology(args.file)
     else:
-        topology = find_cluster(args.file).topology(args.nodes or 1)
+        cluster = with_speed_options(find_cluster(args.file), args)
+        topology = cluster.topology(args.nodes or 1)
     return changed(topology, changes) if changes else topology

@@ -4,7 +4,8 @@ An experiment is one TOML file with the tables ``[model]``, ``[plan]`` and ``[cl
 wanted ``[kernels]``, ``[network]``, ``[variation]``, ``[calibration]`` and ``[run]``, read into
 frozen dataclasses whose fields are the keys. ``mpisim new`` writes one with every key explained.
 
-- `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults.
+- `load`, `read`: from a file or a text; `defaulted`: which keys it leaves to their defaults;
+  `assigned`: changes of a command line as a table.
 - `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
   `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`, `CalibrationChoice`,
   `RunChoice`.
@@ -18,7 +19,7 @@ from .experiment import (
     NetworkChoice,
     RunChoice,
 )
-from .load import DEFAULT, defaulted, load, read
+from .load import DEFAULT, assigned, defaulted, load, read
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .overlap import OverlapChoice
 from .plan import Plan
@@ -40,6 +41,7 @@ __all__ = [
     "RunChoice",
     "Transformer",
     "VariationChoice",
+    "assigned",
     "defaulted",
     "load",
     "read",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -37,12 +38,24 @@ class ClusterChoice:
     other_gpus : mapping of str to str
         Nodes with other GPUs than the cluster's: ``"4-7" = "a100-sxm"``, a GPU of ``mpisim list
         gpus`` or the path of a TOML file with one. Their links are those of the cluster.
+    nic_bandwidth : str, optional
+        Line rate of one NIC, one direction, in place of the cluster's: ``"800 Gb/s"``.
+    link_bandwidth : str, optional
+        What one GPU sends over all its NVLink or xGMI, one direction, usable: ``"900 GB/s"``.
+    pcie_bandwidth : str, optional
+        Of one PCIe connection, one direction, usable: ``"63 GB/s"``. A NIC is no faster than its.
+    nics : int, optional
+        NICs of a node.
     """
 
     preset: str
     nodes: Count = 1
     gpus: Annotated[int, Limits(least=1, most=10_000_000)] | None = None
     other_gpus: dict[str, str] = field(default_factory=dict)
+    nic_bandwidth: str | None = None
+    link_bandwidth: str | None = None
+    pcie_bandwidth: str | None = None
+    nics: Count | None = None
 
     def __post_init__(self) -> None:
         known: set[int] = set()
@@ -51,6 +64,12 @@ class ClusterChoice:
                 if node in known:
                     raise InputError(f"other_gpus: node {node} is given GPUs twice")
                 known.add(node)
+
+    @property
+    def speeds(self) -> dict[str, str | int]:
+        """The keys given that replace numbers of the cluster's nodes."""
+        keys = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
+        return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
 
 @dataclass(frozen=True)
@@ -160,6 +179,9 @@ class Experiment:
     title : str
     source : str
         The file it was read from, for messages.
+    defaulted : mapping of str to object
+        Keys that neither the file nor the command line gave, by full name (``"plan.bucket"``), with
+        their defaults; those of the model are left out.
     """
 
     model: Model
@@ -173,3 +195,15 @@ class Experiment:
     run: RunChoice = field(default_factory=RunChoice)
     title: str = "experiment"
     source: str = "experiment"
+    defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def left_to_defaults(self) -> dict[str, object]:
+        """Return the keys that were not given and have kept their defaults, with these."""
+        found = {}
+        for key, value in self.defaulted.items():
+            used: object = self
+            for name in key.split("."):
+                used = getattr(used, name)
+            if used == value:
+                found[key] = value
+        return found

@@ -24,7 +24,7 @@ from .overlap import OverlapChoice
 from .plan import Plan
 from .variation import VariationChoice
 
-__all__ = ["DEFAULT", "defaulted", "load", "read"]
+__all__ = ["DEFAULT", "assigned", "defaulted", "load", "read"]
 
 DEFAULT = "llama3-8b-8-h100"
 """The experiment that runs when none is named."""
@@ -42,6 +42,9 @@ TABLES: dict[str, Any] = {
     "run": RunChoice,
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""
+
+VARIABLES = ["network", "nccl"]
+"""The table of environment variables, whose values are texts."""
 
 REQUIRED = ("model", "plan", "cluster")
 
@@ -128,20 +131,35 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     title = table.get("title", Experiment.title)
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
+    model = _model(_table(table, "model", source), source)
+    parts = {
+        key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()
+    }
     return Experiment(
-        model=_model(_table(table, "model", source), source),
-        title=title,
-        source=source,
-        **{key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()},
+        model=model, title=title, source=source, defaulted=_defaulted(table), **parts
     )
 
 
-def defaulted(text: str) -> dict[str, object]:
-    """Return the keys an experiment's text leaves to their defaults, with these.
+def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
+    """Return the keys an experiment's text and changes leave to their defaults, with these.
 
     Those of the model are left out: a preset or a configuration gives them.
     """
-    table = parse(text, "experiment")
+    return _defaulted(_changed(parse(text, "experiment"), changes))
+
+
+def assigned(changes: Sequence[str]) -> dict[str, Any]:
+    """Return changes as on the command line (``"network.model=nccl"``) as a table.
+
+    Raises
+    ------
+    UsageError
+        If one is no assignment.
+    """
+    return _changed({}, changes)
+
+
+def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, cls in TABLES.items():
         found |= defaults(cls, table.get(key, {}), key)
@@ -210,6 +228,8 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         try:
             within[last] = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
+            within[last] = value.strip()
+        if path == VARIABLES and type(within[last]) is int:  # as one writes them in a shell
             within[last] = value.strip()
     return table
 

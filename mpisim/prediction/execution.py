@@ -26,6 +26,7 @@ def execute(
     comm: Intracomm,
     *,
     network: Network | None = None,
+    contention: bool = True,
     fold: bool | None = None,
     critical_path: bool = False,
     progress: bool = False,
@@ -39,6 +40,8 @@ def execute(
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
         In place of the case's.
+    contention : bool
+        Whether communications share the links of such a network; a case says so of its own.
     fold, critical_path, progress, timeline : bool
         As for `mpisim.engine.simulate`.
 
@@ -49,7 +52,6 @@ def execute(
         What slowed what overlaps, if that is modelled.
     """
     program = case.program if isinstance(case, Case) else case
-    contention = True
     if network is None and isinstance(case, Case):
         network, contention = case.network, case.experiment.network.contention
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from ..experiment import ClusterChoice, Experiment
 from ..kernels import Gpu, find_gpu
 from ..spans import span
 from ..topo import Cluster, find_cluster
+from ..topo.speeds import with_speeds
 
-__all__ = ["Hardware", "gpus_of", "hardware_of", "kinds_of"]
+__all__ = ["Hardware", "check_speeds", "gpus_of", "hardware_of", "kinds_of"]
 
 
 class Hardware(NamedTuple):
@@ -39,10 +41,12 @@ def hardware_of(experiment: Experiment) -> Hardware:
     Raises
     ------
     InputError
-        If some is unknown, or the cluster has fewer GPUs than it is to use.
+        If some is unknown, the cluster has fewer GPUs than it is to use, or cannot have the speeds
+        that are given.
     """
     choice = experiment.cluster
-    cluster = find_cluster(choice.preset)
+    check_speeds(choice.speeds, experiment.network.model)
+    cluster = with_speeds(find_cluster(choice.preset), choice.speeds)
     available = choice.nodes * cluster.gpus_per_node
     if choice.gpus is not None and choice.gpus > available:
         raise InputError(
@@ -50,6 +54,20 @@ def hardware_of(experiment: Experiment) -> Hardware:
             f"have {available}"
         )
     return Hardware(cluster, gpus_of(experiment, cluster), choice.gpus or available)
+
+
+def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
+    """Refuse speeds of links with a network model that does not look at them.
+
+    Raises
+    ------
+    InputError
+    """
+    if speeds and model == "alpha-beta":
+        raise InputError(
+            f"cluster.{next(iter(speeds))} is given; network.model = 'alpha-beta' has no use for "
+            "it: it takes the bandwidths of the cluster's [alpha_beta]"
+        )
 
 
 def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer
+from ..program import Program
 from ..quantity import PICOSECONDS
+from ..topo import Cluster, find_cluster
+from ..topo.speeds import limit_of_nics
 from .case import Case
 from .error_bar import error_bar
 from .step_constants import sort_of
+from .without_effect import AskedNetwork, without_effect
 
 if TYPE_CHECKING:
     from ..overlap import Overlap
 
-__all__ = ["statements"]
+__all__ = ["network_notes", "statements", "worded"]
 
 OVERLAP = "the slowdown of kernels and communications that overlap"
 
@@ -91,8 +96,9 @@ def statements(
             *_unused(case),
             *_assumed(plan),
             *_differences(case),
+            *network_notes(case.cluster, case.program, _asked(case.experiment)),
             *(
-                f"{key} = {_toml(value)} (default)"
+                f"{key} = {worded(value)} (default)"
                 for key, value in defaults.items()
                 if _matters(key, value, case.experiment)
             ),
@@ -106,6 +112,20 @@ def statements(
         "memory_capacity": case.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }
+
+
+def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
+    """Return what holds network cards back, and the keys of the network without effect. Local."""
+    limit = limit_of_nics(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
+    return [*([] if limit is None else [limit]), *without_effect(program, asked)]
+
+
+def _asked(experiment: Experiment) -> AskedNetwork:
+    choice = experiment.cluster
+    return AskedNetwork(
+        find_cluster(choice.preset), choice.nodes, experiment.network, choice.speeds,
+        Path(experiment.source).parent,
+    )  # fmt: skip
 
 
 def _assumed(plan: Plan) -> list[str]:
@@ -186,10 +206,12 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "plan.wrap_layers": plan.zero == 3,
         "plan.prefetch": plan.zero == 3,
         "plan.sharder": isinstance(model, Dlrm),
+        "network.contention": experiment.network.model == "nccl",
         "overlap.passes": experiment.overlap.model == "coupled",
     }
     return conditions.get(key, True)
 
 
-def _toml(value: object) -> str:
+def worded(value: object) -> str:
+    """Return a key's value as reports write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""Options that give a cluster's nodes other speeds than its file says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..topo import Cluster
+
+__all__ = ["add_speed_options", "given_speeds", "with_speed_options"]
+
+OPTIONS = {
+    "nic_bandwidth": ("RATE", 'line rate of one NIC, as "800 Gb/s", in place of the cluster\'s'),
+    "link_bandwidth": (
+        "RATE", 'what one GPU sends over all its NVLink or xGMI, usable, as "900 GB/s"'
+    ),
+    "pcie_bandwidth": ("RATE", 'of one PCIe connection, usable, as "63 GB/s"'),
+    "nics": ("N", "NICs of a node"),
+}  # fmt: skip
+"""By key of `mpisim.topo.speeds.SPEEDS`: what stands for its value, and what it means."""
+
+
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--nic-bandwidth``, ``--link-bandwidth``, ``--pcie-bandwidth`` and ``--nics``."""
+    for key, (metavar, text) in OPTIONS.items():
+        kind: Any = int if metavar == "N" else str
+        parser.add_argument(_option(key), metavar=metavar, type=kind, help=text)
+
+
+def given_speeds(args: argparse.Namespace) -> dict[str, str | int]:
+    """Return the speeds that were given, by key."""
+    return {key: getattr(args, key) for key in OPTIONS if getattr(args, key) is not None}
+
+
+def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
+    """Return a cluster with the speeds that were given; say what then holds its NICs back.
+
+    Raises
+    ------
+    UsageError
+        If the cluster has no use for one, or it cannot be.
+    """
+    from ..errors import InputError, UsageError
+    from ..topo.speeds import limit_of_nics, with_speeds
+    from .launch import launched_rank
+
+    given = given_speeds(args)
+    if not given:
+        return cluster
+    try:
+        found = with_speeds(cluster, given, _option)
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    limit = limit_of_nics(found)
+    if limit is not None and launched_rank() == 0:
+        print(f"mpisim: note: {limit}", file=sys.stderr)
+    return found
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"

@@ -1,0 +1,212 @@
+"""From a program and the network that was asked for to the keys that change nothing of it.
+
+A key has no effect if without it every communication of the program has the same price, is carried
+by the same channels, and loads the same links with the same bandwidth. The networks with and
+without the key say so themselves; nothing is simulated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..experiment import NetworkChoice
+from ..program import UNPRICED, Communicators, Operation, Program
+from ..topo import Cluster, Network, SharedNetwork
+from ..topo.speeds import with_speeds
+from .network import network_of
+
+__all__ = ["AskedNetwork", "priced", "without_effect"]
+
+Ints = NDArray[np.int64]
+
+PER_ENTRY = ("changes", "nccl")
+"""Keys of ``[network]`` that are tables; each of their entries is looked at by itself."""
+
+
+@dataclass(frozen=True)
+class AskedNetwork:
+    """A network as an experiment or a command line asks for it.
+
+    Attributes
+    ----------
+    cluster : Cluster
+        As its file says.
+    nodes : int
+    choice : NetworkChoice
+    speeds : mapping of str to str or int
+        Keys of `mpisim.topo.speeds.SPEEDS` that were given.
+    folder : Path, optional
+        Where relative paths of `choice` start.
+    """
+
+    cluster: Cluster
+    nodes: int
+    choice: NetworkChoice = field(default_factory=NetworkChoice)
+    speeds: Mapping[str, str | int] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def network(self) -> Network:
+        """Return it."""
+        cluster = with_speeds(self.cluster, self.speeds)
+        return network_of(cluster, self.nodes, self.choice, self.folder)
+
+    def without(self) -> Iterator[tuple[str, AskedNetwork]]:
+        """Yield each key that was given, with the network asked for without it."""
+        for key in self.speeds:
+            rest = {name: value for name, value in self.speeds.items() if name != key}
+            yield f"cluster.{key}", replace(self, speeds=rest)
+        for table in PER_ENTRY:
+            entries: dict[str, str] = getattr(self.choice, table)
+            for entry in entries:
+                kept: Any = {table: {one: entries[one] for one in entries if one != entry}}
+                choice = replace(self.choice, **kept)
+                name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
+                yield name, replace(self, choice=choice)
+        if self.choice.calibration is not None:
+            choice = replace(self.choice, calibration=None)
+            yield "network.calibration", replace(self, choice=choice)
+
+
+def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
+    """Return a line for each key that was given and changes no communication of a program. Local.
+
+    Parameters
+    ----------
+    program : Program
+        With all tables.
+    asked : AskedNetwork
+
+    Returns
+    -------
+    list of str
+    """
+    said = []
+    if asked.choice.model == "alpha-beta":
+        said.append("network.contention: no effect, links are not shared with 'alpha-beta'")
+    others = list(asked.without())
+    if not others:
+        return said
+    if not priced(program):
+        why = "no communication takes its time from the network"
+        return [*said, *(f"{key}: no effect, {why}" for key, _ in others)]
+    network = asked.network()
+    for key, other in others:
+        try:
+            plain = other.network()
+        except InputError:  # it is what makes the network possible
+            continue
+        if _alike(program, network, plain, asked.choice.contention):
+            said.append(f"{key}: no effect, without it all communications take the same")
+    return said
+
+
+def priced(program: Program) -> bool:
+    """Return whether some communication of a program takes its time from the network. Local."""
+    return bool(_operations(program))
+
+
+def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return (operation, bytes) of what is to be priced, by table and slot."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, table in enumerate(program.tables):
+        if table is None:
+            continue
+        rows = np.flatnonzero(table.is_communication & (table.duration == UNPRICED))
+        columns = [column[rows].astype(np.int64) for column in (table.slot, table.operation)]
+        for slot, operation, size in np.unique(
+            np.stack([*columns, np.maximum(table.bytes[rows], 0)], axis=1), axis=0
+        ).tolist():
+            found.setdefault((number, slot), []).append((operation, size))
+    return found
+
+
+class _Kind(NamedTuple):
+    """Communications of one kind: those of communicators that either network finds alike."""
+
+    groups: tuple[Hashable, Hashable]
+    communicators: Ints
+    operations: Sequence[tuple[int, int]]
+
+
+def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_Kind]:
+    groups = program.communicators
+    classes = [each.group_classes(groups.index, groups.members) for each in networks]
+    owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
+    slot = np.arange(len(owner)) - program.slot_index[owner]
+    keys = np.stack(
+        [*(label[program.slots] for label, _ in classes), program.table[owner], slot], axis=1
+    )
+    kinds, which = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    ends = np.cumsum(np.bincount(which.reshape(-1), minlength=len(kinds)))[:-1]
+    operations = _operations(program)
+    for (one, other, table, at), uses in zip(kinds.tolist(), np.split(order, ends), strict=True):
+        asked = operations.get((table, at))
+        if asked:
+            named = classes[0][1][one], classes[1][1][other]
+            yield _Kind(named, np.unique(program.slots[uses]).astype(np.int64), asked)
+
+
+def _alike(program: Program, one: Network, other: Network, contention: bool) -> bool:
+    """Say whether all communications of a program are the same on two networks."""
+    of_pattern: dict[Hashable, list[Ints]] = {}
+    for kind in _kinds(program, (one, other)):
+        for number, size in kind.operations:
+            answers = [
+                _answer(network, Operation(number), size, group)
+                for network, group in zip((one, other), kind.groups, strict=True)
+            ]
+            if answers[0] != answers[1]:
+                return False
+            pattern = answers[0][0].pattern
+            if pattern is not None:
+                of_pattern.setdefault(pattern, []).append(kind.communicators)
+    if not contention:
+        return True
+    return all(
+        _loaded_alike(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
+        for pattern, each in of_pattern.items()
+    )
+
+
+def _answer(network: Network, operation: Operation, size: int, group: Any) -> tuple[Any, Any]:
+    """Return the price, and which channels carry it if the network knows."""
+    price = network.price(operation, size, group)
+    nccl = getattr(network, "nccl", None)
+    if nccl is None or not price.duration:  # a rank with itself
+        return price, None
+    return price, nccl.choose(operation, size, group)
+
+
+def _loaded_alike(
+    groups: Communicators, which: Ints, pattern: Hashable, one: Network, other: Network
+) -> bool:
+    """Say whether communicators load links of the same bandwidth, equally, on two networks."""
+    if not isinstance(one, SharedNetwork) or not isinstance(other, SharedNetwork):
+        return True
+    index = np.concatenate([[0], np.cumsum(groups.sizes[which])]).astype(np.int64)
+    members = np.concatenate(
+        [groups.members[groups.index[c] : groups.index[c + 1]] for c in which.tolist()]
+    )
+    first, links, weights = one.loads(index, members, pattern)
+    again, others, counter = other.loads(index, members, pattern)
+    capacities = one.capacity[links], other.capacity[others]
+    if all(map(np.array_equal, (first, weights, capacities[0]), (again, counter, capacities[1]))):
+        return True
+    # A network without changed links may leave out those that can never be full.
+    n_links = len(one.capacity)
+    if n_links != len(other.capacity) or (one.capacity != other.capacity)[links].any():
+        return False
+    mine, others = (
+        np.repeat(np.arange(len(which)), np.diff(ends)) * n_links + each
+        for ends, each in ((first, links), (again, others))
+    )
+    both = np.isin(mine, others, assume_unique=True)
+    return np.array_equal(mine[both], others) and np.array_equal(weights[both], counter)

@@ -1,0 +1,146 @@
+"""A cluster with other speeds than its file says, and what then limits its network cards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mpisim.errors import InputError
+from mpisim.quantity import Quantity
+
+from .amounts import bandwidth
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["SPEEDS", "limit_of_nics", "with_speeds"]
+
+SPEEDS = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
+"""Keys of a cluster's ``[node]`` that may be given besides its file."""
+
+SOURCE = "set in the experiment"
+
+NEEDS = {
+    "nic_bandwidth": "its nodes have no NICs",
+    "nics": "its nodes have no NICs",
+    "link_bandwidth": "its GPUs have no NVLink or xGMI",
+    "pcie_bandwidth": "its GPUs are joined to the fabric themselves, without PCIe",
+}
+"""Why a key that a cluster's file leaves out cannot be set."""
+
+
+def with_speeds(
+    cluster: Cluster,
+    given: Mapping[str, str | int | None],
+    label: Callable[[str], str] = "cluster.{}".format,
+) -> Cluster:
+    """From a cluster and keys of its nodes to the cluster with these, as if its file had them.
+
+    A bandwidth keeps the relative error bar of the one that it replaces: that of a NIC's line rate
+    is 0, that of NVLink and PCIe says how well the usable part is known.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    given : mapping
+        By names of `SPEEDS`: bandwidths as texts with a unit (``"800 Gb/s"``), `nics` as a number;
+        None: as the cluster has it.
+    label : callable
+        From a key to what messages call it.
+
+    Returns
+    -------
+    Cluster
+        Its title names what was set.
+
+    Raises
+    ------
+    InputError
+        For a text that is no bandwidth, a key that the cluster has no use for, or a number of NICs
+        that its nodes cannot have.
+
+    Examples
+    --------
+    >>> from mpisim.topo import find_cluster
+    >>> fast = with_speeds(find_cluster("dgx-h100"), {"nic_bandwidth": "800 Gb/s"})
+    >>> fast.node.nic_bandwidth.si
+    100000000000.0
+    """
+    changes: dict[str, Any] = {}
+    said = []
+    for key in SPEEDS:
+        value = given.get(key)
+        if value is None:
+            continue
+        if cluster.graph is not None:
+            raise InputError(
+                f"{label(key)} is given, but {cluster.title} lists its links in {cluster.graph}; "
+                "set them there, or by network.changes"
+            )
+        old = getattr(cluster.node, key)
+        if not old:  # None, or no NICs
+            raise InputError(f"{label(key)}: {cluster.title} has no use for it: {NEEDS[key]}")
+        if key == "nics":
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{label(key)} is {value!r}; it must be a number, 1 or more")
+            changes[key] = value
+            said.append(f"{value} NICs a node")
+        else:
+            changes[key] = Quantity(_bandwidth(value, label(key)), "B/s", old.error, SOURCE)
+            said.append(f"{key} {value}")
+    if not changes:
+        return cluster
+    try:
+        node = replace(cluster.node, **changes)
+        return replace(cluster, node=node, title=f"{cluster.title}; set: {', '.join(said)}")
+    except InputError as error:
+        keys = ", ".join(label(key) for key in changes)
+        raise InputError(f"{keys}: {error}") from error
+
+
+def _bandwidth(text: object, where: str) -> float:
+    """Return bytes per second; without a unit it could be bits or bytes."""
+    if not isinstance(text, str) or text.strip()[-1:] in "0123456789.":
+        raise InputError(f'{where} is {text!r}; it must have a unit, as "800 Gb/s" or "63 GB/s"')
+    return bandwidth(text, where)
+
+
+def limit_of_nics(cluster: Cluster) -> str | None:
+    """From a cluster to what holds its network cards back, in a line; None if nothing does.
+
+    NCCL's model says: `mpisim.topo.nccl.graph.links`.
+    """
+    from .nccl.graph import links
+    from .nccl.settings import Settings
+    from .nccl.shape import Shape
+    from .nccl.system import System
+    from .nccl.tables import tables
+
+    try:
+        system = System.of(cluster)
+    except InputError:  # GPUs without cards
+        return None
+    if not system.nics:
+        return None
+    shape = Shape.regular(2, system.gpus_per_node, system)
+    constants = tables(system.arch, system.version)
+
+    def across(pcie: float, socket: float) -> float:
+        found = replace(system, pcie_bandwidth=pcie, socket_bandwidth=socket)
+        return links(found, Settings(), shape, constants).across
+
+    endless = float("inf")
+    whole = across(endless, endless)
+    if across(system.pcie_bandwidth, system.socket_bandwidth) == whole:
+        return None
+    rate = f"NICs of {system.nic_bandwidth / 1e9:.4g} GB/s"
+    if across(system.pcie_bandwidth, endless) == whole:
+        return (
+            f"{rate} are reached over CPUs joined by {system.socket_bandwidth / 1e9:.4g} GB/s: "
+            "that is the limit (node.socket_bandwidth of the cluster's file)"
+        )
+    return (
+        f"{rate} hang on PCIe connections of {system.pcie_bandwidth / 1e9:.4g} GB/s: PCIe is the "
+        "limit; set pcie_bandwidth if it is not"
+    )
