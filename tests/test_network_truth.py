@@ -160,3 +160,106 @@ def test_one_capacity_one_answer(fabric: str) -> None:
                     for each in (built, net)
                 )
                 assert one == two, (operation, members, size)
+
+
+# --- closed forms --------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def seconds(net: NcclNetwork, operation: Operation, size: int, members: list[int]) -> float:
+    return duration(net, operation, size, members) * 1e-12
+
+
+def rate(net: NcclNetwork, operation: Operation, members: list[int], algorithm: str) -> float:
+    """Bytes per second of the buffer that the links allow, or infinity."""
+    group: Any = class_of(net, members, operation)
+    limit = group.limit((operation, algorithm))
+    if limit is None or min(limit.fabric_rate, limit.node_rate) >= 1 << 62:
+        return float("inf")
+    return min(limit.fabric_rate, limit.node_rate) * 1e12 / 2**40
+
+
+def leaves(oversubscription: float, nodes: int, leaf: int, **fabric: Any) -> NcclNetwork:
+    """DGX H100 on rails: leaves of `leaf` nodes."""
+    base = find_cluster("dgx-h100")
+    kind = fabric.pop("kind", "rail-fat-tree")
+    of = dataclasses.replace(base, fabric=Fabric(
+        kind=kind, leaf=leaf, oversubscription=oversubscription, nic_efficiency=EFFICIENCY,
+        **fabric,
+    ))  # fmt: skip
+    return network(of, of.topology(nodes))
+
+
+def test_a_ring_that_crosses_the_spine_twice_ignores_oversubscription() -> None:
+    # 16 nodes in leaves of 4, 4:1. In order, a ring leaves each leaf once on each rail: one card's
+    # bytes on links that carry four cards' over four. Scattered, every hop crosses: four times it.
+    net = leaves(4, nodes=16, leaf=4)
+    free = leaves(1, nodes=16, leaf=4)
+    ordered = list(range(128))
+    scattered = [8 * (4 * (i % 4) + i // 4) + gpu for i in range(16) for gpu in range(8)]
+    gather = Operation.ALL_GATHER
+    assert seconds(net, gather, GIB, ordered) == seconds(free, gather, GIB, ordered)
+    card, n = 50e9, 128
+    # A channel a rail: each of 8 carries (n - 1) / n / 8 of the buffer over every hop.
+    expected = 8 * card / 4 * n / (n - 1)
+    assert rate(net, gather, scattered, "ring") == pytest.approx(expected, rel=1e-5)
+    assert seconds(net, gather, GIB, scattered) > GIB / expected
+
+
+@pytest.mark.parametrize("over", [2.0, 4.0, 8.0])
+def test_all_to_all_over_an_oversubscribed_spine(over: float) -> None:
+    # Of a leaf of 4 nodes 4 * 8 GPUs send the (1 - 32 / n)th part of their buffers to other leaves,
+    # over 8 rails of 4 cards each, divided by the oversubscription.
+    net = leaves(over, nodes=16, leaf=4)
+    n = 128
+    expected = 8 * 4 * 50e9 / over / (32 * (1 - 32 / n))
+    found = rate(net, Operation.ALL_TO_ALL, list(range(n)), "send")
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_racks_over_a_thin_spine() -> None:
+    # Two NVL72 racks, leaves of one rack's rail each, 16:1: an all-to-all sends half of each GPU's
+    # buffer to the other rack, over a sixteenth of what the rack's cards carry.
+    base = find_cluster("gb200-nvl72")
+    assert base.node.nic_bandwidth is not None
+    of = dataclasses.replace(base, fabric=Fabric(
+        kind="rail-fat-tree", leaf=1, oversubscription=16.0, nic_efficiency=EFFICIENCY,
+    ))  # fmt: skip
+    net = network(of, of.topology(2))
+    everyone = list(range(144))
+    cards = base.node.nics * base.node.nic_bandwidth.si
+    expected = cards / 16 / (72 * 0.5)
+    assert rate(net, Operation.ALL_TO_ALL, everyone, "send") == pytest.approx(expected, rel=1e-5)
+    inside = list(range(72))
+    assert rate(net, Operation.ALL_TO_ALL, inside, "send") == float("inf")
+
+
+def test_one_thin_link_of_one_gpu() -> None:
+    # An all-gather in a ring of 8 brings 7 / 8 of the buffer over each GPU's link.
+    of = find_cluster("dgx-h100")
+    plain = of.topology(1)
+    thin = changed(plain, {"links.node0.gpu5->node0.nvswitch.bandwidth": "10 GB/s"})
+    net = network(of, thin)
+    assert rate(net, Operation.ALL_GATHER, list(range(8)), "ring") == pytest.approx(
+        10e9 * 8 / 7, rel=0.02
+    )
+    assert rate(net, Operation.ALL_GATHER, [0, 1, 2, 3], "ring") == float("inf")
+
+
+def test_latency_is_summed_along_the_hops() -> None:
+    # A ring of 4 nodes with one GPU each: in an all-gather each part passes three of the four hops,
+    # and some part the one behind the late card; in an all-reduce some part passes it twice.
+    of = find_cluster("dgx-h100")
+    plain = of.topology(4)
+    late = changed(plain, {"links.node1.nic0->leaf*.latency": "1001.4 us"})
+    before, after = network(of, plain), network(of, late)
+    nic = 1000e-6
+    ring, size = [0, 8, 16, 24], 1 << 10
+    for operation, times in ((Operation.ALL_GATHER, 1), (Operation.ALL_REDUCE, 2)):
+        limit: Any = class_of(after, ring, operation).limit((operation, "ring"))
+        assert limit.latency == pytest.approx(times * nic * 1e12, rel=1e-2)
+    sent = [seconds(net, Operation.SEND_RECV, size, [8, 16]) for net in (before, after)]
+    assert sent[1] - sent[0] == pytest.approx(nic, rel=1e-3)
+    sent = [seconds(net, Operation.SEND_RECV, size, [16, 24]) for net in (before, after)]
+    assert sent[1] == sent[0]

@@ -33,15 +33,18 @@ class Steps:
         Global ranks.
     chain : int64, shape (m,)
         0 and up, ascending; every chain has a hop at least.
-    rounds : float
-        How many times each chain is passed, on average over its hops: of a ring of n that needs s
-        steps s / n.
+    rounds : int
+        How many times each chain is passed: all-reduce goes twice around its ring.
+    short : int
+        Neighbouring hops that the last round leaves out, others for every part. Chains are then
+        rings, all of one length.
     """
 
     source: Ranks
     target: Ranks
     chain: Ranks
-    rounds: float = 1.0
+    rounds: int = 1
+    short: int = 0
 
 
 def steps(
@@ -61,8 +64,10 @@ def steps(
     Examples
     --------
     >>> found = steps(Operation.ALL_GATHER, "ring", (0, 1, 2), 1)
-    >>> found.source.tolist(), found.target.tolist(), found.chain.tolist(), found.rounds
-    ([0, 1, 2], [1, 2, 0], [0, 0, 0], 0.6666666666666666)
+    >>> found.source.tolist(), found.target.tolist(), found.chain.tolist()
+    ([0, 1, 2], [1, 2, 0], [0, 0, 0])
+    >>> found.rounds, found.short  # two steps: each part passes two of the three hops
+    (1, 1)
     """
     group = np.asarray(members, np.int64)
     n = len(group)
@@ -82,7 +87,8 @@ def steps(
             path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
             parts.append((path, np.roll(path, -1)))
         count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
-        return _joined(parts, count / n)
+        rounds = -(-count // n)
+        return _joined(parts, rounds, rounds * n - count)
     if algorithm == "tree":
         return _trees(nodes, inside=True)
     # In the switch: once up and once down, and a tree between nodes.
@@ -92,7 +98,7 @@ def steps(
     return _trees(nodes, inside=False)
 
 
-def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: float = 1.0) -> Steps:
+def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 0) -> Steps:
     """One chain a path."""
     empty = np.empty(0, np.int64)
     lengths = [len(source) for source, _ in paths]
@@ -101,6 +107,7 @@ def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: float = 1.0) -> Steps:
         np.concatenate([empty, *(target for _, target in paths)]),
         np.repeat(np.arange(len(paths)), lengths),
         rounds,
+        short,
     )
 
 
