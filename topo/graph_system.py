@@ -106,7 +106,8 @@ def _sum_out(
     total = np.bincount(
         topology.source[of_kind], topology.bandwidth[of_kind], minlength=topology.n_nodes
     )
-    return total[nodes]
+    found: NDArray[np.float64] = total[nodes].astype(np.float64)
+    return found
 
 
 def _usual(values: NDArray[np.float64]) -> float:
