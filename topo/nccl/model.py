@@ -249,8 +249,8 @@ class Nccl:
             operation, bytes, shape, scaled, self.machine, self.settings, self.tables
         )
         latency = (
-            found.latency_inside * self.factors.latency_inside
-            + found.latency_across * self.factors.latency_across
+            found.latency_inside + (self.factors.latency_inside - 1) * found.least_inside
+            + found.latency_across + (self.factors.latency_across - 1) * found.least_across
         )
         slowest = max(found.inside, found.across)
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)
