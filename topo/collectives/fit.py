@@ -140,7 +140,8 @@ def fit(
     if any(owner == each.platform.family for each in covered):
         pull += KEPT * (kindred > 0)
     elif any(owner == each.platform.name for each in covered):
-        pull += kindred
+        switched = all(each.platform.system.intra == "nvswitch" for each in covered)
+        pull += kindred * switched
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
         for _ in range(ROUNDS):

@@ -82,6 +82,24 @@ class Choice:
         """Return the duration."""
         return self.latency + bytes / self.bandwidth
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables that make NCCL take this algorithm and protocol; none for sends."""
+        if self.algorithm not in SPELLINGS:
+            return {}
+        return {
+            "NCCL_ALGO": SPELLINGS[self.algorithm],
+            "NCCL_PROTO": SPELLINGS[self.protocol],
+        }
+
+
+SPELLINGS = {
+    "tree": "Tree", "ring": "Ring", "collnet-direct": "CollNetDirect",
+    "collnet-chain": "CollNetChain", "nvls": "NVLS", "nvls-tree": "NVLSTree", "pat": "PAT",
+    "ll": "LL", "ll128": "LL128", "simple": "Simple",
+}  # fmt: skip
+"""NCCL's own names of algorithms and protocols."""
+
 
 class Nccl:
     """NCCL on one kind of machine.
