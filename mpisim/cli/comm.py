@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError, UsageError, nearest
@@ -15,6 +16,7 @@ from .speeds import add_speed_options, given_speeds, with_speed_options
 if TYPE_CHECKING:
     from ..program import Operation
     from ..topo import Cluster
+    from ..topo.nccl import Choice
 
 __all__ = ["add_parser", "run"]
 
@@ -30,7 +32,8 @@ examples:
 
 NOTE = """\
 Size: the full buffer, as nccl-tests counts it. algbw: size over time; busbw: algbw times what each
-GPU sends over its link in a ring per byte. ±: one standard deviation of the time."""
+GPU sends over its link in a ring per byte. ±: one standard deviation of the time. limit: what
+bounds the time with NCCL's choice held."""
 
 TYPES = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -47,13 +50,18 @@ _MOST = 1000
 
 
 class Line(NamedTuple):
-    """One size: seconds, relative error, algorithm, protocol, channels."""
+    """One size: seconds, relative error, algorithm, protocol, channels, what limits it.
+
+    `better` is a choice that is clearly faster than NCCL's, and its seconds.
+    """
 
     seconds: float
     error: float
     algorithm: str
     protocol: str
     channels: int
+    limit: str = "-"
+    better: tuple[Choice, float] | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -136,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
                 "algorithm": line.algorithm,
                 "protocol": line.protocol,
                 "channels": line.channels,
+                "limit": line.limit,
+                "better": _better(line),
             }
             for size, line in zip(sizes, lines)
         ]
@@ -145,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
     print("\n".join([f"{operation.name.lower()} on {where}", "", *_table(
         sizes, lines, factor, args.type
-    ), "", NOTE]))  # fmt: skip
+    ), "", NOTE, *_notes(sizes, lines)]))  # fmt: skip
     return 0
 
 
@@ -201,6 +211,7 @@ def _nccl(
     from ..experiment import NetworkChoice
     from ..prediction.network import calibrated
     from ..topo.nccl import Shape
+    from ..topo.nccl.limits import limit_of
 
     variables = {}
     for setting in settings:
@@ -213,9 +224,12 @@ def _nccl(
 
     def price(size: int) -> Line:
         choice = model.choose(operation, size, shape)
+        better = model.better(operation, size, shape)
         return Line(
             choice.seconds(size), factor(size).error,
             choice.algorithm, choice.protocol, choice.channels,
+            limit_of(model, operation, size, shape),
+            None if better is None else (better, better.seconds(size)),
         )  # fmt: skip
 
     return price
@@ -240,12 +254,56 @@ def _alpha_beta(
     return price
 
 
+def _better(line: Line) -> dict[str, object] | None:
+    """Return what is clearly faster than NCCL's choice, for JSON."""
+    if line.better is None:
+        return None
+    choice, seconds = line.better
+    return {
+        "algorithm": choice.algorithm,
+        "protocol": choice.protocol,
+        "seconds": seconds,
+        "settings": choice.settings,
+    }
+
+
+def _notes(sizes: list[int], lines: list[Line]) -> list[str]:
+    """Return a note for every run of sizes where NCCL's tuner does not take the fastest."""
+    notes = []
+    for settings, run in groupby(zip(sizes, lines), key=lambda row: _change(row[1])):
+        rows = list(run)
+        gains = [
+            (line.better[1] / line.seconds, size, line, *line.better)
+            for size, line in rows
+            if line.better
+        ]
+        if not gains:
+            continue
+        _, size, line, choice, seconds = min(gains, key=lambda gain: gain[0])
+        first, last = rows[0][0], rows[-1][0]
+        notes += [
+            f"{first} B" + (f" to {last} B" if last > first else "") + ": NCCL's tuner takes "
+            f"{line.algorithm} {line.protocol}. By this model {choice.algorithm} {choice.protocol}",
+            f"({settings[1]}) takes {seconds * 1e6:.2f} us at {size} B, "
+            f"in place of {line.seconds * 1e6:.2f}.",
+        ]
+    return ["", *notes] if notes else []
+
+
+def _change(line: Line) -> tuple[str, str]:
+    """Return NCCL's choice, and the variables that get a faster one; of none, nothing twice."""
+    if line.better is None:
+        return "", ""
+    settings = " ".join(f"{name}={value}" for name, value in line.better[0].settings.items())
+    return f"{line.algorithm} {line.protocol}", settings
+
+
 def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> list[str]:
     from ..text import aligned
 
     head = ("size", "count", "type", "time", "±", "algbw", "busbw")
     units = ("(B)", "(elements)", "", "(us)", "(%)", "(GB/s)", "(GB/s)")
-    chosen = ("algorithm", "protocol", "channels")
+    chosen = ("algorithm", "protocol", "channels", "limit")
     rows = [
         (
             str(size),
@@ -258,7 +316,8 @@ def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> lis
             line.algorithm,
             line.protocol,
             str(line.channels or "-"),
+            line.limit,
         )
         for size, line in zip(sizes, lines)
     ]
-    return aligned([(*head, *chosen), (*units, "", "", ""), *rows], left=())
+    return aligned([(*head, *chosen), (*units, "", "", "", ""), *rows], left=())

@@ -59,7 +59,7 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
         enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
         if enough:
             beyond = errors[found.wider] if found.wider else ()
-            errors[owner] = completed(bins(cross_validate(form, own, wider), beyond), beyond)
+            errors[owner] = completed(bins(cross_validate(form, own, wider, owner), beyond), beyond)
         else:
             errors[owner] = errors[str(found.wider)]
         yield owner, Table(

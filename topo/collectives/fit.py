@@ -46,6 +46,9 @@ PULL = 0.5
 THIN = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
 
+KEPT = 1e6
+"""Set-ups that hold a number: it is the wider fit's."""
+
 FOLDS = 5
 
 ROUNDS = 2
@@ -101,7 +104,12 @@ def log_errors(form: Form, batch: Batch, numbers: Mapping[str, float]) -> NDArra
     return found
 
 
-def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | None = None) -> Fit:
+def fit(
+    form: Form,
+    training: Sequence[Batch],
+    towards: Mapping[str, float] | None = None,
+    owner: str = ANY,
+) -> Fit:
     """Fit a form's numbers.
 
     Parameters
@@ -111,6 +119,9 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
         Of which those that the form covers are used. Of none, the numbers to stay near come back.
     towards : mapping of str to float, optional
         Numbers to start from and to stay near; by default the form's own.
+    owner : str
+        Whose numbers they are to be: what is `Form.kindred` stays near the wider numbers on a
+        platform, and is the same in a family.
     """
     wider = dict(towards or form.start)
     covered = [_thinned(batch) for batch in training if _covers(form, batch, wider)]
@@ -125,6 +136,12 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
 
     start = np.array(list(wider.values()))
     pull = PULL + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
+    kindred = np.array([form.kindred.get(name, 0.0) for name in names])
+    if any(owner == each.platform.family for each in covered):
+        pull += KEPT * (kindred > 0)
+    elif any(owner == each.platform.name for each in covered):
+        switched = all(each.platform.system.intra == "nvswitch" for each in covered)
+        pull += kindred * switched
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
         for _ in range(ROUNDS):
@@ -156,14 +173,14 @@ def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
         for owner in path:
             if owner not in done:
                 towards = done[wider].numbers if wider else None
-                found = fit(form, learners(owner, training), towards)
+                found = fit(form, learners(owner, training), towards, owner)
                 done[owner] = replace(found, wider=wider)
                 yield owner, done[owner]
             wider = owner
 
 
 def cross_validate(
-    form: Form, members: Sequence[Batch], wider: Mapping[str, float] | None
+    form: Form, members: Sequence[Batch], wider: Mapping[str, float] | None, owner: str = ANY
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
     """Return the errors of what a fit did not see, leaving out a fifth at a time.
 
@@ -182,7 +199,7 @@ def cross_validate(
     found = []
     for left_out in range(min(FOLDS, len(ordered))):
         others = [each for name, each in zip(names, members) if fold[name] != left_out]
-        numbers = fit(form, others, wider).numbers
+        numbers = fit(form, others, wider, owner).numbers
         for name, each in zip(names, members):
             if fold[name] == left_out and _covers(form, each, numbers):
                 found.append((each, log_errors(form, each, numbers)))
