@@ -12,8 +12,10 @@ from ..errors import InputError, UsageError, nearest
 from .output import check_json
 
 if TYPE_CHECKING:
+    from ..experiment import NetworkChoice
     from ..program import Operation
     from ..topo import Cluster
+    from ..topo.collectives.calibration import Regime
 
 __all__ = ["add_parser", "run"]
 
@@ -23,6 +25,7 @@ examples:
   mpisim comm all_gather --cluster dgx-h100 --size 1G --nodes 64
   mpisim comm all_reduce --cluster dgx-h100 --size 1K:1G:4 --nodes 4 --set NCCL_ALGO=ring
   mpisim comm all_to_all --cluster dgx-h100 --size 64M --nodes 8 --gpus-per-node 1
+  mpisim comm all_reduce --cluster mine.toml --size 1M:1G --calibration mine.cal.toml
   mpisim comm all_reduce --cluster p5 --size 1M:1G --nodes 2 --model alpha-beta
 """
 
@@ -89,6 +92,9 @@ def add_parser(subparsers: Any) -> None:
         "--model", choices=("nccl", "alpha-beta"), default="nccl",
         help="NCCL's own choices, or latency and bandwidth (default: nccl)",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     parser.set_defaults(run=run)
 
@@ -96,6 +102,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; under a launcher only the first process does."""
     check_json(args)
+    from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.bus import bus_factor
     from .launch import launched_rank
@@ -112,8 +119,11 @@ def run(args: argparse.Namespace) -> int:
     ranks = args.nodes * per_node
     if ranks < 2:
         raise UsageError("one GPU alone has nobody to communicate with")
-    model = _nccl if args.model == "nccl" else _alpha_beta
-    price = model(cluster, operation, args.nodes, per_node, args.settings)
+    if args.model == "nccl":
+        choice = NetworkChoice(nccl=_variables(args.settings), calibration=args.calibration)
+        price = _nccl(cluster, operation, args.nodes, per_node, choice)
+    else:
+        price = _alpha_beta(cluster, operation, args.nodes, per_node, args)
     lines = [price(size) for size in sizes]
     if launched_rank() != 0:
         return 0
@@ -189,26 +199,31 @@ def _size(text: str) -> int:
     return size
 
 
-def _nccl(
-    cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
-) -> Callable[[int], Line]:
-    from ..experiment import NetworkChoice
-    from ..prediction.network import calibrated
-    from ..topo.nccl import Shape
-
-    variables = {}
+def _variables(settings: list[str]) -> dict[str, str]:
+    """Read ``NAME=VALUE``."""
+    found = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting!r}: it must be NAME=VALUE, such as NCCL_ALGO=ring")
-        variables[name.strip()] = value
-    model, factor = calibrated(cluster, NetworkChoice(nccl=variables))
+        found[name.strip()] = value
+    return found
+
+
+def _nccl(
+    cluster: Cluster, operation: Operation, nodes: int, per_node: int, given: NetworkChoice
+) -> Callable[[int], Line]:
+    from ..prediction.network import calibrated
+    from ..topo.nccl import Shape
+
+    model, factor = calibrated(cluster, given)
     shape = Shape.regular(nodes, per_node, model.system)
+    regime: Regime = "inside" if shape.nodes == 1 else "across"
 
     def price(size: int) -> Line:
         choice = model.choose(operation, size, shape)
         return Line(
-            choice.seconds(size), factor(size).error,
+            choice.seconds(size), factor(size, regime).error,
             choice.algorithm, choice.protocol, choice.channels,
         )  # fmt: skip
 
@@ -216,12 +231,14 @@ def _nccl(
 
 
 def _alpha_beta(
-    cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
+    cluster: Cluster, operation: Operation, nodes: int, per_node: int, args: argparse.Namespace
 ) -> Callable[[int], Line]:
     from ..quantity import PICOSECONDS
 
-    if settings:
-        raise UsageError(f"--set {settings[0]}: only --model nccl has settings")
+    if args.settings:
+        raise UsageError(f"--set {args.settings[0]}: only --model nccl has settings")
+    if args.calibration is not None:
+        raise UsageError(f"--calibration {args.calibration}: only --model nccl has one")
     model = cluster.cost(nodes)
     group = (nodes * per_node, nodes == 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,9 @@ from .calibration import Bin, Table
 from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
 
-__all__ = ["bins", "calibrate", "completed"]
+__all__ = ["FEWEST", "bins", "calibrate", "completed", "rounded", "sources"]
 
-_FEWEST = 2
+FEWEST = 2
 """Set-ups from which on those left out in turn say how far off a platform's numbers are."""
 
 
@@ -56,7 +56,7 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             continue
         known = found.wider is not None and errors[found.wider]
         fallback = any(each.platform.name != owner for each in own)
-        enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
+        enough = fallback or len({setup(each) for each in own}) >= FEWEST or not known
         if enough:
             beyond = errors[found.wider] if found.wider else ()
             errors[owner] = completed(bins(cross_validate(form, own, wider), beyond), beyond)
@@ -64,8 +64,8 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             errors[owner] = errors[str(found.wider)]
         yield owner, Table(
             form=form.name,
-            numbers={name: float(f"{value:.4g}") for name, value in found.numbers.items()},
-            source=_sources(own),
+            numbers=rounded(found.numbers),
+            source=sources(own),
             files=tuple(sorted({row.file for each in own for row in each.rows})),
             split=split,
             curves=found.curves,
@@ -127,12 +127,17 @@ def completed(own: Iterable[Bin], wider: Iterable[Bin]) -> tuple[Bin, ...]:
     return tuple(found[decade] for decade in sorted(found))
 
 
+def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return fitted numbers as the file shows them."""
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
+
+
 def _digits(value: float) -> float:
     """Return a number as the file shows it."""
     return float(f"{value:.3g}")
 
 
-def _sources(batches: Sequence[Batch]) -> str:
+def sources(batches: Sequence[Batch]) -> str:
     """Return the repositories that rows come from."""
     sources = {row.source.split("#")[0] for each in batches for row in each.rows[:1]}
     return ", ".join(sorted({_repository(each) for each in sources if each}))
