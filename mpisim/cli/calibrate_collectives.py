@@ -31,9 +31,9 @@ def add_kind(kinds: Any) -> None:
         "collectives",
         help="fit the model of collectives",
         description="Fit a few numbers to measured collectives (docs/collectives.md), and find "
-        "their errors on what is left out in turn. Of one platform what was measured is fitted, and "
-        "the rest is left to the calibration that comes along; of tables of several, all numbers "
-        "of each, of their families and of all.",
+        "their errors on what is left out in turn. Of one platform what was measured is fitted, "
+        "and the rest is left to the calibration that comes along; of several, the numbers of "
+        "each, of their families and of all.",
         epilog=EXAMPLES,
     )
     add_reading(parser)

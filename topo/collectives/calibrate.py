@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batches import Batch
-from .calibration import Bin, Table
+from .calibration import NUMBERS, Bin, Regime, Table
 from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
+from .nccl_form import NcclForm
 
 __all__ = ["FEWEST", "bins", "calibrate", "completed", "rounded", "sources"]
 
@@ -23,7 +26,8 @@ def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Tabl
 
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
-    single set-up, and for sizes that it has no rows of, it has its family's errors.
+    single set-up, and for sizes that it has no rows of, it has its family's errors. Where all
+    groups stand inside nodes, or all across nodes, numbers and errors are of these alone.
 
     Parameters
     ----------
@@ -46,6 +50,12 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
     done: dict[str, Fit] = {}
     errors: dict[str, tuple[Bin, ...]] = {}
     form = form_of(members[0].library) if members else None
+    regimes = {each.regime for each in members}
+    regime: Regime | Literal[""] = ""
+    decided = tuple(form.start) if form else ()
+    if form and form.name == NcclForm.name and len(regimes) == 1:
+        (regime,) = regimes
+        decided = NUMBERS[regime]
     for owner, found in fit_all(form, members) if form else ():
         assert form is not None
         done[owner] = found
@@ -62,16 +72,19 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             errors[owner] = completed(bins(cross_validate(form, own, wider), beyond), beyond)
         else:
             errors[owner] = errors[str(found.wider)]
-        yield owner, Table(
-            form=form.name,
-            numbers=rounded(found.numbers),
-            source=sources(own),
-            files=tuple(sorted({row.file for each in own for row in each.rows})),
-            split=split,
-            curves=found.curves,
-            rows=found.rows,
-            held_out="wider" if not enough else "platforms" if fallback else "set-ups",
-            errors=errors[owner],
+        yield (
+            owner,
+            Table(
+                form=form.name,
+                numbers=rounded({name: found.numbers[name] for name in decided}),
+                source=sources(own),
+                files=tuple(sorted({row.file for each in own for row in each.rows})),
+                split=split,
+                curves=found.curves,
+                rows=found.rows,
+                held_out="wider" if not enough else "platforms" if fallback else "set-ups",
+                errors=tuple(replace(each, regime=regime) for each in errors[owner]),
+            ),
         )
 
 

@@ -24,7 +24,18 @@ from mpisim.errors import InputError
 from mpisim.files import reason
 from mpisim.schema import Limits, build, parse
 
-__all__ = ["ANY", "FILE", "NORMAL", "REGIMES", "Bin", "Calibration", "Regime", "Table", "ours"]
+__all__ = [
+    "ANY",
+    "FILE",
+    "NORMAL",
+    "NUMBERS",
+    "REGIMES",
+    "Bin",
+    "Calibration",
+    "Regime",
+    "Table",
+    "ours",
+]
 
 FILE = "calibration/collectives.toml"
 
@@ -32,6 +43,12 @@ Regime = Literal["inside", "across"]
 
 REGIMES: tuple[Regime, ...] = ("inside", "across")
 """Where the ranks of a group stand: all on one node, or on several."""
+
+NUMBERS: dict[Regime, tuple[str, ...]] = {
+    "inside": ("bandwidth_inside", "latency_inside"),
+    "across": ("bandwidth_across", "latency_across", "latency_bulk"),
+}
+"""Which numbers of NCCL's form groups of a regime decide."""
 
 ANY = "any"
 """The owner of the numbers of all machines."""
@@ -80,7 +97,7 @@ class Table:
     form : str
         ``"nccl"``, or ``"deepep"``.
     numbers : dict of str to float
-        Of a user's own platform only those of what was measured.
+        Of what was measured: without groups inside nodes, or across, those of the other alone.
     source : str
     files : tuple of str
     split : str

@@ -3,7 +3,7 @@
 A file may hold several runs, what a launcher prints before each line, messages of NCCL's, and
 anything else around them. A run is a table, which starts at its header ::
 
-    #       size         count      type   redop    root     time   algbw   busbw #wrong     time   …
+    #       size         count      type   redop    root     time   algbw   busbw #wrong   …
 
 and what stands before it since the table before: the program's name, in its own words or in the
 command that starts it; the list of devices; the version of the library; variables of NCCL's. The
@@ -26,7 +26,7 @@ __all__ = ["is_output", "read_output", "version_text"]
 HEADER = re.compile(r"#\s*size\s+count\s+type\b(.*)$")
 RANK = re.compile(
     r"#\s*Rank\s+(?P<rank>\d+)\s+(?:Group\s+(?P<group>\d+)\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"
-    r"device\s+\d+\s+\[[^\]]*\]\s*(?P<gpu>.*?)\s*$"
+    r"device\s+(?P<device>\d+\s+\[[^\]]*\])\s*(?P<gpu>.*?)\s*$"
 )
 PROGRAM = re.compile(
     r"(?<![A-Za-z0-9_])(all_reduce|all_gather|reduce_scatter|alltoallv?|sendrecv|broadcast|reduce|"
@@ -51,7 +51,7 @@ NETWORKS = (
     (re.compile(r"NET/IB\b.*?:\d+/IB"), "InfiniBand"),
     (re.compile(r"Using network Socket"), "TCP sockets"),
 )
-"""Messages of NCCL's (``NCCL_DEBUG=INFO``) that tell the kind of network, in words of `fabric_of`."""
+"""Messages of NCCL's (``NCCL_DEBUG=INFO``) that tell the network, in words of `fabric_of`."""
 
 
 def is_output(text: str) -> bool:
@@ -107,8 +107,8 @@ class _Before:
         """Take what a line says."""
         rank = RANK.search(line)
         if rank:
-            group = int(rank["group"] or 0)
-            self.ranks.append(Rank(int(rank["rank"]), group, rank["host"], rank["gpu"]))
+            number, group = int(rank["rank"]), int(rank["group"] or 0)
+            self.ranks.append(Rank(number, group, rank["host"], rank["device"], rank["gpu"]))
             return
         if "rccl" in line.casefold():
             self.library = "rccl"
@@ -227,6 +227,7 @@ def _row(line: int, found: re.Match[str], columns: Sequence[str]) -> Row | None:
             root=None if root is None else int(root),
             seconds=float(values["time"]) * 1e-6,
             bandwidth=float(values["algbw"]) * 1e9,
+            bus=float(values["busbw"]) * 1e9,
             wrong=wrong,
         )
     except (KeyError, ValueError):

@@ -63,7 +63,13 @@ def _run(contents: Mapping[str, Any], file: str, line: int) -> Run:
         tuple(each.split("=", 1)) for each in contents.get("env", []) if WORDS.match(str(each))
     ]
     ranks = tuple(
-        Rank(int(each["rank"]), int(each["group"]), each["hostname"], each["device_info"] or "")
+        Rank(
+            number=int(each["rank"]),
+            group=int(each["group"]),
+            host=each["hostname"],
+            device=f"{each['device']} [{each['device_hex']}]",
+            gpu=each["device_info"] or "",
+        )
         for each in config["devices"]
     )
     found = [_row(each, line, i) for i, each in enumerate(results, 1)]
@@ -109,5 +115,6 @@ def _row(entry: Mapping[str, Any], line: int, number: int) -> Row | None:
         root=int(entry["root"]),
         seconds=float(times["time"]) * 1e-6,
         bandwidth=float(times["alg_bw"]) * 1e9,
+        bus=float(times["bus_bw"]) * 1e9,
         wrong=float(times.get("nwrong") or 0),
     )

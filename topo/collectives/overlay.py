@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpisim.errors import InputError
 
-from .calibration import ANY, REGIMES, Calibration, Regime, Table, ours
+from .calibration import ANY, NUMBERS, REGIMES, Calibration, Regime, Table, ours
 
 __all__ = ["Serving", "own_of", "served"]
 
@@ -55,8 +55,9 @@ def served(calibration: Calibration, owners: Iterable[str]) -> Serving:
     """Return what serves a machine.
 
     A user's own platform is taken where the machine names it, and where it is the only one of the
-    calibration. What was not measured there, inside nodes or across them, is that of the owners
-    behind it, in the same file if it serves all machines, else in the calibration that comes along.
+    calibration. What was not measured, inside nodes or across them, is that of the owners behind
+    it, or of the machine's own, in the same file where it has them, else in the calibration that
+    comes along.
 
     Parameters
     ----------
@@ -72,26 +73,27 @@ def served(calibration: Calibration, owners: Iterable[str]) -> Serving:
     """
     names = list(owners)
     own = own_of(calibration, names)
-    others = {name: table for name, table in calibration.tables.items() if not table.behind}
-    base = Calibration(others, calibration.source)
-    if own is None:
-        if others or not calibration.tables:
-            owner, table = base.served(names)
-            source = f"{calibration.source} [{owner}]"
-            return _whole(table, source)
-        owner, table = ours().served(names)
-        return _whole(table, f"{ours().source} [{owner}]")
-    table = calibration.tables[own]
-    base = base if ANY in others else ours()
-    owner, wider = base.served(table.behind)
-    tables, sources = {}, {}
+    wide = {name: table for name, table in calibration.tables.items() if not table.behind}
+    chain = [(calibration, own)] if own is not None else []
+    behind = calibration.tables[own].behind if own is not None else names
+    chain += [(calibration, name) for name in behind if name in wide]
+    lacking = [each for each in REGIMES if not any(_covers(*one, each) for one in chain)]
+    if lacking and (chain or not wide):
+        chain += [(ours(), name) for name in behind if name in ours().tables]
+    tables, sources, numbers = {}, {}, dict[str, float]()
     for regime in REGIMES:
-        measured = table.covers(regime)
-        tables[regime] = table if measured else wider
-        sources[regime] = (
-            f"{calibration.source} [{own}]" if measured else f"{base.source} [{owner}]"
-        )
-    return Serving(wider.numbers | table.numbers, tables, sources)
+        found = next((one for one in chain if _covers(*one, regime)), None)
+        if found is None:
+            raise InputError(f"{calibration.source}: has no table for {', '.join(names)}")
+        table = tables[regime] = found[0].tables[found[1]]
+        sources[regime] = f"{found[0].source} [{found[1]}]"
+        others = NUMBERS[REGIMES[regime == "inside"]]
+        numbers |= {name: value for name, value in table.numbers.items() if name not in others}
+    return Serving(numbers, tables, sources)
+
+
+def _covers(calibration: Calibration, owner: str, regime: Regime) -> bool:
+    return calibration.tables[owner].covers(regime)
 
 
 def own_of(calibration: Calibration, owners: Iterable[str]) -> str | None:
@@ -124,9 +126,3 @@ def own_of(calibration: Calibration, owners: Iterable[str]) -> str | None:
 
 def _arch(behind: tuple[str, ...]) -> str:
     return behind[-2] if len(behind) > 1 else ANY
-
-
-def _whole(table: Table, source: str) -> Serving:
-    return Serving(
-        dict(table.numbers), dict.fromkeys(REGIMES, table), dict.fromkeys(REGIMES, source)
-    )

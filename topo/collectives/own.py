@@ -16,7 +16,7 @@ from ..cluster import Cluster
 from ..nccl import System, version_of
 from .batches import Batch
 from .calibrate import FEWEST, bins, completed, rounded, sources
-from .calibration import ANY, REGIMES, Bin, Regime, Table, ours
+from .calibration import ANY, NUMBERS, REGIMES, Bin, Regime, Table, ours
 from .fit import DEEPEP, cross_validate, fit, setup
 from .measurement import Measurement
 from .models import form_of
@@ -24,12 +24,6 @@ from .overlay import Serving, served
 from .platforms import Platform, definitions, fabric_of, platform_of
 
 __all__ = ["calibrate_own", "name_of", "one_platform", "placed"]
-
-NUMBERS: dict[Regime, tuple[str, ...]] = {
-    "inside": ("bandwidth_inside", "latency_inside"),
-    "across": ("bandwidth_across", "latency_across", "latency_bulk"),
-}
-"""Which numbers groups of a regime decide."""
 
 
 def placed(name: str, cluster: Cluster | None) -> Callable[[Measurement], Platform]:

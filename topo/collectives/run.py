@@ -7,6 +7,7 @@ option ``-J``. What an output leaves out, such as how many nodes there were, the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from mpisim.errors import InputError
 from mpisim.presets import match, packaged, plain
 from mpisim.program import Operation
 
+from ..bus import bus_factor
 from ..nccl import Settings
 from .measurement import Measurement
 
@@ -43,11 +45,12 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Rank:
-    """A line of the list of devices: which group, on which host, which GPU."""
+    """A line of the list of devices: which group, on which host, which GPU, and its name."""
 
     number: int
     group: int
     host: str
+    device: str
     gpu: str
 
 
@@ -60,7 +63,8 @@ class Row:
     line : int
         Of the file.
     size : int
-        Bytes of the larger buffer of a rank, the first column.
+        Bytes of the larger buffer of a rank, the first column: the full buffer, as `Measurement`
+        counts it.
     count : int
         Elements, the second column: of the part of one rank where operations scatter or gather.
     kind : str
@@ -69,8 +73,8 @@ class Row:
         ``"none"`` and -1 where the operation has none; None where the table has no such column.
     seconds : float
         Out of place.
-    bandwidth : float
-        Printed algorithm bandwidth, bytes per second.
+    bandwidth, bus : float
+        Printed bandwidths of the algorithm and the bus, bytes per second.
     wrong : float
         Elements with wrong values.
     """
@@ -83,6 +87,7 @@ class Row:
     root: int | None
     seconds: float
     bandwidth: float
+    bus: float
     wrong: float = 0.0
 
 
@@ -198,6 +203,7 @@ def measurements(run: Run, said: Said) -> Iterator[Measurement | str]:
         library="rccl" if plain(gpu).startswith("mi") else run.library,
         version=run.version,
         settings=run.settings,
+        source=f"{run.library}-tests",
     )
     group = f"{gpus} GPUs on {nodes} nodes"
     variables = " ".join("=".join(each) for each in run.settings)
@@ -212,7 +218,7 @@ def measurements(run: Run, said: Said) -> Iterator[Measurement | str]:
             continue
         yield replace(
             first,
-            bytes=_full(row, operation, gpus),
+            bytes=row.size,
             seconds=row.seconds,
             line=row.line,
             curve=f"{setups[row.kind]} | {run.file}:{run.line}",
@@ -242,20 +248,6 @@ def _unusable(run: Run, row: Row) -> str:
     return "" if row.seconds > 0 else "a time of 0"
 
 
-def _full(row: Row, operation: Operation, gpus: int) -> int:
-    """Return the bytes of the full buffer, as `Measurement` counts them.
-
-    The first column is the full buffer of all operations since nccl-tests 2.0, and the algorithm
-    bandwidth is that of the full buffer (its doc/PERFORMANCE.md). Where a program prints one rank's
-    part as the size, the bandwidth tells.
-    """
-    rate = row.size * gpus / row.seconds
-    parted = operation not in (Operation.ALL_REDUCE, Operation.SEND_RECV)
-    if parted and gpus > 1 and row.bandwidth > 1e9 and abs(row.bandwidth / rate - 1) < 0.1:
-        return row.size * gpus
-    return row.size
-
-
 def _operation(run: Run, said: Said) -> Operation | str:
     """Return which operation it was; the columns of the table are held against what is said."""
     possible = _possible(run)
@@ -271,17 +263,18 @@ def _operation(run: Run, said: Said) -> Operation | str:
         found = PROGRAMS.get(run.program)
         if found is None:
             return f"{run.program}_perf measures no operation that is known here"
-        if possible and found not in possible:
+        if possible and found not in possible and len(run.members) != 1:
             raise InputError(
                 f"{run.where}: the table of {run.program}_perf has the columns of "
                 f"{_listed(possible)}; say which with --operation"
             )
         return found
-    if len(possible) == 1:
-        return possible[0]
+    fitting = _fitting(run, possible, said.gpus or run.devices or len(run.members))
+    if len(fitting) == 1:
+        return fitting[0]
     raise InputError(
         f"{run.where}: no name of a program, such as all_reduce_perf, stands before the table; say "
-        f"which operation it is with --operation: {_listed(possible or [*PROGRAMS.values()])}"
+        f"which operation it is with --operation: {_listed(fitting or [*PROGRAMS.values()])}"
     )
 
 
@@ -294,10 +287,20 @@ def _possible(run: Run) -> list[Operation]:
     if row.reduction != "none":
         if row.root >= 0:
             return [Operation.REDUCE]
-        return [Operation.ALL_REDUCE if whole else Operation.REDUCE_SCATTER]
+        # Some versions print the reduction with sendrecv.
+        return [Operation.ALL_REDUCE, Operation.SEND_RECV] if whole else [Operation.REDUCE_SCATTER]
     if row.root >= 0:
         return [Operation.BROADCAST] if whole else [Operation.GATHER, Operation.SCATTER]
     return [Operation.SEND_RECV] if whole else [Operation.ALL_GATHER, Operation.ALL_TO_ALL]
+
+
+def _fitting(run: Run, possible: list[Operation], gpus: int) -> list[Operation]:
+    """Return the operations whose bus bandwidth is as printed, of some."""
+    row = max(run.rows, key=lambda each: each.bandwidth)
+    if row.bandwidth < 1e9 or gpus < 2:  # too few digits
+        return possible
+    ratio = row.bus / row.bandwidth
+    return [each for each in possible if abs(ratio / bus_factor(each, gpus) - 1) < 0.05]
 
 
 def _listed(operations: Iterable[Operation]) -> str:
@@ -323,6 +326,14 @@ def _group(run: Run, said: Said) -> tuple[int, int]:
             f"{numbers[-1]}, or some twice; say how many GPUs there were with --gpus, and on how "
             "many nodes with --nodes"
         )
+    if said.nodes is None:
+        devices = [(each.host, each.device) for each in members]
+        (host, device), times = Counter(devices).most_common(1)[0] if devices else (("", ""), 1)
+        if times > 1:
+            raise InputError(
+                f"{run.where}: {times} ranks use device {device} of host {host!r}; if several "
+                "nodes have one name, say how many there are with --nodes"
+            )
     nodes = said.nodes or len({each.host for each in members})
     if not nodes:
         raise InputError(f"{run.where}: no list of devices; say on how many nodes with --nodes")
