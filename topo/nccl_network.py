@@ -12,11 +12,11 @@ same whether a link was built so or changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,16 @@ from mpisim.recent import Recent
 from .alone import UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual
 from .loads import link_weights
 from .narrowest import behind_ports
-from .nccl import Nccl, Shape, System
+from .nccl import Choice, Nccl, Shape, System
 from .nccl.limits import limit_of
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
 from .steps import steps
 from .topology import LinkKind, Paths, Topology
 from .transfers import transfers
+
+if TYPE_CHECKING:
+    from .collectives.calibration import Regime
 
 __all__ = ["Limit", "NcclNetwork", "Pattern", "Placement", "system_seen"]
 
@@ -118,8 +121,9 @@ class NcclNetwork:
         Of a system with the usual bandwidths (`system_seen`).
     topology : Topology
     numbers : callable, optional
-        From a number of bytes to the factor that prices of that decade of sizes rest on, 1 with its
-        error bar. Inside nodes and across them prices are off independently of each other.
+        From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
+        that decade of sizes rest on, 1 with its error bar. The two are off independently of each
+        other.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
     """
@@ -128,15 +132,15 @@ class NcclNetwork:
         self,
         nccl: Nccl,
         topology: Topology,
-        numbers: Callable[[float], Quantity] | None = None,
+        numbers: Callable[[float, Regime], Quantity] | None = None,
         *,
         meshed: bool = False,
     ) -> None:
         self.nccl = nccl
         self.topology = topology
         self.numbers = {
-            _number(where, decade): numbers(10.0**decade)
-            for where in ("node", "network")
+            _number(where, decade): numbers(10.0**decade, regime)
+            for where, regime in _REGIMES.items()
             for decade in range(_DECADES)
             if numbers is not None
         }
@@ -160,6 +164,13 @@ class NcclNetwork:
             _fingerprint(index, members, asked), lambda: self._placements(index, members, asked)
         )
 
+    def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
+        """Return how one group stands on the network, for one operation or for any."""
+        asked = None if operation is None else np.array([1 << operation])
+        index, ranks = np.array([0, len(members)]), np.array(members, np.int32)
+        label, classes = self.group_classes(index, ranks, asked)
+        return classes[int(label[0])]
+
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return what NCCL takes on these links; a rank with itself costs nothing."""
         return self.limited(self.nccl_price(operation, bytes, group), group)
@@ -169,7 +180,9 @@ class NcclNetwork:
         shape = group.shape
         if shape.ranks == 1:
             return Price(0)
-        choice = self.nccl.choose(operation, bytes, shape)
+        return self._priced(operation, bytes, shape, self.nccl.choose(operation, bytes, shape))
+
+    def _priced(self, operation: Operation, bytes: int, shape: Shape, choice: Choice) -> Price:
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
             return Price(latency, pattern=Pattern(Operation.ALL_REDUCE, choice.algorithm))
@@ -202,6 +215,25 @@ class NcclNetwork:
             return {}
         decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
         return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
+
+    def choices(
+        self, operation: Operation, bytes: int, group: Placement
+    ) -> list[tuple[Choice, Price]]:
+        """Return what NCCL may do, its choice first, and what each takes on these links."""
+        found = []
+        for choice in self.nccl.candidates(operation, bytes, group.shape):
+            price = self.limited(self._priced(operation, bytes, group.shape, choice), group)
+            found.append((choice, price))
+        return found
+
+    def better(
+        self, operation: Operation, bytes: int, group: Placement
+    ) -> tuple[Choice, Price] | None:
+        """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`."""
+        choices = self.choices(operation, bytes, group)
+        fastest = min(choices, key=lambda each: each[1].duration)
+        clearly = self.nccl.clearly_slower(choices[0][1].duration, fastest[1].duration)
+        return fastest if clearly else None
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
         """Return what bounds the time of a communication that has the network to itself.
@@ -448,6 +480,8 @@ _LINKS = {
     LinkKind.FABRIC: "fabric",
 }
 """What is said of links that limit."""
+
+_REGIMES: dict[str, Regime] = {"node": "inside", "network": "across"}
 
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 

@@ -222,8 +222,12 @@ class Nccl:
         """
         every = self.candidates(operation, bytes, shape)
         fastest = min(every, key=lambda each: each.seconds(bytes))
-        margin = 1 + self.tables.raw["better"]["margin"]
-        return fastest if every[0].seconds(bytes) > margin * fastest.seconds(bytes) else None
+        clearly = self.clearly_slower(every[0].seconds(bytes), fastest.seconds(bytes))
+        return fastest if clearly else None
+
+    def clearly_slower(self, time: float, fastest: float) -> bool:
+        """Say whether a time is longer than another by more than ``better.margin``."""
+        return time > (1 + float(self.tables.raw["better"]["margin"])) * fastest
 
     def waiting(self, operation: Operation, bytes: int, shape: Shape) -> float:
         """Return the part of a duration that is due to latencies, in seconds.
