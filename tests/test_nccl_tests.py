@@ -136,6 +136,27 @@ class TestPrinted:
         assert isinstance(row, Measurement)
         assert (row.gpus, row.nodes) == (2, 2)
 
+    @pytest.mark.parametrize(
+        ("command", "settings"),
+        [
+            ("-x NCCL_IB_HCA=mlx5_2\\,mlx5_3 -x NCCL_DEBUG=WARN", {"NCCL_IB_HCA": "mlx5_2,mlx5_3"}),
+            (
+                "--export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL",
+                {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
+            ),
+            ("NCCL_ALGO='ring,tree' ", {"NCCL_ALGO": "ring,tree"}),
+            ("h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to LL.", {"NCCL_PROTO": "LL"}),
+        ],
+    )
+    def test_variables(self, command: str, settings: dict[str, str]) -> None:
+        (row,) = found_in(f"{command} ./all_reduce_perf\n{log('all_reduce')}")
+        assert isinstance(row, Measurement)
+        assert dict(row.settings) == settings
+
+    def test_headers_without_their_mark(self) -> None:
+        (row,) = found_in(log("all_reduce", title=TITLE.removeprefix("#")))
+        assert isinstance(row, Measurement)
+
     def test_programs_without_an_operation_here_are_left_out(self) -> None:
         text = log("all_reduce").replace("all_reduce_perf", "hypercube_perf")
         assert found_in(text) == ["hypercube_perf measures no operation that is known here"]

@@ -18,6 +18,7 @@ from mpisim.topo.collectives.batches import Batch, batches
 from mpisim.topo.collectives.calibrate import calibrate
 from mpisim.topo.collectives.calibration import ANY, NUMBERS, Calibration, Table, ours
 from mpisim.topo.collectives.fit import chain
+from mpisim.topo.collectives.measured import read
 from mpisim.topo.collectives.measurement import Measurement
 from mpisim.topo.collectives.models import predictor
 from mpisim.topo.collectives.overlay import served
@@ -140,6 +141,18 @@ class TestFit:
     def test_one_platform(self) -> None:
         assert one_platform(measured((8, 1), (16, 2))) == "mine"
         assert one_platform(measured((8, 1)) + measured((8, 1), name="other")) is None
+        assert one_platform([]) is None
+
+    def test_outputs_of_one_and_of_several_nodes_are_of_one_machine(self) -> None:
+        logs = Path(__file__).parent / "nccl_logs"
+        rows, _ = read([logs / "all_reduce_8.log", logs / "alltoall_16.json"])
+        found, _ = batches(rows)
+        assert {each.platform.name for each in found} == {"dgx-h100", "hopper-unknown"}
+        assert one_platform(found) == "dgx-h100"
+        stated = batches([replace(each, across="32x100G EFAv2") for each in rows])[0]
+        assert one_platform(stated) == "p5"
+        others, _ = batches([*rows, *read([logs / "old.log"])[0]])
+        assert one_platform(others) is None
 
     @pytest.mark.parametrize("name", ["any", "a b", "", "deepep", "x.y"])
     def test_names(self, name: str) -> None:

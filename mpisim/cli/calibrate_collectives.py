@@ -72,6 +72,7 @@ def _fit(args: argparse.Namespace) -> str:
         raise InputError(
             f"no row of {', '.join(args.paths)} can be fitted"
             + (f": {reasons}" if reasons else "; try --train all")
+            + ("; --cluster says which machine it is" if "is unknown" in reasons else "")
         )
     print(f"{'table':24s} {'curves':>6s} {'rows':>6s} {'median':>7s} {'p90':>7s}")
     tables: dict[str, Table] = {}

@@ -23,7 +23,7 @@ from .run import WIDTHS, Rank, Row, Run, settings_of
 
 __all__ = ["is_output", "read_output", "version_text"]
 
-HEADER = re.compile(r"#\s*size\s+count\s+type\b(.*)$")
+HEADER = re.compile(r"(?:^|[#\s:>|)])size\s+count\s+type\b(.*)$")
 RANK = re.compile(
     r"#\s*Rank\s+(?P<rank>\d+)\s+(?:Group\s+(?P<group>\d+)\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"
     r"device\s+(?P<device>\d+\s+\[[^\]]*\])\s*(?P<gpu>.*?)\s*$"
@@ -36,10 +36,11 @@ STARTING = "# Collective test starting:"
 CONCLUDED = "Collective test concluded"
 CALLED = re.compile(r"# nThread \d+ nGpus \d+ ")
 AGGREGATED = re.compile(r"\bagg iters: (\d+)")
-LIBRARY = re.compile(r"\bnccl-library=(\d+)")
+LIBRARY = re.compile(r"\b[nr]ccl-library=(\d+)")
 VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 VARIABLE = re.compile(
-    r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )(\"[^\"]*\"|'[^']*'|[^\s\"',;]+)"
+    r"\b(NCCL_[A-Z0-9_]+)(?:=| set by environment to )"
+    r"(\"[^\"]*\"|'[^']*'|(?:(?!\\?,[A-Z_]+=)[^\s\"';])+)"
 )
 ROW = re.compile(rf"(?:^|[\s:>|)])(\d+)\s+(\d+)\s+({'|'.join(WIDTHS)})\b(.*)$")
 
@@ -122,7 +123,9 @@ class _Before:
             self.aggregated = int(aggregated[1]) if aggregated else 1
         if not self.network:
             self.network = next((name for words, name in NETWORKS if words.search(line)), "")
-        self.variables += [(name, value.strip("\"'.")) for name, value in VARIABLE.findall(line)]
+        self.variables += [
+            (name, value.strip("\"'.").replace("\\", "")) for name, value in VARIABLE.findall(line)
+        ]
         names = set(PROGRAM.findall(line))
         if STARTING in line and names:
             self.started = names.pop()

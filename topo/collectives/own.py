@@ -22,6 +22,7 @@ from .measurement import Measurement
 from .models import form_of
 from .overlay import Serving, served
 from .platforms import Platform, definitions, fabric_of, platform_of
+from .run import OUTPUTS
 
 __all__ = ["calibrate_own", "name_of", "one_platform", "placed"]
 
@@ -55,10 +56,20 @@ def placed(name: str, cluster: Cluster | None) -> Callable[[Measurement], Platfo
 
 
 def one_platform(measured: Sequence[Batch]) -> str | None:
-    """Return the name of the platform of some batches, if it is a single one."""
+    """Return the name of the platform of some batches, if it is a single one.
+
+    Outputs of nccl-tests on GPUs of one name are of one, though those of a single node do not say
+    what the network is.
+    """
+    if not measured or any(each.library.startswith(DEEPEP) for each in measured):
+        return None
     names = {each.platform.name for each in measured}
-    kernels = any(each.library.startswith(DEEPEP) for each in measured)
-    return names.pop() if len(names) == 1 and not kernels else None
+    if len(names) == 1:
+        return names.pop()
+    outputs = all(each.rows[0].source in OUTPUTS for each in measured)
+    if outputs and len({each.rows[0].gpu for each in measured}) == 1:
+        return _owners(measured)[0]
+    return None
 
 
 def calibrate_own(name: str, measured: Sequence[Batch], split: str) -> Table:
@@ -85,7 +96,7 @@ def calibrate_own(name: str, measured: Sequence[Batch], split: str) -> Table:
     if len(archs) > 1 or any(each.library.startswith(DEEPEP) for each in measured):
         what = f"{' and '.join(archs)} GPUs" if len(archs) > 1 else "kernels of DeepEP"
         raise InputError(f"the platform {name!r} has rows of {what}; it must be one machine's NCCL")
-    behind = _widest(measured)
+    behind = _owners(measured)
     wider = served(ours(), behind)
     regimes = [each for each in REGIMES if any(one.regime == each for one in measured)]
     free = [number for regime in regimes for number in NUMBERS[regime]]
@@ -157,9 +168,13 @@ def _behind(platform: Platform) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*wide, platform.arch, ANY)))
 
 
-def _widest(measured: Iterable[Batch]) -> tuple[str, ...]:
-    """Return the owners behind all batches: those across nodes know the fabric as well."""
-    return max((each.platform.behind for each in measured), key=lambda each: (len(each), each))
+def _owners(measured: Iterable[Batch]) -> tuple[str, ...]:
+    """Return the owners behind all batches: those across nodes know the fabric, if they say it."""
+    found = [
+        (each.platform.behind or _behind(each.platform), each.regime == "across")
+        for each in measured
+    ]
+    return max(found, key=lambda each: (len(each[0]) > 2, each[1], len(each[0]), each[0]))[0]
 
 
 def _known(wider: Serving, regime: Regime) -> tuple[Bin, ...]:

@@ -20,7 +20,7 @@ from ..bus import bus_factor
 from ..nccl import Settings
 from .measurement import Measurement
 
-__all__ = ["PROGRAMS", "Rank", "Row", "Run", "Said", "measurements", "settings_of"]
+__all__ = ["OUTPUTS", "PROGRAMS", "Rank", "Row", "Run", "Said", "measurements", "settings_of"]
 
 PROGRAMS = {
     "all_reduce": Operation.ALL_REDUCE,
@@ -34,6 +34,9 @@ PROGRAMS = {
     "scatter": Operation.SCATTER,
 }
 """Operations by the names of the programs, without ``_perf``."""
+
+OUTPUTS = ("nccl-tests", "rccl-tests")
+"""What measurements have as their source that were read here."""
 
 WIDTHS = {
     "char": 1, "int8": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
