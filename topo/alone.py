@@ -8,7 +8,7 @@ way adds to the latency that NCCL's constants stand for (two cards and one switc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ from mpisim.quantity import PICOSECONDS
 
 from .nodes import hop_latency
 from .price import WEIGHT_ONE
-from .steps import Steps
-from .topology import LinkKind, NodeKind, Topology
+from .steps import EveryPair, Steps
+from .topology import Crowded, LinkKind, NodeKind, Paths, Topology
 
 __all__ = [
     "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates", "lowest",
-    "usual",
+    "usual", "whole_latency",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -37,6 +37,9 @@ _FINE = 1000
 
 _PAIRS = 1 << 18
 """Pairs of GPUs at a time: their ways are held in memory."""
+
+_FEW = 32
+"""Ranks below which the pairs of many groups are looked at together."""
 
 _LATENCY = {
     LinkKind.NVLINK: "link", LinkKind.PCIE: "pcie", LinkKind.HOST: "pcie",
@@ -91,6 +94,11 @@ def usual(topology: Topology) -> Floats:
     return found
 
 
+def whole_latency(topology: Topology) -> Ints:
+    """Return each link's latency, shape (n_links,), in 1e-3 ps; see `excess_latency`."""
+    return np.rint(topology.latency * topology.share * (PICOSECONDS * _FINE)).astype(np.int64)
+
+
 def excess_latency(topology: Topology) -> Ints:
     """Return each link's latency beyond what NCCL's constants hold, shape (n_links,), in 1e-3 ps.
 
@@ -133,7 +141,7 @@ def lowest(group: Ints, link: Ints, rate: Ints, n_groups: int) -> tuple[Ints, In
 
 
 def added_latency(
-    paths: Callable[[Ints, Ints], Ints], excess: Ints, base: Ints, order: Steps
+    paths: Paths, excess: Ints, base: Ints, phases: Sequence[Steps | EveryPair]
 ) -> Ints:
     """Sum up the excess latency along the chains of a communication.
 
@@ -145,18 +153,26 @@ def added_latency(
         From `excess_latency`.
     base : int64, shape (g,)
         What is to be added to the ranks of the steps, for each group.
-    order : Steps
-        Of each of them.
+    phases : sequence of Steps or EveryPair
+        Of each of them, one after the other.
 
     Returns
     -------
     int64, shape (g,)
-        Of the longest chain, in ps.
+        Of the longest chain of each phase, in ps.
     """
     found = np.zeros(len(base), np.int64)
+    for phase in phases:
+        if isinstance(phase, EveryPair):
+            found += _of_pairs(paths, excess, base, phase.ranks)
+        elif len(phase.source):
+            found += _of_chains(paths, excess, base, phase)
+    return found
+
+
+def _of_chains(paths: Paths, excess: Ints, base: Ints, order: Steps) -> Ints:
+    found = np.zeros(len(base), np.int64)
     m = len(order.source)
-    if not m:
-        return found
     padded = np.append(excess, 0)  # the entry of -1: no link
     chains = np.flatnonzero(np.diff(order.chain, prepend=-1))
     step = max(1, _PAIRS // m)
@@ -173,4 +189,29 @@ def added_latency(
             hops[:, part] = ways.reshape(len(some), -1)
         longest = np.add.reduceat(hops, chains, axis=1).max(axis=1)
         found[first : first + step] = np.rint(longest * (order.rounds / _FINE)).astype(np.int64)
+    return found
+
+
+def _of_pairs(paths: Paths, excess: Ints, base: Ints, ranks: Ints) -> Ints:
+    """Return the latency of the longest way between two of the ranks, in ps."""
+    found = np.zeros(len(base), np.int64)
+    n, padded = len(ranks), np.append(excess, 0)
+    if n < _FEW:
+        source, target = np.repeat(ranks, n), np.tile(ranks, n)
+        others = source != target
+        pairs = Steps(source[others], target[others], np.arange(n * (n - 1)))
+        return _of_chains(paths, excess, base, pairs)
+    step = max(1, _PAIRS // n)
+    for i, first in enumerate(base.tolist()):
+        here = ranks + first
+        longest = paths.longest(here, excess) if isinstance(paths, Crowded) else None
+        for low in range(0, n if longest is None else 0, step):
+            source = np.repeat(here[low : low + step], n)
+            target = np.tile(here, len(source) // n)
+            others = source != target
+            ways = padded[paths(source[others], target[others])].sum(axis=1)
+            most = int(ways.max())
+            longest = most if longest is None else max(longest, most)
+        assert longest is not None
+        found[i] = round(longest / _FINE)
     return found

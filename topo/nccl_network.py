@@ -8,6 +8,10 @@ where the rate is the lowest of what NCCL reaches between such GPUs and cards, o
 holds nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this
 network can carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both mean the
 same whether a link was built so or changed.
+
+GPUs that are joined to the fabric themselves have no NCCL that was measured. There the library
+(:mod:`.direct`) only adds the latency of a launch: the whole latency of the way counts, and the
+rate is what links carry.
 """
 
 from __future__ import annotations
@@ -21,20 +25,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.errors import InputError
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 from mpisim.recent import Recent
 
-from .alone import UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual
+from .alone import (
+    UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual, whole_latency,
+)  # fmt: skip
+from .dimensions import SERVED
+from .direct import UNMEASURED, Library, LinkLibrary
 from .loads import link_weights
 from .narrowest import behind_ports
-from .nccl import Nccl, Shape, System
-from .nccl.limits import limit_of
+from .nccl import Choice, Nccl, Shape, System
+from .nccl.limits import LATENCY, limit_of
+from .order import Ordered, by_tour, in_blocks
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
 from .steps import steps
 from .topology import LinkKind, Paths, Topology
-from .transfers import transfers
+from .transfers import CHAINS, transfers
 
 __all__ = ["Limit", "NcclNetwork", "Pattern", "Placement", "system_seen"]
 
@@ -51,7 +61,7 @@ _DECADES = 13
 
 
 class Pattern(NamedTuple):
-    """Which links a communication loads: what it does, and by which of NCCL's algorithms."""
+    """Which links a communication loads: what it does, and by which algorithm of the library."""
 
     operation: Operation
     algorithm: str
@@ -106,33 +116,44 @@ class Placement:
 
 
 class NcclNetwork:
-    """Prices by NCCL's own choices, on the links of a topology.
+    """Prices by a library's own choices, on the links of a topology.
 
     Inside nodes and at their cards, measured collectives exceed what one path carries where they
     use several: at its highest rate a communication fills no such link beyond the bandwidth that is
     usual among its like. Links that are slower than that, and all links between switches, limit it.
+    With a `LinkLibrary` all links do.
 
     Parameters
     ----------
-    nccl : Nccl
-        Of a system with the usual bandwidths (`system_seen`).
+    library : Nccl or LinkLibrary
+        NCCL of a system with the usual bandwidths (`system_seen`).
     topology : Topology
     numbers : callable, optional
         From a number of bytes to the factor that prices of that decade of sizes rest on, 1 with its
         error bar. Inside nodes and across them prices are off independently of each other.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
+    dimensions : bool
+        Whether what NCCL does by rings goes dimension by dimension where a group can.
+    by_fabric : bool
+        Whether NCCL's rings follow the fabric rather than the order of ranks.
     """
 
     def __init__(
         self,
-        nccl: Nccl,
+        library: Nccl | LinkLibrary,
         topology: Topology,
         numbers: Callable[[float], Quantity] | None = None,
         *,
         meshed: bool = False,
+        dimensions: bool = False,
+        by_fabric: bool = False,
     ) -> None:
-        self.nccl = nccl
+        self.library: Library = library
+        self.nccl = library if isinstance(library, Nccl) else None
+        self._links = library if isinstance(library, LinkLibrary) else None
+        self.notes = () if self._links is None else (UNMEASURED,)
+        self._dimensions, self._by_fabric = dimensions, by_fabric
         self.topology = topology
         self.numbers = {
             _number(where, decade): numbers(10.0**decade)
@@ -161,21 +182,39 @@ class NcclNetwork:
         )
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return what NCCL takes on these links; a rank with itself costs nothing."""
+        """Return what the library takes on these links; a rank with itself costs nothing."""
         return self.limited(self.nccl_price(operation, bytes, group), group)
 
     def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return what NCCL takes where no link limits it."""
+        """Return what the library takes where no link limits it, by the algorithm of its choice."""
         shape = group.shape
         if shape.ranks == 1:
             return Price(0)
-        choice = self.nccl.choose(operation, bytes, shape)
+        if self._links is None:
+            return self._plain(self.library.choose(operation, bytes, shape), operation, bytes, shape)
+        found = [
+            self._plain(choice, operation, bytes, shape)
+            for choice in self.library.candidates(operation, bytes, shape)
+        ]
+        found = [price for price in found if group.limit(price.pattern) is not None]
+        if not found:
+            raise InputError(f"{operation.name} was not named among what a group does")
+        if found[0].pattern.algorithm == self._links.algorithm:  # type: ignore[attr-defined]
+            return found[0]
+        return min(found, key=lambda price: self.limited(price, group).duration)
+
+    def _plain(self, choice: Choice, operation: Operation, bytes: int, shape: Shape) -> Price:
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
-            return Price(latency, pattern=Pattern(Operation.ALL_REDUCE, choice.algorithm))
-        pattern = Pattern(operation, choice.algorithm)
+            return Price(latency, pattern=self._pattern(Operation.ALL_REDUCE, choice))
+        pattern = self._pattern(operation, choice)
         rate = min(rate_of(choice.bandwidth), self._highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)
+
+    def _pattern(self, operation: Operation, choice: Choice) -> Pattern:
+        """Return by which pattern a choice is carried out."""
+        named = self._dimensions and choice.algorithm == "ring" and operation in SERVED
+        return Pattern(operation, "dimensions" if named else choice.algorithm)
 
     def limited(self, price: Price, group: Placement, factor: float = 1.0) -> Price:
         """Return NCCL's price as the links allow it.
@@ -223,9 +262,12 @@ class NcclNetwork:
         flowing = price.duration - price.latency
         if limit is not None and price.rate < nccl.rate and 2 * flowing > price.duration:
             kind = LinkKind(self.topology.kind[limit.link])
-            return f"{_LINKS[kind]} {self.link_name(limit.link)}"
+            words = _LINKS if self.nccl is not None else _PORTS
+            return f"{words[kind]} {self.link_name(limit.link)}"
         if limit is not None and 2 * limit.latency > price.duration:
             return "latency of links"
+        if self.nccl is None:
+            return LATENCY
         return limit_of(self.nccl, operation, bytes, group.shape)
 
     # --- links ----------------------------------------------------------------------------------
@@ -253,7 +295,7 @@ class NcclNetwork:
     ) -> tuple[Ints, Ints, Ints]:
         found = [
             self._loads(each, pattern)
-            for each in alike(index, members, self.nccl.system.gpus_per_node)
+            for each in alike(index, members, self.library.system.gpus_per_node)
         ]
         group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
         order = np.argsort(group, kind="stable")  # of one group links are ascending already
@@ -273,7 +315,7 @@ class NcclNetwork:
     @cached_property
     def _wide(self) -> NDArray[np.bool_]:
         """Links that hold nobody back."""
-        return behind_ports(self.topology, self.nccl.system.gpus_per_node)
+        return behind_ports(self.topology, self.library.system.gpus_per_node)
 
     @cached_property
     def _paths(self) -> Paths:
@@ -288,9 +330,27 @@ class NcclNetwork:
         self, members: Ints, base: Ints, pattern: Pattern, seen: NDArray[np.bool_], paths: Paths
     ) -> tuple[Ints, Ints, Ints]:
         """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
-        system = self.nccl.system
-        sent = transfers(*pattern, members, system.gpus_per_node, meshed=self._meshed)
-        group, link, weight = link_weights(paths, self.topology.share, base, sent, seen)
+        system, parts = self.library.system, []
+        for each in self._ordered(pattern, members, base):
+            algorithm = self._served_by(pattern, each)
+            if algorithm is None:
+                continue
+            sent = transfers(
+                pattern.operation, algorithm, each.members, system.gpus_per_node,
+                meshed=self._meshed, block=each.block,
+            )  # fmt: skip
+            some, at, load = link_weights(
+                paths, self.topology.share, base[each.which], sent, seen
+            )
+            parts.append((each.which[some], at, load))
+        group, link, weight = (
+            np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)
+        )
+        if len(parts) > 1:
+            order = np.argsort(group, kind="stable")
+            group, link, weight = group[order], link[order], weight[order]
+        if self._links is not None:
+            return group, link, weight
         highest = self._highest_rate(pattern, Shape.of(members.tolist(), system))
         # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
         whole, rest = np.divmod(self._usual[link], highest)
@@ -299,6 +359,22 @@ class NcclNetwork:
         weight = np.where(in_fabric, weight, np.maximum(np.minimum(weight, most), 1))
         return group, link, weight
 
+    def _ordered(self, pattern: Pattern, members: Ints, base: Ints) -> list[Ordered]:
+        """Sort groups of one arrangement by how their members follow each other in an algorithm."""
+        if pattern.operation not in SERVED + CHAINS:
+            return [Ordered(np.arange(len(base)), members)]
+        if pattern.algorithm == "dimensions":
+            return in_blocks(self.topology, members, base, self.library.system.gpus_per_node)
+        if pattern.algorithm == "tour" or (pattern.algorithm == "ring" and self._by_fabric):
+            return by_tour(self.topology, members, base)
+        return [Ordered(np.arange(len(base)), members)]
+
+    def _served_by(self, pattern: Pattern, groups: Ordered) -> str | None:
+        """Return by which algorithm groups do it, None if not at all."""
+        if pattern.algorithm != "dimensions" or groups.block is not None:
+            return pattern.algorithm
+        return "ring" if self._links is None else None
+
     def _highest_rate(self, pattern: Pattern, shape: Shape) -> int:
         """The highest rate at which an algorithm moves its payload, whatever the size."""
         key = (pattern, shape)
@@ -306,8 +382,8 @@ class NcclNetwork:
             self._highest[key] = max(
                 rate_of(choice.bandwidth)
                 for size in _SIZES
-                for choice in self.nccl.candidates(pattern.operation, size, shape)
-                if choice.algorithm == pattern.algorithm
+                for choice in self.library.candidates(pattern.operation, size, shape)
+                if self._pattern(pattern.operation, choice) == pattern
             )
         return self._highest[key]
 
@@ -316,6 +392,8 @@ class NcclNetwork:
     @cached_property
     def _narrow(self) -> NDArray[np.bool_]:
         """Links that can limit a communication that is alone."""
+        if self._links is not None:
+            return ~self._wide
         fabric = self.topology.kind == LinkKind.FABRIC
         return np.where(fabric, ~self._wide, self.capacity < self._usual)
 
@@ -325,7 +403,8 @@ class NcclNetwork:
 
     @cached_property
     def _excess(self) -> Ints:
-        return excess_latency(self.topology)
+        found = excess_latency if self._links is None else whole_latency
+        return found(self.topology)
 
     @cached_property
     def _late_paths(self) -> Paths:
@@ -335,7 +414,7 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], operations: Ints
     ) -> tuple[Ints, list[Placement]]:
         """Sort groups by shape, and by what the links allow each."""
-        system = self.nccl.system
+        system = self.library.system
         label, shapes = shapes_of(index, members, system)
         if not (self._narrow.any() or self._excess.any()):
             return label, [Placement(shape) for shape in shapes]
@@ -373,13 +452,13 @@ class NcclNetwork:
         for operation in Operation:
             if operation in _WITHOUT_LINKS or not operations >> operation & 1:
                 continue
-            for choice in self.nccl.candidates(operation, 1 << 20, shape):
-                found[Pattern(operation, choice.algorithm)] = None
+            for choice in self.library.candidates(operation, 1 << 20, shape):
+                found[self._pattern(operation, choice)] = None
         return list(found)
 
     def _limits(self, groups: Alike, pattern: Pattern) -> Limits:
         """Return what the links allow groups of one arrangement."""
-        per_node, period = self.nccl.system.gpus_per_node, self.topology.period
+        per_node, period = self.library.system.gpus_per_node, self.topology.period
         base, which = groups.base, np.arange(len(groups.base))
         if period:  # groups so far apart are equal
             base, which = np.unique(base % (period * per_node), return_inverse=True)
@@ -390,8 +469,8 @@ class NcclNetwork:
         return Limits(*(column[which.reshape(-1)] for column in limits))
 
     def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
-        n, none = len(base), np.full(len(base), UNLIMITED)
-        node_rate, fabric_rate, link = none, none, np.full(n, -1)
+        n = len(base)
+        node_rate, fabric_rate, link = np.full(n, UNLIMITED), np.full(n, UNLIMITED), np.full(n, -1)
         if self._narrow.any():
             group, at, weight = self._weights(
                 members, base, pattern, self._narrow, self._narrow_paths
@@ -401,10 +480,21 @@ class NcclNetwork:
             node_rate, slow = lowest(group[~fabric], at[~fabric], rate[~fabric], n)
             fabric_rate, thin = lowest(group[fabric], at[fabric], rate[fabric], n)
             link = np.where(node_rate < fabric_rate, slow, thin)
-        latency = np.zeros(n, np.int64)
+        latency, ordered = np.zeros(n, np.int64), self._ordered(pattern, members, base)
         if self._excess.any():
-            order = steps(*pattern, members, self.nccl.system.gpus_per_node)
-            latency = added_latency(self._late_paths, self._excess, base, order)
+            for each in ordered:
+                algorithm = self._served_by(pattern, each)
+                if algorithm is not None:
+                    phases = steps(
+                        pattern.operation, algorithm, each.members,
+                        self.library.system.gpus_per_node, each.block,
+                    )  # fmt: skip
+                    latency[each.which] = added_latency(
+                        self._late_paths, self._excess, base[each.which], phases
+                    )
+        impossible = [each.which for each in ordered if self._served_by(pattern, each) is None]
+        if impossible:
+            fabric_rate[np.concatenate(impossible)] = 0
         return Limits(node_rate, fabric_rate, link, latency)
 
 
@@ -449,6 +539,9 @@ _LINKS = {
 }
 """What is said of links that limit."""
 
+_PORTS = {kind: "link" for kind in LinkKind} | {LinkKind.NIC: "GPU port"}
+"""The same without cards and usual bandwidths."""
+
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 
 
@@ -457,7 +550,7 @@ def _limits_at(patterns: list[Pattern], limits: list[Limits], row: int) -> tuple
     found = []
     for pattern, limit in zip(patterns, limits, strict=True):
         node, fabric, link, latency = (int(column[row]) for column in limit)
-        if latency or min(node, fabric) < UNLIMITED:
+        if (latency or min(node, fabric) < UNLIMITED) and fabric:  # 0: it cannot be done so
             found.append(Limit(pattern, node, fabric, latency, link))
     return tuple(found)
 

@@ -69,6 +69,10 @@ class AskedNetwork:
                 choice = replace(self.choice, **kept)
                 name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
                 yield name, replace(self, choice=choice)
+        for key in ("algorithm", "ring_order"):
+            plain: Any = {key: getattr(NetworkChoice(), key)}
+            if getattr(self.choice, key) != plain[key]:
+                yield f"network.{key}", replace(self, choice=replace(self.choice, **plain))
         if self.choice.calibration is not None:
             choice = replace(self.choice, calibration=None)
             yield "network.calibration", replace(self, choice=choice)
@@ -182,7 +186,7 @@ def _answer(network: Network, operation: Operation, size: int, group: Any) -> tu
     nccl = getattr(network, "nccl", None)
     if nccl is None or not price.duration:  # a rank with itself
         return price, None
-    return price, nccl.choose(operation, size, group)
+    return price, nccl.choose(operation, size, group.shape)
 
 
 def _loaded_alike(
