@@ -19,7 +19,7 @@ from mpisim.quantity import PICOSECONDS
 from .nodes import hop_latency
 from .price import WEIGHT_ONE
 from .steps import EveryPair, Steps
-from .topology import Crowded, LinkKind, NodeKind, Paths, Topology
+from .topology import LinkKind, NodeKind, Paths, Topology, crowded
 
 __all__ = [
     "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates", "lowest",
@@ -201,10 +201,10 @@ def _of_pairs(paths: Paths, excess: Ints, base: Ints, ranks: Ints) -> Ints:
         others = source != target
         pairs = Steps(source[others], target[others], np.arange(n * (n - 1)))
         return _of_chains(paths, excess, base, pairs)
-    step = max(1, _PAIRS // n)
+    crowd, step = crowded(paths), max(1, _PAIRS // n)
     for i, first in enumerate(base.tolist()):
         here = ranks + first
-        longest = paths.longest(here, excess) if isinstance(paths, Crowded) else None
+        longest = None if crowd is None else crowd.longest(here, excess)
         for low in range(0, n if longest is None else 0, step):
             source = np.repeat(here[low : low + step], n)
             target = np.tile(here, len(source) // n)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .price import WEIGHT_ONE
-from .topology import Crowded, Paths
+from .topology import Paths, crowded
 from .transfers import Everyone, Transfers
 
 __all__ = ["link_weights", "merged"]
@@ -58,9 +58,10 @@ def link_weights(
     weight : int64, shape (e,)
         Bytes over the link per byte of payload, in units of 2**-20, rounded up.
     """
-    found: Iterable[tuple[Ints, Ints, Ints]]
-    found = list(_everyone(paths, base, sent)) if isinstance(sent, Everyone) else []
-    if not found:
+    found: Iterable[tuple[Ints, Ints, Ints]] | None = None
+    if isinstance(sent, Everyone):
+        found = _everyone(paths, base, sent)
+    if found is None:
         found = (part for some in _pairs(sent) for part in _summed(paths, base, *some))
     parts: list[tuple[Ints, Ints, Ints]] = []
     for group, link, amount in found:
@@ -76,30 +77,34 @@ def link_weights(
     return group, link, np.maximum((amount + (1 << _FINE) - 1 - _ROUNDED) >> _FINE, 1)
 
 
-def _everyone(paths: Paths, base: Ints, sent: Everyone) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield (group, link, sum) of each group, where paths know it without looking at pairs."""
-    if len(sent.ranks) < _CROWD or not isinstance(paths, Crowded):
-        return
-    fine = round(sent.each * (WEIGHT_ONE << _FINE))
+def _everyone(
+    paths: Paths, base: Ints, sent: Everyone
+) -> list[tuple[Ints, Ints, Ints]] | None:
+    """Return (group, link, sum) of each group if paths know it without looking at pairs."""
+    crowd = crowded(paths)
+    if len(sent.ranks) < _CROWD or crowd is None:
+        return None
+    fine, found = round(sent.each * (WEIGHT_ONE << _FINE)), []
     for i, first in enumerate(base.tolist()):
-        crossings = paths.crossings(sent.ranks + first)
-        if crossings is None:  # of all groups or of none
-            return
+        crossings = crowd.crossings(sent.ranks + first)
+        if crossings is None:
+            return None
         links = np.flatnonzero(crossings)
-        yield np.full(len(links), i), links, crossings[links] * fine
+        found.append((np.full(len(links), i), links, crossings[links] * fine))
+    return found
 
 
 def _pairs(sent: Transfers | Everyone) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Yield pairs of GPUs, each once, by source and target, and the sum of what is sent, fine."""
     if isinstance(sent, Everyone):
         ranks = np.sort(sent.ranks)
-        fine = round(sent.each * (WEIGHT_ONE << _FINE))
+        each = round(sent.each * (WEIGHT_ONE << _FINE))
         step = max(1, _PAIRS // len(ranks))
         for low in range(0, len(ranks), step):
             some = ranks[low : low + step]
             source, target = np.repeat(some, len(ranks)), np.tile(ranks, len(some))
             others = source != target
-            yield source[others], target[others], np.full(int(others.sum()), fine)
+            yield source[others], target[others], np.full(int(others.sum()), each)
         return
     fine = np.rint(sent.bytes * (WEIGHT_ONE << _FINE)).astype(np.int64)
     order = np.lexsort((sent.target, sent.source))

@@ -31,7 +31,14 @@ from mpisim.quantity import PICOSECONDS, Quantity
 from mpisim.recent import Recent
 
 from .alone import (
-    UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual, whole_latency,
+    UNLIMITED,
+    Limits,
+    added_latency,
+    excess_latency,
+    highest_rates,
+    lowest,
+    usual,
+    whole_latency,
 )  # fmt: skip
 from .dimensions import SERVED
 from .direct import UNMEASURED, Library, LinkLibrary
@@ -191,7 +198,8 @@ class NcclNetwork:
         if shape.ranks == 1:
             return Price(0)
         if self._links is None:
-            return self._plain(self.library.choose(operation, bytes, shape), operation, bytes, shape)
+            choice = self.library.choose(operation, bytes, shape)
+            return self._plain(choice, operation, bytes, shape)
         found = [
             self._plain(choice, operation, bytes, shape)
             for choice in self.library.candidates(operation, bytes, shape)
@@ -539,7 +547,7 @@ _LINKS = {
 }
 """What is said of links that limit."""
 
-_PORTS = {kind: "link" for kind in LinkKind} | {LinkKind.NIC: "GPU port"}
+_PORTS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without cards and usual bandwidths."""
 
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)

@@ -41,6 +41,11 @@ class Block:
     rings: tuple[bool, ...]
     inside: bool
 
+    @classmethod
+    def line(cls, n: int) -> Block:
+        """Return a line of members."""
+        return cls((n,), (False,), False)
+
 
 class Ordered(NamedTuple):
     """Groups of one arrangement whose members follow each other in the same way.

@@ -93,8 +93,7 @@ def steps(
     if operation is Operation.ALL_TO_ALL:
         return [EveryPair(group)]
     if algorithm == "dimensions":
-        assert block is not None
-        return _along_axes(operation, group, block)
+        return _along_axes(operation, group, block or Block.line(len(group)))
     return [_phase(operation, algorithm, group, gpus_per_node)]
 
 

@@ -16,7 +16,9 @@ from mpisim.errors import InputError
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Crowded", "Grid", "LinkKind", "NodeKind", "Paths", "Topology", "compact"]
+__all__ = [
+    "Crowded", "Grid", "LinkKind", "NodeKind", "Paths", "Topology", "compact", "crowded",
+]  # fmt: skip
 
 Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere
@@ -71,6 +73,11 @@ class LinkKind(IntEnum):
     SOCKET = 3
     NIC = 4
     FABRIC = 5
+
+
+def crowded(paths: object) -> Crowded | None:
+    """Return paths if they are `Crowded`."""
+    return paths if isinstance(paths, Crowded) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,8 @@ class Everyone:
 
     @cached_property
     def _ends(self) -> tuple[Ranks, Ranks]:
-        source, target = np.repeat(self.ranks, len(self.ranks)), np.tile(self.ranks, len(self.ranks))
+        n = len(self.ranks)
+        source, target = np.repeat(self.ranks, n), np.tile(self.ranks, n)
         others = source != target
         return source[others], target[others]
 
@@ -114,7 +115,7 @@ def transfers(
         Whether GPUs of a node are joined by links of their own, pair by pair. Rings then take all
         of them in turn, each as often as any other; otherwise one path does for all.
     block : Block, optional
-        What the members fill, in the order of its axes; ``"dimensions"`` needs it.
+        What the members fill, in the order of its axes, for ``"dimensions"``; by default a line.
 
     Returns
     -------
@@ -149,8 +150,7 @@ def transfers(
             f"{', '.join(o.name for o in (*_RING_FACTOR, *CHAINS, *PAIRWISE))}"
         )
     if algorithm == "dimensions":
-        assert block is not None
-        return _by_dimension(_RING_FACTOR[operation], group, block, meshed)
+        return _by_dimension(_RING_FACTOR[operation], group, block or Block.line(n), meshed)
     factor = _RING_FACTOR[operation] * (n - 1) / n
     if algorithm in TWO_WAYS:
         half = np.full(n, factor / 2)

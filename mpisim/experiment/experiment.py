@@ -135,7 +135,7 @@ class NetworkChoice:
         if self.model == "nccl":
             if self.algorithm != "library" and "NCCL_ALGO" in self.nccl:
                 raise InputError(
-                    f"algorithm is {self.algorithm!r}, and nccl.NCCL_ALGO is given; give one of them"
+                    f"algorithm is {self.algorithm!r} and nccl.NCCL_ALGO is given; give one of them"
                 )
             return
         if self.algorithm != "library":
