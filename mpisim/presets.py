@@ -1,7 +1,8 @@
 """Hardware by name: tables of a data file of ours, or of a file of the user's.
 
 Both have the same form: one table a name. In ours the names are lower-case with hyphens, and a
-table may list `aliases`, the names that others use. A user's file holds one table.
+table may list `aliases`, the names that others use. A user's file holds one table. Names are found
+as tools print them, too: ``"NVIDIA H100 80GB HBM3"`` is the alias ``H100-80GB-HBM3`` (`plain`).
 
 What takes more than a few lines has a folder, with one file a name; a user's file is like one of
 those, and the name is the file's.
@@ -9,6 +10,7 @@ those, and the name is the file's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -30,10 +32,14 @@ __all__ = [
     "match",
     "names",
     "packaged",
+    "plain",
 ]
 
 SUFFIX = ".toml"
 """What a path to a user's file ends in; names of presets do not."""
+
+MAKERS = ("nvidia", "amd", "tesla", "instinct", "geforce")
+"""Words that tools print before the name of a GPU."""
 
 
 class Preset(NamedTuple):
@@ -124,13 +130,27 @@ def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
     return Preset(found, packaged(file), file)
 
 
+def plain(name: str) -> str:
+    """Return a name in lower case, with hyphens between its words and without its maker's.
+
+    Examples
+    --------
+    >>> plain("NVIDIA H100 80GB HBM3"), plain("Tesla V100-SXM2-16GB"), plain("AMD Instinct MI300X")
+    ('h100-80gb-hbm3', 'v100-sxm2-16gb', 'mi300x')
+    """
+    words = re.split(r"[\s_-]+", name.strip().casefold())
+    while len(words) > 1 and words[0] in MAKERS:
+        del words[0]
+    return "-".join(words)
+
+
 def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choices: str) -> str:
     """Return the name of the table that has a name or alias.
 
     Parameters
     ----------
     wanted : str
-        In any case of letters.
+        In any case of letters, or in any writing with the same `plain` one.
     tables : mapping
         Tables by name, each perhaps with `aliases`.
     kind : str
@@ -148,7 +168,9 @@ def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choic
         known |= {alias.casefold(): name for alias in table.get("aliases", ())}
     found = known.get(wanted.casefold())
     if found is None:
-        near = nearest(wanted.casefold(), known)
+        found = {plain(each): name for each, name in known.items()}.get(plain(wanted))
+    if found is None:
+        near = nearest(wanted.casefold(), known) or nearest(plain(wanted), known)
         raise InputError(f"unknown {kind} {wanted!r}{near}; {choices}")
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from mpisim.errors import InputError
 from mpisim.kernels import Gpu, find_gpu, gpu_names
-from mpisim.presets import packaged
+from mpisim.presets import packaged, plain
 from mpisim.quantity import Quantity
 
 GPUS = "gpus.toml"
@@ -184,3 +184,42 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown GPU 'h100-smx' \(did you mean 'h100-sxm'\?\)"):
         find_gpu("h100-smx")
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("Tesla T4", "t4"),
+        ("Quadro GV100", "gv100"),
+        ("NVIDIA TITAN Xp", "titan-xp"),
+        ("NVIDIA GH200 120GB", "gh200-96gb"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI300X VF", "mi300x"),
+        ("AMD INSTINCT MI100", "mi100"),
+    ],
+)
+def test_names_that_tools_print(printed: str, name: str) -> None:
+    assert find_gpu(printed).title == find_gpu(name).title
+
+
+def test_a_name_means_one_gpu() -> None:
+    known = {}
+    for name, table in packaged(GPUS).items():
+        for each in (name, *table.get("aliases", ())):
+            assert known.setdefault(plain(each), name) == name, each
+
+
+def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:
+    with pytest.raises(InputError, match="unknown GPU 'NVIDIA H100 NVL'"):
+        find_gpu("NVIDIA H100 NVL")

@@ -25,10 +25,10 @@ def test_another_cluster_size_or_choice_has_its_own() -> None:
 def test_what_was_asked_before_changes_no_price() -> None:
     """A network that has served other questions answers as a new one does."""
     from mpisim.program import Operation
-    from mpisim.topo.nccl.shape import Shape
+    from mpisim.topo import class_of
 
     used = network_of(find_cluster("dgx-h100"), 2)
-    pair = Shape.of([0, 8], used.nccl.system)  # type: ignore[attr-defined]
+    pair = class_of(used, [0, 8])
     used.price(Operation.ALL_REDUCE, 1 << 26, pair)
     before = used.price(Operation.ALL_GATHER, 1 << 20, pair)
     network_of(find_cluster("dgx-h100"), 4)

@@ -187,8 +187,12 @@ def _of_chains(paths: Paths, excess: Ints, base: Ints, order: Steps) -> Ints:
             )
             ways = padded[paths(source, target)].sum(axis=1)
             hops[:, part] = ways.reshape(len(some), -1)
-        longest = np.add.reduceat(hops, chains, axis=1).max(axis=1)
-        found[first : first + step] = np.rint(longest * (order.rounds / _FINE)).astype(np.int64)
+        sums = np.add.reduceat(hops, chains, axis=1) * order.rounds
+        if order.short:  # the part that leaves out the least waits longest
+            ring = hops.reshape(len(some), len(chains), -1)
+            least = sum(np.roll(ring, -i, axis=2) for i in range(order.short))
+            sums -= np.min(least, axis=2)
+        found[first : first + step] = sums.max(axis=1) // _FINE
     return found
 
 
@@ -213,5 +217,5 @@ def _of_pairs(paths: Paths, excess: Ints, base: Ints, ranks: Ints) -> Ints:
             most = int(ways.max())
             longest = most if longest is None else max(longest, most)
         assert longest is not None
-        found[i] = round(longest / _FINE)
+        found[i] = longest // _FINE
     return found

@@ -74,8 +74,9 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
         values[key][hit] *= scale
     if kept.all():
         cards = topology.kind == LinkKind.NIC
-        faster = (values["bandwidth"][cards] / topology.bandwidth[cards]).max(initial=1.0)
-        return replace(topology, **values, feed=topology.feed * faster, period=0)
+        ratio = values["bandwidth"][cards] / topology.bandwidth[cards]
+        feed = topology.feed * (ratio.max() if len(ratio) else 1.0)
+        return replace(topology, **values, feed=feed, period=0)
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     columns = {
         key: getattr(topology, key)[kept]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mpisim.schema import build
 from .nccl import Choice, Shape
 from .nccl.shape import Seats
 from .topology import Topology
+
+if TYPE_CHECKING:
+    from .collectives.calibration import Regime
 
 __all__ = ["UNMEASURED", "Library", "LinkLibrary", "check_fabric"]
 
@@ -117,8 +120,8 @@ class LinkLibrary:
         self._left_out = left_out
         self._topology = topology
 
-    def factor(self, bytes: float) -> Quantity:
-        """Return the factor that times rest on: 1 with its error bar, for any size."""
+    def factor(self, bytes: float, regime: Regime | None = None) -> Quantity:
+        """Return the factor that times rest on: 1 with its error bar, whatever the size."""
         return self._factor
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:

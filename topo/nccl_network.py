@@ -16,11 +16,11 @@ rate is what links carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,9 @@ from .shapes import Alike, alike, shapes_of
 from .steps import steps
 from .topology import LinkKind, Paths, Topology
 from .transfers import CHAINS, transfers
+
+if TYPE_CHECKING:
+    from .collectives.calibration import Regime
 
 __all__ = ["Limit", "NcclNetwork", "Pattern", "Placement", "system_seen"]
 
@@ -136,8 +139,9 @@ class NcclNetwork:
         NCCL of a system with the usual bandwidths (`system_seen`).
     topology : Topology
     numbers : callable, optional
-        From a number of bytes to the factor that prices of that decade of sizes rest on, 1 with its
-        error bar. Inside nodes and across them prices are off independently of each other.
+        From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
+        that decade of sizes rest on, 1 with its error bar. The two are off independently of each
+        other.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
     dimensions : bool
@@ -150,7 +154,7 @@ class NcclNetwork:
         self,
         library: Nccl | LinkLibrary,
         topology: Topology,
-        numbers: Callable[[float], Quantity] | None = None,
+        numbers: Callable[[float, Regime], Quantity] | None = None,
         *,
         meshed: bool = False,
         dimensions: bool = False,
@@ -163,8 +167,8 @@ class NcclNetwork:
         self._dimensions, self._by_fabric = dimensions, by_fabric
         self.topology = topology
         self.numbers = {
-            _number(where, decade): numbers(10.0**decade)
-            for where in ("node", "network")
+            _number(where, decade): numbers(10.0**decade, regime)
+            for where, regime in _REGIMES.items()
             for decade in range(_DECADES)
             if numbers is not None
         }
@@ -188,6 +192,13 @@ class NcclNetwork:
             _fingerprint(index, members, asked), lambda: self._placements(index, members, asked)
         )
 
+    def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
+        """Return how one group stands on the network, for one operation or for any."""
+        asked = None if operation is None else np.array([1 << operation])
+        index, ranks = np.array([0, len(members)]), np.array(members, np.int32)
+        label, classes = self.group_classes(index, ranks, asked)
+        return classes[int(label[0])]
+
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
         """Return what the library takes on these links; a rank with itself costs nothing."""
         return self.limited(self.nccl_price(operation, bytes, group), group)
@@ -199,19 +210,11 @@ class NcclNetwork:
             return Price(0)
         if self._links is None:
             choice = self.library.choose(operation, bytes, shape)
-            return self._plain(choice, operation, bytes, shape)
-        found = [
-            self._plain(choice, operation, bytes, shape)
-            for choice in self.library.candidates(operation, bytes, shape)
-        ]
-        found = [price for price in found if group.limit(price.pattern) is not None]
-        if not found:
-            raise InputError(f"{operation.name} was not named among what a group does")
-        if found[0].pattern.algorithm == self._links.algorithm:  # type: ignore[attr-defined]
-            return found[0]
-        return min(found, key=lambda price: self.limited(price, group).duration)
+            return self._priced(operation, bytes, shape, choice)
+        choice, _ = self.choices(operation, bytes, group)[0]
+        return self._priced(operation, bytes, shape, choice)
 
-    def _plain(self, choice: Choice, operation: Operation, bytes: int, shape: Shape) -> Price:
+    def _priced(self, operation: Operation, bytes: int, shape: Shape, choice: Choice) -> Price:
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
             return Price(latency, pattern=self._pattern(Operation.ALL_REDUCE, choice))
@@ -249,6 +252,39 @@ class NcclNetwork:
             return {}
         decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
         return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
+
+    def choices(
+        self, operation: Operation, bytes: int, group: Placement
+    ) -> list[tuple[Choice, Price]]:
+        """Return what the library may do, its choice first, and what each takes on these links.
+
+        Raises
+        ------
+        InputError
+            If that was not looked at: the operation is none of those that `group` was asked for.
+        """
+        found = []
+        for choice in self.library.candidates(operation, bytes, group.shape):
+            plain = self._priced(operation, bytes, group.shape, choice)
+            # By links alone, what has no limits cannot be done by this group.
+            if self._links is None or group.limit(plain.pattern) is not None:
+                found.append((choice, self.limited(plain, group)))
+        if not found:
+            raise InputError(f"{operation.name}: not among what was asked of this group")
+        if self._links is not None and found[0][0].algorithm != self._links.algorithm:
+            found.sort(key=lambda each: each[1].duration)
+        return found
+
+    def better(
+        self, operation: Operation, bytes: int, group: Placement
+    ) -> tuple[Choice, Price] | None:
+        """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`."""
+        if self.nccl is None:
+            return None
+        choices = self.choices(operation, bytes, group)
+        fastest = min(choices, key=lambda each: each[1].duration)
+        clearly = self.nccl.clearly_slower(choices[0][1].duration, fastest[1].duration)
+        return fastest if clearly else None
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
         """Return what bounds the time of a communication that has the network to itself.
@@ -549,6 +585,8 @@ _LINKS = {
 
 _PORTS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without cards and usual bandwidths."""
+
+_REGIMES: dict[str, Regime] = {"node": "inside", "network": "across"}
 
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 

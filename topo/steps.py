@@ -35,15 +35,18 @@ class Steps:
         Global ranks.
     chain : int64, shape (m,)
         0 and up, ascending; every chain has a hop at least.
-    rounds : float
-        How many times each chain is passed, on average over its hops: of a ring of n that needs s
-        steps s / n.
+    rounds : int
+        How many times each chain is passed: all-reduce goes twice around its ring.
+    short : int
+        Neighbouring hops that the last round leaves out, others for every part. Chains are then
+        rings, all of one length.
     """
 
     source: Ranks
     target: Ranks
     chain: Ranks
-    rounds: float = 1.0
+    rounds: int = 1
+    short: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +87,10 @@ def steps(
     Examples
     --------
     >>> (found,) = steps(Operation.ALL_GATHER, "ring", (0, 1, 2), 1)
-    >>> found.source.tolist(), found.target.tolist(), found.chain.tolist(), found.rounds
-    ([0, 1, 2], [1, 2, 0], [0, 0, 0], 0.6666666666666666)
+    >>> found.source.tolist(), found.target.tolist(), found.chain.tolist()
+    ([0, 1, 2], [1, 2, 0], [0, 0, 0])
+    >>> found.rounds, found.short  # two steps: each part passes two of the three hops
+    (1, 1)
     """
     group = np.asarray(members, np.int64)
     if len(group) == 1:
@@ -110,7 +115,7 @@ def _phase(operation: Operation, algorithm: str, group: Ranks, gpus_per_node: in
     count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
     if algorithm in TWO_WAYS:
         both = [(group, np.roll(group, -1)), (group, np.roll(group, 1))]
-        return _joined(both, count / n)
+        return _rings(both, count)
     nodes = by_node(group, gpus_per_node)
     if algorithm == "pat":
         return _aggregated(group)
@@ -119,7 +124,7 @@ def _phase(operation: Operation, algorithm: str, group: Ranks, gpus_per_node: in
         for channel in range(channels(nodes)):
             path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
             parts.append((path, np.roll(path, -1)))
-        return _joined(parts, count / n)
+        return _rings(parts, count)
     if algorithm == "tree":
         return _trees(nodes, inside=True)
     # In the switch: once up and once down, and a tree between nodes.
@@ -129,7 +134,7 @@ def _phase(operation: Operation, algorithm: str, group: Ranks, gpus_per_node: in
     return _trees(nodes, inside=False)
 
 
-def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: float = 1.0) -> Steps:
+def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 0) -> Steps:
     """One chain a path."""
     empty = np.empty(0, np.int64)
     lengths = [len(source) for source, _ in paths]
@@ -138,6 +143,7 @@ def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: float = 1.0) -> Steps:
         np.concatenate([empty, *(target for _, target in paths)]),
         np.repeat(np.arange(len(paths)), lengths),
         rounds,
+        short,
     )
 
 
@@ -154,8 +160,15 @@ def _along_axes(
         rings = [
             ring for a, b in rings_of(group, block, axis) for ring in zip(a, b, strict=True)
         ]
-        found.append(_joined(rings, times * (n - 1) / n))
+        found.append(_rings(rings, times * (n - 1)))
     return found
+
+
+def _rings(rings: Sequence[tuple[Ranks, Ranks]], count: int) -> Steps:
+    """Rings of one length that each part passes `count` hops of."""
+    n = len(rings[0][0])
+    rounds = -(-count // n)
+    return _joined(rings, rounds, rounds * n - count)
 
 
 def _each(source: Ranks, target: Ranks) -> Steps:

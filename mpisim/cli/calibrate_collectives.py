@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .fitted import add_output, print_skipped, rows_line, writing
+from .measured_collectives import add_reading, read_rows, sorted_rows
 
 if TYPE_CHECKING:
+    from ..topo.collectives.batches import Batch
     from ..topo.collectives.calibration import Table
 
 __all__ = ["add_kind"]
 
 EXAMPLES = """\
 examples:
-  mpisim calibrate collectives nccl_measurements.csv -o mine.toml
-  mpisim calibrate collectives *.csv -o mine.toml --train all
-  mpisim validate collectives nccl_measurements.csv --calibration mine.toml --split test
+  mpisim calibrate collectives all_reduce.log alltoall.json --cluster mine.toml -o mine.cal.toml
+  mpisim calibrate collectives my.log --cluster dgx-h100 --platform my-cluster -o mine.cal.toml
+  mpisim calibrate collectives nccl_measurements.csv -o all.toml
+  mpisim validate collectives nccl_measurements.csv --calibration all.toml --split test
 """
 
 
@@ -27,32 +30,41 @@ def add_kind(kinds: Any) -> None:
     parser = kinds.add_parser(
         "collectives",
         help="fit the model of collectives",
-        description="Fit a few numbers a platform to tables of measured collectives (which: "
-        "docs/collectives.md), and find their errors on platforms and set-ups left out in turn.",
+        description="Fit a few numbers to measured collectives (docs/collectives.md), and find "
+        "their errors on what is left out in turn. Of one platform what was measured is fitted, "
+        "and the rest is left to the calibration that comes along; of several, the numbers of "
+        "each, of their families and of all.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measured collectives")
+    add_reading(parser)
+    parser.add_argument(
+        "--platform", metavar="NAME",
+        help="all files are of one machine, which gets this name (default: that of --cluster)",
+    )  # fmt: skip
     add_output(parser, "calibration")
     parser.add_argument(
         "--train",
         choices=("half", "all"),
-        default="half",
-        help="fit half of each platform's curves, chosen by their names, or all (default: half)",
+        help="fit half of each platform's curves, chosen by their names, or all (default: all of a "
+        "single platform, half of several)",
     )
     parser.set_defaults(run=writing(_fit))
 
 
 def _fit(args: argparse.Namespace) -> str:
     """Fit, print a line a table as it is done, and return the calibration."""
-    from ..topo.collectives.batches import batches, select
-    from ..topo.collectives.calibrate import calibrate
+    from ..topo.collectives.batches import select
     from ..topo.collectives.calibration import Calibration
     from ..topo.collectives.halves import TRAIN
-    from ..topo.collectives.measured import read
+    from ..topo.collectives.own import one_platform
 
-    split = "all" if args.train == "all" else TRAIN
-    rows, skipped = read(args.paths)
-    known, left = batches(rows)
+    rows, skipped = read_rows(args)
+    known, left = sorted_rows(rows, args, args.platform)
+    single = one_platform(known)
+    if single is not None and args.platform is None and args.cluster is None:
+        known, left = sorted_rows(rows, args, single)
+    half = args.train == "half" or (args.train is None and single is None)
+    split = TRAIN if half else "all"
     measured = select(known, split=split)
     skipped += left
     if not measured:
@@ -60,16 +72,49 @@ def _fit(args: argparse.Namespace) -> str:
         raise InputError(
             f"no row of {', '.join(args.paths)} can be fitted"
             + (f": {reasons}" if reasons else "; try --train all")
+            + ("; --cluster says which machine it is" if "is unknown" in reasons else "")
         )
     print(f"{'table':24s} {'curves':>6s} {'rows':>6s} {'median':>7s} {'p90':>7s}")
+    tables: dict[str, Table] = {}
+    if single is not None or args.platform is not None or args.cluster is not None:
+        name = measured[0].platform.name
+        tables[name] = _own(name, measured, split)
+    else:
+        tables = _all(measured, split)
+    print_skipped(skipped.items())
+    print("median, p90: errors of platforms or set-ups left out in turn, or of the wider table")
+    return Calibration(tables, args.output).text()
+
+
+def _all(measured: list[Batch], split: str) -> dict[str, Table]:
+    """Fit all platforms, their families and architectures, and all machines."""
+    from ..topo.collectives.calibrate import calibrate
+
     tables: dict[str, Table] = {}
     for owner, table in calibrate(measured, split):
         tables[owner] = table
         print(_line(owner, table))
         sys.stdout.flush()
-    print_skipped(skipped.items())
-    print("median, p90: errors of platforms or set-ups left out in turn, or of the wider table")
-    return Calibration(tables, args.output).text()
+    return tables
+
+
+def _own(name: str, measured: list[Batch], split: str) -> Table:
+    """Fit one platform, and say what is left to the calibration that comes along."""
+    from ..topo.collectives.calibration import REGIMES, Calibration
+    from ..topo.collectives.overlay import served
+    from ..topo.collectives.own import calibrate_own
+
+    table = calibrate_own(name, measured, split)
+    print(_line(name, table))
+    found = served(Calibration({name: table}, ""), (name, *table.behind))
+    for regime in REGIMES:
+        where = f"{regime} nodes" if regime == "across" else "inside a node"
+        if table.covers(regime):
+            rows = sum(len(each) for each in measured if each.regime == regime)
+            print(f"{where}: fitted to {rows} rows")
+        else:
+            print(f"{where}: not measured; numbers and errors of {found.sources[regime]}")
+    return table
 
 
 def _line(owner: str, table: Table) -> str:

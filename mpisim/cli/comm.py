@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError, UsageError, nearest
@@ -13,8 +14,11 @@ from .output import check_json
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
 if TYPE_CHECKING:
+    from ..experiment import NetworkChoice
     from ..program import Operation
     from ..topo import Cluster
+    from ..topo.nccl import Choice
+    from ..topo.nccl_network import NcclNetwork
 
 __all__ = ["add_parser", "run"]
 
@@ -24,13 +28,17 @@ examples:
   mpisim comm all_gather --cluster dgx-h100 --size 1G --nodes 64
   mpisim comm all_reduce --cluster dgx-h100 --size 1K:1G:4 --nodes 4 --set NCCL_ALGO=ring
   mpisim comm all_to_all --cluster dgx-h100 --size 64M --nodes 8 --gpus-per-node 1
+  mpisim comm all_reduce --cluster mine.toml --size 1M:1G --calibration mine.cal.toml
   mpisim comm all_reduce --cluster p5 --size 1M:1G --nodes 2 --model alpha-beta
   mpisim comm all_reduce --cluster dgx-h100 --size 1G --nodes 4 --nic-bandwidth "800 Gb/s"
+  mpisim comm all_gather --cluster dgx-h100 --size 1G --nodes 2 --why
+  mpisim comm send_recv --cluster p5 --size 1G --nodes 2 --ranks 0,9 --set 'links.*.latency=2 x'
 """
 
 NOTE = """\
 Size: the full buffer, as nccl-tests counts it. algbw: size over time; busbw: algbw times what each
-GPU sends over its link in a ring per byte. ±: one standard deviation of the time."""
+GPU sends over its link in a ring per byte. ±: one standard deviation of the time. limit: what
+bounds the time with NCCL's choice held."""
 
 TYPES = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -47,13 +55,18 @@ _MOST = 1000
 
 
 class Line(NamedTuple):
-    """One size: seconds, relative error, algorithm, protocol, channels."""
+    """One size: seconds, relative error, algorithm, protocol, channels, what limits it.
+
+    `better` is a choice that is clearly faster than NCCL's, and its seconds.
+    """
 
     seconds: float
     error: float
     algorithm: str
     protocol: str
     channels: int
+    limit: str = "-"
+    better: tuple[Choice, float] | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -84,14 +97,27 @@ def add_parser(subparsers: Any) -> None:
         help="of the elements, for the column of counts (default: float)",
     )  # fmt: skip
     parser.add_argument(
-        "--set", dest="settings", metavar="NCCL_NAME=VALUE", action="append", default=[],
-        help="a variable of NCCL; may be repeated",
+        "--set", dest="settings", metavar="NAME=VALUE", action="append", default=[],
+        help="a variable of NCCL, or a change of links as for mpisim topo show; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--model", choices=("nccl", "alpha-beta"), default="nccl",
         help="NCCL's own choices, or latency and bandwidth (default: nccl)",
     )  # fmt: skip
     add_speed_options(parser)
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
+    )
+    parser.add_argument(
+        "--ranks", metavar="LIST",
+        help="the GPUs of the group, in its order, such as 0-7,64-71 (default: the first of each "
+        "node)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--why", action="store_true",
+        help="say for each size what its time is made of, which link or part limits it, and what "
+        "no algorithm can beat",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     parser.set_defaults(run=run)
 
@@ -99,6 +125,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; under a launcher only the first process does."""
     check_json(args)
+    from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.bus import bus_factor
     from .launch import launched_rank
@@ -114,11 +141,15 @@ def run(args: argparse.Namespace) -> int:
             f"{args.nodes} nodes of {per_node} GPUs: there must be at least 1 node, of 1 to "
             f"{cluster.gpus_per_node} GPUs"
         )
-    ranks = args.nodes * per_node
-    if ranks < 2:
-        raise UsageError("one GPU alone has nobody to communicate with")
-    model = _nccl if args.model == "nccl" else _alpha_beta
-    price = model(cluster, operation, args.nodes, per_node, args.settings)
+    members = _members(args, cluster.gpus_per_node, per_node)
+    ranks = len(members)
+    network = None
+    if args.model == "nccl":
+        variables, changes = _settings(args.settings)
+        given = NetworkChoice(nccl=variables, changes=changes, calibration=args.calibration)
+        network, price = _nccl(cluster, operation, args.nodes, members, given)
+    else:
+        price = _alpha_beta(cluster, operation, args.nodes, per_node, args)
     lines = [price(size) for size in sizes]
     if launched_rank() != 0:
         return 0
@@ -136,6 +167,8 @@ def run(args: argparse.Namespace) -> int:
                 "algorithm": line.algorithm,
                 "protocol": line.protocol,
                 "channels": line.channels,
+                "limit": line.limit,
+                "better": _better(line),
             }
             for size, line in zip(sizes, lines)
         ]
@@ -143,10 +176,47 @@ def run(args: argparse.Namespace) -> int:
         head |= given_speeds(args)
         write_json(args.json, head | {"nodes": args.nodes, "gpus": ranks, "rows": rows})
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
+    if args.ranks is not None:
+        where = f"{ranks} GPUs on {args.nodes} nodes of {cluster.title}"
+    why: list[str] = []
+    if args.why:
+        if network is None:
+            raise UsageError("--why explains --model nccl; [alpha_beta] has two numbers")
+        why = [line for size in sizes for line in _why(network, operation, size, members)]
     print("\n".join([f"{operation.name.lower()} on {where}", "", *_table(
         sizes, lines, factor, args.type
-    ), "", NOTE]))  # fmt: skip
+    ), "", NOTE, *_notes(sizes, lines), *why]))  # fmt: skip
     return 0
+
+
+def _why(
+    network: NcclNetwork, operation: Operation, size: int, members: list[int]
+) -> Iterator[str]:
+    """Yield the price of a size in parts, and what else was possible."""
+    from ..topo.explain import explain
+
+    found = explain(network, operation, size, members)
+    us, choice = 1e6, found.choice
+    yield ""
+    yield f"{size} B take {found.seconds * us:.2f} us, limited by: {found.limit or 'nothing'}"
+    way = f" {found.way * us:+.2f} us of the way" if found.way else ""
+    how = f" {choice.protocol}, {choice.channels} channels" if choice.channels else ""
+    yield (
+        f"  {choice.algorithm}{how}: latency "
+        f"{found.latency * us:.2f} us{way}, then {found.allowed / 1e9:.2f} GB/s"
+    )
+    if found.allowed < found.reached and network.nccl is not None:
+        yield f"  where no link limited it NCCL would reach {found.reached / 1e9:.2f} GB/s"
+    if found.cut is not None:
+        side = len(found.cut.side)
+        yield (
+            f"  no algorithm takes less than {found.cut.seconds * us:.2f} us: "
+            f"{found.cut.bytes:.4g} B must leave {side} GPU{'s' if side > 1 else ''}, "
+            f"over {found.cut.capacity / 1e9:.4g} GB/s"
+        )
+    for other, seconds in found.others:
+        how = f" {other.protocol}" if other.protocol else ""
+        yield f"  {other.algorithm}{how} would take {seconds * us:.2f} us"
 
 
 def _operation(name: str) -> Operation:
@@ -195,39 +265,89 @@ def _size(text: str) -> int:
     return size
 
 
-def _nccl(
-    cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
-) -> Callable[[int], Line]:
-    from ..experiment import NetworkChoice
-    from ..prediction.network import calibrated
-    from ..topo.nccl import Shape
-
-    variables = {}
+def _settings(settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Read ``NAME=VALUE``: variables of NCCL, and changes of links."""
+    variables: dict[str, str] = {}
+    changes: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise UsageError(f"--set {setting!r}: it must be NAME=VALUE, such as NCCL_ALGO=ring")
-        variables[name.strip()] = value
-    model, factor = calibrated(cluster, NetworkChoice(nccl=variables))
-    shape = Shape.regular(nodes, per_node, model.system)
+            raise UsageError(
+                f"--set {setting!r}: it must be NAME=VALUE, such as NCCL_ALGO=ring, or "
+                "links.NAME.bandwidth='50 %'"
+            )
+        (changes if name.startswith("links.") else variables)[name.strip()] = value
+    return variables, changes
+
+
+def _members(args: argparse.Namespace, whole: int, per_node: int) -> list[int]:
+    """Return the ranks of the group: the first of each node, or those that were given."""
+    if args.ranks is None:
+        found = [node * whole + gpu for node in range(args.nodes) for gpu in range(per_node)]
+    else:
+        if args.gpus_per_node is not None:
+            raise UsageError("--ranks names the GPUs; --gpus-per-node does, too: give one of them")
+        found = _ranks(args.ranks, args.nodes * whole)
+    if len(found) < 2:
+        raise UsageError("one GPU alone has nobody to communicate with")
+    return found
+
+
+def _ranks(text: str, many: int) -> list[int]:
+    """Read ``0,8,16`` and ``0-7,64-71``: ranks, in the communicator's order."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise UsageError(f"--ranks: {part!r} is no rank; it must be like 0,8,16 or 0-7,64-71")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= many:
+            raise UsageError(
+                f"--ranks: {part.strip()!r} is not within 0 to {many - 1}, the GPUs of --nodes"
+            )
+        found += range(first, last + 1)
+    twice = next((rank for rank in found if found.count(rank) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--ranks: {twice} is there twice")
+    return found
+
+
+def _nccl(
+    cluster: Cluster, operation: Operation, nodes: int, ranks: list[int], given: NetworkChoice
+) -> tuple[NcclNetwork, Callable[[int], Line]]:
+    """Return the network, and what prices a size on it."""
+    from ..prediction.network import network_of
+    from ..quantity import PICOSECONDS
+    from ..topo.nccl_network import NcclNetwork
+
+    network = network_of(cluster, nodes, given)
+    assert isinstance(network, NcclNetwork)  # of this model
+    group = network.placement(ranks, operation)
 
     def price(size: int) -> Line:
-        choice = model.choose(operation, size, shape)
+        (choice, took), *_ = network.choices(operation, size, group)
+        better = network.better(operation, size, group)
+        shares = network.shares(operation, size, group)
         return Line(
-            choice.seconds(size), factor(size).error,
-            choice.algorithm, choice.protocol, choice.channels,
+            took.duration / PICOSECONDS,
+            math.hypot(*(share * network.numbers[key].error for key, share in shares.items())),
+            choice.algorithm, choice.protocol or "-", choice.channels,
+            network.limit_of(operation, size, group),
+            None if better is None else (better[0], better[1].duration / PICOSECONDS),
         )  # fmt: skip
 
-    return price
+    return network, price
 
 
 def _alpha_beta(
-    cluster: Cluster, operation: Operation, nodes: int, per_node: int, settings: list[str]
+    cluster: Cluster, operation: Operation, nodes: int, per_node: int, args: argparse.Namespace
 ) -> Callable[[int], Line]:
     from ..quantity import PICOSECONDS
 
-    if settings:
-        raise UsageError(f"--set {settings[0]}: only --model nccl has settings")
+    if args.settings:
+        raise UsageError(f"--set {args.settings[0]}: only --model nccl has settings")
+    if args.calibration is not None:
+        raise UsageError(f"--calibration {args.calibration}: only --model nccl has one")
     model = cluster.cost(nodes)
     group = (nodes * per_node, nodes == 1)
 
@@ -240,12 +360,56 @@ def _alpha_beta(
     return price
 
 
+def _better(line: Line) -> dict[str, object] | None:
+    """Return what is clearly faster than NCCL's choice, for JSON."""
+    if line.better is None:
+        return None
+    choice, seconds = line.better
+    return {
+        "algorithm": choice.algorithm,
+        "protocol": choice.protocol,
+        "seconds": seconds,
+        "settings": choice.settings,
+    }
+
+
+def _notes(sizes: list[int], lines: list[Line]) -> list[str]:
+    """Return a note for every run of sizes where NCCL's tuner does not take the fastest."""
+    notes = []
+    for settings, run in groupby(zip(sizes, lines), key=lambda row: _change(row[1])):
+        rows = list(run)
+        gains = [
+            (line.better[1] / line.seconds, size, line, *line.better)
+            for size, line in rows
+            if line.better
+        ]
+        if not gains:
+            continue
+        _, size, line, choice, seconds = min(gains, key=lambda gain: gain[0])
+        first, last = rows[0][0], rows[-1][0]
+        notes += [
+            f"{first} B" + (f" to {last} B" if last > first else "") + ": NCCL's tuner takes "
+            f"{line.algorithm} {line.protocol}. By this model {choice.algorithm} {choice.protocol}",
+            f"({settings[1]}) takes {seconds * 1e6:.2f} us at {size} B, "
+            f"in place of {line.seconds * 1e6:.2f}.",
+        ]
+    return ["", *notes] if notes else []
+
+
+def _change(line: Line) -> tuple[str, str]:
+    """Return NCCL's choice, and the variables that get a faster one; of none, nothing twice."""
+    if line.better is None:
+        return "", ""
+    settings = " ".join(f"{name}={value}" for name, value in line.better[0].settings.items())
+    return f"{line.algorithm} {line.protocol}", settings
+
+
 def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> list[str]:
     from ..text import aligned
 
     head = ("size", "count", "type", "time", "±", "algbw", "busbw")
     units = ("(B)", "(elements)", "", "(us)", "(%)", "(GB/s)", "(GB/s)")
-    chosen = ("algorithm", "protocol", "channels")
+    chosen = ("algorithm", "protocol", "channels", "limit")
     rows = [
         (
             str(size),
@@ -258,7 +422,8 @@ def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> lis
             line.algorithm,
             line.protocol,
             str(line.channels or "-"),
+            line.limit,
         )
         for size, line in zip(sizes, lines)
     ]
-    return aligned([(*head, *chosen), (*units, "", "", ""), *rows], left=())
+    return aligned([(*head, *chosen), (*units, "", "", "", ""), *rows], left=())

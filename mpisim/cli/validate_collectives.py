@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from .error_tables import figures_of, print_tables
+from .measured_collectives import add_reading, read_rows, sorted_rows
 
 __all__ = ["add_kind", "run"]
 
@@ -15,6 +16,7 @@ MODELS = ("nccl", "alpha-beta", "echo", "sigmoid")
 EXAMPLES = """\
 examples:
   mpisim validate collectives nccl_measurements.csv --split test --grades A
+  mpisim validate collectives all_reduce.log alltoall.json --calibration mine.cal.toml
   mpisim validate collectives mine.csv curves_index.csv --calibration mine.toml
   mpisim validate collectives nccl_measurements.csv --model echo --split test
 """
@@ -25,11 +27,11 @@ def add_kind(kinds: Any) -> None:
     parser = kinds.add_parser(
         "collectives",
         help="models of collectives beside measured collectives",
-        description="Predict measured collectives (tables: docs/collectives.md) and print the "
-        "errors by operation, platform, number of GPUs and size.",
+        description="Predict measured collectives (docs/collectives.md) and print the errors by "
+        "operation, platform, number of GPUs and size.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("paths", metavar="CSV", nargs="+", help="tables of measurements")
+    add_reading(parser)
     parser.add_argument(
         "--model", metavar="MODEL", choices=MODELS, default=MODELS[0], help=", ".join(MODELS)
     )
@@ -59,16 +61,15 @@ def run(args: argparse.Namespace) -> int:
     if launched_rank() != 0:
         return 0
     check_json(args)
-    from ..topo.collectives.batches import batches, select
+    from ..topo.collectives.batches import select
     from ..topo.collectives.calibration import Calibration, ours
     from ..topo.collectives.halves import TRAIN
-    from ..topo.collectives.measured import read
     from ..topo.collectives.models import predictor
     from ..validate.collectives import as_cases, compare, tabulate
 
     calibration = Calibration.read(args.calibration) if args.calibration else ours()
-    rows, skipped = read(args.paths)
-    known, left = batches(rows)
+    rows, skipped = read_rows(args)
+    known, left = sorted_rows(rows, args)
     skipped += left
     wanted = select(known, split=args.split, grades=args.grades)
     if not wanted:

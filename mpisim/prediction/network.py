@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,7 +14,17 @@ from ..topo import Cluster, Network
 
 if TYPE_CHECKING:
     from ..topo import Topology
+    from ..topo.collectives.calibration import Regime
     from ..topo.nccl import Nccl
+
+
+class Factor(Protocol):
+    """What `calibrated` returns beside the model."""
+
+    def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
+        """Return the factor for messages of a size."""
+        ...
+
 
 __all__ = ["calibrated", "network_of"]
 
@@ -81,9 +90,9 @@ def _nccl_network(
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
     nccl, factor = calibrated(cluster, choice, folder, topology)
-    assert cluster.node is not None
+    meshed = cluster.node is not None and cluster.node.kind in MESHES
     return NcclNetwork(
-        nccl, topology, factor, meshed=cluster.node.kind in MESHES,
+        nccl, topology, factor, meshed=meshed,
         dimensions=choice.algorithm == "dimensions", by_fabric=choice.ring_order == "fabric",
     )  # fmt: skip
 
@@ -109,7 +118,7 @@ def calibrated(
     choice: NetworkChoice,
     folder: Path | None = None,
     topology: Topology | None = None,
-) -> tuple[Nccl, Callable[[float], Quantity]]:
+) -> tuple[Nccl, Factor]:
     """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
 
     Parameters
@@ -125,9 +134,11 @@ def calibrated(
     -------
     Nccl
     callable
-        From a number of bytes to the factor that times of such sizes rest on: 1 with its error bar.
+        From a number of bytes, and whether groups stand ``"inside"`` a node or ``"across"`` nodes
+        (None: the less certain), to the factor that such times rest on: 1 with its error bar.
     """
-    from ..topo.collectives.calibration import ANY, Calibration, ours
+    from ..topo.collectives.calibration import ANY, REGIMES, Calibration, ours
+    from ..topo.collectives.overlay import served
     from ..topo.nccl import Factors, Nccl, Settings, System
     from ..topo.nccl_network import system_seen
 
@@ -138,11 +149,14 @@ def calibrated(
         Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
     )
     platform = () if cluster.nccl.platform is None else (cluster.nccl.platform,)
-    owner, table = calibration.served((*platform, system.arch, ANY))
-    source = f"{calibration.source} [{owner}]: curves that the fit did not see"
+    found = served(calibration, (*platform, system.arch, ANY))
 
-    def factor(bytes: float) -> Quantity:
-        return Quantity(1, "1", float(table.error(np.array([bytes]))[0]), source)
+    def factor(bytes: float, regime: Regime | None = None) -> Quantity:
+        asked = REGIMES if regime is None else (regime,)
+        errors = {each: float(found.error(np.array([bytes]), each)[0]) for each in asked}
+        least = max(asked, key=errors.__getitem__)
+        source = f"{found.sources[least]}: curves that the fit did not see"
+        return Quantity(1, "1", errors[least], source)
 
     variables = choice.nccl | ({} if choice.algorithm == "library" else {"NCCL_ALGO": "ring"})
-    return Nccl(system, Settings.of(variables), Factors(**table.numbers)), factor
+    return Nccl(system, Settings.of(variables), Factors(**found.numbers)), factor

@@ -141,7 +141,8 @@ class _Kind(NamedTuple):
 
 def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_Kind]:
     groups = program.communicators
-    classes = [each.group_classes(groups.index, groups.members) for each in networks]
+    done = program.operation_bits
+    classes = [each.group_classes(groups.index, groups.members, done) for each in networks]
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     slot = np.arange(len(owner)) - program.slot_index[owner]
     keys = np.stack(

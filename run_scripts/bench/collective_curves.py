@@ -28,7 +28,7 @@ from mpisim.experiment import NetworkChoice
 from mpisim.prediction.network import calibrated
 from mpisim.program import Operation
 from mpisim.topo import cluster_names, find_cluster
-from mpisim.topo.nccl import Nccl, Shape
+from mpisim.topo.nccl import Choice, Nccl, Shape
 from mpisim.topo.nccl.model import COLLECTIVES
 from mpisim.topo.nccl.point_to_point import OPERATIONS
 
@@ -71,6 +71,12 @@ def falls(nccl: Nccl, operation: Operation, shape: Shape) -> Iterator[tuple[str,
             yield kind, amount, int(np.argmin(values[1:] / values[:-1])) + 1
 
 
+def named(choice: Choice) -> str:
+    """Return a choice in words; sends have NCCL's number of connections to a peer."""
+    channels = f" {choice.channels} ch" if choice.algorithm == "send" else ""
+    return f"{choice.algorithm} {choice.protocol}{channels}"
+
+
 def scan(cluster: str) -> tuple[int, list[Fall]]:
     """Return how many curves a cluster has, and those that run backwards."""
     found = find_cluster(cluster)
@@ -89,7 +95,7 @@ def scan(cluster: str) -> tuple[int, list[Fall]]:
             count += 1
             for kind, amount, at in falls(nccl, operation, shape):
                 beside = [nccl.choose(operation, int(SIZES[i]), shape) for i in (at - 1, at)]
-                before, after = (f"{each.algorithm} {each.protocol}" for each in beside)
+                before, after = (named(each) for each in beside)
                 name = operation.name.lower()
                 fallen.append(
                     Fall(cluster, name, nodes, kind, amount, int(SIZES[at]), before, after)

@@ -55,7 +55,7 @@ class Nics:
             self.capacity = np.array([*nics, rate_of(n_ranks * NIC / OVERSUBSCRIPTION)], np.int64)
 
     def group_classes(
-        self, index: np.ndarray, members: np.ndarray
+        self, index: np.ndarray, members: np.ndarray, operations: np.ndarray | None = None
     ) -> tuple[np.ndarray, list[Hashable]]:
         """Sort by size, and by whether one node has all."""
         first, last = members[index[:-1]], members[index[1:] - 1]

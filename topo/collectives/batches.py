@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from mpisim.errors import InputError
 from mpisim.program import Operation
 
 from ..nccl import Shape
+from .calibration import Regime
 from .halves import Split, Unit, halves
 from .measurement import Measurement
 from .platforms import Platform, platform_of, shape_of
@@ -55,9 +56,22 @@ class Batch:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @property
+    def regime(self) -> Regime:
+        """Whether its group stands inside a node or across nodes."""
+        return "inside" if self.shape.nodes == 1 else "across"
 
-def batches(rows: Iterable[Measurement]) -> tuple[list[Batch], Counter[str]]:
+
+def batches(
+    rows: Iterable[Measurement], where: Callable[[Measurement], Platform] = platform_of
+) -> tuple[list[Batch], Counter[str]]:
     """Sort measurements, in the order in which their curves are met.
+
+    Parameters
+    ----------
+    rows : iterable of Measurement
+    where : callable
+        From a measurement to the platform that it was taken on.
 
     Returns
     -------
@@ -71,7 +85,7 @@ def batches(rows: Iterable[Measurement]) -> tuple[list[Batch], Counter[str]]:
         try:
             if row.gpus == 1:
                 raise InputError("a group of one GPU")
-            platform = platform_of(row)
+            platform = where(row)
             key = (
                 row.file, row.curve, row.operation, row.gpus, row.nodes, row.settings, platform.name
             )  # fmt: skip

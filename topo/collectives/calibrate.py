@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batches import Batch
-from .calibration import Bin, Table
+from .calibration import NUMBERS, Bin, Regime, Table
 from .fit import DEEPEP, Fit, chain, cross_validate, fit_all, learners, setup
 from .models import form_of
+from .nccl_form import NcclForm
 
-__all__ = ["bins", "calibrate", "completed"]
+__all__ = ["FEWEST", "bins", "calibrate", "completed", "rounded", "sources"]
 
-_FEWEST = 2
+FEWEST = 2
 """Set-ups from which on those left out in turn say how far off a platform's numbers are."""
 
 
@@ -23,7 +26,8 @@ def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Tabl
 
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
-    single set-up, and for sizes that it has no rows of, it has its family's errors.
+    single set-up, and for sizes that it has no rows of, it has its family's errors. Where all
+    groups stand inside nodes, or all across nodes, numbers and errors are of these alone.
 
     Parameters
     ----------
@@ -46,6 +50,12 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
     done: dict[str, Fit] = {}
     errors: dict[str, tuple[Bin, ...]] = {}
     form = form_of(members[0].library) if members else None
+    regimes = {each.regime for each in members}
+    regime: Regime | Literal[""] = ""
+    decided = tuple(form.start) if form else ()
+    if form and form.name == NcclForm.name and len(regimes) == 1:
+        (regime,) = regimes
+        decided = NUMBERS[regime]
     for owner, found in fit_all(form, members) if form else ():
         assert form is not None
         done[owner] = found
@@ -56,22 +66,25 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
             continue
         known = found.wider is not None and errors[found.wider]
         fallback = any(each.platform.name != owner for each in own)
-        enough = fallback or len({setup(each) for each in own}) >= _FEWEST or not known
+        enough = fallback or len({setup(each) for each in own}) >= FEWEST or not known
         if enough:
             beyond = errors[found.wider] if found.wider else ()
-            errors[owner] = completed(bins(cross_validate(form, own, wider), beyond), beyond)
+            errors[owner] = completed(bins(cross_validate(form, own, wider, owner), beyond), beyond)
         else:
             errors[owner] = errors[str(found.wider)]
-        yield owner, Table(
-            form=form.name,
-            numbers={name: float(f"{value:.4g}") for name, value in found.numbers.items()},
-            source=_sources(own),
-            files=tuple(sorted({row.file for each in own for row in each.rows})),
-            split=split,
-            curves=found.curves,
-            rows=found.rows,
-            held_out="wider" if not enough else "platforms" if fallback else "set-ups",
-            errors=errors[owner],
+        yield (
+            owner,
+            Table(
+                form=form.name,
+                numbers=rounded({name: found.numbers[name] for name in decided}),
+                source=sources(own),
+                files=tuple(sorted({row.file for each in own for row in each.rows})),
+                split=split,
+                curves=found.curves,
+                rows=found.rows,
+                held_out="wider" if not enough else "platforms" if fallback else "set-ups",
+                errors=tuple(replace(each, regime=regime) for each in errors[owner]),
+            ),
         )
 
 
@@ -127,12 +140,17 @@ def completed(own: Iterable[Bin], wider: Iterable[Bin]) -> tuple[Bin, ...]:
     return tuple(found[decade] for decade in sorted(found))
 
 
+def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return fitted numbers as the file shows them."""
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
+
+
 def _digits(value: float) -> float:
     """Return a number as the file shows it."""
     return float(f"{value:.3g}")
 
 
-def _sources(batches: Sequence[Batch]) -> str:
+def sources(batches: Sequence[Batch]) -> str:
     """Return the repositories that rows come from."""
     sources = {row.source.split("#")[0] for each in batches for row in each.rows[:1]}
     return ", ".join(sorted({_repository(each) for each in sources if each}))

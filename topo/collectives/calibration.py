@@ -3,6 +3,9 @@
 The file (``data/calibration/collectives.toml`` is ours) has one table an owner: a platform, a
 family (architecture and kind of fabric), an architecture, or ``any``. A platform that has no table
 takes its family's, failing that its architecture's, failing that the one of all machines.
+
+A table with `behind` is of a user's own platform: it has the numbers of what was measured there,
+inside nodes or across them, and leaves all others to the owners that it names (`overlay.served`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +22,33 @@ from numpy.typing import NDArray
 from mpisim.data import text
 from mpisim.errors import InputError
 from mpisim.files import reason
-from mpisim.quantity import Quantity
 from mpisim.schema import Limits, build, parse
 
-__all__ = ["ANY", "FILE", "NORMAL", "Bin", "Calibration", "Table", "ours"]
+__all__ = [
+    "ANY",
+    "FILE",
+    "NORMAL",
+    "NUMBERS",
+    "REGIMES",
+    "Bin",
+    "Calibration",
+    "Regime",
+    "Table",
+    "ours",
+]
 
 FILE = "calibration/collectives.toml"
+
+Regime = Literal["inside", "across"]
+
+REGIMES: tuple[Regime, ...] = ("inside", "across")
+"""Where the ranks of a group stand: all on one node, or on several."""
+
+NUMBERS: dict[Regime, tuple[str, ...]] = {
+    "inside": ("bandwidth_inside", "latency_inside"),
+    "across": ("bandwidth_across", "latency_across", "latency_bulk"),
+}
+"""Which numbers of NCCL's form groups of a regime decide."""
 
 ANY = "any"
 """The owner of the numbers of all machines."""
@@ -52,6 +76,8 @@ class Bin:
     p90 : float
         Nine tenths of unseen rows of about this size are expected to be off by less; see
         `mpisim.topo.collectives.calibrate.bins`.
+    regime : str
+        Whether these are errors of groups ``"inside"`` a node or ``"across"`` nodes; empty: both.
     """
 
     decade: int
@@ -59,6 +85,7 @@ class Bin:
     bias: float
     median: Annotated[float, Limits(least=0)]
     p90: Annotated[float, Limits(least=0)]
+    regime: Literal["", "inside", "across"] = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +97,7 @@ class Table:
     form : str
         ``"nccl"``, or ``"deepep"``.
     numbers : dict of str to float
+        Of what was measured: without groups inside nodes, or across, those of the other alone.
     source : str
     files : tuple of str
     split : str
@@ -80,7 +108,10 @@ class Table:
         Whose errors these are: of ``"platforms"`` or of ``"set-ups"`` left out in turn, or those
         of a ``"wider"`` owner.
     errors : tuple of Bin
-        Decades of which the owner has no rows are the wider owner's.
+        Decades of which the owner has no rows are the wider owner's. Where they are told by
+        regime, a regime without any was not measured.
+    behind : tuple of str
+        Of a user's own platform: the owners of what was not measured, the narrowest first.
     """
 
     form: str
@@ -92,6 +123,7 @@ class Table:
     rows: Annotated[int, Limits(least=1)]
     held_out: str
     errors: tuple[Bin, ...]
+    behind: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.errors:
@@ -100,22 +132,28 @@ class Table:
             if not value > 0:
                 raise InputError(f"'numbers.{name}' is {value}; it must be above 0")
 
-    def error(self, bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def covers(self, regime: Regime) -> bool:
+        """Whether it has errors of a regime."""
+        return any(each.regime in ("", regime) for each in self.errors)
+
+    def error(
+        self, bytes: NDArray[np.float64], regime: Regime | None = None
+    ) -> NDArray[np.float64]:
         """Return the relative standard error to state for messages of some sizes.
 
-        The 90 % interval is the one that nine tenths of unseen rows of like size were in.
+        The 90 % interval is the one that nine tenths of unseen rows of like size were in. Without a
+        regime it is the wider one of the two where they differ.
         """
-        decades = np.array([each.decade for each in self.errors])
-        p90 = np.array([each.p90 for each in self.errors])
+        found = np.zeros(len(bytes))
         wanted = np.floor(np.log10(np.maximum(bytes, 1.0)))
-        nearest = np.abs(wanted[:, None] - decades[None, :]).argmin(axis=1)
-        found: NDArray[np.float64] = np.maximum(p90[nearest] / NORMAL, _LEAST_ERROR)
-        return found
-
-    def quantity(self, name: str) -> Quantity:
-        """Return one number with the error bar of large messages."""
-        error = float(self.error(np.array([1e9]))[0])
-        return Quantity(self.numbers[name], "1", error, f"{self.source}: {self.curves} curves")
+        for each in REGIMES if regime is None else (regime,):
+            own = [bin for bin in self.errors if bin.regime in ("", each)]
+            if own:
+                decades = np.array([bin.decade for bin in own])
+                p90 = np.array([bin.p90 for bin in own])
+                nearest = np.abs(wanted[:, None] - decades[None, :]).argmin(axis=1)
+                found = np.maximum(found, p90[nearest] / NORMAL)
+        return np.maximum(found, _LEAST_ERROR)
 
 
 @dataclass(frozen=True)
@@ -180,7 +218,9 @@ class Calibration:
 
     def text(self) -> str:
         """Return what the file says."""
-        return "\n".join([HEADER, *(_written(name, each) for name, each in self.tables.items())])
+        own = any(table.behind for table in self.tables.values())
+        tables = [_written(name, each) for name, each in self.tables.items()]
+        return "\n".join([HEADER_OWN if own else HEADER, *tables])
 
 
 @cache
@@ -197,6 +237,15 @@ HEADER = """\
 # bytes.
 """
 
+HEADER_OWN = """\
+# What collectives measured on a platform reach beside NCCL's constants. Written by
+#     mpisim calibrate collectives
+# What was not measured, inside nodes or across them, is that of the calibration that comes with
+# mpisim, of the first of the owners in `behind` that it has. Errors are those of set-ups that a fit
+# did not see, log(predicted / measured), by decade of the size in bytes; those of decades and
+# set-ups of which there is too little are of that calibration as well.
+"""
+
 
 def _written(owner: str, table: Table) -> str:
     numbers = ", ".join(f"{name} = {value!r}" for name, value in table.numbers.items())
@@ -210,10 +259,13 @@ def _written(owner: str, table: Table) -> str:
         f"curves = {table.curves}",
         f"rows = {table.rows}",
         f"held_out = {_quoted(table.held_out)}",
+        *([f"behind = {_list(table.behind)}"] if table.behind else []),
         "errors = [",
         *(
             f"    {{ decade = {each.decade}, rows = {each.rows}, bias = {each.bias!r}, "
-            f"median = {each.median!r}, p90 = {each.p90!r} }},"
+            f"median = {each.median!r}, p90 = {each.p90!r}"
+            + (f", regime = {_quoted(each.regime)}" if each.regime else "")
+            + " },"
             for each in table.errors
         ),
         "]",

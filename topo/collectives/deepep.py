@@ -40,6 +40,7 @@ class DeepEp:
         "latency_across": 5e-6,
     }
     firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
 
     def seconds(
         self,

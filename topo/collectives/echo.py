@@ -43,6 +43,7 @@ class Echo:
         "reduce": 1 / 2000e9,
     }
     firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
 
     def seconds(
         self,

@@ -46,6 +46,9 @@ PULL = 0.5
 THIN = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
 
+KEPT = 1e6
+"""Set-ups that hold a number: it is the wider fit's."""
+
 FOLDS = 5
 
 ROUNDS = 2
@@ -78,7 +81,8 @@ def chain(batch: Batch) -> tuple[str, ...]:
     platform = batch.platform
     if batch.library.startswith(DEEPEP):
         return (platform.name, DEEPEP)
-    return tuple(dict.fromkeys((platform.name, platform.family, platform.arch, ANY)))
+    behind = platform.behind or (platform.family, platform.arch, ANY)
+    return tuple(dict.fromkeys((platform.name, *behind)))
 
 
 def learners(owner: str, training: Iterable[Batch]) -> list[Batch]:
@@ -101,7 +105,13 @@ def log_errors(form: Form, batch: Batch, numbers: Mapping[str, float]) -> NDArra
     return found
 
 
-def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | None = None) -> Fit:
+def fit(
+    form: Form,
+    training: Sequence[Batch],
+    towards: Mapping[str, float] | None = None,
+    owner: str = ANY,
+    free: Sequence[str] | None = None,
+) -> Fit:
     """Fit a form's numbers.
 
     Parameters
@@ -111,20 +121,31 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
         Of which those that the form covers are used. Of none, the numbers to stay near come back.
     towards : mapping of str to float, optional
         Numbers to start from and to stay near; by default the form's own.
+    owner : str
+        Whose numbers they are to be: what is `Form.kindred` stays near the wider numbers on a
+        platform, and is the same in a family.
+    free : sequence of str, optional
+        Names of the numbers to be fitted; by default all. The others stay as they are.
     """
     wider = dict(towards or form.start)
     covered = [_thinned(batch) for batch in training if _covers(form, batch, wider)]
     if not covered:
         return Fit(wider, 0, 0)
-    names = list(wider)
+    names = list(wider if free is None else free)
     weights = _weights(covered)
 
     def errors(point: NDArray[np.float64]) -> NDArray[np.float64]:
-        numbers = dict(zip(names, point.tolist()))
+        numbers = wider | dict(zip(names, point.tolist()))
         return np.concatenate([log_errors(form, each, numbers) for each in covered])
 
-    start = np.array(list(wider.values()))
+    start = np.array([wider[name] for name in names])
     pull = PULL + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
+    kindred = np.array([form.kindred.get(name, 0.0) for name in names])
+    if any(owner == each.platform.family for each in covered):
+        pull += KEPT * (kindred > 0)
+    elif any(owner == each.platform.name for each in covered):
+        switched = all(each.platform.system.intra == "nvswitch" for each in covered)
+        pull += kindred * switched
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
         for _ in range(ROUNDS):
@@ -132,7 +153,7 @@ def fit(form: Form, training: Sequence[Batch], towards: Mapping[str, float] | No
             found = least_squares(errors, start, even, towards=start, pull=pull)
     curves = {each.curve for each in covered}
     rows = sum(len(batch) for batch in training if batch.curve in curves)
-    return Fit(dict(zip(names, found.tolist())), len(curves), rows)
+    return Fit(wider | dict(zip(names, found.tolist())), len(curves), rows)
 
 
 def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
@@ -156,19 +177,23 @@ def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
         for owner in path:
             if owner not in done:
                 towards = done[wider].numbers if wider else None
-                found = fit(form, learners(owner, training), towards)
+                found = fit(form, learners(owner, training), towards, owner)
                 done[owner] = replace(found, wider=wider)
                 yield owner, done[owner]
             wider = owner
 
 
 def cross_validate(
-    form: Form, members: Sequence[Batch], wider: Mapping[str, float] | None
+    form: Form,
+    members: Sequence[Batch],
+    wider: Mapping[str, float] | None,
+    owner: str = ANY,
+    free: Sequence[str] | None = None,
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
     """Return the errors of what a fit did not see, leaving out a fifth at a time.
 
     Of several platforms whole ones are left out, as a machine is that nobody measured; of a single
-    one set-ups, with their repetitions.
+    one set-ups, with their repetitions. Of the numbers those that are `free` are fitted (`fit`).
 
     Returns
     -------
@@ -182,7 +207,7 @@ def cross_validate(
     found = []
     for left_out in range(min(FOLDS, len(ordered))):
         others = [each for name, each in zip(names, members) if fold[name] != left_out]
-        numbers = fit(form, others, wider).numbers
+        numbers = fit(form, others, wider, owner, free).numbers
         for name, each in zip(names, members):
             if fold[name] == left_out and _covers(form, each, numbers):
                 found.append((each, log_errors(form, each, numbers)))

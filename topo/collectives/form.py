@@ -32,6 +32,11 @@ class Form(Protocol):
     """Numbers that differ little between machines, and how firmly they stay near wider fits: a
     factor of e costs as much as so many times all set-ups."""
 
+    kindred: Mapping[str, float]
+    """Numbers of what GPUs of an architecture have in common whatever joins their nodes, and the
+    set-ups that the wider fit counts as for a platform. Families, which are kinds of fabrics, have
+    the architecture's."""
+
     def seconds(
         self,
         numbers: Mapping[str, float],

@@ -27,6 +27,7 @@ class Line:
         "bandwidth_across": 100e9,
     }
     firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
 
     def seconds(
         self,

@@ -1,11 +1,12 @@
-"""Measured communications: tables in CSV as they were published or gathered.
+"""Measured communications: outputs of nccl-tests, and tables in CSV as they were published.
 
-A file is recognised by the names of its columns (`tables.FORMS`):
+Outputs of nccl-tests and rccl-tests, printed (`nccl_tests`) or in JSON (`nccl_tests_json`), are
+recognised by what is in them; a table by the names of its columns (`tables.FORMS`):
 
 ==============================================  ===================================================
 columns                                         table
 ==============================================  ===================================================
-op, gpu, num_gpus, …, out_of_place_time_us      outputs of nccl-tests and rccl-tests
+op, gpu, num_gpus, …, out_of_place_time_us      gathered outputs of nccl-tests and rccl-tests
 grade, op, gpu, num_gpus, …, points             grades of those curves
 network, op, gpu, num_gpus, …, median_us        Vidur (github:microsoft/vidur), fp16, PyTorch
 gpu, num_gpus, size_bytes, …, time_us           vTrain (github:VIA-Research/vTrain), one node
@@ -20,15 +21,20 @@ Grades are found in a file of grades among those given, or beside a table that h
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpisim.errors import InputError, nearest
+from mpisim.errors import InputError, UsageError, nearest
+from mpisim.files import reason
 
 from . import tables
 from .measurement import Measurement
+from .nccl_tests import is_output, read_output
+from .nccl_tests_json import is_json, read_json
+from .run import Said, measurements
 
 __all__ = ["INDEX", "read"]
 
@@ -36,13 +42,17 @@ INDEX = "curves_index.csv"
 """The name of a file of grades, where it stands beside a table."""
 
 
-def read(paths: Iterable[str | Path]) -> tuple[list[Measurement], Counter[str]]:
-    """Read tables of measured communications.
+def read(
+    paths: Iterable[str | Path], said: Said | None = None
+) -> tuple[list[Measurement], Counter[str]]:
+    """Read measured communications.
 
     Parameters
     ----------
     paths : iterable of str or Path
-        Tables, and perhaps the file of grades.
+        Outputs of nccl-tests, tables, and perhaps the file of grades.
+    said : Said, optional
+        What the user says of the outputs of nccl-tests.
 
     Returns
     -------
@@ -54,31 +64,50 @@ def read(paths: Iterable[str | Path]) -> tuple[list[Measurement], Counter[str]]:
     Raises
     ------
     InputError
-        If a file cannot be read, is none of the known kinds, or a row is not as it must be.
+        If a file cannot be read, is none of the known kinds, a row is not as it must be, or an
+        output does not say what is needed. If the user says something of outputs and there are
+        none.
     """
     found: list[Measurement] = []
     skipped: Counter[str] = Counter()
     grades: dict[str, str] = {}
     graded = False
     folders: list[Path] = []
+    outputs = False
     for path in map(Path, paths):
-        header, rows = _table(path)
+        contents = _contents(path)
+        if is_json(contents) or is_output(contents):
+            outputs = True
+            runs = (read_json if is_json(contents) else read_output)(contents, str(path))
+            for row in (each for run in runs for each in measurements(run, said or Said())):
+                if isinstance(row, str):
+                    skipped[row] += 1
+                else:
+                    found.append(row)
+            continue
+        header, rows = _table(path, contents)
         if set(tables.GRADES) <= set(header):
             graded = True
-            grades |= dict(_grade(path, line, row) for line, row in rows)
+            grades |= dict(_grade(path, line, cells) for line, cells in rows)
             continue
         form = _form(path, header)
         folders.append(path.parent)
-        for line, row in rows:
-            each = _read_row(form, path, line, row)
+        for line, cells in rows:
+            each = _read_row(form, path, line, cells)
             if isinstance(each, str):
                 skipped[each] += 1
             else:
                 found.append(each)
+    if not outputs and (said or Said()) != Said():
+        raise UsageError(
+            "--operation, --gpus, --nodes and --network say what outputs of nccl-tests leave out; "
+            "tables have columns for it"
+        )
     if not graded:
         for beside in dict.fromkeys(folder / INDEX for folder in folders):
             if beside.is_file():
-                grades |= dict(_grade(beside, line, row) for line, row in _table(beside)[1])
+                rows = _table(beside, _contents(beside))[1]
+                grades |= dict(_grade(beside, line, cells) for line, cells in rows)
     graded_rows = [replace(each, grade=grades.get(each.curve, each.grade)) for each in found]
     return graded_rows, skipped
 
@@ -92,7 +121,8 @@ def _form(path: Path, header: Sequence[str]) -> tables.Form:
     near = nearest(missing[0], [each for each in header if each not in closest.columns])
     known = "; ".join(", ".join(form.columns) for form in tables.FORMS)
     raise InputError(
-        f"{path}: no known table of measured communications: its columns are "
+        f"{path}: no output of nccl-tests, and no known table of measured communications: its "
+        "columns are "
         f"{', '.join(header)[:200] or 'none'}; nearest is that of {closest.publisher}, of which "
         f"{', '.join(missing)} is missing{near}; known: {known}"
     )
@@ -127,17 +157,24 @@ def _grade(path: Path, line: int, row: Mapping[str, str]) -> tuple[str, str]:
         raise InputError(f"{path}, line {line}: {error}") from error
 
 
-def _table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+def _contents(path: Path) -> str:
+    """Return the text of a file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+
+
+def _table(path: Path, contents: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Return the header, and each row as a mapping with its line number."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            header = list(reader.fieldnames or ())
-            if not header:
-                raise InputError(f"{path}: the file is empty")
-            rows = [(reader.line_num, row) for row in reader]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+        reader = csv.DictReader(io.StringIO(contents, newline=""))
+        header = list(reader.fieldnames or ())
+        if not header:
+            raise InputError(f"{path}: the file is empty")
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV file: {error}") from error
     return header, iter(rows)

@@ -18,6 +18,7 @@ from .fit import DEEPEP, Fit, chain, fit_all
 from .form import Form, Model
 from .line import Line
 from .nccl_form import NcclForm
+from .overlay import served
 from .sigmoid import Sigmoids
 
 __all__ = ["MODELS", "Predictor", "form_of", "model_of", "predictor"]
@@ -39,9 +40,9 @@ def form_of(library: str) -> Form:
 
 def model_of(batch: Batch, calibration: Calibration) -> Model:
     """Return the calibrated model of a batch's platform."""
-    table = calibration.served(chain(batch))[1]
+    found = served(calibration, chain(batch))
     form = form_of(batch.library)
-    return Model(form, table.numbers, batch.platform.system, batch.settings)
+    return Model(form, found.numbers, batch.platform.system, batch.settings)
 
 
 def predictor(name: str, calibration: Calibration, training: Sequence[Batch]) -> Predictor:
@@ -63,9 +64,8 @@ def predictor(name: str, calibration: Calibration, training: Sequence[Batch]) ->
 
     def calibrated(batch: Batch) -> tuple[Floats, Floats | None]:
         model = model_of(batch, calibration)
-        table = calibration.served(chain(batch))[1]
         found = model.seconds(batch.operation, batch.bytes, batch.shape)
-        return found, table.error(batch.bytes)
+        return found, served(calibration, chain(batch)).error(batch.bytes, batch.regime)
 
     if name == "nccl":
         return calibrated

@@ -31,6 +31,9 @@ class NcclForm:
     firm: Mapping[str, float] = {"latency_inside": 0.75}
     """Across nodes the latencies inside and across can stand in for each other; those inside are
     the same GPUs' and links'."""
+    kindred: Mapping[str, float] = {"bandwidth_inside": 25.0}
+    """Links of a kind differ by some hundredths from machine to machine, and single curves are off
+    by as much."""
 
     def seconds(
         self,

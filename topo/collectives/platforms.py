@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mpisim.errors import InputError, nearest
-from mpisim.presets import match, packaged
+from mpisim.presets import match, packaged, plain
 from mpisim.quantity import Quantity
 from mpisim.schema import build
 
@@ -91,7 +91,7 @@ class Definition:
         """Whether a row that says so was taken on this platform."""
         return (
             library in self.libraries
-            and any(gpu.casefold().startswith(each.casefold()) for each in self.gpus)
+            and any(gpu.casefold().startswith((each.casefold(), plain(each))) for each in self.gpus)
             and (not self.across or any(each in across for each in self.across))
             and (not self.notes or any(re.search(each, notes) for each in self.notes))
         )
@@ -126,6 +126,9 @@ class Platform:
     group : int
     teaches : str
         See `Definition`.
+    behind : tuple of str
+        Owners of the numbers that serve where its own do not, the narrowest first; by default its
+        family, its architecture and all machines.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Platform:
     system: System
     group: int = 0
     teaches: str = "all"
+    behind: tuple[str, ...] = ()
 
     def feeds(self, owner: str) -> bool:
         """Whether an owner of this platform's chain may be fitted to its rows."""
@@ -178,9 +182,10 @@ def platform_of(row: Measurement) -> Platform:
 
 @lru_cache(maxsize=4096)
 def _definition(gpu: str, across: str, notes: str, library: str) -> str:
-    for name, definition in definitions().items():
-        if definition.fits(gpu, across, notes, library):
-            return name
+    for written in (gpu, _ours(gpu)):
+        for name, definition in definitions().items():
+            if definition.fits(written, across, notes, library):
+                return name
     arch = _arch(gpu)
     for name, definition in definitions().items():
         if arch in definition.archs and library in definition.libraries:
@@ -210,19 +215,26 @@ def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
     )
 
 
+def _ours(gpu: str) -> str:
+    """Return our name of a GPU where it is known: of ``"NVIDIA H100 80GB HBM3"`` ``"h100-sxm"``."""
+    try:
+        return match(gpu, packaged(GPUS), "GPU", "")
+    except InputError:
+        return plain(gpu)
+
+
 def _arch(gpu: str) -> str:
     """Return the family of a GPU as tables write it: ``"H100-SXM(inferred)"`` is an H100."""
     tables = packaged(GPUS)
-    text = re.split(r"[(,]", gpu)[0].strip()
+    text = plain(re.split(r"[(,]", gpu)[0])
     parts = text.split("-")
     for length in range(len(parts), 0, -1):
-        for joined in ("-".join(parts[:length]), "-".join(parts[:length]).replace(" ", "-")):
-            try:
-                found = match(joined, tables, "GPU", "")
-            except InputError:
-                continue
-            return str(tables[found]["family"])
-    near = nearest(text.casefold(), tables)
+        try:
+            found = match("-".join(parts[:length]), tables, "GPU", "")
+        except InputError:
+            continue
+        return str(tables[found]["family"])
+    near = nearest(text, tables)
     raise InputError(f"GPU {gpu!r} is unknown{near}")
 
 

@@ -212,7 +212,7 @@ def candidates(
     seen = links(system, settings, shape, tables)
     scaled = factors.of(links(machine, settings, shape, tables), machine)
     graphs = search(seen, shape, tables)
-    wired = wires(graphs, scaled, shape)
+    wired = wires(graphs, scaled, shape, tables)
     counts = channels(graphs, shape, settings, tables, system.arch)
     pipeline = tables.raw["pipeline"]
     found = []

@@ -156,7 +156,7 @@ def _heads(found: Links, shape: Shape, tables: Tables) -> Graph:
     return Graph(heads, inside, across)
 
 
-def wires(graphs: dict[str, Graph], found: Links, shape: Shape) -> dict[str, Graph]:
+def wires(graphs: dict[str, Graph], found: Links, shape: Shape, tables: Tables) -> dict[str, Graph]:
     """Return the graphs with the speeds that the links truly have.
 
     A ring goes over each link once. A tree of two nodes sends half as much between them as a ring
@@ -172,12 +172,14 @@ def wires(graphs: dict[str, Graph], found: Links, shape: Shape) -> dict[str, Gra
         tree = 2 * across if shape.nodes == 2 else across
     ring_channels, tree_channels = graphs["ring"].channels, graphs["tree"].channels
     heads = graphs["nvls"].channels
+    wide = tables.raw["multicast"]
+    reached = min(1.0, (wide["gpus"] / n) ** wide["power"]["value"])
     return {
         "ring": Graph(ring_channels, ring / ring_channels, ring / ring_channels),
         "tree": Graph(tree_channels, tree / tree_channels, min(tree, across) / tree_channels),
         # The switch reads a part of every GPU's buffer for each head, and writes the head's result
         # to all: on one node a port carries n + 1 parts in place of n.
-        "nvls": Graph(heads, inside / (heads + (shape.nodes == 1)), across / heads),
+        "nvls": Graph(heads, reached * inside / (heads + (shape.nodes == 1)), across / heads),
     }
 
 

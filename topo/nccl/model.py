@@ -82,6 +82,24 @@ class Choice:
         """Return the duration."""
         return self.latency + bytes / self.bandwidth
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables that make NCCL take this algorithm and protocol; none for sends."""
+        if self.algorithm not in SPELLINGS:
+            return {}
+        return {
+            "NCCL_ALGO": SPELLINGS[self.algorithm],
+            "NCCL_PROTO": SPELLINGS[self.protocol],
+        }
+
+
+SPELLINGS = {
+    "tree": "Tree", "ring": "Ring", "collnet-direct": "CollNetDirect",
+    "collnet-chain": "CollNetChain", "nvls": "NVLS", "nvls-tree": "NVLSTree", "pat": "PAT",
+    "ll": "LL", "ll128": "LL128", "simple": "Simple",
+}  # fmt: skip
+"""NCCL's own names of algorithms and protocols."""
+
 
 class Nccl:
     """NCCL on one kind of machine.
@@ -204,8 +222,12 @@ class Nccl:
         """
         every = self.candidates(operation, bytes, shape)
         fastest = min(every, key=lambda each: each.seconds(bytes))
-        margin = 1 + self.tables.raw["better"]["margin"]
-        return fastest if every[0].seconds(bytes) > margin * fastest.seconds(bytes) else None
+        clearly = self.clearly_slower(every[0].seconds(bytes), fastest.seconds(bytes))
+        return fastest if clearly else None
+
+    def clearly_slower(self, time: float, fastest: float) -> bool:
+        """Say whether a time is longer than another by more than ``better.margin``."""
+        return time > (1 + float(self.tables.raw["better"]["margin"])) * fastest
 
     def waiting(self, operation: Operation, bytes: int, shape: Shape) -> float:
         """Return the part of a duration that is due to latencies, in seconds.
@@ -249,8 +271,8 @@ class Nccl:
             operation, bytes, shape, scaled, self.machine, self.settings, self.tables
         )
         latency = (
-            found.latency_inside * self.factors.latency_inside
-            + found.latency_across * self.factors.latency_across
+            found.latency_inside + (self.factors.latency_inside - 1) * found.least_inside
+            + found.latency_across + (self.factors.latency_across - 1) * found.least_across
         )
         slowest = max(found.inside, found.across)
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)

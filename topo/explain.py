@@ -1,0 +1,90 @@
+"""Why a communication takes as long as it does: its price in parts, and what else was possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpisim.program import Operation
+from mpisim.quantity import PICOSECONDS
+
+from .bounds import Cut, cut_bound
+from .nccl import Choice
+from .nccl_network import NcclNetwork
+from .price import RATE_BITS
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A communication that has the network to itself; seconds, and bytes per second.
+
+    Attributes
+    ----------
+    choice : Choice
+        NCCL's.
+    seconds : float
+    latency, way : float
+        NCCL's latency, and what the way adds to it, which may be below 0.
+    reached : float
+        Bandwidth of the full buffer that NCCL reaches where no link limits it.
+    allowed : float
+        What the links of this network let through; not above `reached`.
+    limit : str
+        What bounds the time (`NcclNetwork.limit_of`).
+    cut : Cut or None
+        A bound for any algorithm, latencies aside; None where nothing crosses a cut.
+    others : list of (Choice, float)
+        What else NCCL could do and the seconds that takes, the fastest first.
+    """
+
+    choice: Choice
+    seconds: float
+    latency: float
+    way: float
+    reached: float
+    allowed: float
+    limit: str
+    cut: Cut | None
+    others: list[tuple[Choice, float]]
+
+
+def explain(
+    network: NcclNetwork, operation: Operation, bytes: int, members: Sequence[int]
+) -> Explanation:
+    """Return why a communication takes as long as it does.
+
+    Parameters
+    ----------
+    network : NcclNetwork
+    operation : Operation
+    bytes : int
+        The full buffer.
+    members : sequence of int
+        Ranks, in the communicator's order; two at least.
+    """
+    group = network.placement(members, operation)
+    plain = network.nccl_price(operation, bytes, group)
+    price = network.price(operation, bytes, group)
+    choices = network.choices(operation, bytes, group)
+    moves = bytes > 0 and operation is not Operation.BARRIER
+    return Explanation(
+        choice=choices[0][0],
+        seconds=price.duration / PICOSECONDS,
+        latency=plain.latency / PICOSECONDS,
+        way=(price.latency - plain.latency) / PICOSECONDS,
+        reached=_bandwidth(plain.rate),
+        allowed=_bandwidth(price.rate),
+        limit=network.limit_of(operation, bytes, group),
+        cut=cut_bound(network.topology, operation, bytes, members) if moves else None,
+        others=sorted(
+            ((choice, other.duration / PICOSECONDS) for choice, other in choices[1:]),
+            key=lambda each: each[1],
+        ),
+    )
+
+
+def _bandwidth(rate: int) -> float:
+    """Return an integer rate in bytes per second."""
+    return rate * PICOSECONDS / (1 << RATE_BITS)

@@ -1,0 +1,174 @@
+"""What NCCL sees of a topology that lists its links: its `System`, from these alone."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.errors import InputError
+
+from .nccl import System
+from .topology import LinkKind, NodeKind, Topology
+
+__all__ = ["system_of_graph"]
+
+_INSIDE = (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
+
+_NO_PCIE = 12e9
+"""Bytes per second of PCIe where a graph has none: nothing goes there; NCCL's Gen3 x16."""
+
+
+def system_of_graph(
+    topology: Topology,
+    gpus_per_node: int,
+    arch: str,
+    *,
+    nic_efficiency: float = 1.0,
+    cpu: str = "intel",
+    gpudirect: bool = True,
+    version: tuple[int, ...],
+) -> System:
+    """Return what NCCL sees of a listed topology.
+
+    Where GPUs, cards or nodes differ, the most frequent number counts, of equally frequent ones the
+    lower: NCCL takes all nodes for equal. What single links carry limits communications besides.
+
+    Parameters
+    ----------
+    topology : Topology
+        With cards (`NodeKind.NIC`) if it has several nodes.
+    gpus_per_node : int
+        Ranks r with the same r // gpus_per_node stand in one node.
+    arch : str
+        Of the GPUs.
+    nic_efficiency : float
+        Share of the cards' line rate that the listed bandwidths stand for.
+    cpu : str
+        Maker of the CPUs.
+    gpudirect : bool
+        Whether cards reach the memory of GPUs.
+    version : tuple of int
+        NCCL's.
+
+    Raises
+    ------
+    InputError
+        If the GPUs do not fill whole nodes, or nodes have different numbers of cards.
+    """
+    if topology.n_gpus % gpus_per_node:
+        raise InputError(
+            f"{topology.title}: {topology.n_gpus} GPUs are no whole number of nodes of "
+            f"{gpus_per_node} ('gpus_per_node')"
+        )
+    nodes = topology.n_gpus // gpus_per_node
+    at_card = np.flatnonzero(topology.node_kind == NodeKind.NIC)
+    if len(at_card) % nodes:
+        raise InputError(
+            f"{topology.title}: {len(at_card)} cards on {nodes} nodes; every node must have as "
+            "many as the others"
+        )
+    each = len(at_card) // nodes
+    fast = _sum_out(topology, topology.gpu, (LinkKind.NVLINK,))
+    cards = _sum_out(topology, at_card, (LinkKind.NIC, LinkKind.FABRIC))
+    # Several small cards a GPU are one to NCCL.
+    bundled = max(1.0, each / gpus_per_node)
+    sockets = topology.bandwidth[topology.kind == LinkKind.SOCKET]
+    # GPUs that hang on a CPU by links of its own have cards on PCIe.
+    of_gpus, of_cards = (
+        _usual(_sum_out(topology, ends, (LinkKind.PCIE,))) for ends in (topology.gpu, at_card)
+    )
+    pcie = of_gpus or of_cards or _NO_PCIE
+    return System(
+        arch=arch,
+        gpus_per_node=gpus_per_node,
+        intra=_intra(topology, gpus_per_node),
+        link_bandwidth=_usual(fast),
+        pcie_bandwidth=pcie,
+        socket_bandwidth=_usual(sockets) or pcie,
+        nics=min(each, gpus_per_node),
+        nic_bandwidth=_usual(cards) / nic_efficiency * bundled,
+        nic_efficiency=nic_efficiency,
+        nic_path=_nic_path(topology),
+        cpu=cpu,
+        gpudirect=gpudirect,
+        version=version,
+    )
+
+
+def _sum_out(
+    topology: Topology, nodes: NDArray[np.int64], kinds: tuple[LinkKind, ...]
+) -> NDArray[np.float64]:
+    """Return what each of some nodes can send over its links of some kinds together."""
+    of_kind = np.isin(topology.kind, kinds)
+    total = np.bincount(
+        topology.source[of_kind], topology.bandwidth[of_kind], minlength=topology.n_nodes
+    )
+    found: NDArray[np.float64] = total[nodes].astype(np.float64)
+    return found
+
+
+def _usual(values: NDArray[np.float64]) -> float:
+    """Return the most frequent of some numbers, the lowest of those; 0 of none."""
+    if not len(values):
+        return 0.0
+    found, counts = np.unique(values, return_counts=True)
+    return float(found[np.argmax(counts)])
+
+
+def _intra(topology: Topology, gpus_per_node: int) -> str:
+    """Return what joins the GPUs of a node: see `mpisim.topo.nccl.system.INTRA`."""
+    fast = topology.kind == LinkKind.NVLINK
+    ends = zip(topology.source[fast].tolist(), topology.target[fast].tolist(), strict=True)
+    rank = {node: rank for rank, node in enumerate(topology.gpu.tolist())}
+    if not fast.any():
+        return "pcie"
+    if NodeKind.NVSWITCH in topology.node_kind:
+        return "nvswitch"
+    pairs = {(rank[a], rank[b]) for a, b in ends if a in rank and b in rank}
+    neighbours = Counter(a for a, _ in pairs)
+    most = max(neighbours.values(), default=0)
+    if most <= 1:
+        return "pairs"
+    return "hypercube" if gpus_per_node == 8 and most == 4 else "mesh"  # as in the DGX-1
+
+
+def _nic_path(topology: Topology) -> str:
+    """Return the distance from GPUs to their nearest cards, as nvidia-smi writes it."""
+    near: dict[int, list[int]] = {}
+    for a, b, kind in zip(
+        topology.source.tolist(), topology.target.tolist(), topology.kind.tolist(), strict=True
+    ):
+        if kind in _INSIDE:
+            near.setdefault(a, []).append(b)
+    found = Counter(_distance(topology, near, gpu) for gpu in topology.gpu.tolist())
+    return found.most_common(1)[0][0]
+
+
+def _distance(topology: Topology, near: dict[int, list[int]], gpu: int) -> str:
+    before: dict[int, int] = {gpu: gpu}
+    queue = deque([gpu])
+    while queue:
+        node = queue.popleft()
+        if topology.node_kind[node] == NodeKind.NIC:
+            return _path_name(int(topology.node_kind[each]) for each in _way(before, node))
+        for other in near.get(node, []):
+            if other not in before:
+                before[other] = node
+                queue.append(other)
+    return "pxb"
+
+
+def _way(before: dict[int, int], node: int) -> Iterable[int]:
+    while before[node] != node:
+        node = before[node]
+        yield node
+
+
+def _path_name(kinds: Iterable[int]) -> str:
+    counts = Counter(kinds)
+    if counts[NodeKind.CPU]:
+        return "phb" if counts[NodeKind.CPU] == 1 else "sys"
+    return "pix" if counts[NodeKind.PCIE] <= 1 else "pxb"
