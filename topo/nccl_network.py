@@ -217,7 +217,8 @@ class NcclNetwork:
     def _priced(self, operation: Operation, bytes: int, shape: Shape, choice: Choice) -> Price:
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
-            return Price(latency, pattern=self._pattern(Operation.ALL_REDUCE, choice))
+            done = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
+            return Price(latency, pattern=self._pattern(done, choice))
         pattern = self._pattern(operation, choice)
         rate = min(rate_of(choice.bandwidth), self._highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)

@@ -14,8 +14,9 @@ def round_trip(dims: Sequence[int], wraps: Sequence[bool]) -> NDArray[np.int64]:
     """From the sizes of a grid to the routers in the order of a round trip.
 
     A comb: along the first row, back and forth through all others but for their first places, and
-    home through these. Where a dimension is even, or the rows close to rings, every hop is to a
-    neighbour; of a mesh whose dimensions are all odd one hop is a row long.
+    home through these. A row lies along all dimensions but one, as a ring or back and forth itself.
+    Where a dimension is even, or rows are rings, every hop is to a neighbour; of a mesh whose
+    dimensions are all odd one hop leads from the end of a row to its beginning.
 
     Parameters
     ----------
@@ -51,6 +52,8 @@ def _trip(dims: list[int], wraps: list[bool]) -> tuple[NDArray[np.int64], bool]:
     down = (even or wide)[0]
     others = [axis for axis in range(d) if axis != down]
     row, ring = _trip([dims[axis] for axis in others], [wraps[axis] for axis in others])
+    if not ring:
+        row = _snake([dims[axis] for axis in others])
     rows, length = dims[down], len(row)
     places = [(0, at) for at in range(length)]
     for i in range(1, rows):
@@ -62,3 +65,14 @@ def _trip(dims: list[int], wraps: list[bool]) -> tuple[NDArray[np.int64], bool]:
     found[:, down] = order[:, 0]
     found[:, others] = row[order[:, 1]]
     return found, rows % 2 == 0 or ring
+
+
+def _snake(dims: list[int]) -> NDArray[np.int64]:
+    """Return coordinates along a way that goes back and forth, from neighbour to neighbour."""
+    found = np.zeros((1, 0), np.int64)
+    for size in reversed(dims):
+        rows = [found[:: 1 if i % 2 == 0 else -1] for i in range(size)]
+        found = np.concatenate(
+            [np.column_stack([np.full(len(row), i), row]) for i, row in enumerate(rows)]
+        )
+    return found
