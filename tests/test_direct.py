@@ -31,7 +31,9 @@ OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOW
 MOVING = [o for o in OPERATIONS if o is not Operation.BARRIER]
 
 
-def network(nodes: int, gpus: int = 1, choice: dict[str, Any] | None = None, **fabric: Any) -> NcclNetwork:
+def network(
+    nodes: int, gpus: int = 1, choice: dict[str, Any] | None = None, **fabric: Any
+) -> NcclNetwork:
     found = network_of(direct(gpus, **fabric), nodes, NetworkChoice(**(choice or {})))
     assert isinstance(found, NcclNetwork)
     return found
@@ -80,9 +82,9 @@ def test_a_ring_goes_round_a_torus_both_ways() -> None:
 def test_an_all_to_all_takes_what_the_bisection_takes(
     kind: str, dims: tuple[int, ...], cables: int
 ) -> None:
-    """n/2 × n/2 pairs send S / n each over the middle of the longest dimension. On a torus whose
-    rings have an even half both ways round carry the same; with odd halves the pairs farthest apart,
-    from even places up and from odd ones down, differ by one in the load of neighbouring links: of a
+    """n/2 × n/2 pairs send S / n each over the middle of the longest dimension. On a torus both
+    ways round carry the same if half of a ring is even. If it is odd, the pairs farthest apart, from
+    even places up and from odd ones down, load neighbouring links by one more and one less: of a
     ring of 6 a link up carries 1 + 2 pairs and 1 or 2 of the farthest, 4.5 on average."""
     n = prod(dims)
     net = network(n, kind=kind, dims=dims)
@@ -292,7 +294,7 @@ micro_batch = 1
 global_batch = {batch}
 
 [cluster]
-preset = "cluster.toml"
+preset = "{folder}/cluster.toml"
 nodes = {nodes}
 """
 
@@ -308,7 +310,7 @@ def written(folder: Path, cluster: str, plan: str, nodes: int = 16, batch: int =
     (folder / "cluster.toml").write_text(cluster)
     (folder / "net.toml").write_text(GRAPH)
     path = folder / "mine.toml"
-    path.write_text(EXPERIMENT.format(plan=plan, nodes=nodes, batch=batch))
+    path.write_text(EXPERIMENT.format(plan=plan, nodes=nodes, batch=batch, folder=folder))
     return path
 
 
