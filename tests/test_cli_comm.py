@@ -65,7 +65,7 @@ def test_alpha_beta(capsys: pytest.CaptureFixture[str]) -> None:
         ([*USUAL[:4], "--size", "1M:8M:1"], "above 1"),
         ([*USUAL[:4], "--size", "1:8G:1.001"], "more than 1000 sizes"),
         ([*USUAL[:4], "--size", "1:2:3:4"], "FIRST:LAST:FACTOR"),
-        (["comm", "all_reduce", "--cluster", "a40-4gpu", *USUAL[4:], "--nodes", "2"], "no NICs"),
+        (["comm", "all_reduce", "--cluster", "a40-4gpu", *USUAL[4:], "--nodes", "2"], "no NIC"),
     ],
 )
 def test_errors(

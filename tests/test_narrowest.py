@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpisim.quantity import Quantity
-from mpisim.topo import cluster_names, find_cluster
+from mpisim.topo import Cluster, cluster_names, find_cluster
 from mpisim.topo.narrowest import behind_ports
 from mpisim.topo.topology import LinkKind
 
@@ -41,7 +41,26 @@ def test_what_is_narrower_than_its_cards_stays() -> None:
     narrow = dataclasses.replace(
         cluster, node=dataclasses.replace(cluster.node, pcie_bandwidth=slow)
     )
-    assert behind_ports(cluster.topology(2), 8).sum() == 2 * 8 * 5
+    assert inside(cluster, 2) == 2 * 8 * 5
     # One PCIe connection is narrower than its card of 48.9; two switches share one to the CPU.
-    assert not behind_ports(narrow.topology(2), 8).any()
-    assert not behind_ports(cluster.topology(1), 8).any()  # one node has no ports
+    assert inside(narrow, 2) == 0
+    assert inside(cluster, 1) == 0  # one node has no ports
+
+
+def inside(cluster: Cluster, nodes: int) -> int:
+    """How many links of nodes are left out."""
+    topology = cluster.topology(nodes)
+    return int((behind_ports(topology, 8) & (topology.kind < LinkKind.NIC)).sum())
+
+
+@pytest.mark.parametrize(("over", "left_out"), [(1.0, True), (1.01, False)])
+def test_a_leaf_that_sends_on_all_it_is_sent_holds_nobody_back(
+    over: float, left_out: bool
+) -> None:
+    cluster = find_cluster("dgx-h100")
+    assert cluster.fabric is not None
+    fabric = dataclasses.replace(cluster.fabric, leaf=2, oversubscription=over)
+    topology = dataclasses.replace(cluster, fabric=fabric).topology(4)
+    between = topology.kind == LinkKind.FABRIC
+    assert between.any()
+    assert behind_ports(topology, 8)[between].all() == left_out

@@ -118,7 +118,7 @@ def test_a_slow_card_limits_who_uses_it() -> None:
 def test_a_price_rests_on_the_factor_of_its_decade() -> None:
     plain = NETWORKS["dgx-h100"]
     net = NcclNetwork(
-        plain.nccl, plain.topology, lambda bytes: Quantity(1, "1", 1 / bytes, "a test")
+        plain.nccl, plain.topology, lambda bytes, regime: Quantity(1, "1", 1 / bytes, "a test")
     )
     inside, across, alone = (class_of(net, group) for group in ((0, 1, 2), (0, 8), (3,)))
     assert net.shares(Operation.ALL_REDUCE, 999_999, inside) == {"node_collectives_1e5": 1.0}

@@ -15,6 +15,7 @@ from mpisim.quantity import PICOSECONDS, Quantity
 __all__ = [
     "RATE_BITS",
     "WEIGHT_ONE",
+    "Explained",
     "Network",
     "Price",
     "SharedNetwork",
@@ -141,13 +142,6 @@ class Network(Protocol):
         """
         ...
 
-    def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
-        """Return what bounds the time of a communication that has the network to itself.
-
-        For people: ``"latency"``, ``"NIC"``, a link; empty if it costs nothing.
-        """
-        ...
-
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """The numbers that prices rest on, each with its error bar."""
@@ -198,6 +192,18 @@ class SharedNetwork(Network, Protocol):
 
     def link_name(self, link: int) -> str:
         """Return the name of a link, for reports."""
+        ...
+
+
+@runtime_checkable
+class Explained(Protocol):
+    """A network that says what limits communications."""
+
+    def limit_of(self, operation: Operation, bytes: int, group: Any) -> str:
+        """Return what bounds the time of a communication that has the network to itself.
+
+        For people: ``"latency"``, ``"NIC"``, a link; empty if it costs nothing.
+        """
         ...
 
 

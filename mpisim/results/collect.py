@@ -15,6 +15,7 @@ from ..engine.run import Run
 from ..program import Names, Operation, Program
 from ..topo import Network
 from ..topo.bus import bus_factor
+from ..topo.price import Explained
 from .accounting import BREAKDOWN, account, added_up
 from .links import LinkUse, use_of_links
 from .results import SECONDS, Results
@@ -225,7 +226,7 @@ def _limits(
 ) -> NDArray[np.object_]:
     """Return what bounds communications of some sizes, alone on the network, in words."""
     found = np.full(len(communicator), "", object)
-    if network is None:
+    if network is None or not isinstance(network, Explained):
         return found
     groups = program.communicators
     done = np.zeros(len(groups), np.int64)
