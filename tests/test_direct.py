@@ -84,8 +84,8 @@ def test_an_all_to_all_takes_what_the_bisection_takes(
 ) -> None:
     """n/2 × n/2 pairs send S / n each over the middle of the longest dimension. On a torus both
     ways round carry the same if half of a ring is even. If it is odd, the pairs farthest apart,
-    from even places up and from odd ones down, load neighbouring links by one more and one less: of a
-    ring of 6 a link up carries 1 + 2 pairs and 1 or 2 of the farthest, 4.5 on average."""
+    from even places up and from odd ones down, load neighbouring links by one more and one less:
+    of a ring of 6 a link up carries 1 + 2 pairs and 1 or 2 of the farthest, 4.5 on average."""
     n = prod(dims)
     net = network(n, kind=kind, dims=dims)
     bound = SIZE * n / 4 / (cables * LINK)

@@ -22,8 +22,8 @@ from .steps import EveryPair, Steps
 from .topology import LinkKind, NodeKind, Paths, Topology, crowded
 
 __all__ = [
-    "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates", "lowest",
-    "usual", "whole_latency",
+    "IMPOSSIBLE", "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates",
+    "lowest", "usual", "whole_latency",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -31,6 +31,9 @@ Floats = NDArray[np.float64]
 
 UNLIMITED = 1 << 62
 """The rate of what no link limits."""
+
+IMPOSSIBLE = -1
+"""The rate of what a group cannot do."""
 
 _FINE = 1000
 """Parts of a picosecond in which latencies are summed up: a sum of integers has no order."""
@@ -57,7 +60,7 @@ class Limits(NamedTuple):
         Highest rate of the payload by links of nodes and by cards, in 2**-40 bytes per ps, or
         `UNLIMITED`.
     fabric_rate : int64, shape (g,)
-        The same by links between switches.
+        The same by links between switches; `IMPOSSIBLE` where a group cannot do it by this pattern.
     link : int64, shape (g,)
         The link that sets the lower of the two, or -1.
     latency : int64, shape (g,)

@@ -16,11 +16,11 @@ rate is what links carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +31,25 @@ from mpisim.quantity import PICOSECONDS, Quantity
 from mpisim.recent import Recent
 
 from .alone import (
+    IMPOSSIBLE,
     UNLIMITED,
     Limits,
-    added_latency,
     excess_latency,
     highest_rates,
     lowest,
     usual,
     whole_latency,
 )  # fmt: skip
+from .carried import Carried
 from .dimensions import SERVED
 from .direct import UNMEASURED, Library, LinkLibrary
-from .loads import link_weights
 from .narrowest import behind_ports
 from .nccl import Choice, Nccl, Shape, System
 from .nccl.limits import LATENCY, limit_of
-from .order import Ordered, by_tour, in_blocks
+from .placement import Limit, Pattern, Placement
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
-from .steps import steps
 from .topology import LinkKind, Paths, Topology
-from .transfers import CHAINS, transfers
 
 if TYPE_CHECKING:
     from .collectives.calibration import Regime
@@ -68,61 +66,6 @@ _MOST_KNOWN = 1 << 26
 
 _DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
-
-
-class Pattern(NamedTuple):
-    """Which links a communication loads: what it does, and by which algorithm of the library."""
-
-    operation: Operation
-    algorithm: str
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What links allow communications of one pattern on one group, alone.
-
-    Attributes
-    ----------
-    pattern : Pattern
-    node_rate, fabric_rate : int
-        Highest rates by links of nodes and cards that are slower than usual, and by links between
-        switches; in 2**-40 bytes per ps, or `UNLIMITED`.
-    latency : int
-        ps to be added to NCCL's.
-    link : int
-        One that sets the lower rate, -1 if none does. Equal limits may have different ones.
-    """
-
-    pattern: Pattern
-    node_rate: int
-    fabric_rate: int
-    latency: int
-    link: int = field(default=-1, compare=False)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How a group stands on the network: all that the price of its communications depends on.
-
-    Attributes
-    ----------
-    shape : Shape
-        Ranks on nodes.
-    limits : tuple of Limit
-        Of the patterns that links limit or delay; none: the network is as NCCL's model takes it.
-    """
-
-    shape: Shape
-    limits: tuple[Limit, ...] = ()
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the group."""
-        return self.shape.nodes
-
-    def limit(self, pattern: Hashable) -> Limit | None:
-        """Return what limits a pattern, if anything does."""
-        return next((each for each in self.limits if each.pattern == pattern), None)
 
 
 class NcclNetwork:
@@ -164,7 +107,7 @@ class NcclNetwork:
         self.nccl = library if isinstance(library, Nccl) else None
         self._links = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._links is None else (UNMEASURED,)
-        self._dimensions, self._by_fabric = dimensions, by_fabric
+        self._dimensions = dimensions
         self.topology = topology
         self.numbers = {
             _number(where, decade): numbers(10.0**decade, regime)
@@ -172,7 +115,9 @@ class NcclNetwork:
             for decade in range(_DECADES)
             if numbers is not None
         }
-        self._meshed = meshed
+        self._carried = Carried(
+            topology, library.system.gpus_per_node, meshed, by_fabric, self._links is None
+        )
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # One program is often run several times, and asked about several times a run; programs
         # that are compared have many groups in common.
@@ -375,50 +320,16 @@ class NcclNetwork:
         self, members: Ints, base: Ints, pattern: Pattern, seen: NDArray[np.bool_], paths: Paths
     ) -> tuple[Ints, Ints, Ints]:
         """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
-        system, parts = self.library.system, []
-        for each in self._ordered(pattern, members, base):
-            algorithm = self._served_by(pattern, each)
-            if algorithm is None:
-                continue
-            sent = transfers(
-                pattern.operation, algorithm, each.members, system.gpus_per_node,
-                meshed=self._meshed, block=each.block,
-            )  # fmt: skip
-            some, at, load = link_weights(
-                paths, self.topology.share, base[each.which], sent, seen
-            )
-            parts.append((each.which[some], at, load))
-        group, link, weight = (
-            np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)
-        )
-        if len(parts) > 1:
-            order = np.argsort(group, kind="stable")
-            group, link, weight = group[order], link[order], weight[order]
+        group, link, weight = self._carried.weights(pattern, members, base, seen, paths)
         if self._links is not None:
             return group, link, weight
-        highest = self._highest_rate(pattern, Shape.of(members.tolist(), system))
+        highest = self._highest_rate(pattern, Shape.of(members.tolist(), self.library.system))
         # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
         whole, rest = np.divmod(self._usual[link], highest)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
         in_fabric = self.topology.kind[link] == LinkKind.FABRIC
         weight = np.where(in_fabric, weight, np.maximum(np.minimum(weight, most), 1))
         return group, link, weight
-
-    def _ordered(self, pattern: Pattern, members: Ints, base: Ints) -> list[Ordered]:
-        """Sort groups of one arrangement by how their members follow each other in an algorithm."""
-        if pattern.operation not in SERVED + CHAINS:
-            return [Ordered(np.arange(len(base)), members)]
-        if pattern.algorithm == "dimensions":
-            return in_blocks(self.topology, members, base, self.library.system.gpus_per_node)
-        if pattern.algorithm == "tour" or (pattern.algorithm == "ring" and self._by_fabric):
-            return by_tour(self.topology, members, base)
-        return [Ordered(np.arange(len(base)), members)]
-
-    def _served_by(self, pattern: Pattern, groups: Ordered) -> str | None:
-        """Return by which algorithm groups do it, None if not at all."""
-        if pattern.algorithm != "dimensions" or groups.block is not None:
-            return pattern.algorithm
-        return "ring" if self._links is None else None
 
     def _highest_rate(self, pattern: Pattern, shape: Shape) -> int:
         """The highest rate at which an algorithm moves its payload, whatever the size."""
@@ -525,21 +436,10 @@ class NcclNetwork:
             node_rate, slow = lowest(group[~fabric], at[~fabric], rate[~fabric], n)
             fabric_rate, thin = lowest(group[fabric], at[fabric], rate[fabric], n)
             link = np.where(node_rate < fabric_rate, slow, thin)
-        latency, ordered = np.zeros(n, np.int64), self._ordered(pattern, members, base)
+        latency = np.zeros(n, np.int64)
         if self._excess.any():
-            for each in ordered:
-                algorithm = self._served_by(pattern, each)
-                if algorithm is not None:
-                    phases = steps(
-                        pattern.operation, algorithm, each.members,
-                        self.library.system.gpus_per_node, each.block,
-                    )  # fmt: skip
-                    latency[each.which] = added_latency(
-                        self._late_paths, self._excess, base[each.which], phases
-                    )
-        impossible = [each.which for each in ordered if self._served_by(pattern, each) is None]
-        if impossible:
-            fabric_rate[np.concatenate(impossible)] = 0
+            latency = self._carried.latency(pattern, members, base, self._late_paths, self._excess)
+        fabric_rate[self._carried.impossible(pattern, members, base)] = IMPOSSIBLE
         return Limits(node_rate, fabric_rate, link, latency)
 
 
@@ -597,7 +497,7 @@ def _limits_at(patterns: list[Pattern], limits: list[Limits], row: int) -> tuple
     found = []
     for pattern, limit in zip(patterns, limits, strict=True):
         node, fabric, link, latency = (int(column[row]) for column in limit)
-        if (latency or min(node, fabric) < UNLIMITED) and fabric:  # 0: it cannot be done so
+        if fabric != IMPOSSIBLE and (latency or min(node, fabric) < UNLIMITED):
             found.append(Limit(pattern, node, fabric, latency, link))
     return tuple(found)
 
