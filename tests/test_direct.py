@@ -366,3 +366,14 @@ def test_a_cluster_needs_a_node_or_a_graph(tmp_path: Path) -> None:
     path.write_text('title = "None"\ngpu = "h100-sxm"\ngpus_per_node = 2\n')
     with pytest.raises(InputError, match=r"\[node\] is missing; only a cluster with a 'graph'"):
         find_cluster(path)
+
+
+def test_a_group_may_begin_on_a_later_node_than_it_ends() -> None:
+    """Trees repeat leaf by leaf; what stands before a group's first member counts as it is."""
+    fabric = {"kind": "fat-tree", "leaf": 4, "oversubscription": 2.0}
+    plain = network(12, **fabric)
+    same = network(12, choice={"changes": {"links.*.bandwidth": "1 x"}}, **fabric)
+    for group in ([4, 0, 1], [5, 1, 2, 9], [11, 10, 0]):
+        for size in (0, 1 << 10, SIZE):
+            found = seconds(plain, Operation.ALL_REDUCE, size, group)
+            assert found == seconds(same, Operation.ALL_REDUCE, size, group)

@@ -416,8 +416,12 @@ class NcclNetwork:
         """Return what the links allow groups of one arrangement."""
         per_node, period = self.library.system.gpus_per_node, self.topology.period
         base, which = groups.base, np.arange(len(groups.base))
-        if period:  # groups so far apart are equal
-            base, which = np.unique(base % (period * per_node), return_inverse=True)
+        if period:  # groups so far apart are equal; members may stand before the base
+            apart = period * per_node
+            least = max(0, -int(groups.members.min()))
+            first = base % apart
+            first += -(np.minimum(first - least, 0) // apart) * apart
+            base, which = np.unique(first, return_inverse=True)
         limits = self._limited.answer(
             (pattern, _fingerprint(groups.members, base)),
             lambda: self._limits_of(groups.members, base, pattern),
