@@ -74,10 +74,14 @@ class NcclChoice:
         Such as ``"2.20"``.
     platform : str, optional
         The calibration of measured collectives that fits it.
+    kindred : str, optional
+        The calibration that stands in where its platform was not measured, inside nodes or across:
+        of a platform with the same cards, or of a family such as ``"hopper-infiniband"``.
     """
 
     version: str | None = None
     platform: str | None = None
+    kindred: str | None = None
 
 
 @dataclass(frozen=True)

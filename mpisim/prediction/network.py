@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, nearest
 from ..experiment import NetworkChoice
 from ..quantity import Quantity
 from ..topo import Cluster, Network
@@ -148,8 +148,15 @@ def calibrated(
     calibration = (
         Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
     )
-    platform = () if cluster.nccl.platform is None else (cluster.nccl.platform,)
-    found = served(calibration, (*platform, system.arch, ANY))
+    kindred = cluster.nccl.kindred
+    known = calibration.tables.keys() | ours().tables.keys()
+    if kindred is not None and kindred not in known:
+        raise InputError(
+            f"{cluster.title}: nccl.kindred is {kindred!r}{nearest(kindred, sorted(known))}; it "
+            "must be a table of the calibration"
+        )
+    names = [each for each in (cluster.nccl.platform, kindred) if each is not None]
+    found = served(calibration, (*names, system.arch, ANY))
 
     def factor(bytes: float, regime: Regime | None = None) -> Quantity:
         asked = REGIMES if regime is None else (regime,)

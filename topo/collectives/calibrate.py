@@ -26,8 +26,9 @@ def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Tabl
 
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
-    single set-up, and for sizes that it has no rows of, it has its family's errors. Where all
-    groups stand inside nodes, or all across nodes, numbers and errors are of these alone.
+    single set-up, and for sizes that it has no rows of, it has its family's errors. Of an owner
+    whose groups all stand inside nodes numbers and errors are of these alone, and so they are where
+    all measurements are of one regime.
 
     Parameters
     ----------
@@ -50,16 +51,19 @@ def _tables(members: Sequence[Batch], split: str) -> Iterator[tuple[str, Table]]
     done: dict[str, Fit] = {}
     errors: dict[str, tuple[Bin, ...]] = {}
     form = form_of(members[0].library) if members else None
-    regimes = {each.regime for each in members}
-    regime: Regime | Literal[""] = ""
-    decided = tuple(form.start) if form else ()
-    if form and form.name == NcclForm.name and len(regimes) == 1:
-        (regime,) = regimes
-        decided = NUMBERS[regime]
+    every = {each.regime for each in members}
     for owner, found in fit_all(form, members) if form else ():
         assert form is not None
         done[owner] = found
         own = learners(owner, members)
+        # What was measured inside nodes alone says nothing of the way across. (Across nodes both
+        # kinds of numbers count, and were fitted together.)
+        regime: Regime | Literal[""] = ""
+        decided = tuple(form.start)
+        regimes = {each.regime for each in own}
+        if form.name == NcclForm.name and (regimes == {"inside"} or len(every) == 1):
+            (regime,) = regimes
+            decided = NUMBERS[regime]
         wider = done[found.wider].numbers if found.wider else None
         if not found.curves:
             errors[owner] = errors[found.wider] if found.wider else ()
