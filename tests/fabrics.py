@@ -36,7 +36,7 @@ def cluster(gpus: int = 2, nics: int | None = None, **fabric: Any) -> Cluster:
 def direct(gpus: int = 1, injection: float = 1000, **fabric: Any) -> Cluster:
     """GPUs that are joined to the fabric themselves."""
     node = Node(kind="direct", link_bandwidth=gb(injection))
-    if fabric["kind"] != "switch":
+    if fabric["kind"] not in ("switch", "fat-tree"):
         fabric.setdefault("link_bandwidth", gb(LINK / 1e9))
     found = Fabric(**fabric)
     return Cluster("made up", "h100-sxm", gpus, node, found)

@@ -65,6 +65,7 @@ def test_results_say_the_model_and_what_was_assumed() -> None:
         "DGX H100: 8 H100 SXM5 a node, NVLink 4 and NVSwitch, one 400 Gb/s NIC a GPU",
         "2 nodes; neighbouring ranks share a node",
         "network.model = nccl (default)",
+        "network.algorithm = library (default)",
         "network.contention = true (default)",
     ]
     changes = ["network.contention=false", "cluster.nic_bandwidth=800 Gb/s"]

@@ -8,7 +8,7 @@ way adds to the latency that NCCL's constants stand for (two cards and one switc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ from mpisim.quantity import PICOSECONDS
 
 from .nodes import hop_latency
 from .price import WEIGHT_ONE
-from .steps import Steps
-from .topology import LinkKind, NodeKind, Topology
+from .steps import EveryPair, Steps
+from .topology import LinkKind, NodeKind, Paths, Topology, crowded
 
 __all__ = [
-    "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates", "lowest",
-    "usual",
+    "IMPOSSIBLE", "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates",
+    "lowest", "usual", "whole_latency",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -32,11 +32,17 @@ Floats = NDArray[np.float64]
 UNLIMITED = 1 << 62
 """The rate of what no link limits."""
 
+IMPOSSIBLE = -1
+"""The rate of what a group cannot do."""
+
 _FINE = 1000
 """Parts of a picosecond in which latencies are summed up: a sum of integers has no order."""
 
 _PAIRS = 1 << 18
 """Pairs of GPUs at a time: their ways are held in memory."""
+
+_FEW = 32
+"""Ranks below which the pairs of many groups are looked at together."""
 
 _LATENCY = {
     LinkKind.NVLINK: "link", LinkKind.PCIE: "pcie", LinkKind.HOST: "pcie",
@@ -54,7 +60,7 @@ class Limits(NamedTuple):
         Highest rate of the payload by links of nodes and by cards, in 2**-40 bytes per ps, or
         `UNLIMITED`.
     fabric_rate : int64, shape (g,)
-        The same by links between switches.
+        The same by links between switches; `IMPOSSIBLE` where a group cannot do it by this pattern.
     link : int64, shape (g,)
         The link that sets the lower of the two, or -1.
     latency : int64, shape (g,)
@@ -89,6 +95,11 @@ def usual(topology: Topology) -> Floats:
             values, counts = np.unique(topology.bandwidth[alike], return_counts=True)
             found[alike] = values[np.argmax(counts)]
     return found
+
+
+def whole_latency(topology: Topology) -> Ints:
+    """Return each link's latency, shape (n_links,), in 1e-3 ps; see `excess_latency`."""
+    return np.rint(topology.latency * topology.share * (PICOSECONDS * _FINE)).astype(np.int64)
 
 
 def excess_latency(topology: Topology) -> Ints:
@@ -133,7 +144,7 @@ def lowest(group: Ints, link: Ints, rate: Ints, n_groups: int) -> tuple[Ints, In
 
 
 def added_latency(
-    paths: Callable[[Ints, Ints], Ints], excess: Ints, base: Ints, order: Steps
+    paths: Paths, excess: Ints, base: Ints, phases: Sequence[Steps | EveryPair]
 ) -> Ints:
     """Sum up the excess latency along the chains of a communication.
 
@@ -145,18 +156,26 @@ def added_latency(
         From `excess_latency`.
     base : int64, shape (g,)
         What is to be added to the ranks of the steps, for each group.
-    order : Steps
-        Of each of them.
+    phases : sequence of Steps or EveryPair
+        Of each of them, one after the other.
 
     Returns
     -------
     int64, shape (g,)
-        Of the longest chain, in ps.
+        Of the longest chain of each phase, in ps.
     """
     found = np.zeros(len(base), np.int64)
+    for phase in phases:
+        if isinstance(phase, EveryPair):
+            found += _of_pairs(paths, excess, base, phase.ranks)
+        elif len(phase.source):
+            found += _of_chains(paths, excess, base, phase)
+    return found
+
+
+def _of_chains(paths: Paths, excess: Ints, base: Ints, order: Steps) -> Ints:
+    found = np.zeros(len(base), np.int64)
     m = len(order.source)
-    if not m:
-        return found
     padded = np.append(excess, 0)  # the entry of -1: no link
     chains = np.flatnonzero(np.diff(order.chain, prepend=-1))
     step = max(1, _PAIRS // m)
@@ -177,4 +196,29 @@ def added_latency(
             least = sum(np.roll(ring, -i, axis=2) for i in range(order.short))
             sums -= np.min(least, axis=2)
         found[first : first + step] = sums.max(axis=1) // _FINE
+    return found
+
+
+def _of_pairs(paths: Paths, excess: Ints, base: Ints, ranks: Ints) -> Ints:
+    """Return the latency of the longest way between two of the ranks, in ps."""
+    found = np.zeros(len(base), np.int64)
+    n, padded = len(ranks), np.append(excess, 0)
+    if n < _FEW:
+        source, target = np.repeat(ranks, n), np.tile(ranks, n)
+        others = source != target
+        pairs = Steps(source[others], target[others], np.arange(n * (n - 1)))
+        return _of_chains(paths, excess, base, pairs)
+    crowd, step = crowded(paths), max(1, _PAIRS // n)
+    for i, first in enumerate(base.tolist()):
+        here = ranks + first
+        longest = None if crowd is None else crowd.longest(here, excess)
+        for low in range(0, n if longest is None else 0, step):
+            source = np.repeat(here[low : low + step], n)
+            target = np.tile(here, len(source) // n)
+            others = source != target
+            ways = padded[paths(source[others], target[others])].sum(axis=1)
+            most = int(ways.max())
+            longest = most if longest is None else max(longest, most)
+        assert longest is not None
+        found[i] = longest // _FINE
     return found

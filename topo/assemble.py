@@ -13,7 +13,7 @@ from mpisim.errors import InputError
 
 from .fabrics import Cables, Ports, build_fabric
 from .nodes import Box, build_box, hop_latency
-from .topology import LinkKind, NodeKind, Topology
+from .topology import Grid, LinkKind, NodeKind, Topology
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -34,6 +34,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         room for.
     """
     node, fabric, gpus = cluster.node, cluster.fabric, cluster.gpus_per_node
+    assert node is not None  # only a graph does without
     if nodes * gpus > MOST:
         raise InputError(f"{cluster.title}: {nodes * gpus:,} GPUs; a topology has {MOST:,} at most")
     box = build_box(node, gpus)
@@ -90,7 +91,34 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         cards=nodes * node.nics,
         period=1 if cables is None else cables.period,
         labels=_parallel(names, ends[0], ends[1], kind == LinkKind.FABRIC),
+        tour=None if cables is None else _tour(cables, box, nodes, gpus),
+        grid=_grid(cables, box, nodes) if cables is not None and cables.grid is not None else None,
     )
+
+
+def _own_ports(box: Box, nodes: int) -> NDArray[np.int64]:
+    """Return the nearest port of each GPU."""
+    return (np.arange(nodes)[:, None] * len(box.ports) + box.nearest[None, :]).reshape(-1)
+
+
+def _tour(cables: Cables, box: Box, nodes: int, gpus: int) -> NDArray[np.int64] | None:
+    """Return the places of GPUs in a round trip; None if they go by their numbers.
+
+    Those of a node that are joined inside it stay together, where its first port has its place.
+    """
+    if cables.tour is None:
+        return None
+    port = _own_ports(box, nodes)
+    if box.inside.shape[2]:
+        port = np.repeat(port[::gpus], gpus)
+    place = cables.tour[port] * gpus + np.tile(np.arange(gpus), nodes)
+    return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place))
+
+
+def _grid(cables: Cables, box: Box, nodes: int) -> Grid:
+    """Return the places of GPUs on a grid."""
+    assert cables.grid is not None
+    return replace(cables.grid, place=cables.grid.place[_own_ports(box, nodes)])
 
 
 class _Names(Sequence[str]):
@@ -134,6 +162,7 @@ def _parallel(
 
 def _ports(cluster: Cluster, box: Box, nodes: int) -> Ports:
     node, fabric = cluster.node, cluster.fabric
+    assert node is not None
     assert fabric is not None
     hop = hop_latency("switch", fabric.switch_latency)
     if node.nics:
@@ -185,6 +214,23 @@ class _Regular:
             add(links, across, self.nodes * per_node)
             add(box.into[j], across, node_b * per_node)
         return np.array(hops, np.int64).reshape(len(hops), len(a)).T
+
+    def crossings(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Count the ordered pairs of GPUs whose way leads over each link; see `Crowded`."""
+        if not self._bare or self.cables is None or self.cables.pairs is None:
+            return None
+        return self.cables.pairs.crossings(gpus)
+
+    def longest(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
+        """Return the largest sum of values over the ways of all pairs; see `Crowded`."""
+        if not self._bare or self.cables is None or self.cables.pairs is None:
+            return None
+        return self.cables.pairs.longest(gpus, value)
+
+    @property
+    def _bare(self) -> bool:
+        """Whether there is nothing but the fabric: GPUs are its ports."""
+        return not self.box.wiring.source and len(self.box.ports) == self.gpus
 
     def among(self, seen: NDArray[np.bool_]) -> _Regular:
         """The same without links of nodes that are not to be seen, if nodes do not differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -96,8 +96,8 @@ class Cluster:
         The GPU's name in ``data/gpus.toml``, or the path of a file with one.
     gpus_per_node : int
         GPUs that the fast links join: those of a server, or of a rack (NVL72).
-    node : Node
-        What stands in one.
+    node : Node, optional
+        What stands in one. Only a `graph` does without.
     fabric : Fabric, optional
         What joins them. Without it there is one node.
     alpha_beta : LatencyBandwidth, optional
@@ -116,7 +116,7 @@ class Cluster:
     title: str
     gpu: str
     gpus_per_node: Annotated[int, Limits(least=1)]
-    node: Node
+    node: Node | None = None
     fabric: Fabric | None = None
     alpha_beta: LatencyBandwidth | None = None
     nccl: NcclChoice = field(default_factory=NcclChoice)
@@ -126,6 +126,12 @@ class Cluster:
 
     def __post_init__(self) -> None:
         node, fabric = self.node, self.fabric
+        if node is None:
+            if self.graph is None:
+                raise InputError("[node] is missing; only a cluster with a 'graph' needs none")
+            if fabric is not None:
+                raise InputError("[fabric] is given, but 'graph' says what joins the GPUs")
+            return
         if self.gpus_per_node % (node.tray or 1):
             raise InputError(
                 f"'gpus_per_node' is {self.gpus_per_node}; it must be a multiple of node.tray, "
@@ -142,6 +148,13 @@ class Cluster:
             raise InputError("[fabric] is given, but node.nics is 0: GPUs need a NIC to reach it")
         if fabric is not None and node.nics and fabric.nic_efficiency is None:
             raise InputError("'fabric.nic_efficiency' is missing; cards need it")
+
+    def direct(self, topology: Topology) -> bool:
+        """Whether the GPUs of its topology are joined to a fabric themselves, without NICs.
+
+        So it is where ``node.kind`` says so, and of a graph without NICs if there is no node.
+        """
+        return topology.cards == 0 if self.node is None else self.node.kind == "direct"
 
     def topology(self, nodes: int = 1) -> Topology:
         """Return what some nodes consist of: GPUs, switches, links and routes.
@@ -164,7 +177,7 @@ class Cluster:
                     f"{self.graph}: has {found.n_gpus} GPUs; {nodes} nodes of "
                     f"{self.gpus_per_node} need {wanted}"
                 )
-            found = replace(found, gpu=found.gpu[:wanted])
+            found = found.only(wanted)
         return changed(found, self.changes) if self.changes else found
 
     def cost(self, nodes: int = 1) -> AlphaBeta:

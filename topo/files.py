@@ -231,6 +231,7 @@ def _freeze(
         paths=Fastest(names, gpu, pairs[:, 0], pairs[:, 1], speed, time_),
         cards=kinds.count(NodeKind.NIC),
         labels=labels,
+        tour=_tour(gpu, pairs, len(names)),
     )
     _unique(source, "links", found.link_names)
     try:
@@ -238,6 +239,24 @@ def _freeze(
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     return found
+
+
+def _tour(
+    gpu: np.ndarray[Any, np.dtype[np.int64]], pairs: np.ndarray[Any, np.dtype[np.int32]], n: int
+) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Return the places of GPUs in a search in depth from the first; None if they are in order.
+
+    In a tree its hops pass every link once in each direction, and round a ring too.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import depth_first_order
+
+    joined = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
+    order = depth_first_order(joined, int(gpu[0]), return_predecessors=False)
+    met = np.full(n, n, np.int64)  # nodes that nothing leads to are refused elsewhere
+    met[order] = np.arange(len(order))
+    place = met[gpu]
+    return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place, kind="stable"))
 
 
 def _unique(source: str, what: str, names: list[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .price import WEIGHT_ONE
-from .topology import Paths
-from .transfers import Transfers
+from .topology import Paths, crowded
+from .transfers import Everyone, Transfers
 
 __all__ = ["link_weights", "merged"]
 
@@ -15,6 +17,9 @@ Ints = NDArray[np.int64]
 
 _PAIRS = 1 << 18
 """Pairs of GPUs at a time: their ways are held in memory."""
+
+_CROWD = 32
+"""GPUs from which on links are looked at rather than pairs."""
 
 _FINE = 20
 """Bits of a weight below its unit, while it is summed up: a sum of integers has no order."""
@@ -24,7 +29,11 @@ _ROUNDED = 1 << 12
 
 
 def link_weights(
-    paths: Paths, share: NDArray[np.float64], base: Ints, sent: Transfers, seen: NDArray[np.bool_]
+    paths: Paths,
+    share: NDArray[np.float64],
+    base: Ints,
+    sent: Transfers | Everyone,
+    seen: NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints]:
     """Sum up what the groups of one arrangement send over each link.
 
@@ -35,7 +44,7 @@ def link_weights(
         See `Topology`.
     base : int64, shape (g,)
         What is to be added to the ranks of the transfers, for each group.
-    sent : Transfers
+    sent : Transfers or Everyone
         Of each of them.
     seen : bool, shape (n_links,)
         Links that count.
@@ -49,24 +58,16 @@ def link_weights(
     weight : int64, shape (e,)
         Bytes over the link per byte of payload, in units of 2**-20, rounded up.
     """
-    source, target, fine = _pairs(sent)
-    m = len(source)
-    # Most hops depend on one end alone. Transfers of one end side by side are summed up at once.
-    orders = [np.arange(m), np.argsort(target, kind="stable")]
+    found: Iterable[tuple[Ints, Ints, Ints]] | None = None
+    if isinstance(sent, Everyone):
+        found = _everyone(paths, base, sent)
+    if found is None:
+        found = (part for some in _pairs(sent) for part in _summed(paths, base, *some))
     parts: list[tuple[Ints, Ints, Ints]] = []
-    step = max(1, _PAIRS // max(m, 1))
-    for first in range(0, len(base) if m else 0, step):
-        some = base[first : first + step, None]
-        ways = paths((some + source).reshape(-1), (some + target).reshape(-1))
-        for hop in ways.T:
-            links = hop.reshape(len(some), m)
-            order = min(orders, key=lambda order: _changes(links[0][order]))
-            if order is not orders[0]:
-                links = links[:, order]
-            group, link, amount = _runs(links, fine[order])
-            used = link >= 0
-            used[used] = seen[link[used]]
-            parts.append((group[used] + first, link[used], amount[used]))
+    for group, link, amount in found:
+        used = link >= 0
+        used[used] = seen[link[used]]
+        parts.append((group[used], link[used], amount[used]))
     empty = np.empty(0, np.int64)
     group, link, amount = (
         np.concatenate([empty, *(part[i] for part in parts)]) for i in range(3)
@@ -76,16 +77,66 @@ def link_weights(
     return group, link, np.maximum((amount + (1 << _FINE) - 1 - _ROUNDED) >> _FINE, 1)
 
 
-def _pairs(sent: Transfers) -> tuple[Ints, Ints, Ints]:
-    """Return pairs of GPUs, each once, by source and target, and the sum of what is sent, fine."""
+def _everyone(
+    paths: Paths, base: Ints, sent: Everyone
+) -> list[tuple[Ints, Ints, Ints]] | None:
+    """Return (group, link, sum) of each group if paths know it without looking at pairs."""
+    crowd = crowded(paths)
+    if len(sent.ranks) < _CROWD or crowd is None:
+        return None
+    fine, found = round(sent.each * (WEIGHT_ONE << _FINE)), []
+    for i, first in enumerate(base.tolist()):
+        crossings = crowd.crossings(sent.ranks + first)
+        if crossings is None:
+            return None
+        links = np.flatnonzero(crossings)
+        found.append((np.full(len(links), i), links, crossings[links] * fine))
+    return found
+
+
+def _pairs(sent: Transfers | Everyone) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield pairs of GPUs, each once, by source and target, and the sum of what is sent, fine."""
+    if isinstance(sent, Everyone):
+        ranks = np.sort(sent.ranks)
+        each = round(sent.each * (WEIGHT_ONE << _FINE))
+        step = max(1, _PAIRS // len(ranks))
+        for low in range(0, len(ranks), step):
+            some = ranks[low : low + step]
+            source, target = np.repeat(some, len(ranks)), np.tile(ranks, len(some))
+            others = source != target
+            yield source[others], target[others], np.full(int(others.sum()), each)
+        return
     fine = np.rint(sent.bytes * (WEIGHT_ONE << _FINE)).astype(np.int64)
     order = np.lexsort((sent.target, sent.source))
     source, target, fine = sent.source[order], sent.target[order], fine[order]
     new = np.ones(len(order), bool)
     new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    if new.all():
-        return source, target, fine
-    return source[new], target[new], np.add.reduceat(fine, np.flatnonzero(new))  # trees, for one
+    if not new.all():  # trees, for one
+        fine = np.add.reduceat(fine, np.flatnonzero(new))
+        source, target = source[new], target[new]
+    for low in range(0, len(source), _PAIRS):
+        part = slice(low, low + _PAIRS)
+        yield source[part], target[part], fine[part]
+
+
+def _summed(
+    paths: Paths, base: Ints, source: Ints, target: Ints, fine: Ints
+) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield (group, link, sum) over some pairs of every group; link -1 stands for none."""
+    m = len(source)
+    # Most hops depend on one end alone. Transfers of one end side by side are summed up at once.
+    orders = [np.arange(m), np.argsort(target, kind="stable")]
+    step = max(1, _PAIRS // max(m, 1))
+    for first in range(0, len(base), step):
+        some = base[first : first + step, None]
+        ways = paths((some + source).reshape(-1), (some + target).reshape(-1))
+        for hop in ways.T:
+            links = hop.reshape(len(some), m)
+            order = min(orders, key=lambda order: _changes(links[0][order]))
+            if order is not orders[0]:
+                links = links[:, order]
+            group, link, amount = _runs(links, fine[order])
+            yield group + first, link, amount
 
 
 def _changes(links: Ints) -> int:

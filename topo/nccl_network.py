@@ -8,33 +8,48 @@ where the rate is the lowest of what NCCL reaches between such GPUs and cards, o
 holds nobody back (:mod:`.nccl`, calibrated on measured nodes), and of what each link of this
 network can carry under the bytes that the algorithm moves over it (:mod:`.alone`). Both mean the
 same whether a link was built so or changed.
+
+GPUs that are joined to the fabric themselves have no NCCL that was measured. There the library
+(:mod:`.direct`) only adds the latency of a launch: the whole latency of the way counts, and the
+rate is what links carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.errors import InputError
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS, Quantity
 from mpisim.recent import Recent
 
-from .alone import UNLIMITED, Limits, added_latency, excess_latency, highest_rates, lowest, usual
-from .loads import link_weights
+from .alone import (
+    IMPOSSIBLE,
+    UNLIMITED,
+    Limits,
+    excess_latency,
+    highest_rates,
+    lowest,
+    usual,
+    whole_latency,
+)  # fmt: skip
+from .carried import Carried
+from .dimensions import SERVED
+from .direct import UNMEASURED, Library, LinkLibrary
 from .narrowest import behind_ports
 from .nccl import Choice, Nccl, Shape, System
-from .nccl.limits import limit_of
+from .nccl.limits import LATENCY, limit_of
+from .placement import Limit, Pattern, Placement
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
 from .shapes import Alike, alike, shapes_of
-from .steps import steps
 from .topology import LinkKind, Paths, Topology
-from .transfers import transfers
 
 if TYPE_CHECKING:
     from .collectives.calibration import Regime
@@ -53,72 +68,18 @@ _DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
 
 
-class Pattern(NamedTuple):
-    """Which links a communication loads: what it does, and by which of NCCL's algorithms."""
-
-    operation: Operation
-    algorithm: str
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What links allow communications of one pattern on one group, alone.
-
-    Attributes
-    ----------
-    pattern : Pattern
-    node_rate, fabric_rate : int
-        Highest rates by links of nodes and cards that are slower than usual, and by links between
-        switches; in 2**-40 bytes per ps, or `UNLIMITED`.
-    latency : int
-        ps to be added to NCCL's.
-    link : int
-        One that sets the lower rate, -1 if none does. Equal limits may have different ones.
-    """
-
-    pattern: Pattern
-    node_rate: int
-    fabric_rate: int
-    latency: int
-    link: int = field(default=-1, compare=False)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How a group stands on the network: all that the price of its communications depends on.
-
-    Attributes
-    ----------
-    shape : Shape
-        Ranks on nodes.
-    limits : tuple of Limit
-        Of the patterns that links limit or delay; none: the network is as NCCL's model takes it.
-    """
-
-    shape: Shape
-    limits: tuple[Limit, ...] = ()
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the group."""
-        return self.shape.nodes
-
-    def limit(self, pattern: Hashable) -> Limit | None:
-        """Return what limits a pattern, if anything does."""
-        return next((each for each in self.limits if each.pattern == pattern), None)
-
-
 class NcclNetwork:
-    """Prices by NCCL's own choices, on the links of a topology.
+    """Prices by a library's own choices, on the links of a topology.
 
     Inside nodes and at their cards, measured collectives exceed what one path carries where they
     use several: at its highest rate a communication fills no such link beyond the bandwidth that is
     usual among its like. Links that are slower than that, and all links between switches, limit it.
+    With a `LinkLibrary` all links do.
 
     Parameters
     ----------
-    nccl : Nccl
-        Of a system with the usual bandwidths (`system_seen`).
+    library : Nccl or LinkLibrary
+        NCCL of a system with the usual bandwidths (`system_seen`).
     topology : Topology
     numbers : callable, optional
         From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
@@ -126,17 +87,27 @@ class NcclNetwork:
         other.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
+    dimensions : bool
+        Whether what NCCL does by rings goes dimension by dimension where a group can.
+    by_fabric : bool
+        Whether NCCL's rings follow the fabric rather than the order of ranks.
     """
 
     def __init__(
         self,
-        nccl: Nccl,
+        library: Nccl | LinkLibrary,
         topology: Topology,
         numbers: Callable[[float, Regime], Quantity] | None = None,
         *,
         meshed: bool = False,
+        dimensions: bool = False,
+        by_fabric: bool = False,
     ) -> None:
-        self.nccl = nccl
+        self.library: Library = library
+        self.nccl = library if isinstance(library, Nccl) else None
+        self._links = library if isinstance(library, LinkLibrary) else None
+        self.notes = () if self._links is None else (UNMEASURED,)
+        self._dimensions = dimensions
         self.topology = topology
         self.numbers = {
             _number(where, decade): numbers(10.0**decade, regime)
@@ -144,7 +115,9 @@ class NcclNetwork:
             for decade in range(_DECADES)
             if numbers is not None
         }
-        self._meshed = meshed
+        self._carried = Carried(
+            topology, library.system.gpus_per_node, meshed, by_fabric, self._links is None
+        )
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # One program is often run several times, and asked about several times a run; programs
         # that are compared have many groups in common.
@@ -172,23 +145,33 @@ class NcclNetwork:
         return classes[int(label[0])]
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return what NCCL takes on these links; a rank with itself costs nothing."""
+        """Return what the library takes on these links; a rank with itself costs nothing."""
         return self.limited(self.nccl_price(operation, bytes, group), group)
 
     def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return what NCCL takes where no link limits it."""
+        """Return what the library takes where no link limits it, by the algorithm of its choice."""
         shape = group.shape
         if shape.ranks == 1:
             return Price(0)
-        return self._priced(operation, bytes, shape, self.nccl.choose(operation, bytes, shape))
+        if self._links is None:
+            choice = self.library.choose(operation, bytes, shape)
+            return self._priced(operation, bytes, shape, choice)
+        choice, _ = self.choices(operation, bytes, group)[0]
+        return self._priced(operation, bytes, shape, choice)
 
     def _priced(self, operation: Operation, bytes: int, shape: Shape, choice: Choice) -> Price:
         latency = round(choice.latency * PICOSECONDS)
         if not bytes or operation is Operation.BARRIER:
-            return Price(latency, pattern=Pattern(Operation.ALL_REDUCE, choice.algorithm))
-        pattern = Pattern(operation, choice.algorithm)
+            done = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
+            return Price(latency, pattern=self._pattern(done, choice))
+        pattern = self._pattern(operation, choice)
         rate = min(rate_of(choice.bandwidth), self._highest_rate(pattern, shape))
         return Price(latency, bytes, rate, pattern)
+
+    def _pattern(self, operation: Operation, choice: Choice) -> Pattern:
+        """Return by which pattern a choice is carried out."""
+        named = self._dimensions and choice.algorithm == "ring" and operation in SERVED
+        return Pattern(operation, "dimensions" if named else choice.algorithm)
 
     def limited(self, price: Price, group: Placement, factor: float = 1.0) -> Price:
         """Return NCCL's price as the links allow it.
@@ -219,17 +202,31 @@ class NcclNetwork:
     def choices(
         self, operation: Operation, bytes: int, group: Placement
     ) -> list[tuple[Choice, Price]]:
-        """Return what NCCL may do, its choice first, and what each takes on these links."""
+        """Return what the library may do, its choice first, and what each takes on these links.
+
+        Raises
+        ------
+        InputError
+            If that was not looked at: the operation is none of those that `group` was asked for.
+        """
         found = []
-        for choice in self.nccl.candidates(operation, bytes, group.shape):
-            price = self.limited(self._priced(operation, bytes, group.shape, choice), group)
-            found.append((choice, price))
+        for choice in self.library.candidates(operation, bytes, group.shape):
+            plain = self._priced(operation, bytes, group.shape, choice)
+            # By links alone, what has no limits cannot be done by this group.
+            if self._links is None or group.limit(plain.pattern) is not None:
+                found.append((choice, self.limited(plain, group)))
+        if not found:
+            raise InputError(f"{operation.name}: not among what was asked of this group")
+        if self._links is not None and found[0][0].algorithm != self._links.algorithm:
+            found.sort(key=lambda each: each[1].duration)
         return found
 
     def better(
         self, operation: Operation, bytes: int, group: Placement
     ) -> tuple[Choice, Price] | None:
         """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`."""
+        if self.nccl is None:
+            return None
         choices = self.choices(operation, bytes, group)
         fastest = min(choices, key=lambda each: each[1].duration)
         clearly = self.nccl.clearly_slower(choices[0][1].duration, fastest[1].duration)
@@ -255,9 +252,12 @@ class NcclNetwork:
         flowing = price.duration - price.latency
         if limit is not None and price.rate < nccl.rate and 2 * flowing > price.duration:
             kind = LinkKind(self.topology.kind[limit.link])
-            return f"{_LINKS[kind]} {self.link_name(limit.link)}"
+            words = _LINKS if self.nccl is not None else _PORTS
+            return f"{words[kind]} {self.link_name(limit.link)}"
         if limit is not None and 2 * limit.latency > price.duration:
             return "latency of links"
+        if self.nccl is None:
+            return LATENCY
         return limit_of(self.nccl, operation, bytes, group.shape)
 
     # --- links ----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class NcclNetwork:
     ) -> tuple[Ints, Ints, Ints]:
         found = [
             self._loads(each, pattern)
-            for each in alike(index, members, self.nccl.system.gpus_per_node)
+            for each in alike(index, members, self.library.system.gpus_per_node)
         ]
         group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
         order = np.argsort(group, kind="stable")  # of one group links are ascending already
@@ -305,7 +305,7 @@ class NcclNetwork:
     @cached_property
     def _wide(self) -> NDArray[np.bool_]:
         """Links that hold nobody back."""
-        return behind_ports(self.topology, self.nccl.system.gpus_per_node)
+        return behind_ports(self.topology, self.library.system.gpus_per_node)
 
     @cached_property
     def _paths(self) -> Paths:
@@ -320,10 +320,10 @@ class NcclNetwork:
         self, members: Ints, base: Ints, pattern: Pattern, seen: NDArray[np.bool_], paths: Paths
     ) -> tuple[Ints, Ints, Ints]:
         """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
-        system = self.nccl.system
-        sent = transfers(*pattern, members, system.gpus_per_node, meshed=self._meshed)
-        group, link, weight = link_weights(paths, self.topology.share, base, sent, seen)
-        highest = self._highest_rate(pattern, Shape.of(members.tolist(), system))
+        group, link, weight = self._carried.weights(pattern, members, base, seen, paths)
+        if self._links is not None:
+            return group, link, weight
+        highest = self._highest_rate(pattern, Shape.of(members.tolist(), self.library.system))
         # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
         whole, rest = np.divmod(self._usual[link], highest)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
@@ -338,8 +338,8 @@ class NcclNetwork:
             self._highest[key] = max(
                 rate_of(choice.bandwidth)
                 for size in _SIZES
-                for choice in self.nccl.candidates(pattern.operation, size, shape)
-                if choice.algorithm == pattern.algorithm
+                for choice in self.library.candidates(pattern.operation, size, shape)
+                if self._pattern(pattern.operation, choice) == pattern
             )
         return self._highest[key]
 
@@ -348,6 +348,8 @@ class NcclNetwork:
     @cached_property
     def _narrow(self) -> NDArray[np.bool_]:
         """Links that can limit a communication that is alone."""
+        if self._links is not None:
+            return ~self._wide
         fabric = self.topology.kind == LinkKind.FABRIC
         return np.where(fabric, ~self._wide, self.capacity < self._usual)
 
@@ -357,7 +359,8 @@ class NcclNetwork:
 
     @cached_property
     def _excess(self) -> Ints:
-        return excess_latency(self.topology)
+        found = excess_latency if self._links is None else whole_latency
+        return found(self.topology)
 
     @cached_property
     def _late_paths(self) -> Paths:
@@ -367,7 +370,7 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], operations: Ints
     ) -> tuple[Ints, list[Placement]]:
         """Sort groups by shape, and by what the links allow each."""
-        system = self.nccl.system
+        system = self.library.system
         label, shapes = shapes_of(index, members, system)
         if not (self._narrow.any() or self._excess.any()):
             return label, [Placement(shape) for shape in shapes]
@@ -405,16 +408,20 @@ class NcclNetwork:
         for operation in Operation:
             if operation in _WITHOUT_LINKS or not operations >> operation & 1:
                 continue
-            for choice in self.nccl.candidates(operation, 1 << 20, shape):
-                found[Pattern(operation, choice.algorithm)] = None
+            for choice in self.library.candidates(operation, 1 << 20, shape):
+                found[self._pattern(operation, choice)] = None
         return list(found)
 
     def _limits(self, groups: Alike, pattern: Pattern) -> Limits:
         """Return what the links allow groups of one arrangement."""
-        per_node, period = self.nccl.system.gpus_per_node, self.topology.period
+        per_node, period = self.library.system.gpus_per_node, self.topology.period
         base, which = groups.base, np.arange(len(groups.base))
-        if period:  # groups so far apart are equal
-            base, which = np.unique(base % (period * per_node), return_inverse=True)
+        if period:  # groups so far apart are equal; members may stand before the base
+            apart = period * per_node
+            least = max(0, -int(groups.members.min()))
+            first = base % apart
+            first += -(np.minimum(first - least, 0) // apart) * apart
+            base, which = np.unique(first, return_inverse=True)
         limits = self._limited.answer(
             (pattern, _fingerprint(groups.members, base)),
             lambda: self._limits_of(groups.members, base, pattern),
@@ -422,8 +429,8 @@ class NcclNetwork:
         return Limits(*(column[which.reshape(-1)] for column in limits))
 
     def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
-        n, none = len(base), np.full(len(base), UNLIMITED)
-        node_rate, fabric_rate, link = none, none, np.full(n, -1)
+        n = len(base)
+        node_rate, fabric_rate, link = np.full(n, UNLIMITED), np.full(n, UNLIMITED), np.full(n, -1)
         if self._narrow.any():
             group, at, weight = self._weights(
                 members, base, pattern, self._narrow, self._narrow_paths
@@ -435,8 +442,8 @@ class NcclNetwork:
             link = np.where(node_rate < fabric_rate, slow, thin)
         latency = np.zeros(n, np.int64)
         if self._excess.any():
-            order = steps(*pattern, members, self.nccl.system.gpus_per_node)
-            latency = added_latency(self._late_paths, self._excess, base, order)
+            latency = self._carried.latency(pattern, members, base, self._late_paths, self._excess)
+        fabric_rate[self._carried.impossible(pattern, members, base)] = IMPOSSIBLE
         return Limits(node_rate, fabric_rate, link, latency)
 
 
@@ -481,6 +488,9 @@ _LINKS = {
 }
 """What is said of links that limit."""
 
+_PORTS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
+"""The same without cards and usual bandwidths."""
+
 _REGIMES: dict[str, Regime] = {"node": "inside", "network": "across"}
 
 _WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
@@ -491,7 +501,7 @@ def _limits_at(patterns: list[Pattern], limits: list[Limits], row: int) -> tuple
     found = []
     for pattern, limit in zip(patterns, limits, strict=True):
         node, fabric, link, latency = (int(column[row]) for column in limit)
-        if latency or min(node, fabric) < UNLIMITED:
+        if fabric != IMPOSSIBLE and (latency or min(node, fabric) < UNLIMITED):
             found.append(Limit(pattern, node, fabric, latency, link))
     return tuple(found)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .nccl.shape import Shape
-from .nccl.system import System
+from .nccl.shape import Seats, Shape
 
-__all__ = ["Alike", "alike", "shapes_of"]
+__all__ = ["Alike", "alike", "equal_rows", "shapes_of"]
 
 Ints = NDArray[np.int64]
 
@@ -58,12 +57,12 @@ def alike(index: Ints, members: NDArray[np.int32], gpus_per_node: int) -> list[A
         ranks = members[index[groups, None] + np.arange(size)].astype(np.int64)
         base = ranks[:, 0] // gpus_per_node * gpus_per_node
         ranks -= base[:, None]
-        for which in _equal_rows(ranks):
+        for which in equal_rows(ranks):
             found.append(Alike(groups[which], ranks[which[0]], base[which]))
     return found
 
 
-def _equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
+def equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     """Return the numbers of equal rows, together."""
     # One word a row: sorting whole rows takes far longer. Rows of one word are compared after.
     # The factors are SplitMix64's, made odd; numpy.random takes longer to load than all of this.
@@ -81,14 +80,14 @@ def _equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
     return np.split(order, np.cumsum(np.bincount(which))[:-1])
 
 
-def shapes_of(index: Ints, members: NDArray[np.int32], system: System) -> tuple[Ints, list[Shape]]:
+def shapes_of(index: Ints, members: NDArray[np.int32], system: Seats) -> tuple[Ints, list[Shape]]:
     """Return what `Shape.of` says of each communicator, each shape once.
 
     Parameters
     ----------
     index, members
         See `alike`.
-    system : System
+    system : System or Seats
 
     Returns
     -------

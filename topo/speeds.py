@@ -78,6 +78,7 @@ def with_speeds(
                 f"{label(key)} is given, but {cluster.title} lists its links in {cluster.graph}; "
                 "set them there, or by network.changes"
             )
+        assert cluster.node is not None  # only a graph does without
         old = getattr(cluster.node, key)
         if not old:  # None, or no NICs
             raise InputError(f"{label(key)}: {cluster.title} has no use for it: {NEEDS[key]}")
@@ -92,6 +93,7 @@ def with_speeds(
     if not changes:
         return cluster
     try:
+        assert cluster.node is not None
         node = replace(cluster.node, **changes)
         return replace(cluster, node=node, title=f"{cluster.title}; set: {', '.join(said)}")
     except InputError as error:

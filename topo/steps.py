@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from mpisim.program import Operation
 
-from .transfers import CHAINS, PAIRWISE, by_node, channels, double_tree
+from .dimensions import rings_of
+from .order import Block
+from .transfers import CHAINS, PAIRWISE, TWO_WAYS, by_node, channels, double_tree
 
-__all__ = ["Steps", "steps"]
+__all__ = ["EveryPair", "Steps", "steps"]
 
 Ranks = NDArray[np.int64]
 
@@ -47,10 +49,29 @@ class Steps:
     short: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class EveryPair:
+    """One hop from every rank to every other, all at once: an all-to-all.
+
+    Attributes
+    ----------
+    ranks : int64, shape (n,)
+        Global ranks.
+    """
+
+    ranks: Ranks
+
+
 def steps(
-    operation: Operation, algorithm: str, members: Sequence[int] | Ranks, gpus_per_node: int
-) -> Steps:
-    """Return the chains of hops of a communication.
+    operation: Operation,
+    algorithm: str,
+    members: Sequence[int] | Ranks,
+    gpus_per_node: int,
+    block: Block | None = None,
+) -> list[Steps | EveryPair]:
+    """Return the chains of hops of a communication, phase by phase.
+
+    A phase begins when the one before it has ended; all but ``"dimensions"`` have one.
 
     Parameters
     ----------
@@ -60,24 +81,41 @@ def steps(
     members : sequence of int
         Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
     gpus_per_node : int
+    block : Block, optional
+        As for `transfers`.
 
     Examples
     --------
-    >>> found = steps(Operation.ALL_GATHER, "ring", (0, 1, 2), 1)
+    >>> (found,) = steps(Operation.ALL_GATHER, "ring", (0, 1, 2), 1)
     >>> found.source.tolist(), found.target.tolist(), found.chain.tolist()
     ([0, 1, 2], [1, 2, 0], [0, 0, 0])
     >>> found.rounds, found.short  # two steps: each part passes two of the three hops
     (1, 1)
     """
     group = np.asarray(members, np.int64)
+    if len(group) == 1:
+        return []
+    if operation is Operation.ALL_TO_ALL:
+        return [EveryPair(group)]
+    if algorithm == "dimensions":
+        return _along_axes(operation, group, block or Block.line(len(group)))
+    return [_phase(operation, algorithm, group, gpus_per_node)]
+
+
+def _phase(operation: Operation, algorithm: str, group: Ranks, gpus_per_node: int) -> Steps:
     n = len(group)
-    if n == 1:
-        return _joined([])
     if operation in CHAINS:
-        path = group if operation is Operation.BROADCAST else group[::-1]
-        return _joined([(path[:-1], path[1:])])
+        paths = [group]
+        if algorithm in TWO_WAYS and n > 2:
+            paths.append(np.roll(group[::-1], 1))
+        ways = paths if operation is Operation.BROADCAST else [path[::-1] for path in paths]
+        return _joined([(way[:-1], way[1:]) for way in ways])
     if operation in PAIRWISE:
         return _each(*_pairs(operation, group))
+    count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
+    if algorithm in TWO_WAYS:
+        both = [(group, np.roll(group, -1)), (group, np.roll(group, 1))]
+        return _rings(both, count)
     nodes = by_node(group, gpus_per_node)
     if algorithm == "pat":
         return _aggregated(group)
@@ -86,9 +124,7 @@ def steps(
         for channel in range(channels(nodes)):
             path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
             parts.append((path, np.roll(path, -1)))
-        count = 2 * (n - 1) if operation is Operation.ALL_REDUCE else n - 1
-        rounds = -(-count // n)
-        return _joined(parts, rounds, rounds * n - count)
+        return _rings(parts, count)
     if algorithm == "tree":
         return _trees(nodes, inside=True)
     # In the switch: once up and once down, and a tree between nodes.
@@ -111,6 +147,30 @@ def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 
     )
 
 
+def _along_axes(
+    operation: Operation, group: Ranks, block: Block
+) -> list[Steps | EveryPair]:
+    """Axis by axis, as often as a reduce-scatter, an all-gather or both go along it.
+
+    Each axis waits for the slowest of its rings: what goes along the next has come through all.
+    """
+    times = 2 if operation is Operation.ALL_REDUCE else 1
+    found: list[Steps | EveryPair] = []
+    for axis, n in enumerate(block.sizes):
+        rings = [
+            ring for a, b in rings_of(group, block, axis) for ring in zip(a, b, strict=True)
+        ]
+        found.append(_rings(rings, times * (n - 1)))
+    return found
+
+
+def _rings(rings: Sequence[tuple[Ranks, Ranks]], count: int) -> Steps:
+    """Rings of one length that each part passes `count` hops of."""
+    n = len(rings[0][0])
+    rounds = -(-count // n)
+    return _joined(rings, rounds, rounds * n - count)
+
+
 def _each(source: Ranks, target: Ranks) -> Steps:
     """Hops that all go at once."""
     return Steps(source, target, np.arange(len(source)))
@@ -121,13 +181,7 @@ def _pairs(operation: Operation, group: Ranks) -> tuple[Ranks, Ranks]:
     if operation is Operation.SEND_RECV:
         return group[:1], group[1:2]
     root = np.repeat(group[:1], n - 1)
-    if operation is Operation.GATHER:
-        return group[1:], root
-    if operation is Operation.SCATTER:
-        return root, group[1:]
-    source, target = np.repeat(group, n), np.tile(group, n)
-    others = source != target
-    return source[others], target[others]
+    return (group[1:], root) if operation is Operation.GATHER else (root, group[1:])
 
 
 def _aggregated(group: Ranks) -> Steps:

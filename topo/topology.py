@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,7 +16,9 @@ from mpisim.errors import InputError
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["LinkKind", "NodeKind", "Paths", "Topology", "compact"]
+__all__ = [
+    "Crowded", "Grid", "LinkKind", "NodeKind", "Paths", "Topology", "compact", "crowded",
+]  # fmt: skip
 
 Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere
@@ -29,6 +31,25 @@ class Selective(Protocol):
 
     def among(self, seen: NDArray[np.bool_]) -> Paths:
         """Return the same paths, without some of the links that are not to be seen."""
+        ...
+
+
+@runtime_checkable
+class Crowded(Protocol):
+    """Paths that know what the ways between all pairs of many GPUs have in common."""
+
+    def crossings(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Count the ordered pairs of GPUs whose way leads over each link, shape (n_links,).
+
+        None if that has to be found pair by pair.
+        """
+        ...
+
+    def longest(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
+        """Return the largest sum of values of links, shape (n_links,), over the ways of all pairs.
+
+        None if that has to be found pair by pair.
+        """
         ...
 
 
@@ -52,6 +73,30 @@ class LinkKind(IntEnum):
     SOCKET = 3
     NIC = 4
     FABRIC = 5
+
+
+def crowded(paths: object) -> Crowded | None:
+    """Return paths if they are `Crowded`."""
+    return paths if isinstance(paths, Crowded) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where GPUs stand on a torus, a mesh or a wafer.
+
+    Attributes
+    ----------
+    place : int64, shape (n_gpus, d)
+        The coordinates of each GPU's router.
+    dims : tuple of int
+        Routers along each dimension.
+    wraps : tuple of bool
+        Whether the last router of a dimension is joined to the first as well.
+    """
+
+    place: NDArray[np.int64]
+    dims: tuple[int, ...]
+    wraps: tuple[bool, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +140,11 @@ class Topology:
         where that is not so.
     labels : mapping of int to str
         Names of single links that have one of their own.
+    tour : int64, shape (n_gpus,), optional
+        The place of each GPU in a round trip through all of them that passes each link as seldom as
+        it can. By default they stand in the order of their numbers.
+    grid : Grid, optional
+        Where they stand, if the fabric is a grid. Neither depends on links that were changed.
     """
 
     title: str
@@ -113,6 +163,8 @@ class Topology:
     cards: int = 0
     period: int = 0
     labels: dict[int, str] = field(default_factory=dict)
+    tour: NDArray[np.int64] | None = None
+    grid: Grid | None = None
 
     @property
     def n_gpus(self) -> int:
@@ -177,6 +229,16 @@ class Topology:
     def among(self, seen: NDArray[np.bool_]) -> Paths:
         """Return the paths for one who looks only at some links: others may be left out."""
         return self.paths.among(seen) if isinstance(self.paths, Selective) else self.paths
+
+    def only(self, gpus: int) -> Topology:
+        """Return the same with the first GPUs alone; all links and switches stay."""
+        tour, grid = self.tour, self.grid
+        return replace(
+            self,
+            gpu=self.gpu[:gpus],
+            tour=None if tour is None else tour[:gpus],
+            grid=None if grid is None else replace(grid, place=grid.place[:gpus]),
+        )
 
     def graph(self) -> networkx.MultiDiGraph:
         """Return it as a graph: nodes by name, with ``kind`` and ``rank`` (of GPUs).

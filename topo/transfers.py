@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 from mpisim.errors import InputError
 from mpisim.program import Operation
 
+from .dimensions import along_axes, parts, rings_of
+from .order import Block
+
 __all__ = [
-    "ALGORITHMS", "CHAINS", "PAIRWISE", "Transfers", "by_node", "channels", "double_tree",
-    "transfers",
+    "ALGORITHMS", "CHAINS", "PAIRWISE", "TWO_WAYS", "Everyone", "Transfers", "by_node", "channels",
+    "double_tree", "transfers",
 ]  # fmt: skip
 
 Ranks = NDArray[np.int64]
@@ -50,6 +54,44 @@ class Transfers:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Everyone:
+    """The same number of bytes from every rank to every other, in place of a list of them.
+
+    Attributes
+    ----------
+    ranks : int64, shape (n,)
+        Global ranks.
+    each : float
+        Bytes from one to one other, per byte of payload.
+    """
+
+    ranks: Ranks
+    each: float
+
+    @cached_property
+    def _ends(self) -> tuple[Ranks, Ranks]:
+        n = len(self.ranks)
+        source, target = np.repeat(self.ranks, n), np.tile(self.ranks, n)
+        others = source != target
+        return source[others], target[others]
+
+    @property
+    def source(self) -> Ranks:
+        """The senders, as `Transfers` lists them."""
+        return self._ends[0]
+
+    @property
+    def target(self) -> Ranks:
+        """The receivers."""
+        return self._ends[1]
+
+    @property
+    def bytes(self) -> NDArray[np.float64]:
+        """What goes from each to each."""
+        return np.full(len(self.source), self.each)
+
+
 def transfers(
     operation: Operation,
     algorithm: str,
@@ -57,7 +99,8 @@ def transfers(
     gpus_per_node: int,
     *,
     meshed: bool = False,
-) -> Transfers:
+    block: Block | None = None,
+) -> Transfers | Everyone:
     """Return what the members of a group send to each other.
 
     Parameters
@@ -71,10 +114,12 @@ def transfers(
     meshed : bool
         Whether GPUs of a node are joined by links of their own, pair by pair. Rings then take all
         of them in turn, each as often as any other; otherwise one path does for all.
+    block : Block, optional
+        What the members fill, in the order of its axes, for ``"dimensions"``; by default a line.
 
     Returns
     -------
-    Transfers
+    Transfers or Everyone
         Empty for a group of one, and for barriers.
 
     Raises
@@ -96,7 +141,7 @@ def transfers(
         return Transfers.joined([])
     nodes = by_node(group, gpus_per_node)
     if operation in CHAINS:
-        return _chain(group if operation is Operation.BROADCAST else group[::-1])
+        return _chains(operation, algorithm, group)
     if operation in PAIRWISE:
         return _pairwise(operation, group)
     if operation not in _RING_FACTOR:
@@ -104,7 +149,13 @@ def transfers(
             f"no transfers are known for a communication of kind {operation.name}; known are "
             f"{', '.join(o.name for o in (*_RING_FACTOR, *CHAINS, *PAIRWISE))}"
         )
+    if algorithm == "dimensions":
+        return _by_dimension(_RING_FACTOR[operation], group, block or Block.line(n), meshed)
     factor = _RING_FACTOR[operation] * (n - 1) / n
+    if algorithm in TWO_WAYS:
+        half = np.full(n, factor / 2)
+        after, before = np.roll(group, -1), np.roll(group, 1)
+        return Transfers.joined([Transfers(group, after, half), Transfers(group, before, half)])
     if algorithm == "pat":
         return _pat(group)
     if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
@@ -117,8 +168,14 @@ def transfers(
     return Transfers.joined([*inside, *_between_trees(nodes)])
 
 
-ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send")
-"""NCCL's, and ``"send"`` for what it builds from sends and receives."""
+TWO_WAYS = ("two-way-ring", "tour")
+"""Rings that carry half of the data each way round; the second follows the fabric."""
+
+ALGORITHMS = (
+    "ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send",
+    "dimensions", *TWO_WAYS,
+)  # fmt: skip
+"""NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
 
 _RING_FACTOR = {
     Operation.ALL_REDUCE: 2.0,
@@ -172,12 +229,38 @@ def _pairs(ranks: Ranks, each: float) -> Transfers:
     return Transfers(source[others], target[others], np.full(n * (n - 1), each / max(n - 1, 1)))
 
 
-def _chain(path: Ranks) -> Transfers:
-    """Everything goes from the first to the second, and on to the last."""
-    return Transfers(path[:-1], path[1:], np.ones(len(path) - 1))
+def _chains(operation: Operation, algorithm: str, group: Ranks) -> Transfers:
+    """From the root to the second and on to the last, or back; half of it the other way round."""
+    paths = [group]
+    if algorithm in TWO_WAYS and len(group) > 2:
+        paths.append(np.roll(group[::-1], 1))
+    back = operation is Operation.REDUCE
+    joined = []
+    for path in paths:
+        way = path[::-1] if back else path
+        joined.append(Transfers(way[:-1], way[1:], np.full(len(way) - 1, 1 / len(paths))))
+    return Transfers.joined(joined)
 
 
-def _pairwise(operation: Operation, group: Ranks) -> Transfers:
+def _by_dimension(factor: float, group: Ranks, block: Block, meshed: bool) -> Transfers:
+    """Rings along every axis, with what each part of the data has left there."""
+    found = []
+    for share, order in parts(block):
+        for axis, amount in along_axes(block, order):
+            each = factor * share * amount
+            if meshed and block.inside and axis == 0:
+                rows = group.reshape(block.sizes[0], -1).T
+                found += [_pairs(row, each) for row in rows]
+                continue
+            rings = rings_of(group, block, axis)
+            found += [
+                Transfers(a.reshape(-1), b.reshape(-1), np.full(a.size, each / len(rings)))
+                for a, b in rings
+            ]
+    return Transfers.joined(found)
+
+
+def _pairwise(operation: Operation, group: Ranks) -> Transfers | Everyone:
     n = len(group)
     if operation is Operation.SEND_RECV:
         return Transfers(group[:1], group[1:2], np.ones(1))
@@ -187,7 +270,7 @@ def _pairwise(operation: Operation, group: Ranks) -> Transfers:
         return Transfers(group[1:], root, share)
     if operation is Operation.SCATTER:
         return Transfers(root, group[1:], share)
-    return _pairs(group, (n - 1) / n)
+    return Everyone(group, 1 / n)
 
 
 def _pat(group: Ranks) -> Transfers:

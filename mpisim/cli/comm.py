@@ -200,11 +200,12 @@ def _why(
     yield ""
     yield f"{size} B take {found.seconds * us:.2f} us, limited by: {found.limit or 'nothing'}"
     way = f" {found.way * us:+.2f} us of the way" if found.way else ""
+    how = f" {choice.protocol}, {choice.channels} channels" if choice.channels else ""
     yield (
-        f"  {choice.algorithm} {choice.protocol}, {choice.channels} channels: latency "
+        f"  {choice.algorithm}{how}: latency "
         f"{found.latency * us:.2f} us{way}, then {found.allowed / 1e9:.2f} GB/s"
     )
-    if found.allowed < found.reached:
+    if found.allowed < found.reached and network.nccl is not None:
         yield f"  where no link limited it NCCL would reach {found.reached / 1e9:.2f} GB/s"
     if found.cut is not None:
         side = len(found.cut.side)
@@ -214,7 +215,8 @@ def _why(
             f"over {found.cut.capacity / 1e9:.4g} GB/s"
         )
     for other, seconds in found.others:
-        yield f"  {other.algorithm} {other.protocol} would take {seconds * us:.2f} us"
+        how = f" {other.protocol}" if other.protocol else ""
+        yield f"  {other.algorithm}{how} would take {seconds * us:.2f} us"
 
 
 def _operation(name: str) -> Operation:
@@ -329,7 +331,7 @@ def _nccl(
         return Line(
             took.duration / PICOSECONDS,
             math.hypot(*(share * network.numbers[key].error for key, share in shares.items())),
-            choice.algorithm, choice.protocol, choice.channels,
+            choice.algorithm, choice.protocol or "-", choice.channels,
             network.limit_of(operation, size, group),
             None if better is None else (better[0], better[1].duration / PICOSECONDS),
         )  # fmt: skip

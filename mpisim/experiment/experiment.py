@@ -102,7 +102,14 @@ class NetworkChoice:
     ----------
     model : {"nccl", "alpha-beta"}
         NCCL's own choices of algorithm and protocol on the links of the cluster, with factors
-        calibrated on measured collectives; or two latencies and two bandwidths.
+        calibrated on measured collectives (where GPUs are joined to a fabric without NICs, what the
+        links allow); or two latencies and two bandwidths.
+    algorithm : {"library", "ring", "dimensions"}
+        Of all-reduces, all-gathers and reduce-scatters: the library's choice; rings; or dimension
+        by dimension, on a torus, a mesh or a wafer, where a group fills a block of it.
+    ring_order : {"ranks", "fabric"}, optional
+        How GPUs follow each other in rings: as ranks do, or along the fabric. By default as ranks
+        do, as with NCCL; where there are no NICs whichever is faster.
     contention : bool
         Whether communications that use one link at the same time share it; otherwise each is as
         fast as alone.
@@ -117,6 +124,8 @@ class NetworkChoice:
     """
 
     model: Literal["nccl", "alpha-beta"] = "nccl"
+    algorithm: Literal["library", "ring", "dimensions"] = "library"
+    ring_order: Literal["ranks", "fabric"] | None = None
     contention: bool = True
     changes: dict[str, str] = field(default_factory=dict)
     nccl: dict[str, str] = field(default_factory=dict)
@@ -124,8 +133,14 @@ class NetworkChoice:
 
     def __post_init__(self) -> None:
         if self.model == "nccl":
+            if self.algorithm != "library" and "NCCL_ALGO" in self.nccl:
+                raise InputError(
+                    f"algorithm is {self.algorithm!r} and nccl.NCCL_ALGO is given; give one of them"
+                )
             return
-        for key in ("changes", "nccl", "calibration"):
+        if self.algorithm != "library":
+            raise InputError(f"algorithm is given; model = {self.model!r} has no use for it")
+        for key in ("ring_order", "changes", "nccl", "calibration"):
             if getattr(self, key):
                 raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
 

@@ -109,7 +109,7 @@ class CalibratedNetwork:
         return self._constants[_kind(nodes)]
 
     @property
-    def nccl(self) -> Nccl:
+    def nccl(self) -> Nccl | None:
         """NCCL's choices, which the constants do not change."""
         return self._network.nccl
 
@@ -164,7 +164,7 @@ class CalibratedNetwork:
     ) -> tuple[Ints, Ints, Ints]:
         """Return the links that groups load: those of nodes and cards the heavier the slower."""
         first, links, weights = self._network.loads(index, members, pattern)
-        label, shapes = shapes_of(index, members, self.nccl.system)
+        label, shapes = shapes_of(index, members, self._network.library.system)
         factors = np.array([self._constant(shape.nodes)[1].value for shape in shapes])
         if (factors == 1).all():
             return first, links, weights

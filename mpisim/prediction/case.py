@@ -169,6 +169,8 @@ def _calibrated(case: Case) -> Case:
         raise InputError(
             "calibration.file is given; network.model = 'alpha-beta' has no use for it"
         )
+    if case.network.nccl is None:  # the constants are of NCCL
+        return replace(case, workload=_started(case.workload, case.constants))
     network = CalibratedNetwork(case.network, case.constants)
     return replace(case, workload=_started(case.workload, case.constants), network=network)
 

@@ -80,13 +80,37 @@ def _nccl_network(
     cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None
 ) -> Network:
     from ..topo.changes import changed
+    from ..topo.direct import check_fabric
     from ..topo.nccl_network import NcclNetwork
 
     topology = cluster.topology(nodes)
     if choice.changes:
         topology = changed(topology, choice.changes)
+    if cluster.direct(topology):
+        return _direct(cluster, choice, topology)
+    check_fabric(topology, choice.algorithm, choice.ring_order)
     nccl, factor = calibrated(cluster, choice, folder, topology)
-    return NcclNetwork(nccl, topology, factor, meshed=cluster.node.kind in MESHES)
+    meshed = cluster.node is not None and cluster.node.kind in MESHES
+    return NcclNetwork(
+        nccl, topology, factor, meshed=meshed,
+        dimensions=choice.algorithm == "dimensions", by_fabric=choice.ring_order == "fabric",
+    )  # fmt: skip
+
+
+def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
+    """Return the network of GPUs that are joined to a fabric themselves."""
+    from ..topo.direct import LinkLibrary
+    from ..topo.nccl_network import NcclNetwork
+
+    for key in ("nccl", "calibration"):
+        if getattr(choice, key):
+            raise InputError(
+                f"network.{key} is given, but the GPUs of {cluster.title} have no NICs: NCCL's "
+                "model does not serve them"
+            )
+    algorithm = None if choice.algorithm == "library" else choice.algorithm
+    library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
+    return NcclNetwork(library, topology, library.factor)
 
 
 def calibrated(
@@ -141,4 +165,5 @@ def calibrated(
         source = f"{found.sources[least]}: curves that the fit did not see"
         return Quantity(1, "1", errors[least], source)
 
-    return Nccl(system, Settings.of(choice.nccl), Factors(**found.numbers)), factor
+    variables = choice.nccl | ({} if choice.algorithm == "library" else {"NCCL_ALGO": "ring"})
+    return Nccl(system, Settings.of(variables), Factors(**found.numbers)), factor

@@ -117,7 +117,11 @@ def statements(
 def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
     """Return what holds network cards back, and the keys of the network without effect. Local."""
     limit = limit_of_nics(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
-    return [*([] if limit is None else [limit]), *without_effect(program, asked)]
+    return [
+        *([] if limit is None else [limit]),
+        *getattr(asked.network(), "notes", ()),
+        *without_effect(program, asked),
+    ]
 
 
 def _asked(experiment: Experiment) -> AskedNetwork:

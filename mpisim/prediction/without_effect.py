@@ -69,6 +69,10 @@ class AskedNetwork:
                 choice = replace(self.choice, **kept)
                 name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
                 yield name, replace(self, choice=choice)
+        for key in ("algorithm", "ring_order"):
+            plain: Any = {key: getattr(NetworkChoice(), key)}
+            if getattr(self.choice, key) != plain[key]:
+                yield f"network.{key}", replace(self, choice=replace(self.choice, **plain))
         if self.choice.calibration is not None:
             choice = replace(self.choice, calibration=None)
             yield "network.calibration", replace(self, choice=choice)

@@ -134,7 +134,8 @@ def _of_cluster(row: Measurement, cluster: Cluster) -> Platform:
     """Return the platform of a measurement taken on a cluster."""
     printed = re.match(r"2\.\d+(\.\d+)?", row.version)
     system = System.of(cluster, version_of(printed.group()) if printed else None)
-    per_node, racks = -(-row.gpus // row.nodes), cluster.node.tray is not None
+    per_node = -(-row.gpus // row.nodes)
+    racks = cluster.node is not None and cluster.node.tray is not None
     if per_node > system.gpus_per_node:
         raise InputError(
             f"{row.file}: {row.gpus} GPUs on {row.nodes} nodes; the cluster has "

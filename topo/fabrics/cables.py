@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..topology import Crowded, Grid
+
 __all__ = ["Cables", "Hops", "Ports", "scattered"]
 
 Hops = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
@@ -59,6 +61,12 @@ class Cables:
         Nodes after which all repeats (`Topology`).
     hops : callable
         The links from port to port.
+    tour : int64, shape (n_ports,), optional
+        The place of each port in a round trip (`Topology`); by default their own order.
+    grid : Grid, optional
+        The places of ports.
+    pairs : Crowded, optional
+        The same ways as `hops`, of all pairs of many ports at once.
     """
 
     ports: Ports
@@ -72,6 +80,9 @@ class Cables:
     period: int = 0
     hops: Hops = field(init=False)
     n_links: int = 0
+    tour: NDArray[np.int64] | None = None
+    grid: Grid | None = None
+    pairs: Crowded | None = None
 
     def add(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Add switches and return their numbers."""

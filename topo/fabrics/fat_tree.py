@@ -38,7 +38,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     pods = -(-rows // pod_rows)
     pod = np.arange(leaves) // rails // pod_rows
 
-    cables = Cables(ports)
+    cables = Cables(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
     if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
         cables.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
     part = 1 / planes

@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from mpisim.errors import InputError
 
+from ..topology import Grid
 from .cables import Cables, Ports
+from .crowd import Crowd, upwards
 from .fabric import Fabric
+from .tour import round_trip
 
 __all__ = ["grid"]
 
@@ -19,8 +22,9 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
     """Wire a grid; a message goes along the first dimension, then the second, and so on.
 
     Neighbouring nodes are neighbours in the last dimension. On a torus it goes the shorter way
-    round, upwards where both are the same; two nodes round a ring are joined once. Wafers stand in
-    a row along the first dimension.
+    round; where both are the same from even places up and from odd ones down, so that both
+    directions carry as much. Two nodes round a ring are joined once. Wafers stand in a row along
+    the first dimension.
 
     Raises
     ------
@@ -69,7 +73,7 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
             delta = axes[d][goal] - axes[d][at]
             if wraps[d]:
                 delta %= size
-                delta = np.where(delta > size - delta, delta - size, delta)
+                delta = np.where(upwards(axes[d][at], delta, size), delta, delta - size)
             direction = (delta < 0).astype(int)
             for _ in range(int(np.abs(delta).max(initial=0))):
                 columns.append(np.where(delta != 0, steps[d, direction, at], -1))
@@ -80,4 +84,9 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
         return np.stack(columns, axis=1)
 
     cables.hops = hops
+    router = np.arange(ports.count) // ports.each
+    cables.grid = Grid(axes.T[router], tuple(dims), tuple(wraps))
+    trip = np.argsort(round_trip(dims, wraps))
+    cables.tour = trip[router] * ports.each + np.arange(ports.count) % ports.each
+    cables.pairs = Crowd(dims, wraps, router, up, down, steps, cables.n_links)
     return cables

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mpisim.errors import InputError
 
-from .system import System
+__all__ = ["Seats", "Shape"]
 
-__all__ = ["Shape"]
+
+class Seats(Protocol):
+    """How GPUs stand on nodes: a `System`, or less."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node."""
+        ...
+
+    @property
+    def nics(self) -> int:
+        """NICs of a node."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,14 +58,14 @@ class Shape:
         return self.ranks / self.nodes
 
     @classmethod
-    def of(cls, members: Sequence[int], system: System) -> Shape:
+    def of(cls, members: Sequence[int], system: Seats) -> Shape:
         """Return the shape of a group.
 
         Parameters
         ----------
         members : sequence of int
             Global ranks; rank r runs on GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``.
-        system : System
+        system : System or Seats
 
         Examples
         --------
@@ -77,7 +90,7 @@ class Shape:
         )
 
     @classmethod
-    def regular(cls, nodes: int, per_node: int, system: System) -> Shape:
+    def regular(cls, nodes: int, per_node: int, system: Seats) -> Shape:
         """Return the shape of a group of the first GPUs of some nodes.
 
         Raises

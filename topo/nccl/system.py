@@ -118,6 +118,8 @@ class System:
             If the GPUs stand in no nodes (a wafer, a torus).
         """
         node, fabric = cluster.node, cluster.fabric
+        if node is None:
+            raise InputError(f"{cluster.title}: NCCL's model needs a [node]; it has a graph alone")
         if node.pcie_bandwidth is None or node.kind not in _KINDS:
             raise InputError(
                 f"{cluster.title}: NCCL's model needs GPUs in nodes with cards; node.kind is "
