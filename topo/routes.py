@@ -46,8 +46,8 @@ class Fastest:
     latency: NDArray[np.float64]
 
     @cached_property
-    def _best(self) -> tuple[csr_array, dict[tuple[int, int], int]]:
-        """The time of the best link between each pair of nodes, and which link that is."""
+    def _best(self) -> tuple[csr_array, NDArray[np.int64], NDArray[np.int64]]:
+        """The time of the best link between each pair of nodes; keys of pairs, and their links."""
         from scipy.sparse import csr_array
 
         time = self.latency + MESSAGE / self.bandwidth
@@ -56,37 +56,40 @@ class Fastest:
         first = np.ones(len(order), bool)
         first[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
         kept = order[first]
-        ends = (self.source[kept], self.target[kept])
+        ends = (self.source[kept].astype(np.int64), self.target[kept].astype(np.int64))
         n = len(self.names)
-        matrix = csr_array((time[kept], ends), shape=(n, n))
-        pairs = zip(ends[0].tolist(), ends[1].tolist(), strict=True)
-        return matrix, dict(zip(pairs, kept.tolist(), strict=True))
+        return csr_array((time[kept], ends), shape=(n, n)), ends[0] * n + ends[1], kept
 
     def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         from scipy.sparse.csgraph import dijkstra
 
-        matrix, link = self._best
-        rows: list[list[int]] = [[] for _ in a]
+        matrix, keys, links = self._best
+        n = len(self.names)
+        columns: list[NDArray[np.int64]] = []
         senders, which = np.unique(self.gpu[a], return_inverse=True)
         for low in range(0, len(senders), _CHUNK):
             chunk = senders[low : low + _CHUNK]
             _, before = dijkstra(matrix, indices=chunk, return_predecessors=True)
-            for i in np.flatnonzero((which >= low) & (which < low + _CHUNK)).tolist():
-                start, node = int(senders[which[i]]), int(self.gpu[b[i]])
-                while node != start:
-                    previous = int(before[which[i] - low, node])
-                    if previous < 0:
-                        raise InputError(
-                            f"GPU {a[i]} ({self.names[start]}) cannot reach GPU {b[i]} "
-                            f"({self.names[self.gpu[b[i]]]})"
-                        )
-                    rows[i].append(link[previous, node])
-                    node = previous
-                rows[i].reverse()
-        padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
-        for i, row in enumerate(rows):
-            padded[i, : len(row)] = row
-        return padded
+            (pairs,) = np.nonzero((which >= low) & (which < low + _CHUNK))
+            row, node = which[pairs] - low, self.gpu[b[pairs]]
+            hop = 0
+            while True:  # from the receivers back, all pairs at once
+                under_way = node != chunk[row]
+                pairs, row, node = pairs[under_way], row[under_way], node[under_way]
+                if not len(pairs):
+                    break
+                previous = before[row, node].astype(np.int64)
+                if (previous < 0).any():
+                    i = pairs[np.argmin(previous)]
+                    raise InputError(
+                        f"GPU {a[i]} ({self.names[self.gpu[a[i]]]}) cannot reach GPU {b[i]} "
+                        f"({self.names[self.gpu[b[i]]]})"
+                    )
+                if hop == len(columns):
+                    columns.append(np.full(len(a), -1, np.int64))
+                columns[hop][pairs] = links[np.searchsorted(keys, previous * n + node)]
+                node, hop = previous, hop + 1
+        return np.array(columns[::-1], np.int64).reshape(len(columns), len(a)).T
 
 
 @dataclass(frozen=True, eq=False)
