@@ -68,11 +68,15 @@ def test_mistakes_are_one_line(
 
 def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
     text = (Path(__file__).parent.parent / "docs" / "topologies.md").read_text()
-    changes, own, net = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    for name, contents in (("own", own + changes), ("net", net)):
-        path = tmp_path / f"{name}.toml"
-        path.write_text(contents)
-        assert main(["topo", "show", str(path), "--test"]) == 0
+    changes, own, wafer, two, net = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    files = {"own": own + changes, "net": net, "wafer": wafer, "two": two}
+    for name, contents in files.items():
+        (tmp_path / f"{name}.toml").write_text(contents)
+    for name, nodes in (("own", []), ("net", []), ("wafer", ["--nodes", "84"]), ("two", [])):
+        assert main(["topo", "show", str(tmp_path / f"{name}.toml"), "--test", *nodes]) == 0
+    for name, nodes in (("wafer", "84"), ("two", "1")):
+        asked = ["--cluster", str(tmp_path / f"{name}.toml"), "--nodes", nodes, "--size", "1G"]
+        assert main(["comm", "all_reduce", *asked]) == 0
 
 
 def test_pictures_of_pixels(tmp_path: Path) -> None:

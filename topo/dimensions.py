@@ -37,10 +37,10 @@ def parts(block: Block) -> tuple[tuple[float, tuple[int, ...]], ...]:
 
     Examples
     --------
-    A line of 12 by one of 7: what begins along the longer one is the larger part.
+    On 12 by 7, what begins along the 12 is a little less than half.
 
     >>> [(round(share, 3), axes) for share, axes in parts(Block((12, 7), (False, False), False))]
-    [(0.463, (0, 1)), (0.537, (1, 0))]
+    [(0.462, (0, 1)), (0.538, (1, 0))]
     """
     first = (0,) if block.inside else ()
     axes = range(len(first), len(block.sizes))

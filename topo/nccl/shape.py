@@ -69,6 +69,7 @@ class Shape:
 
         Examples
         --------
+        >>> from .system import System
         >>> dgx = System("hopper", 8, link_bandwidth=370e9, nics=8, nic_bandwidth=50e9)
         >>> Shape.of((0, 8, 16), dgx)
         Shape(ranks=3, nodes=3, most=1, least=1, nics=1, bridged=False)
