@@ -17,7 +17,7 @@ from .changes import changed
 from .fabrics import Fabric
 from .files import GRAPHML, read_topology
 from .nodes import Node
-from .topology import Topology
+from .topology import LinkKind, Topology
 
 __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
@@ -152,9 +152,13 @@ class Cluster:
     def direct(self, topology: Topology) -> bool:
         """Whether the GPUs of its topology are joined to a fabric themselves, without NICs.
 
-        So it is where ``node.kind`` says so, and of a graph without NICs if there is no node.
+        So it is where ``node.kind`` says so, and in a graph without NICs whose GPUs are on switches
+        or stand in several nodes.
         """
-        return topology.cards == 0 if self.node is None else self.node.kind == "direct"
+        if self.node is not None:
+            return self.node.kind == "direct"
+        switched = bool((topology.kind >= LinkKind.NIC).any())
+        return topology.cards == 0 and (switched or topology.n_gpus > self.gpus_per_node)
 
     def topology(self, nodes: int = 1) -> Topology:
         """Return what some nodes consist of: GPUs, switches, links and routes.

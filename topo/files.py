@@ -223,7 +223,7 @@ def _freeze(
         source=pairs[:, 0],
         target=pairs[:, 1],
         bandwidth=speed,
-        nominal=speed,
+        nominal=_nominal(speed, np.array(kinds), pairs),
         latency=time_,
         kind=np.array([row[2] for row in rows], np.uint8),
         share=np.ones(len(rows)),
@@ -238,6 +238,21 @@ def _freeze(
         check_connected(found)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
+    return found
+
+
+def _nominal(
+    speed: np.ndarray[Any, np.dtype[np.float64]],
+    kinds: np.ndarray[Any, np.dtype[np.int64]],
+    pairs: np.ndarray[Any, np.dtype[np.int32]],
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return what links would have if none were slower than most between such ends."""
+    found = speed.copy()
+    ends = kinds[pairs[:, 0]] * len(NodeKind) + kinds[pairs[:, 1]]
+    for each in np.unique(ends):
+        alike = ends == each
+        values, counts = np.unique(speed[alike], return_counts=True)
+        found[alike] = np.maximum(speed[alike], values[np.argmax(counts)])
     return found
 
 

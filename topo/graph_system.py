@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +12,44 @@ from numpy.typing import NDArray
 from mpisim.errors import InputError
 
 from .nccl import System
+from .nccl.system import VERSION, arch_of, version_of
 from .topology import LinkKind, NodeKind, Topology
 
-__all__ = ["system_of_graph"]
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["listed_system", "system_of_graph"]
 
 _INSIDE = (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
 
 _NO_PCIE = 12e9
 """Bytes per second of PCIe where a graph has none: nothing goes there; NCCL's Gen3 x16."""
+
+
+def listed_system(cluster: Cluster, topology: Topology) -> System:
+    """Return what NCCL sees of a cluster whose file names a graph.
+
+    ``[node]`` and ``[fabric]``, where they are given, say what links cannot: the CPUs' maker,
+    whether cards reach the memory of GPUs, and the share of the line rate that cards' bandwidths
+    stand for.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    topology : Topology
+        Its graph, with changes.
+    """
+    node, fabric = cluster.node, cluster.fabric
+    efficiency = fabric.nic_efficiency if fabric else None
+    return system_of_graph(
+        topology,
+        cluster.gpus_per_node,
+        arch_of(cluster.gpu),
+        nic_efficiency=efficiency.si if efficiency else 1.0,
+        cpu=node.cpu if node else "intel",
+        gpudirect=node.gpudirect if node else True,
+        version=version_of(cluster.nccl.version) if cluster.nccl.version else VERSION,
+    )
 
 
 def system_of_graph(

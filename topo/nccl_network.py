@@ -85,6 +85,9 @@ class NcclNetwork:
         From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
         that decade of sizes rest on, 1 with its error bar. The two are off independently of each
         other.
+    measured : bool
+        Whether nodes and cards are such as NCCL's numbers were measured on; otherwise all links
+        limit, as with a `LinkLibrary`.
     meshed : bool
         Whether GPUs of a node are joined pair by pair.
     dimensions : bool
@@ -99,6 +102,7 @@ class NcclNetwork:
         topology: Topology,
         numbers: Callable[[float, Regime], Quantity] | None = None,
         *,
+        measured: bool = True,
         meshed: bool = False,
         dimensions: bool = False,
         by_fabric: bool = False,
@@ -108,6 +112,7 @@ class NcclNetwork:
         self._links = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._links is None else (UNMEASURED,)
         self._dimensions = dimensions
+        self._measured = measured and self._links is None
         self.topology = topology
         self.numbers = {
             _number(where, decade): numbers(10.0**decade, regime)
@@ -321,7 +326,7 @@ class NcclNetwork:
     ) -> tuple[Ints, Ints, Ints]:
         """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
         group, link, weight = self._carried.weights(pattern, members, base, seen, paths)
-        if self._links is not None:
+        if not self._measured:
             return group, link, weight
         highest = self._highest_rate(pattern, Shape.of(members.tolist(), self.library.system))
         # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
@@ -348,7 +353,7 @@ class NcclNetwork:
     @cached_property
     def _narrow(self) -> NDArray[np.bool_]:
         """Links that can limit a communication that is alone."""
-        if self._links is not None:
+        if not self._measured:
             return ~self._wide
         fabric = self.topology.kind == LinkKind.FABRIC
         return np.where(fabric, ~self._wide, self.capacity < self._usual)

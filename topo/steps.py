@@ -18,7 +18,7 @@ from mpisim.program import Operation
 
 from .dimensions import rings_of
 from .order import Block
-from .transfers import CHAINS, PAIRWISE, TWO_WAYS, by_node, channels, double_tree
+from .transfers import CHAINS, PAIRWISE, TWO_WAYS, by_node, chain_paths, channels, double_tree
 
 __all__ = ["EveryPair", "Steps", "steps"]
 
@@ -105,10 +105,7 @@ def steps(
 def _phase(operation: Operation, algorithm: str, group: Ranks, gpus_per_node: int) -> Steps:
     n = len(group)
     if operation in CHAINS:
-        paths = [group]
-        if algorithm in TWO_WAYS and n > 2:
-            paths.append(np.roll(group[::-1], 1))
-        ways = paths if operation is Operation.BROADCAST else [path[::-1] for path in paths]
+        ways = chain_paths(operation, algorithm, group, by_node(group, gpus_per_node))
         return _joined([(way[:-1], way[1:]) for way in ways])
     if operation in PAIRWISE:
         return _each(*_pairs(operation, group))

@@ -120,7 +120,8 @@ class Topology:
     bandwidth : float64, shape (n_links,)
         Bytes per second that it carries.
     nominal : float64, shape (n_links,)
-        The same before links were changed.
+        The same before links were changed; of listed links that are slower than most between such
+        ends, what these have.
     latency : float64, shape (n_links,)
         Seconds.
     kind : uint8, shape (n_links,)

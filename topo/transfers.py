@@ -21,8 +21,8 @@ from .dimensions import along_axes, parts, rings_of
 from .order import Block
 
 __all__ = [
-    "ALGORITHMS", "CHAINS", "PAIRWISE", "TWO_WAYS", "Everyone", "Transfers", "by_node", "channels",
-    "double_tree", "transfers",
+    "ALGORITHMS", "CHAINS", "PAIRWISE", "TWO_WAYS", "Everyone", "Transfers", "by_node",
+    "chain_paths", "channels", "double_tree", "transfers",
 ]  # fmt: skip
 
 Ranks = NDArray[np.int64]
@@ -141,7 +141,7 @@ def transfers(
         return Transfers.joined([])
     nodes = by_node(group, gpus_per_node)
     if operation in CHAINS:
-        return _chains(operation, algorithm, group)
+        return _chains(operation, algorithm, group, nodes)
     if operation in PAIRWISE:
         return _pairwise(operation, group)
     if operation not in _RING_FACTOR:
@@ -229,17 +229,29 @@ def _pairs(ranks: Ranks, each: float) -> Transfers:
     return Transfers(source[others], target[others], np.full(n * (n - 1), each / max(n - 1, 1)))
 
 
-def _chains(operation: Operation, algorithm: str, group: Ranks) -> Transfers:
-    """From the root to the second and on to the last, or back; half of it the other way round."""
-    paths = [group]
-    if algorithm in TWO_WAYS and len(group) > 2:
-        paths.append(np.roll(group[::-1], 1))
-    back = operation is Operation.REDUCE
-    joined = []
-    for path in paths:
-        way = path[::-1] if back else path
-        joined.append(Transfers(way[:-1], way[1:], np.full(len(way) - 1, 1 / len(paths))))
-    return Transfers.joined(joined)
+def chain_paths(
+    operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]
+) -> list[Ranks]:
+    """Return the ways from the first member, or to it in a reduction; each takes an equal part.
+
+    NCCL's follow its rings from the root: each channel enters nodes at another member.
+    """
+    if algorithm in TWO_WAYS:
+        paths = [group, np.roll(group[::-1], 1)] if len(group) > 2 else [group]
+    else:
+        paths = []
+        for channel in range(channels(nodes)):
+            ring = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+            paths.append(np.roll(ring, -int(np.argmax(ring == group[0]))))
+    return paths if operation is Operation.BROADCAST else [path[::-1] for path in paths]
+
+
+def _chains(operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]) -> Transfers:
+    """Everything goes from the first to the second, and on to the last, by one way or several."""
+    paths = chain_paths(operation, algorithm, group, nodes)
+    return Transfers.joined(
+        [Transfers(p[:-1], p[1:], np.full(len(p) - 1, 1 / len(paths))) for p in paths]
+    )
 
 
 def _by_dimension(factor: float, group: Ranks, block: Block, meshed: bool) -> Transfers:

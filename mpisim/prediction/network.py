@@ -28,8 +28,8 @@ class Factor(Protocol):
 
 __all__ = ["calibrated", "network_of"]
 
-MESHES = ("nvlink-mesh", "xgmi-mesh", "hypercube-mesh")
-"""Kinds of nodes whose GPUs are joined pair by pair."""
+MESHES = ("mesh", "hypercube")
+"""What joins the GPUs of a node, as NCCL sees it, where each pair has links of its own."""
 
 
 def network_of(
@@ -90,9 +90,10 @@ def _nccl_network(
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
     nccl, factor = calibrated(cluster, choice, folder, topology)
-    meshed = cluster.node is not None and cluster.node.kind in MESHES
+    # A graph's nodes are as their links say, unless its file says where such were measured.
+    measured = cluster.graph is None or cluster.nccl.platform is not None
     return NcclNetwork(
-        nccl, topology, factor, meshed=meshed,
+        nccl, topology, factor, measured=measured, meshed=nccl.system.intra in MESHES,
         dimensions=choice.algorithm == "dimensions", by_fabric=choice.ring_order == "fabric",
     )  # fmt: skip
 
@@ -139,12 +140,16 @@ def calibrated(
     """
     from ..topo.collectives.calibration import ANY, REGIMES, Calibration, ours
     from ..topo.collectives.overlay import served
+    from ..topo.graph_system import listed_system
     from ..topo.nccl import Factors, Nccl, Settings, System
     from ..topo.nccl_network import system_seen
 
-    system = System.of(cluster)
-    if topology is not None:
-        system = system_seen(system, topology)
+    if cluster.graph is not None:
+        system = listed_system(cluster, topology or cluster.topology())
+    else:
+        system = System.of(cluster)
+        if topology is not None:
+            system = system_seen(system, topology)
     calibration = (
         Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
     )

@@ -1,7 +1,7 @@
 """Dragonfly: groups of routers, all joined inside, and every group joined to every other.
 
-Kim, Dally, Scott, Abts, "Technology-Driven, Highly-Scalable Dragonfly Topology", ISCA 2008; routes
-are minimal: at most one router to reach the link, the link, and one router behind it.
+Kim, Dally, Scott, Abts, "Technology-Driven, Highly-Scalable Dragonfly Topology", ISCA 2008. Minimal
+routes have at most one router to reach the link, the link, and one router behind it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
             f"a dragonfly of {a} routers with {h} global links each has {a * h + 1} groups at "
             f"most, of {p * a} ports; {ports.count} ports need {groups}"
         )
+    a_group = a  # all of a group carry, though a single one is not built beyond its ports
     if groups == 1:
         a = -(-ports.count // p)
     others = groups - 1
@@ -50,6 +51,12 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
     routers = cables.add(names).reshape(groups, a)
     router_of = np.arange(ports.count) // p
     up, down = cables.plug(routers.reshape(-1)[router_of])
+    if fabric.routing == "adaptive":
+        totals = a_group * bandwidth / 2, copies * bandwidth
+        _adaptive(cables, routers, router_of, totals, (up, down))
+        if p % ports.each == 0:
+            cables.period = p * (a if groups > 1 else 1) // ports.each
+        return cables
     near = np.full((a, a), -1)
     one, two = np.nonzero(~np.eye(a, dtype=bool))
     near[one, two] = np.arange(len(one))
@@ -83,6 +90,43 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
 
     cables.hops = hops
     return cables
+
+
+def _adaptive(
+    cables: Cables, routers: NDArray[np.int64], router_of: NDArray[np.int64],
+    bandwidth: tuple[float, float], plugs: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> None:
+    """Join routers of which each sends over whatever links are free (Slingshot).
+
+    What a router can send inside its group has one link here, into what stands for all links of the
+    group. Of a routers, each sending X to another one, a link's worth b goes straight and the rest
+    over two links: b + 2 (X - b) on a - 1 links of b, which X = a b / 2 fills. Links between two
+    groups are as good as one, of their total. `bandwidth` holds these two.
+    """
+    groups, a = routers.shape
+    (up, down), (local, between) = plugs, bandwidth
+    ports = cables.ports
+    brought = int(np.bincount(router_of).max()) * ports.bandwidth
+    whole = cables.add([f"group{g}" for g in range(groups)])
+    out, into = cables.both(routers, whole[:, None], local, feed=brought)
+    one, two = np.nonzero(~np.eye(groups, dtype=bool))
+    far = np.full((groups, groups), -1)
+    far[one, two] = cables.lay(whole[one], whole[two], between, ports.hop)
+
+    def hops(source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
+        here, there = router_of[source], router_of[target]
+        (ga, ra), (gb, rb) = np.divmod(here, a), np.divmod(there, a)
+        apart = here != there
+        columns = [
+            up[source],
+            np.where(apart, out[ga, ra], -1),
+            far[ga, gb],
+            np.where(apart, into[gb, rb], -1),
+            down[target],
+        ]
+        return np.stack(columns, axis=1)
+
+    cables.hops = hops
 
 
 def _at(

@@ -22,7 +22,7 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hpn": (("leaf",), ("rails", "planes", *_TREE)),
     "dragonfly": (
         ("router_ports", "routers", "global_links"),
-        ("router_ports", "routers", "global_links", "link_bandwidth"),
+        ("router_ports", "routers", "global_links", "link_bandwidth", "routing"),
     ),
     "torus": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
     "mesh": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
@@ -68,6 +68,9 @@ class Fabric:
         Of ``"hpn"``.
     router_ports, routers, global_links : int
         Of a dragonfly: cards at a router, routers of a group, links to other groups of a router.
+    routing : str
+        Of a dragonfly: ``"minimal"``, over the fewest links, or ``"adaptive"``, over whatever links
+        are free.
     dims : tuple of int
         Nodes along each dimension: of the torus, the mesh, or one wafer.
     link_bandwidth : Quantity, optional
@@ -92,6 +95,7 @@ class Fabric:
     router_ports: Count | None = None
     routers: Count | None = None
     global_links: Count | None = None
+    routing: Literal["minimal", "adaptive"] = "minimal"
     dims: tuple[Count, ...] = ()
     link_bandwidth: Quantity | None = None
     edge_bandwidth: Quantity | None = None

@@ -13,7 +13,7 @@ from .tables import archs
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
-__all__ = ["INTRA", "VERSION", "System", "version_of"]
+__all__ = ["INTRA", "VERSION", "System", "arch_of", "version_of"]
 
 INTRA = ("nvswitch", "mesh", "hypercube", "pairs", "pcie")
 """What joins the GPUs of a node: a switch; links from each to each; those of the DGX-1; bridges
@@ -125,7 +125,6 @@ class System:
                 f"{cluster.title}: NCCL's model needs GPUs in nodes with cards; node.kind is "
                 f"{node.kind!r}"
             )
-        family = find(cluster.gpu, "gpus.toml", "GPU").table.get("family", "")
         nics = node.nics
         line_rate = node.nic_bandwidth.si if node.nic_bandwidth else 0.0
         if nics > cluster.gpus_per_node:
@@ -136,7 +135,7 @@ class System:
         written = cluster.nccl.version
         pcie, socket = node.pcie_bandwidth.si, node.socket_bandwidth
         return cls(
-            arch="cdna" if family.startswith("cdna") else family,
+            arch=arch_of(cluster.gpu),
             gpus_per_node=cluster.gpus_per_node,
             intra=_KINDS[node.kind],
             link_bandwidth=node.link_bandwidth.si if node.link_bandwidth else 0.0,
@@ -150,6 +149,12 @@ class System:
             gpudirect=node.gpudirect,
             version=version or (version_of(written) if written else VERSION),
         )
+
+
+def arch_of(gpu: str) -> str:
+    """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
+    family = str(find(gpu, "gpus.toml", "GPU").table.get("family", ""))
+    return "cdna" if family.startswith("cdna") else family
 
 
 def version_of(text: str) -> tuple[int, ...]:
