@@ -201,16 +201,17 @@ def _freeze(
             raise InputError(f"{where}: both ends are {link.ends[0]!r}")
         where = f"{source}: link {link.name or '->'.join(link.ends)}"
         kind = LinkKind[link.kind.upper()] if link.kind else _kind(kinds[a], kinds[b])
-        time = hop_latency(_LATENCY[kind]) if link.latency is None else latency(
-            link.latency, f"{where}: 'latency'"
-        )  # fmt: skip
-        row = (bandwidth(link.bandwidth, f"{where}: 'bandwidth'"), time, kind)
+        speed_of = bandwidth(link.bandwidth, f"{where}: 'bandwidth'")
+        given = None
+        if link.latency is not None:
+            given = latency(link.latency, f"{where}: 'latency'")
         ways = [(a, b, "")] if link.one_way else [(a, b, ""), (b, a, ".back")]
         for one, other, mark in ways:
             if link.name:
                 labels[len(ends)] = link.name + mark
             ends.append((one, other))
-            rows.append(row)
+            time = _default_latency(kind, kinds[other]) if given is None else given
+            rows.append((speed_of, time, kind))
     gpu = _ranks(source, nodes)
     pairs = np.array(ends, np.int32).reshape(-1, 2)
     speed = np.array([row[0] for row in rows], float)
@@ -238,6 +239,14 @@ def _freeze(
         check_connected(found)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
+    return found
+
+
+def _default_latency(kind: LinkKind, into: NodeKind) -> float:
+    """Return the latency of a link of a kind; into a first switch a card's and the switch's."""
+    found = hop_latency(_LATENCY[kind])
+    if kind is LinkKind.NIC and into is NodeKind.SWITCH:
+        found += hop_latency("switch")
     return found
 
 

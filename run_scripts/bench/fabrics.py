@@ -18,19 +18,26 @@ import argparse
 import dataclasses
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mpisim.program import Operation
 from mpisim.quantity import Quantity
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import crossing, partition_bound
-from mpisim.topo.changes import changed
+from mpisim.topo.direct import LinkLibrary
 from mpisim.topo.fabrics import Fabric
+from mpisim.topo.graph_system import listed_system
 from mpisim.topo.measure import max_flow
 from mpisim.topo.nccl import Nccl, System
 from mpisim.topo.nccl_network import NcclNetwork
+from mpisim.topo.nodes import Node
 from mpisim.topo.price import Price
+from mpisim.topo.topology import LinkKind
 
 OPERATIONS = (
     Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV
@@ -60,16 +67,60 @@ def fabrics(nodes: int) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def graph(nodes: int, folder: Path) -> Cluster:
+    """Return nodes of two GPUs with a card each, in two halves that one thick link joins."""
+    entries, links = [], []
+    for node in range(nodes):
+        entries.append(f"{{ name = 'nv{node}', kind = 'nvswitch' }},")
+        for i in (0, 1):
+            gpu, card = f"gpu{node}-{i}", f"nic{node}-{i}"
+            entries.append(f"{{ name = '{gpu}', kind = 'gpu' }},")
+            entries.append(f"{{ name = '{card}', kind = 'nic' }},")
+            half = f"half{int(2 * node >= nodes)}"
+            links += [(gpu, f"nv{node}", 300), (gpu, card, 55), (card, half, 48.9)]
+    entries += ["{ name = 'half0', kind = 'switch' },", "{ name = 'half1', kind = 'switch' },"]
+    links.append(("half0", "half1", 48.9 * nodes))
+    text = ["nodes = [", *entries, "]"]
+    text += [f"[[links]]\nends = ['{a}', '{b}']\nbandwidth = '{gb} GB/s'" for a, b, gb in links]
+    path = folder / f"graph{nodes}.toml"
+    path.write_text("\n".join(text), encoding="utf-8")
+    return Cluster("an own graph", "h100-sxm", 2, graph=str(path))
+
+
+def wafer(n: int) -> Cluster:
+    """Return a wafer of n GPUs without cards."""
+    link, all_links = Quantity(60, "GB/s", 0, "a design"), Quantity(240, "GB/s", 0, "four links")
+    return Cluster(
+        "a wafer", "h100-sxm", 1, Node("direct", link_bandwidth=all_links),
+        Fabric("wafer", dims=square(n), link_bandwidth=link),
+    )  # fmt: skip
+
+
+def clusters(n: int, folder: Path) -> dict[str, Cluster]:
+    """Return machines with n GPUs, by their fabrics."""
+    base = find_cluster("dgx-h100")
+    found = {
+        name: dataclasses.replace(base, fabric=Fabric(nic_efficiency=EFFICIENCY, **keys))
+        for name, keys in fabrics(n // 8).items()
+    }
+    return found | {"wafer": wafer(n), "own graph": graph(n // 2, folder)}
+
+
+def network(cluster: Cluster, topology: Topology) -> NcclNetwork:
+    """Return NCCL's or no library on a topology, without calibrations: those are of cards."""
+    if cluster.direct(topology):
+        return NcclNetwork(LinkLibrary(topology, cluster.gpus_per_node), topology)
+    if cluster.graph:
+        return NcclNetwork(Nccl(listed_system(cluster, topology)), topology, measured=False)
+    return NcclNetwork(Nccl(System.of(cluster)), topology)
+
+
 def scaled(topology: Topology, factor: float) -> Topology:
-    """Return a topology with the links of its fabric changed."""
-    names = {"leaf": "*leaf*->*spine*", "spine": "*spine*->*leaf*", "router": "*router*->*router*"}
-    present = set(topology.link_names)
-    changes = {}
-    for name in names.values():
-        head = name.split("*")[1]
-        if any(head in link.split("->")[0] and "nic" not in link for link in present):
-            changes[f"links.{name}.bandwidth"] = f"{factor} x"
-    return changed(topology, changes) if changes and factor != 1 else topology
+    """Return a topology with the links between its switches changed."""
+    fabric = topology.kind == LinkKind.FABRIC
+    return dataclasses.replace(
+        topology, bandwidth=np.where(fabric, topology.bandwidth * factor, topology.bandwidth)
+    )
 
 
 def flows(topology: Topology, n: int) -> dict[int, float]:
@@ -93,7 +144,7 @@ def bound(
 def rows(cluster: Cluster, n: int, size: int, factor: float) -> list[dict[str, Any]]:
     """Price all operations of n GPUs."""
     topology = scaled(cluster.topology(n // cluster.gpus_per_node), factor)
-    net = NcclNetwork(Nccl(System.of(cluster)), topology)
+    net = network(cluster, topology)
     reach = flows(topology, n)
     pair = max_flow(topology, topology.gpu[:1], topology.gpu[n - 1 : n])
     found = []
@@ -132,25 +183,36 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4 << 30, help="bytes of the full buffer")
     parser.add_argument("--json")
     args = parser.parse_args()
-    base = find_cluster("dgx-h100")
     table: list[dict[str, Any]] = []
     print("| fabric | GPUs | links | " + " | ".join(o.name.lower() for o in OPERATIONS) + " |")
     print("| --- " * (3 + len(OPERATIONS)) + "|")
-    for n in map(int, args.gpus.split(",")):
-        for name, keys in fabrics(n // 8).items():
-            cluster = dataclasses.replace(base, fabric=Fabric(nic_efficiency=EFFICIENCY, **keys))
-            for factor in CAPACITIES if name != "switch" else (1.0,):
-                found = rows(cluster, n, args.size, factor)
-                table += [{"fabric": name, "gpus": n, "links": factor, **row} for row in found]
-                cells = [f"{args.size / r['seconds'] / 1e9:.3g} ({r['share']:.2f})" for r in found]
-                print(f"| {name} | {n} | {factor:g} | " + " | ".join(cells) + " |", flush=True)
-    worst = max(table, key=lambda row: row["share"])
-    slowest = max(table, key=lambda row: row["wall"])
-    print(f"\nhighest share of a bound {worst['share']:.4f}; slowest price {slowest['wall']:.1f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        for n in map(int, args.gpus.split(",")):
+            for name, cluster in clusters(n, Path(folder)).items():
+                for factor in CAPACITIES if name != "switch" else (1.0,):
+                    found = rows(cluster, n, args.size, factor)
+                    table += [{"fabric": name, "gpus": n, "links": factor, **row} for row in found]
+                    cells = [
+                        f"{args.size / r['seconds'] / 1e9:.3g} ({r['share']:.2f})" for r in found
+                    ]
+                    print(f"| {name} | {n} | {factor:g} | " + " | ".join(cells) + " |", flush=True)
+    print("\nShares of the bound, over all numbers of GPUs and capacities:\n")
+    print("| fabric | " + " | ".join(o.name.lower() for o in OPERATIONS) + " |")
+    print("| --- " * (1 + len(OPERATIONS)) + "|")
+    for name in dict.fromkeys(row["fabric"] for row in table):
+        ranges = []
+        for operation in OPERATIONS:
+            shares = [row["share"] for row in table
+                      if (row["fabric"], row["operation"]) == (name, operation.name.lower())]
+            ranges.append(f"{min(shares):.2f} to {max(shares):.2f}")
+        print(f"| {name} | " + " | ".join(ranges) + " |")
+    highest = max(row["share"] for row in table)
+    slowest = max(row["wall"] for row in table)
+    print(f"\nhighest share of a bound {highest:.4f}; slowest price {slowest:.1f} s")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(table, file, indent=1)
-    sys.exit(worst["share"] > 1 + 1e-6)
+    sys.exit(highest > 1 + 1e-3)  # flows are exact to 1 part in 10,000
 
 
 if __name__ == "__main__":
