@@ -56,7 +56,9 @@ def _amount(text: object, units: tuple[str, ...], example: str, where: str) -> f
         number = math.nan
     if match is None or not math.isfinite(number):
         raise InputError(f"{where} is {text!r}; it must be like \"{example}\"")
-    unit = match[2] or units[0]
+    unit = match[2]
+    if not unit:
+        raise InputError(f"{where} is {text!r}; it must have a unit: {', '.join(units)}")
     if unit not in units:
         raise InputError(
             f"{where} is {text!r}: unknown unit {unit!r}{nearest(unit, units)}; "

@@ -47,8 +47,8 @@ def crossing(operation: Operation, bytes: float, side: int, ranks: int) -> float
     bytes : float
         The full buffer, as `Network.price` has it.
     side : int
-        Members of the group on the sending side, 1 to `ranks` - 1. For operations with a root, or
-        from the first member to the second, the one that sends is among them.
+        Members of the group on the sending side, 1 to `ranks` - 1. Where one member sends to all it
+        is among them, where one receives from all it is not.
     ranks : int
         Members of the group.
 
@@ -97,8 +97,8 @@ def cut_bound(
     members : sequence of int
         Ranks, in the communicator's order.
     sides : iterable of sequences of int, optional
-        Members on the sending side of each cut; by default `prefixes`. Where an operation has a
-        sender the cut counts only if that is on this side and not all receivers are.
+        Members on the sending side of each cut; by default `prefixes`, and all others. Where an
+        operation has a root, cuts count that it sends or receives over.
 
     Raises
     ------
@@ -107,8 +107,11 @@ def cut_bound(
     """
     everyone = np.asarray(members, np.int64)
     found: Cut | None = None
-    for side in prefixes(members) if sides is None else sides:
-        here = np.isin(everyone, np.asarray(side, np.int64))
+    chosen = [np.isin(everyone, np.asarray(side, np.int64))
+              for side in (prefixes(members) if sides is None else sides)]  # fmt: skip
+    if sides is None:
+        chosen += [~here for here in chosen]
+    for here in chosen:
         if not 0 < here.sum() < len(here) or not _separates(operation, here):
             continue
         need = crossing(operation, bytes, int(here.sum()), len(here))
@@ -180,4 +183,6 @@ def _separates(operation: Operation, here: NDArray[np.bool_]) -> bool:
         return bool(here[0])
     if operation in (Operation.REDUCE, Operation.GATHER):
         return not here[0]
-    return bool(here[0]) if operation is Operation.SEND_RECV else True
+    if operation is Operation.SEND_RECV and len(here) == 2:
+        return bool(here[0])
+    return True

@@ -22,7 +22,7 @@ __all__ = ["changed"]
 PREFIX = "links."
 CUT = "cut"
 KEYS = ("bandwidth", "latency")
-_FACTOR = re.compile(r"\s*([0-9.]+)\s*(%|x)\s*")
+_FACTOR = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(%|x)\s*")
 
 
 def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
@@ -69,7 +69,7 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
             values[key][hit] = (bandwidth if key == "bandwidth" else latency)(value, repr(name))
             continue
         scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
-        if not scale:
+        if not scale > 0:
             raise InputError(f"{name!r} is {value!r}; it must be above 0, or '{CUT}' the link")
         values[key][hit] *= scale
     if kept.all():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mpisim.program import Operation
 from mpisim.quantity import PICOSECONDS
@@ -12,6 +14,7 @@ from .bounds import Cut, cut_bound
 from .nccl import Choice
 from .nccl_network import NcclNetwork
 from .price import RATE_BITS
+from .topology import LinkKind, Topology
 
 __all__ = ["Explanation", "explain"]
 
@@ -77,12 +80,31 @@ def explain(
         reached=_bandwidth(plain.rate),
         allowed=_bandwidth(price.rate),
         limit=network.limit_of(operation, bytes, group),
-        cut=cut_bound(network.topology, operation, bytes, members) if moves else None,
+        cut=cut_bound(_as_measured(network), operation, bytes, members) if moves else None,
         others=sorted(
             ((choice, other.duration / PICOSECONDS) for choice, other in choices[1:]),
             key=lambda each: each[1],
         ),
     )
+
+
+def _as_measured(network: NcclNetwork) -> Topology:
+    """Return the topology with what measurements reached, where that is more than its numbers say.
+
+    Cards then carry up to their line rate, and links between switches as much more.
+    """
+    topology, nccl = network.topology, network.nccl
+    if nccl is None:
+        return topology
+    factors, system = nccl.factors, nccl.system
+    payload = min(system.nic_efficiency * factors.bandwidth_across, 1.0)
+    across = max(1.0, payload / system.nic_efficiency)
+    inside = max(1.0, factors.bandwidth_inside)
+    reach = float(nccl.tables.raw["links"]["pcie-reach"])
+    kind = topology.kind
+    more = np.where(kind >= LinkKind.NIC, across, inside)
+    more[kind == LinkKind.PCIE] = max(reach, inside)
+    return replace(topology, bandwidth=topology.bandwidth * more)
 
 
 def _bandwidth(rate: int) -> float:

@@ -48,8 +48,10 @@ from .nccl import Choice, Nccl, Shape, System
 from .nccl.limits import LATENCY, limit_of
 from .placement import Limit, Pattern, Placement
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
+from .routes import Rerouted
 from .shapes import Alike, alike, shapes_of
 from .topology import LinkKind, Paths, Topology
+from .transfers import CHAINS
 
 if TYPE_CHECKING:
     from .collectives.calibration import Regime
@@ -112,7 +114,9 @@ class NcclNetwork:
         self._links = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._links is None else (UNMEASURED,)
         self._dimensions = dimensions
-        self._measured = measured and self._links is None
+        # Where links were cut others carry for them, which no measurement saw.
+        cut = isinstance(topology.paths, Rerouted)
+        self._measured = measured and self._links is None and not cut
         self.topology = topology
         self.numbers = {
             _number(where, decade): numbers(10.0**decade, regime)
@@ -332,8 +336,10 @@ class NcclNetwork:
         # Links of nodes and cards are never beyond the usual bandwidth at the highest rate.
         whole, rest = np.divmod(self._usual[link], highest)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
-        in_fabric = self.topology.kind[link] == LinkKind.FABRIC
-        weight = np.where(in_fabric, weight, np.maximum(np.minimum(weight, most), 1))
+        exact = self.topology.kind[link] == LinkKind.FABRIC
+        if pattern.algorithm == "send" or pattern.operation in CHAINS:  # no rows of these there
+            exact |= self._shared_hosts[link]
+        weight = np.where(exact, weight, np.maximum(np.minimum(weight, most), 1))
         return group, link, weight
 
     def _highest_rate(self, pattern: Pattern, shape: Shape) -> int:
@@ -351,12 +357,20 @@ class NcclNetwork:
     # --- a communication alone ------------------------------------------------------------------
 
     @cached_property
+    def _shared_hosts(self) -> NDArray[np.bool_]:
+        """Links of hosts that GPUs without links of their own share, each pair by its own way."""
+        if self.nccl is None or self.nccl.system.intra not in ("pcie", "pairs"):
+            return np.zeros(self.topology.n_links, bool)
+        return np.isin(self.topology.kind, (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET))
+
+    @cached_property
     def _narrow(self) -> NDArray[np.bool_]:
         """Links that can limit a communication that is alone."""
         if not self._measured:
             return ~self._wide
         fabric = self.topology.kind == LinkKind.FABRIC
-        return np.where(fabric, ~self._wide, self.capacity < self._usual)
+        inside = (self.capacity < self._usual) | (self._shared_hosts & ~self._wide)
+        return np.where(fabric, ~self._wide, inside)
 
     @cached_property
     def _narrow_paths(self) -> Paths:

@@ -18,7 +18,16 @@ from mpisim.program import Operation
 
 from .dimensions import rings_of
 from .order import Block
-from .transfers import CHAINS, PAIRWISE, TWO_WAYS, by_node, chain_paths, channels, double_tree
+from .transfers import (
+    CHAINS,
+    PAIRWISE,
+    TWO_WAYS,
+    by_node,
+    chain_paths,
+    channels,
+    double_tree,
+    send_pairs,
+)
 
 __all__ = ["EveryPair", "Steps", "steps"]
 
@@ -176,7 +185,7 @@ def _each(source: Ranks, target: Ranks) -> Steps:
 def _pairs(operation: Operation, group: Ranks) -> tuple[Ranks, Ranks]:
     n = len(group)
     if operation is Operation.SEND_RECV:
-        return group[:1], group[1:2]
+        return send_pairs(group)
     root = np.repeat(group[:1], n - 1)
     return (group[1:], root) if operation is Operation.GATHER else (root, group[1:])
 

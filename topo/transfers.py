@@ -22,7 +22,7 @@ from .order import Block
 
 __all__ = [
     "ALGORITHMS", "CHAINS", "PAIRWISE", "TWO_WAYS", "Everyone", "Transfers", "by_node",
-    "chain_paths", "channels", "double_tree", "transfers",
+    "chain_paths", "channels", "double_tree", "send_pairs", "transfers",
 ]  # fmt: skip
 
 Ranks = NDArray[np.int64]
@@ -272,10 +272,15 @@ def _by_dimension(factor: float, group: Ranks, block: Block, meshed: bool) -> Tr
     return Transfers.joined(found)
 
 
+def send_pairs(group: Ranks) -> tuple[Ranks, Ranks]:
+    """Return who sends to whom: the first to the second; of more, each to the next (nccl-tests)."""
+    return (group[:1], group[1:2]) if len(group) == 2 else (group, np.roll(group, -1))
+
+
 def _pairwise(operation: Operation, group: Ranks) -> Transfers | Everyone:
     n = len(group)
     if operation is Operation.SEND_RECV:
-        return Transfers(group[:1], group[1:2], np.ones(1))
+        return Transfers(*send_pairs(group), np.ones(1 if n == 2 else n))
     share = np.full(n - 1, 1 / n)
     root = np.repeat(group[:1], n - 1)
     if operation is Operation.GATHER:

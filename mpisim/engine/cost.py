@@ -208,6 +208,12 @@ class _Pricing:
             if key not in self._prices:
                 self._prices[key] = self._ask(rank, row, *key)
             cost = self._prices[key].longer(by)
+            if cost.duration >= LONGEST:
+                raise InputError(
+                    f"{self._where(rank, row)}: the communication takes "
+                    f"{cost.duration * 1e-12:.3g} s, more than the {LONGEST * 1e-12:.3g} s that a "
+                    "run can count"
+                )
             found[i] = cost.duration, self._number(cost)
         durations[unpriced] = found[which, 0]
         if self._patterns:

@@ -42,11 +42,12 @@ class Factors:
                 raise InputError(f"factor {field.name} is {value}; it must be above 0")
 
     def of(self, found: Links, system: System) -> Links:
-        """Return what links carry of payload."""
+        """Return what links carry of payload; NICs no more than their line rate."""
         return replace(
             found,
             inside=found.inside * self.bandwidth_inside,
-            across=found.across * system.nic_efficiency * self.bandwidth_across,
+            # No more than the line rate.
+            across=found.across * min(system.nic_efficiency * self.bandwidth_across, 1.0),
         )
 
     def cap(self, nodes: int) -> float:
