@@ -176,3 +176,26 @@ def test_bad_files_are_refused(own: Path, old: str, new: str, message: str) -> N
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown cluster 'dgx-h10' \(did you mean 'dgx-h"):
         find_cluster("dgx-h10")
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "message"),
+    [
+        ("link_bandwidth", "GB/s", "us", "'node.link_bandwidth' has the unit 'us'; allowed: B/s"),
+        ("nic_efficiency", "1", "GB/s", "'nic_efficiency' has the unit 'GB/s'; allowed: 1"),
+    ],
+)
+def test_units_are_of_what_a_key_is(
+    key: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    from mpisim.data import path
+
+    lines = Path(path("clusters/dgx-h100.toml")).read_text(encoding="utf-8").splitlines()
+    lines = [
+        line.replace(f'unit = "{old}"', f'unit = "{new}"') if line.startswith(f"{key} ") else line
+        for line in lines
+    ]
+    target = tmp_path / "mine.toml"
+    target.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        find_cluster(target)

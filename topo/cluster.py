@@ -23,6 +23,15 @@ __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_c
 
 FOLDER = "clusters"
 
+MOST_PER_NODE = 4096
+"""GPUs of a node: the ways between each two of them are held in memory."""
+
+UNITS_OF = {
+    "bandwidth": ("B/s", "MB/s", "GB/s", "TB/s", "Gb/s"),
+    "latency": ("s", "ms", "us", "ns"),
+}
+"""Units that numbers may have, by the last word of their keys."""
+
 
 @dataclass(frozen=True)
 class LatencyBandwidth:
@@ -115,7 +124,7 @@ class Cluster:
 
     title: str
     gpu: str
-    gpus_per_node: Annotated[int, Limits(least=1)]
+    gpus_per_node: Annotated[int, Limits(least=1, most=MOST_PER_NODE)]
     node: Node | None = None
     fabric: Fabric | None = None
     alpha_beta: LatencyBandwidth | None = None
@@ -126,6 +135,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         node, fabric = self.node, self.fabric
+        for name in ("node", "fabric", "alpha_beta"):
+            _check_units(name, getattr(self, name))
         if node is None:
             if self.graph is None:
                 raise InputError("[node] is missing; only a cluster with a 'graph' needs none")
@@ -215,6 +226,16 @@ class Cluster:
                 "network_bandwidth": measured.network_bandwidth,
             }
         return AlphaBeta(*across, self.gpus_per_node, *inside, numbers)
+
+
+def _check_units(name: str, part: Node | Fabric | LatencyBandwidth | None) -> None:
+    """Refuse a bandwidth in seconds, and the like."""
+    for key, number in vars(part).items() if part is not None else ():
+        allowed = UNITS_OF.get(key.rpartition("_")[2])
+        if isinstance(number, Quantity) and allowed and number.unit not in allowed:
+            raise InputError(
+                f"'{name}.{key}' has the unit {number.unit!r}; allowed: {', '.join(allowed)}"
+            )
 
 
 def find_cluster(name: str | Path) -> Cluster:

@@ -177,7 +177,8 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.json, head | {"nodes": args.nodes, "gpus": ranks, "rows": rows})
     where = f"{args.nodes} × {per_node} GPUs of {cluster.title}"
     if args.ranks is not None:
-        where = f"{ranks} GPUs on {args.nodes} nodes of {cluster.title}"
+        used = len({member // cluster.gpus_per_node for member in members})
+        where = f"{ranks} GPUs on {used} node{'s' if used > 1 else ''} of {cluster.title}"
     why: list[str] = []
     if args.why:
         if network is None:
@@ -194,6 +195,7 @@ def _why(
 ) -> Iterator[str]:
     """Yield the price of a size in parts, and what else was possible."""
     from ..topo.explain import explain
+    from ..topo.nccl.limits import PROTOCOL
 
     found = explain(network, operation, size, members)
     us, choice = 1e6, found.choice
@@ -207,6 +209,8 @@ def _why(
     )
     if found.allowed < found.reached and network.nccl is not None:
         yield f"  where no link limited it NCCL would reach {found.reached / 1e9:.2f} GB/s"
+    if found.limit == PROTOCOL:
+        yield "  protocol: so many channels of this protocol move no more; faster links do not help"
     if found.cut is not None:
         side = len(found.cut.side)
         yield (

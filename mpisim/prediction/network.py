@@ -32,6 +32,13 @@ MESHES = ("mesh", "hypercube")
 """What joins the GPUs of a node, as NCCL sees it, where each pair has links of its own."""
 
 
+BESIDE_GRAPH = (
+    "[node] and [fabric] beside a graph: cpu, gpudirect and nic_efficiency count, what they say of "
+    "links does not"
+)
+"""What a prediction says where a cluster's file describes its links twice."""
+
+
 def network_of(
     cluster: Cluster, nodes: int, choice: NetworkChoice | None = None, folder: Path | None = None
 ) -> Network:
@@ -92,10 +99,13 @@ def _nccl_network(
     nccl, factor = calibrated(cluster, choice, folder, topology)
     # A graph's nodes are as their links say, unless its file says where such were measured.
     measured = cluster.graph is None or cluster.nccl.platform is not None
-    return NcclNetwork(
+    found = NcclNetwork(
         nccl, topology, factor, measured=measured, meshed=nccl.system.intra in MESHES,
         dimensions=choice.algorithm == "dimensions", by_fabric=choice.ring_order == "fabric",
     )  # fmt: skip
+    if cluster.graph is not None and cluster.node is not None:
+        found.notes = (*found.notes, BESIDE_GRAPH)
+    return found
 
 
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:

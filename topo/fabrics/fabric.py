@@ -120,6 +120,10 @@ class Fabric:
             number = getattr(self, key)
             if number is not None and not number.value:
                 raise InputError(f"{key!r} is 0; it must be above 0")
+        if self.nic_efficiency is not None and self.nic_efficiency.unit != "1":
+            raise InputError(
+                f"'nic_efficiency' has the unit {self.nic_efficiency.unit!r}; allowed: 1"
+            )
         if self.nic_efficiency is not None and self.nic_efficiency.si > 1:
             raise InputError(f"'nic_efficiency' is {self.nic_efficiency.value}; it must be 0 to 1")
         if self.kind == "wafer" and len(self.dims) != 2:
