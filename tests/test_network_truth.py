@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
+from mpi4py.MPI import Intracomm
+from test_fold import check
 
+from mpisim import engine
+from mpisim.experiment import read
+from mpisim.prediction.case import Case, prepare
 from mpisim.program import Operation
 from mpisim.quantity import Quantity
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
@@ -263,3 +270,79 @@ def test_latency_is_summed_along_the_hops() -> None:
     assert sent[1] - sent[0] == pytest.approx(nic, rel=1e-3)
     sent = [seconds(net, Operation.SEND_RECV, size, [16, 24]) for net in (before, after)]
     assert sent[1] == sent[0]
+
+
+# --- in runs -------------------------------------------------------------------------------------
+
+THIN = """
+title = "DGX H100 nodes, a leaf each, 8:1"
+gpu = "h100-sxm"
+gpus_per_node = 8
+[node]
+kind = "nvswitch"
+link_bandwidth = { value = 370.8, unit = "GB/s", error = 0.03, source = "a test" }
+pcie_bandwidth = { value = 54, unit = "GB/s", error = 0.1, source = "a test" }
+numa_nodes = 2
+socket_bandwidth = { value = 22, unit = "GB/s", error = 0.3, source = "a test" }
+nics = 8
+nic_bandwidth = { value = 400, unit = "Gb/s", error = 0, source = "a test" }
+nic_path = "pxb"
+[fabric]
+kind = "KIND"
+KEYS
+nic_efficiency = { value = 0.978, unit = "1", error = 0.05, source = "a test" }
+"""
+
+LINK = 'link_bandwidth = { value = 100, unit = "GB/s", error = 0, source = "a test" }'
+
+KINDS = {
+    "rail-fat-tree": "leaf = 1\noversubscription = 8",
+    "fat-tree": 'leaf = 8\nspines = 2\necmp = "ecmp"\noversubscription = 4',
+    "torus": f"dims = [2, 2]\n{LINK}",
+    "dragonfly": f'router_ports = 8\nrouters = 2\nglobal_links = 2\nrouting = "adaptive"\n{LINK}',
+}
+
+
+def case_on(folder: Path, kind: str, plan: str) -> Case:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cluster.toml"
+    path.write_text(THIN.replace("KIND", kind).replace("KEYS", KINDS[kind]))
+    text = f"""
+[model]
+family = "gpt"
+layers = 4
+hidden = 1024
+heads = 8
+vocab = 32000
+seq_len = 512
+[plan]
+{plan}
+micro_batch = 1
+global_batch = 32
+[cluster]
+preset = "{path}"
+nodes = 4
+"""
+    return prepare(read(text, "e"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("plan", ["tp = 8\ndp = 4", "dp = 32\nzero = 3", "tp = 4\npp = 2\ndp = 4"])
+def test_folded_is_unfolded_on_thin_fabrics(
+    tmp_path_factory: pytest.TempPathFactory, comm: Intracomm, kind: str, plan: str
+) -> None:
+    case = case_on(tmp_path_factory.mktemp("thin"), kind, plan)
+    check(case.program, comm, case.network)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_alone_takes_as_long_with_contention_as_without(tmp_path: Path, kind: str) -> None:
+    """One communicator whose operations take turns shares its links with nobody."""
+    case = case_on(tmp_path, kind, "dp = 32\nzero = 3")
+    runs = [
+        engine.simulate(case.program, MPI.COMM_SELF, network=case.network, contention=shared)
+        for shared in (True, False)
+    ]
+    assert runs[0].step_time == runs[1].step_time
+    assert runs[0].digest == runs[1].digest
