@@ -399,18 +399,18 @@ class NcclNetwork:
             shape = shapes[label[each.groups[0]]]
             for bits in np.unique(operations[each.groups]).tolist():
                 same = operations[each.groups] == bits
-                part = Alike(each.groups[same], each.members, each.base[same])
+                base, place = self._distinct(each.members, each.base[same])
                 patterns = self._patterns(bits, shape)
-                limits = [self._limits(part, pattern) for pattern in patterns]
+                limits = [self._limits(each.members, base, pattern) for pattern in patterns]
                 columns = [column for limit in limits for column in
                            (limit.node_rate, limit.fabric_rate, limit.latency)]  # fmt: skip
-                rows = np.stack(columns, axis=1) if columns else np.zeros((len(part.base), 0))
+                rows = np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
                 _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
                 numbers = []
                 for row in first.tolist():
                     placement = Placement(shape, _limits_at(patterns, limits, row))
                     numbers.append(known.setdefault(placement, len(known)))
-                found[part.groups] = np.array(numbers)[which.reshape(-1)]
+                found[each.groups[same]] = np.array(numbers)[which.reshape(-1)][place]
         return found, list(known)
 
     def _patterns(self, operations: int, shape: Shape) -> list[Pattern]:
@@ -431,21 +431,25 @@ class NcclNetwork:
                 found[self._pattern(operation, choice)] = None
         return list(found)
 
-    def _limits(self, groups: Alike, pattern: Pattern) -> Limits:
+    def _distinct(self, members: Ints, base: Ints) -> tuple[Ints, Ints]:
+        """Return the places of groups of one arrangement that differ, and which each group has."""
+        period = self.topology.period
+        if not period:
+            return base, np.arange(len(base))
+        # Groups so far apart are equal; members may stand before the base.
+        apart = period * self.library.system.gpus_per_node
+        least = max(0, -int(members.min()))
+        first = base % apart
+        first += -(np.minimum(first - least, 0) // apart) * apart
+        distinct, which = np.unique(first, return_inverse=True)
+        return distinct, which.reshape(-1)
+
+    def _limits(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
         """Return what the links allow groups of one arrangement."""
-        per_node, period = self.library.system.gpus_per_node, self.topology.period
-        base, which = groups.base, np.arange(len(groups.base))
-        if period:  # groups so far apart are equal; members may stand before the base
-            apart = period * per_node
-            least = max(0, -int(groups.members.min()))
-            first = base % apart
-            first += -(np.minimum(first - least, 0) // apart) * apart
-            base, which = np.unique(first, return_inverse=True)
-        limits = self._limited.answer(
-            (pattern, _fingerprint(groups.members, base)),
-            lambda: self._limits_of(groups.members, base, pattern),
+        return self._limited.answer(
+            (pattern, _fingerprint(members, base)),
+            lambda: self._limits_of(members, base, pattern),
         )
-        return Limits(*(column[which.reshape(-1)] for column in limits))
 
     def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
         n = len(base)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,31 +204,47 @@ def _aggregated(group: Ranks) -> Steps:
 
 def _trees(nodes: list[Ranks], *, inside: bool) -> Steps:
     """Both trees between nodes, from each leaf to the root and back; with the chains in nodes."""
-    paths: list[tuple[Ranks, Ranks]] = []
+    child, parent, way, leaves = _ways_to_roots(len(nodes))
+    parts: list[tuple[Ranks, Ranks, Ranks]] = []
     for channel in range(channels(nodes)):
         heads = np.array([ranks[channel] for ranks in nodes])
-        chains = [np.roll(ranks, -channel) for ranks in nodes]
-        for way in _to_roots(len(nodes)):
-            hops = list(pairwise(heads[way].tolist()))
-            if inside:  # before the leaf's own node sends, and after it receives
-                hops = [*pairwise(chains[way[0]][::-1].tolist()), *hops]
-            if hops:
-                up, to = np.array(hops, np.int64).T
-                paths.append((np.concatenate([up, to[::-1]]), np.concatenate([to, up[::-1]])))
-    return _joined(paths)
+        first = channel * len(leaves)
+        parts += _there_and_back(heads[child], heads[parent], way + first)
+        if inside:  # before the leaf's own node sends, and after it receives
+            for i, leaf in enumerate(leaves.tolist()):
+                chain = np.roll(nodes[leaf], -channel)
+                number = np.full(len(chain) - 1, first + i)
+                parts += _there_and_back(chain[1:], chain[:-1], number)
+    source, target, chains = (np.concatenate(each) for each in zip(*parts))
+    order = np.argsort(chains, kind="stable")  # what is summed up has no order
+    return Steps(source[order], target[order], chains[order])
 
 
-def _to_roots(n: int) -> list[list[int]]:
-    """Return the way from each leaf of both trees over n nodes to its root."""
+def _there_and_back(source: Ranks, target: Ranks, chain: Ranks) -> list[tuple[Ranks, Ranks, Ranks]]:
+    return [(source, target, chain), (target, source, chain)]
+
+
+@lru_cache(maxsize=64)
+def _ways_to_roots(n: int) -> tuple[Ranks, Ranks, Ranks, Ranks]:
+    """Return the hops (child, parent) of the ways from the leaves of both trees over n nodes.
+
+    Returns
+    -------
+    child, parent, way : int64, shape (m,)
+        `way` is the entry of `leaves` at which a way starts.
+    leaves : int64
+        Of one node that node, with no hops.
+    """
     edges = double_tree(n)
-    if not len(edges):
-        return [[0]]
-    ways = []
-    for tree in (edges[: n - 1], edges[n - 1 :]):
+    hops: list[tuple[int, int, int]] = []
+    leaves = [0] if n == 1 else []
+    for tree in (edges[: n - 1], edges[n - 1 :]) if n > 1 else ():
         parent = dict(tree.tolist())
         for leaf in sorted(set(parent) - set(parent.values())):
-            way = [leaf]
-            while way[-1] in parent:
-                way.append(parent[way[-1]])
-            ways.append(way)
-    return ways
+            node = leaf
+            while node in parent:
+                hops.append((node, parent[node], len(leaves)))
+                node = parent[node]
+            leaves.append(leaf)
+    child, above, way = np.array(hops, np.int64).reshape(-1, 3).T
+    return child, above, way, np.array(leaves, np.int64)
