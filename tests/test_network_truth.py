@@ -23,8 +23,9 @@ from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import cut_bound
 from mpisim.topo.changes import changed
 from mpisim.topo.fabrics import Fabric
+from mpisim.topo.graph_system import system_seen
 from mpisim.topo.nccl import Nccl, System
-from mpisim.topo.nccl_network import NcclNetwork, system_seen
+from mpisim.topo.nccl_network import NcclNetwork
 from mpisim.topo.topology import LinkKind
 
 OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOWN)]

@@ -29,6 +29,7 @@ CASES = [
     (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=50 %"),
     (SMALL, "false", f"network.changes.'{CARD}.bandwidth'=50 %"),
     (SMALL, "true", f"network.changes.'{CARD}.latency'=5 us"),
+    (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=50 GB/s"),
     (SMALL, "true", f"network.changes.'{CARD}.bandwidth'=30 GB/s"),
     (ONE_NODE, "true", f"network.changes.'{CARD}.bandwidth'=50 %"),
     (ONE_NODE, "true", "network.changes.'links.node0.gpu1->*.bandwidth'=5 %"),

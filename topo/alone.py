@@ -120,14 +120,33 @@ def excess_latency(topology: Topology) -> Ints:
 
 
 def highest_rates(capacity: Ints, weight: Ints) -> Ints:
-    """Return the rates at which links are full, shape (m,): capacity over weight, rounded down."""
+    """Return the payload rates at which links are full: capacity over weight, rounded down.
+
+    Parameters
+    ----------
+    capacity : int64, shape (m,)
+        In 2**-40 bytes per ps.
+    weight : int64, shape (m,)
+        Bytes over the link per byte of payload, in units of 2**-20; 1 at least.
+
+    Returns
+    -------
+    int64, shape (m,)
+        In 2**-40 bytes per ps, below `UNLIMITED`.
+    """
     whole, rest = np.divmod(capacity, weight)
     # The remainder is below the weight, a few bytes per byte: no overflow.
     return np.minimum(whole, UNLIMITED // WEIGHT_ONE - 1) * WEIGHT_ONE + rest * WEIGHT_ONE // weight
 
 
 def lowest(group: Ints, link: Ints, rate: Ints, n_groups: int) -> tuple[Ints, Ints]:
-    """Return the lowest rate of each group and a link that sets it; entries go by group.
+    """Return the lowest rate of each group and a link that sets it.
+
+    Parameters
+    ----------
+    group, link, rate : int64, shape (m,)
+        One entry for each link of each group; rates in 2**-40 bytes per ps.
+    n_groups : int
 
     Returns
     -------

@@ -243,7 +243,7 @@ def _freeze(
 
 
 def _default_latency(kind: LinkKind, into: NodeKind) -> float:
-    """Return the latency of a link of a kind; into a first switch a card's and the switch's."""
+    """Return a link's default latency in seconds; from a NIC into a switch, that of both."""
     found = hop_latency(_LATENCY[kind])
     if kind is LinkKind.NIC and into is NodeKind.SWITCH:
         found += hop_latency("switch")
@@ -268,7 +268,7 @@ def _nominal(
 def _tour(
     gpu: np.ndarray[Any, np.dtype[np.int64]], pairs: np.ndarray[Any, np.dtype[np.int32]], n: int
 ) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Return the places of GPUs in a search in depth from the first; None if they are in order.
+    """Return each GPU's position in a depth-first search from the first, or None if ascending.
 
     In a tree its hops pass every link once in each direction, and round a ring too.
     """

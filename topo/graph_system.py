@@ -1,9 +1,10 @@
-"""What NCCL sees of a topology that lists its links: its `System`, from these alone."""
+"""From the links of a topology, listed or changed, to the `System` that NCCL sees in them."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpisim.errors import InputError
 
+from .alone import usual
 from .nccl import System
 from .nccl.system import VERSION, arch_of, version_of
 from .topology import LinkKind, NodeKind, Topology
@@ -18,12 +20,45 @@ from .topology import LinkKind, NodeKind, Topology
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["listed_system", "system_of_graph"]
+__all__ = ["listed_system", "system_of_graph", "system_seen"]
 
 _INSIDE = (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
 
 _NO_PCIE = 12e9
-"""Bytes per second of PCIe where a graph has none: nothing goes there; NCCL's Gen3 x16."""
+"""Placeholder in bytes per second for a graph without PCIe links: a `System` needs one above 0,
+and no byte takes that way. NCCL's own for PCIe 3.0 x16 (src/graph/topo.h)."""
+
+
+def system_seen(system: System, topology: Topology) -> System:
+    """Return what NCCL sees where links were changed: the bandwidths that most of a kind have.
+
+    Parameters
+    ----------
+    system : System
+        Of the cluster as it was built.
+    topology : Topology
+        With changes.
+    """
+    common = usual(topology)
+    changes = {}
+    for kind, key in _SEEN.items():
+        of_kind = topology.kind == kind
+        if not of_kind.any() or (common[of_kind] == topology.nominal[of_kind]).all():
+            continue
+        values, counts = np.unique(
+            common[of_kind] / topology.nominal[of_kind], return_counts=True
+        )
+        changes[key] = getattr(system, key) * float(values[np.argmax(counts)])
+    return replace(system, **changes)
+
+
+_SEEN = {
+    LinkKind.NVLINK: "link_bandwidth",
+    LinkKind.PCIE: "pcie_bandwidth",
+    LinkKind.SOCKET: "socket_bandwidth",
+    LinkKind.NIC: "nic_bandwidth",
+}
+"""Numbers of a `System`, by the links that they are of."""
 
 
 def listed_system(cluster: Cluster, topology: Topology) -> System:

@@ -17,7 +17,6 @@ rate is what links carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ from .carried import Carried
 from .dimensions import SERVED
 from .direct import UNMEASURED, Library, LinkLibrary
 from .narrowest import behind_ports
-from .nccl import Choice, Nccl, Shape, System
+from .nccl import Choice, Nccl, Shape
 from .nccl.limits import LATENCY, limit_of
 from .placement import Limit, Pattern, Placement
 from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
@@ -56,7 +55,7 @@ from .transfers import CHAINS
 if TYPE_CHECKING:
     from .collectives.calibration import Regime
 
-__all__ = ["Limit", "NcclNetwork", "Pattern", "Placement", "system_seen"]
+__all__ = ["Limit", "NcclNetwork", "Pattern", "Placement"]
 
 Ints = NDArray[np.int64]
 
@@ -81,7 +80,7 @@ class NcclNetwork:
     Parameters
     ----------
     library : Nccl or LinkLibrary
-        NCCL of a system with the usual bandwidths (`system_seen`).
+        NCCL of a system with the usual bandwidths (:func:`.graph_system.system_seen`).
     topology : Topology
     numbers : callable, optional
         From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
@@ -469,37 +468,6 @@ class NcclNetwork:
         fabric_rate[self._carried.impossible(pattern, members, base)] = IMPOSSIBLE
         return Limits(node_rate, fabric_rate, link, latency)
 
-
-def system_seen(system: System, topology: Topology) -> System:
-    """Return what NCCL sees where links were changed: the bandwidths that most of a kind have.
-
-    Parameters
-    ----------
-    system : System
-        Of the cluster as it was built.
-    topology : Topology
-        With changes.
-    """
-    common = usual(topology)
-    changes = {}
-    for kind, key in _SEEN.items():
-        of_kind = topology.kind == kind
-        if not of_kind.any() or (common[of_kind] == topology.nominal[of_kind]).all():
-            continue
-        values, counts = np.unique(
-            common[of_kind] / topology.nominal[of_kind], return_counts=True
-        )
-        changes[key] = getattr(system, key) * float(values[np.argmax(counts)])
-    return replace(system, **changes)
-
-
-_SEEN = {
-    LinkKind.NVLINK: "link_bandwidth",
-    LinkKind.PCIE: "pcie_bandwidth",
-    LinkKind.SOCKET: "socket_bandwidth",
-    LinkKind.NIC: "nic_bandwidth",
-}
-"""Numbers of a `System`, by the links that they are of."""
 
 _LINKS = {
     LinkKind.NVLINK: "slow NVLink",

@@ -255,7 +255,7 @@ def _chains(operation: Operation, algorithm: str, group: Ranks, nodes: list[Rank
 
 
 def _by_dimension(factor: float, group: Ranks, block: Block, meshed: bool) -> Transfers:
-    """Rings along every axis, with what each part of the data has left there."""
+    """Return the transfers of rings along every axis, by what each part has left to send there."""
     found = []
     for share, order in parts(block):
         for axis, amount in along_axes(block, order):

@@ -365,7 +365,7 @@ def _alpha_beta(
 
 
 def _better(line: Line) -> dict[str, object] | None:
-    """Return what is clearly faster than NCCL's choice, for JSON."""
+    """Return the faster algorithm and protocol of a size as a JSON object, or None."""
     if line.better is None:
         return None
     choice, seconds = line.better
@@ -378,7 +378,7 @@ def _better(line: Line) -> dict[str, object] | None:
 
 
 def _notes(sizes: list[int], lines: list[Line]) -> list[str]:
-    """Return a note for every run of sizes where NCCL's tuner does not take the fastest."""
+    """Return notes on ranges of sizes for which NCCL's tuner misses the fastest algorithm."""
     notes = []
     for settings, run in groupby(zip(sizes, lines), key=lambda row: _change(row[1])):
         rows = list(run)

@@ -1,4 +1,4 @@
-"""What commands on measured collectives share: their files, and what the user says of them."""
+"""Arguments of the commands that read measured collectives, and from them to measurements."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class CalibratedNetwork:
     def loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
-        """Return the links that groups load: those of nodes and cards the heavier the slower."""
+        """Return the weights of groups on links; inside nodes and at NICs, times the constant."""
         first, links, weights = self._network.loads(index, members, pattern)
         label, shapes = shapes_of(index, members, self._network.library.system)
         factors = np.array([self._constant(shape.nodes)[1].value for shape in shapes])

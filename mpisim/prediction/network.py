@@ -150,9 +150,8 @@ def calibrated(
     """
     from ..topo.collectives.calibration import ANY, REGIMES, Calibration, ours
     from ..topo.collectives.overlay import served
-    from ..topo.graph_system import listed_system
+    from ..topo.graph_system import listed_system, system_seen
     from ..topo.nccl import Factors, Nccl, Settings, System
-    from ..topo.nccl_network import system_seen
 
     if cluster.graph is not None:
         system = listed_system(cluster, topology or cluster.topology())

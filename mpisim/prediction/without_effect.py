@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.contention import find
 from ..errors import InputError
 from ..experiment import NetworkChoice
 from ..program import UNPRICED, Communicators, Operation, Program
@@ -112,7 +113,7 @@ def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
 
 
 def priced(program: Program) -> bool:
-    """Return whether some communication of a program takes its time from the network. Local."""
+    """Return whether any communication of a program has no duration of its own. Local."""
     return bool(_operations(program))
 
 
@@ -160,7 +161,7 @@ def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_Kin
 
 
 def _alike(program: Program, one: Network, other: Network, contention: bool) -> bool:
-    """Say whether all communications of a program are the same on two networks."""
+    """Return whether a program's communications have equal prices and loads on two networks."""
     of_pattern: dict[Hashable, list[Ints]] = {}
     for kind in _kinds(program, (one, other)):
         for number, size in kind.operations:
@@ -173,12 +174,19 @@ def _alike(program: Program, one: Network, other: Network, contention: bool) -> 
             pattern = answers[0][0].pattern
             if pattern is not None:
                 of_pattern.setdefault(pattern, []).append(kind.communicators)
-    if not contention:
+    if not contention or not any(_can_share(program, each) for each in (one, other)):
         return True
     return all(
         _loaded_alike(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
         for pattern, each in of_pattern.items()
     )
+
+
+def _can_share(program: Program, network: Network) -> bool:
+    """Return whether communications of a program can share a link of a network that can be full."""
+    from mpi4py import MPI
+
+    return find(program, network, MPI.COMM_SELF) is not None
 
 
 def _answer(network: Network, operation: Operation, size: int, group: Any) -> tuple[Any, Any]:
@@ -193,7 +201,7 @@ def _answer(network: Network, operation: Operation, size: int, group: Any) -> tu
 def _loaded_alike(
     groups: Communicators, which: Ints, pattern: Hashable, one: Network, other: Network
 ) -> bool:
-    """Say whether communicators load links of the same bandwidth, equally, on two networks."""
+    """Return whether communicators load equal links equally on two networks."""
     if not isinstance(one, SharedNetwork) or not isinstance(other, SharedNetwork):
         return True
     index = np.concatenate([[0], np.cumsum(groups.sizes[which])]).astype(np.int64)

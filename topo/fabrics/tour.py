@@ -38,7 +38,7 @@ def round_trip(dims: Sequence[int], wraps: Sequence[bool]) -> NDArray[np.int64]:
 
 
 def _trip(dims: list[int], wraps: list[bool]) -> tuple[NDArray[np.int64], bool]:
-    """Return coordinates in order, shape (n, d), and whether the last is next to the first."""
+    """Return router coordinates in visiting order, shape (n, d), and whether it is a cycle."""
     d = len(dims)
     wide = [axis for axis in range(d) if dims[axis] > 1]
     if len(wide) <= 1:
