@@ -18,6 +18,7 @@ from .experiment import Experiment
 from .parallel import agreed
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
+from .prediction.launches import launch_bound
 from .prediction.samples import check_seeds, sampled_steps, summary
 from .prediction.statements import statements
 from .program import Program
@@ -114,6 +115,8 @@ def simulate(
     said = dict(attributes or {})
     if isinstance(case, Case) and seeds > 1:
         said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
+    if isinstance(case, Case):
+        said |= launch_bound(case, run, comm)  # simulates a second time if need be
     if isinstance(case, Case) and comm.rank == 0:
         said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
 

@@ -29,17 +29,24 @@ def test_every_listing_is_printed(run_mpisim: Run, what: str) -> None:
 def test_models_by_word(run_mpisim: Run) -> None:
     done = run_mpisim(["list", "models", "llama", "8b"])
     assert lines(done.stdout) == {
-        "llama-3-8b": "llama-3-8b      8.03 B      32 × 4,096  8,192 tokens  Llama 3 8B"
+        "llama-3-8b": "llama-3-8b  dense      8.03 B      32 × 4,096  8,192 tokens  Llama 3 8B"
     }
 
 
 def test_models_of_other_kinds(run_mpisim: Run) -> None:
     listed = lines(run_mpisim(["list", "models", "resnet-50"]).stdout)
     # torchvision: 25,557,032 parameters.
-    assert " ".join(listed["resnet-50"].split()[1:]) == "25.6 M depth 50 224 × 224 ResNet-50"
+    assert " ".join(listed["resnet-50"].split()[1:]) == "cnn 25.6 M depth 50 224 × 224 ResNet-50"
     listed = lines(run_mpisim(["list", "models", "dlrm-default"]).stdout)
     # 8 tables of a million rows of 64, and 2.5 million in the layers.
-    assert listed["dlrm-default"].split()[1:3] == ["514", "M"]
+    assert listed["dlrm-default"].split()[1:4] == ["dlrm", "514", "M"]
+
+
+def test_models_of_a_kind(run_mpisim: Run) -> None:
+    """Whatever they are called: Mixtral has experts, and nothing but such a model is listed."""
+    listed = lines(run_mpisim(["list", "models", "moe"]).stdout)
+    assert {"mixtral-8x7b", "deepseek-v3", "qwen1.5-moe-a2.7b"} <= listed.keys()
+    assert {line.split()[1] for line in listed.values()} == {"moe"}
 
 
 def test_other_names_are_found(run_mpisim: Run) -> None:

@@ -15,6 +15,7 @@ EXAMPLES = """\
 examples:
   mpisim list models               every model
   mpisim list models llama         those with "llama" in their name, title or other names
+  mpisim list models moe           those with experts; as well dense, cnn, dlrm
   mpisim list gpus h100 sxm        those with both words
   mpisim list experiments echo     experiments from the Echo paper, and where the files are
 """
@@ -83,15 +84,15 @@ def _models() -> Listing:
     for name, preset in model_presets().items():
         rows.append(((name, *_model(preset.table), preset.title), preset.aliases))
     return Listing(
-        ("name", "parameters", "layers × width", "sample", "title"),
+        ("name", "kind", "parameters", "layers × width", "sample", "title"),
         rows,
-        (0, 4),
+        (0, 1, 5),
         '[model] preset = "NAME", in an experiment; sources: data/models',
     )
 
 
-def _model(table: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return parameters, shape and size of a sample."""
+def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return kind, parameters, shape and size of a sample."""
     from ..experiment import FAMILIES, Cnn, Plan, Transformer
     from ..schema import build
     from ..workloads.closed_forms import parameters
@@ -102,22 +103,23 @@ def _model(table: Mapping[str, Any]) -> tuple[str, str, str]:
     model = build(cls, {**common, **table}, "preset", "model")
     if isinstance(model, Transformer):
         shape = f"{model.layers} × {model.hidden:,}"
-        return _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
+        kind = "moe" if model.experts else "dense"
+        return kind, _billions(parameters(model)), shape, f"{model.seq_len:,} tokens"
     plan = Plan(global_batch=1, precision="fp32", optimizer="sgd")  # of one GPU, for any model
     grid = Grid.of(plan, 1)
     if isinstance(model, Cnn):
         from ..workloads.cnn import cnn_network
 
         network = cnn_network(model, plan, grid)
-        shape, sample = f"depth {model.depth}", f"{model.image} × {model.image}"
+        kind, shape, sample = "cnn", f"depth {model.depth}", f"{model.image} × {model.image}"
     else:
         from ..workloads.dlrm import dlrm_networks
 
         (network,), _ = dlrm_networks(model, plan, grid)
-        shape = f"{len(model.table_entries)} tables × {model.embedding}"
+        kind, shape = "dlrm", f"{len(model.table_entries)} tables × {model.embedding}"
         sample = f"{sum(map(model.lookups, range(len(model.table_entries)))):,} lookups"
     size = total(each for layer in network.layers for each in layer.parameters)
-    return _billions(size), shape, sample
+    return kind, _billions(size), shape, sample
 
 
 def _billions(number: int) -> str:

@@ -116,6 +116,10 @@ class Plan:
 
     precision : {"fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"}
         Of the matrix products.
+    convolution_precision : {"fp32", "tf32"}, optional
+        CNNs with precision "fp32": of the convolutions. If not given, tf32 on GPUs that have it, as
+        PyTorch lets cuDNN compute them (``torch.backends.cudnn.allow_tf32``, True by default);
+        fp32 on others.
     fp8_scaling : {"delayed", "current", "blocks"}
         Where scales of operands in fp8 come from: steps before, the operand itself, which is read
         once more, or its blocks of 32 elements (MXFP8).
@@ -281,6 +285,7 @@ class Plan:
     flat_shards: bool = False
 
     precision: Precision = "bf16"
+    convolution_precision: Literal["fp32", "tf32"] | None = None
     fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
     fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
     fp8_transposed: bool = True

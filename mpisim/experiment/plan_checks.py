@@ -50,6 +50,11 @@ def check(plan: Plan) -> None:
         )
     if plan.launch_blocking and plan.cuda_graphs:
         raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
+    if plan.convolution_precision is not None and plan.precision != "fp32":
+        raise InputError(
+            f"convolution_precision is given, but precision is {plan.precision!r}, which "
+            "convolutions have, too; the key is for 'fp32'"
+        )
     if (plan.recompute_keeps or plan.recompute_stops) and plan.recompute != "full":
         key = "recompute_keeps" if plan.recompute_keeps else "recompute_stops"
         raise InputError(f"{key} is given, but recompute is {plan.recompute!r}; set 'full'")

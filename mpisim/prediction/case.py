@@ -11,13 +11,14 @@ import numpy as np
 from ..errors import InputError
 from ..experiment import Experiment
 from ..kernels import Gpu, KernelModel, Roofline
+from ..kernels.operations import Precision
 from ..memory import Evaluate, Verdict
 from ..program import Program
 from ..quantity import picoseconds
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
 from .calibrated import CalibratedKernels, CalibratedNetwork
-from .hardware import hardware_of, kinds_of
+from .hardware import hardware_of, kinds_of, with_convolutions
 from .memory_fit import advice_for, assessed
 from .network import network_of
 from .slowest import SlowestKernels
@@ -73,9 +74,15 @@ class Case:
         return self.workload.program
 
     @property
+    def format(self) -> Precision:
+        """Number format of the matrix products that take most of the time."""
+        plan = self.experiment.plan
+        return plan.convolution_precision or plan.precision
+
+    @property
     def peak(self) -> float:
-        """Dense peak of all GPUs together, in FLOP/s."""
-        layout, precision = self.workload.layout, self.experiment.plan.precision
+        """Dense peak of all GPUs together in the `format` of their products, in FLOP/s."""
+        layout, precision = self.workload.layout, self.format
         peaks = [each.model.gpu.peak(precision).si for each in self.workload.pricings]
         kinds = np.zeros(layout.grid.world, int) if layout.gpu_of is None else layout.gpu_of
         return float(np.array(peaks)[kinds].sum())
@@ -122,6 +129,7 @@ def prepare(
     try:
         choice = experiment.cluster
         hardware = hardware_of(experiment)
+        experiment = with_convolutions(experiment, hardware.named)
         cluster, named = hardware.cluster, hardware.named
         gpu = next(iter(named.values()))
         layout = lay_out(experiment, hardware.gpus, kinds_of(choice, cluster, named))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment import ClusterChoice, Experiment
+from ..experiment import ClusterChoice, Cnn, Experiment
 from ..kernels import Gpu, find_gpu
 from ..spans import span
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import with_speeds
 
-__all__ = ["Hardware", "check_speeds", "gpus_of", "hardware_of", "kinds_of"]
+__all__ = ["Hardware", "check_speeds", "gpus_of", "hardware_of", "kinds_of", "with_convolutions"]
 
 
 class Hardware(NamedTuple):
@@ -95,3 +96,36 @@ def kinds_of(
     for nodes, name in choice.other_gpus.items():
         kinds[span(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(name)
     return np.repeat(kinds, cluster.gpus_per_node)
+
+
+def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experiment:
+    """Return an experiment with the format of a CNN's convolutions, by its GPUs if not given.
+
+    PyTorch lets cuDNN compute convolutions of fp32 tensors in TF32 where the GPU can
+    (``torch.backends.cudnn.allow_tf32`` is True), other products not
+    (``torch.backends.cuda.matmul.allow_tf32`` is False).
+
+    Parameters
+    ----------
+    experiment : Experiment
+    gpus : mapping of str to Gpu
+        As `gpus_of`. One program is written for all: if one kind of them has no TF32, none uses it.
+
+    Raises
+    ------
+    InputError
+        If the model has no convolutions, or a GPU not the format that is asked for.
+    """
+    plan = experiment.plan
+    asked = plan.convolution_precision
+    if not isinstance(experiment.model, Cnn):
+        if asked is not None:
+            raise InputError("plan.convolution_precision is given; only CNNs have convolutions")
+        return experiment
+    if asked is not None:
+        for gpu in gpus.values():
+            gpu.peak(asked)
+        return experiment
+    if plan.precision != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
+        return experiment
+    return replace(experiment, plan=replace(plan, convolution_precision="tf32"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.run import Run
-from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer
+from ..experiment import Cnn, Dlrm, Experiment, Transformer
 from ..program import Program
 from ..quantity import PICOSECONDS
 from ..topo import Cluster, find_cluster
@@ -55,8 +55,9 @@ def statements(
     Returns
     -------
     dict
-        ``throughput`` (for people), ``tokens`` and ``model_flops`` (of the step), ``utilisation``
-        (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
+        ``throughput`` (for people), ``tokens`` (of models without: ``images``, ``samples``) and
+        ``model_flops`` of the step, ``utilisation`` (of the GPUs' dense
+        peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
         bytes; and what `Overlap.statements` says.
@@ -66,16 +67,16 @@ def statements(
     work, plan = case.workload, case.experiment.plan
     peak = case.peak / work.layout.grid.world
     a_gpu = work.flops / seconds / work.layout.grid.world
-    samples = plan.global_batch / seconds
-    rate = f"{samples:,.4g} {case.experiment.model.samples}/s"
-    if work.tokens != plan.global_batch:
+    model = case.experiment.model
+    rate = f"{plan.global_batch / seconds:,.4g} {model.samples}/s"
+    if isinstance(model, Transformer):
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
     return {
         "throughput": (
             f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
-            f"{plan.precision} peak"
+            f"{case.format} peak"
         ),
-        "tokens": work.tokens,
+        "tokens" if isinstance(model, Transformer) else model.samples: work.tokens,
         "model_flops": float(work.flops),
         "executed_flops": float(work.executed_flops),
         "utilisation": a_gpu / peak,
@@ -94,7 +95,7 @@ def statements(
             case.cluster.title,
             case.gpu.title,
             *_unused(case),
-            *_assumed(plan),
+            *_assumed(case.experiment),
             *_differences(case),
             *network_notes(case.cluster, case.program, _asked(case.experiment)),
             *(
@@ -132,11 +133,18 @@ def _asked(experiment: Experiment) -> AskedNetwork:
     )  # fmt: skip
 
 
-def _assumed(plan: Plan) -> list[str]:
+def _assumed(experiment: Experiment) -> list[str]:
     """What the plan's keys, given or not, stand for."""
+    plan = experiment.plan
+    products = f"{plan.precision} matrix products"
+    if isinstance(experiment.model, Transformer):
+        products += f", {'fused' if plan.kernels == 'flash' else 'unfused'} attention"
+    elif plan.convolution_precision is not None:
+        products += f", convolutions in {plan.convolution_precision}"
+        if "plan.convolution_precision" in experiment.defaulted:
+            products += " (as PyTorch lets cuDNN by default)"
     return [
-        f"{plan.precision} matrix products, {'fused' if plan.kernels == 'flash' else 'unfused'} "
-        f"attention, {'fused' if plan.fused else 'elementary'} elementwise kernels",
+        f"{products}, {'fused' if plan.fused else 'elementary'} elementwise kernels",
         "kernels one after another on one stream; each kind of communicator on a stream of its own",
     ]
 

@@ -65,7 +65,9 @@ def _head(results: Results) -> list[str]:
     """Step time, digest, and what the maker of the program has to say about the result."""
     attributes = dict(results.attributes)
     error = attributes.pop("uncertainty", None)
-    for key in ("memory", "memory_peak", "memory_capacity"):  # a section of its own
+    # Those of memory have a section of their own; the last two are in the text of `launch_bound`.
+    apart = ("memory", "memory_peak", "memory_capacity", "launch_share", "cuda_graphs_step_time")
+    for key in apart:
         attributes.pop(key, None)
     sampled = _sampled(attributes)
     step = duration(results.step_time_ps)

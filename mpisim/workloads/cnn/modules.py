@@ -48,6 +48,8 @@ class Modules(Eager):
         Images of a micro-batch.
     norm_fusion : str
         As in the plan.
+    convolved : Precision
+        Format of convolutions.
     turned : bool
         Whether convolutions turn images, whose channels are first, for matrix units and back
         (cuDNN's nchwToNhwcKernel and nhwcToNchwKernel): whatever each of the three reads and
@@ -59,7 +61,8 @@ class Modules(Eager):
         super().__init__(plan, grid)
         self.batch = plan.micro_batch
         self.norm_fusion = plan.norm_fusion
-        self.turned = plan.image_layout == "channels-first" and self.dtype != "fp32"
+        self.convolved = plan.convolution_precision or self.dtype
+        self.turned = plan.image_layout == "channels-first" and self.convolved != "fp32"
 
     def bytes(self, image: Image) -> int:
         """Bytes of a batch of images."""
@@ -108,7 +111,7 @@ class Modules(Eager):
         def run(what: str, direction: Literal["forward", "input", "weight"]) -> Compute:
             described = Convolution(
                 self.batch, image.channels, share, out.side, out.side, kernel, stride,
-                direction=direction, dtype=self.dtype,
+                direction=direction, dtype=self.convolved,
             )  # fmt: skip
             return Compute(what, described, weight=direction == "weight")
 

@@ -1,0 +1,88 @@
+"""Whether a step waits for the CPU to launch kernels, and what capturing them would gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..engine.run import PieceKind, Run
+from ..errors import InputError
+from ..parallel import agreed
+from ..quantity import PICOSECONDS
+from ..report.times import duration
+from .case import Case, prepare
+from .execution import execute
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["launch_bound", "launch_share"]
+
+LEAST_SHARE = 0.05
+"""Of the critical path that launches must take before their capture is simulated."""
+
+LEAST_GAIN = 0.02
+"""Of the step that capture must save before it is worth saying."""
+
+
+def launch_share(run: Run) -> float:
+    """Return the share of the critical path in which the CPU works and no GPU does, 0 to 1.
+
+    Local.
+
+    Parameters
+    ----------
+    run : Run
+        With its critical path.
+    """
+    path = run.critical_path
+    assert path is not None
+    waits = (path.kind == PieceKind.HOST) | (path.kind == PieceKind.LAUNCH)
+    return float((path.end - path.begin)[waits].sum()) / max(run.step_time, 1)
+
+
+def launch_bound(case: Case, run: Run, comm: Intracomm) -> dict[str, Any]:
+    """Return what a step would take if CUDA graphs launched its kernels, as attributes of results.
+
+    **Collective.** The experiment is simulated once more with ``plan.cuda_graphs``, but only where
+    launches are on the critical path for `LEAST_SHARE` of the step. The length of launches on the
+    path alone would not do: without them, another path may be hardly shorter.
+
+    Parameters
+    ----------
+    case : Case
+    run : Run
+        Its run; on process 0 with the critical path.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    dict
+        Empty where nothing can be gained; else ``launch_bound`` (a text), ``launch_share`` (of the
+        critical path) and ``cuda_graphs_step_time`` in seconds.
+    """
+    share: float = comm.bcast(launch_share(run) if comm.rank == 0 else 0.0)
+    plan = case.experiment.plan
+    if share < LEAST_SHARE or plan.cuda_graphs or plan.launch_blocking:
+        return {}
+    captured = replace(case.experiment, plan=replace(plan, cuda_graphs=True))
+    with agreed(comm):
+        try:
+            other = prepare(captured, memory=case.memory)
+        except InputError:  # what this plan does cannot be captured
+            other = None
+    if other is None:
+        return {}
+    time = execute(other, comm)[0].step_time
+    gain = 1 - time / max(run.step_time, 1)
+    if gain < LEAST_GAIN:
+        return {}
+    return {
+        "launch_bound": (
+            f"GPUs wait for the CPU to launch kernels, {share:.0%} of the critical path; CUDA "
+            f"graphs (plan.cuda_graphs = true) would make the step {duration(time)}, "
+            f"{gain:.0%} less"
+        ),
+        "launch_share": share,
+        "cuda_graphs_step_time": time / PICOSECONDS,
+    }

@@ -1,0 +1,118 @@
+"""Steps that wait for launches say so, and what CUDA graphs would gain; TF32 in convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from mpisim.errors import InputError
+from mpisim.experiment import Experiment, load
+from mpisim.kernels.operations import Convolution, Gemm
+from mpisim.prediction.case import prepare
+from mpisim.prediction.launches import launch_bound, launch_share
+from mpisim.results import Results
+from mpisim.simulate import simulate
+
+COMM = MPI.COMM_SELF
+CUDA_GRAPHS = "plan.cuda_graphs=true"
+
+
+def experiment(name: str, *changes: str) -> Experiment:
+    return load(name, list(changes))[1]
+
+
+def result(name: str, *changes: str) -> Results:
+    found = simulate(experiment(name, *changes), COMM)
+    assert found is not None
+    return found
+
+
+def test_what_graphs_gain_is_what_they_give() -> None:
+    """The time that is told is that of the experiment with the key set."""
+    bound = result("lin-dlrm-mlperf-4-a100")
+    captured = result("lin-dlrm-mlperf-4-a100", CUDA_GRAPHS)
+    said = bound.attributes
+    assert said["cuda_graphs_step_time"] == captured.step_time_ps / 1e12
+    assert captured.step_time_ps < bound.step_time_ps / 2
+    assert said["launch_share"] > 0.9
+    assert "100% of the critical path" in said["launch_bound"]
+    assert "58% less" in said["launch_bound"]
+    # Waiting for launches is no compute.
+    of_kernels = bound.ranks["compute"].mean() / captured.ranks["compute"].mean()
+    assert of_kernels == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama3-8b-8-h100", ()),  # kernels take longer than their launches
+        ("lin-dlrm-mlperf-4-a100", (CUDA_GRAPHS,)),
+        ("lin-dlrm-mlperf-4-a100", ("plan.launch_blocking=true",)),  # asked for
+    ],
+)
+def test_others_say_nothing(name: str, changes: tuple[str, ...]) -> None:
+    assert not {"launch_bound", "launch_share"} & result(name, *changes).attributes.keys()
+
+
+@pytest.mark.mpi
+def test_processes_agree(comm: MPI.Intracomm) -> None:
+    case = prepare(experiment("lin-dlrm-mlperf-4-a100"))
+    from mpisim.prediction.execution import execute
+
+    run, _ = execute(case, comm, critical_path=True)
+    said = launch_bound(case, run, comm)
+    assert len(set(comm.allgather(said["launch_bound"]))) == 1
+    if comm.rank == 0:
+        assert said["launch_share"] == launch_share(run)
+
+
+def formats(experiment: Experiment) -> dict[str, set[Any]]:
+    """Number formats of convolutions and of other products."""
+    found: dict[str, set[Any]] = {"convolutions": set(), "others": set()}
+    for pricing in prepare(experiment).workload.pricings:
+        for kernel in pricing.kernels.values():
+            if isinstance(kernel, Convolution):
+                found["convolutions"].add(kernel.dtype)
+            elif isinstance(kernel, Gemm):
+                found["others"].add(kernel.dtype)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "convolutions", "others"),
+    [
+        ((), "tf32", "fp32"),  # torch.backends.cudnn.allow_tf32, but not cuda.matmul's
+        (("plan.convolution_precision=fp32",), "fp32", "fp32"),
+        (("plan.precision=tf32",), "tf32", "tf32"),
+        (("plan.precision=fp16",), "fp16", "fp16"),
+        (("cluster.preset=dgx-v100",), "fp32", "fp32"),  # Volta has no TF32
+    ],
+)
+def test_convolutions_of_fp32_have_tf32(
+    changes: tuple[str, ...], convolutions: str, others: str
+) -> None:
+    found = formats(experiment("triosim-p2-vgg16-ddp", "cluster.gpus=4", *changes))
+    assert found == {"convolutions": {convolutions}, "others": {others}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("triosim-p2-vgg16-ddp", "plan.precision=bf16", "convolution_precision is given"),
+        ("llama3-8b-8-h100", "plan.precision=fp32", "only CNNs have convolutions"),
+        ("triosim-p2-vgg16-ddp", "kernels.gpu=v100-sxm2-16gb", "has no tf32"),
+    ],
+)
+def test_formats_that_cannot_be(name: str, change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(experiment(name, "plan.convolution_precision=tf32", change, "run.allow_oom=true"))
+
+
+def test_samples_have_their_names() -> None:
+    said = result("triosim-p2-vgg16-ddp").attributes
+    assert "tokens" not in said
+    assert said["images"] == 512
+    assert result("lin-dlrm-ddp-4-a100").attributes["samples"] == 4096
+    assert "tokens" in result("llama3-8b-8-h100").attributes
