@@ -64,9 +64,12 @@ def world() -> Intracomm:
     Raises
     ------
     UsageError
-        If MPI cannot be loaded, or if the launcher started several processes and MPI sees one.
+        If MPI cannot be loaded, if the launcher started several processes and MPI sees one, or if
+        the library fails at what results rest on.
     """
     import mpi4py
+
+    from mpisim.library import check_library, library_name
 
     # Only the main thread communicates, and Open MPI is quicker when it knows.
     mpi4py.rc.thread_level = "funneled"
@@ -80,13 +83,14 @@ def world() -> Intracomm:
 
     started = launched_size()
     if started > 1 and MPI.COMM_WORLD.size == 1:
-        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
         raise UsageError(
             f"the launcher started {started} processes but MPI sees only one: mpi4py uses "
-            f"{library}, and the launcher belongs to another MPI; use the mpirun of that library, "
-            "or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall mpi4py"
+            f"{library_name()}, and the launcher belongs to another MPI; use the mpirun of that "
+            "library, or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall mpi4py"
         )
-    return MPI.COMM_WORLD.Dup()
+    comm = MPI.COMM_WORLD.Dup()
+    check_library(comm)
+    return comm
 
 
 def fail(message: str, code: int) -> int:
