@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "DeadlockError",
+    "DestinationError",
     "InputError",
     "MatchError",
     "MpisimError",
@@ -68,7 +69,13 @@ class TraceError(InputError):
 
 
 class OutputError(MpisimError):
-    """A result that could not be written: disk full, no permission."""
+    """A result that could not be written, such as to a disk that is full."""
+
+
+class DestinationError(OutputError, UsageError):
+    """An output that cannot be where it is asked for: exists already, no folder, no permission."""
+
+    exit_code = 2
 
 
 def _rebuild(

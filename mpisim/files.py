@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import OutputError
+from .errors import DestinationError, OutputError
 
-__all__ = ["check_output", "staged", "write_json"]
+__all__ = ["check_output", "is_full", "is_refused", "staged", "write_json"]
 
 
 def check_output(path: str | Path, *, overwrite: bool = False, device: bool = False) -> Path:
@@ -32,25 +33,25 @@ def check_output(path: str | Path, *, overwrite: bool = False, device: bool = Fa
 
     Raises
     ------
-    OutputError
+    DestinationError
         Naming the file or folder and what is wrong with it.
     """
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
-            raise OutputError(f"{path}: is a folder; name a file to write")
+            raise DestinationError(f"{path}: is a folder; name a file to write")
         if _is_device(Path(path)):
             if device:
                 return Path(path)
-            raise OutputError(f"{path}: is not a regular file; name another file to write")
+            raise DestinationError(f"{path}: is not a regular file; name another file to write")
         if target.exists() and not overwrite:
-            raise OutputError(f"{path}: exists already; remove it or name another file")
+            raise DestinationError(f"{path}: exists already; remove it or name another file")
         if not target.parent.is_dir():
-            raise OutputError(f"{path}: there is no folder {target.parent}")
+            raise DestinationError(f"{path}: there is no folder {target.parent}")
         if not os.access(target.parent, os.W_OK | os.X_OK):
-            raise OutputError(f"{path}: the folder {target.parent} is not writable")
+            raise DestinationError(f"{path}: the folder {target.parent} is not writable")
     except (OSError, ValueError) as error:  # a name too long, or with a null character
-        raise OutputError(f"{path}: {reason(error)}") from error
+        raise DestinationError(f"{path}: {reason(error)}") from error
     return target
 
 
@@ -78,7 +79,7 @@ def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
     Raises
     ------
     OutputError
-        If it cannot be created, written or renamed; nothing is left behind.
+        If it cannot be created (a `DestinationError`), written or renamed; nothing is left behind.
     """
     target = check_output(path, overwrite=overwrite)
     hidden = hidden_name(target)
@@ -106,7 +107,24 @@ def reported(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path}: {reason(error)}") from error
+        kind = DestinationError if is_refused(error) else OutputError
+        raise kind(f"{path}: {reason(error)}") from error
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a disk, a quota or the largest size of files is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_refused(error: OSError) -> bool:
+    """Return whether an error is about the name that was given: the same would fail again."""
+    return error.errno in _REFUSED
+
+
+_REFUSED = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EACCES, errno.EPERM, errno.EROFS,
+}  # fmt: skip
 
 
 def reason(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpisim.errors import MpisimError
+from mpisim.reductions import smallest
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -52,15 +53,13 @@ def agreed(comm: Intracomm) -> Iterator[None]:
     if comm.size == 1:
         return
 
-    from mpi4py import MPI  # there is a communicator, so this is loaded already
-
-    first = np.array([comm.size if error is None else comm.rank], dtype=np.int64)
-    comm.Allreduce(MPI.IN_PLACE, first, op=MPI.MIN)
-    if first[0] == comm.size:
+    own = np.array([comm.size if error is None else comm.rank], np.int64)
+    first = int(smallest(own, comm)[0])
+    if first == comm.size:
         return
-    shared: MpisimError = comm.bcast(error, root=int(first[0]))
+    shared: MpisimError = comm.bcast(error, root=first)
     # The rank that failed raises its own object, which still has its traceback.
-    raise error if error is not None and comm.rank == first[0] else shared
+    raise error if error is not None and comm.rank == first else shared
 
 
 @contextmanager

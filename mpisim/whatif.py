@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .errors import InputError
 from .parallel import agreed
 from .program import Program, Table
+from .reductions import added
 
 __all__ = ["WhatIf", "change"]
 
@@ -125,9 +126,7 @@ def _check_patterns(program: Program, what: WhatIf, comm: Any) -> None:
         np.int64,
     )
     if comm is not None and len(matched):
-        total = np.empty_like(matched)
-        comm.Allreduce(matched, total)
-        matched = total
+        matched = added(matched, comm)
     for (pattern, _), hits in zip(what.kernels, matched.tolist(), strict=True):
         if not hits:
             raise InputError(

@@ -6,14 +6,19 @@
 export OMPI_ALLOW_RUN_AS_ROOT="${OMPI_ALLOW_RUN_AS_ROOT:-1}"
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${OMPI_ALLOW_RUN_AS_ROOT_CONFIRM:-1}"
 
-# Eight simulated ranks on a two-core laptop are the normal case: allow more processes than cores.
+# Eight simulated ranks on a two-core laptop are the normal case: allow more processes than cores,
+# in the words of Open MPI 5 and of Open MPI 4. MPICH allows it by itself.
 export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}"
+export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe:-1}"
 
 # On one machine, shared memory is the fastest transport, and naming it spares Open MPI the probing
-# of network cards at start-up. In a batch job the site's own choice stands.
+# of network cards at start-up: "vader", which Open MPI 5 calls "sm" and knows by both names. In a
+# batch job the site's own choice stands. Containers often forbid to read another process's memory,
+# which Open MPI 4 tries and then complains about for each process.
 if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-}${FLUX_URI:-}" ]; then
     export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
-    export OMPI_MCA_btl="${OMPI_MCA_btl:-self,sm}"
+    export OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
+    export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
 fi
 
 # One-sided communication is not used; its UCX component warns where there is no such network.

@@ -127,7 +127,9 @@ class Finished(NamedTuple):
 def launch_environment() -> dict[str, str]:
     """The environment for a subprocess: this one, without its launcher's traces, with env.sh."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
-    clean["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), clean.get("PATH", "")])
+    here = str(Path(sys.executable).parent)
+    if here not in clean.get("PATH", "").split(os.pathsep):  # with_mpi.sh puts another mpirun first
+        clean["PATH"] = os.pathsep.join([here, clean.get("PATH", "")])
     script = REPOSITORY / "run_scripts" / "env.sh"
     listing = subprocess.run(
         ["bash", "-c", 'source "$1" && env -0', "bash", str(script)],

@@ -119,7 +119,7 @@ def test_messages(table, run, tmp_path):
     )
     assert "would write over the input" in run("calibrate", "kernels", table, "-o", table, rc=2)
     mine.write_text("")
-    assert "exists already" in run(*calibrate, rc=1)
+    assert "exists already" in run(*calibrate, rc=2)
     run(*calibrate, "--overwrite")
 
 

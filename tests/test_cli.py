@@ -23,12 +23,12 @@ def add_parser(subparsers):
     parser.add_argument("way", nargs="?", default="well", choices=("well", "agreed", "lonely",
         "early", "bug", "long", "full"))
     parser.add_argument("--scale-compute", type=float)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def run(args):
     from mpisim.errors import InputError, OutputError
-    from mpisim.cli.launch import PATIENCE, world
+    from mpisim.cli.launch import world
     assert "mpi4py.MPI" not in sys.modules
     if args.way == "early":
         raise InputError("before MPI")
@@ -58,8 +58,6 @@ def run(args):
 
 command.add_parser = add_parser
 sys.modules["trial"] = command
-import mpisim.cli.launch
-mpisim.cli.launch.PATIENCE = 1.0
 sys.exit(cli.main(commands=["trial"]))
 '''
 

@@ -123,7 +123,7 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
     assert run_mpisim(args).rc == 0
     assert path.read_text() == printed.stdout
     again = run_mpisim(args)
-    assert again.rc == 1
+    assert again.rc == 2
     assert again.errors == [
         f"mpisim: error: {path}: exists already; remove it or name another file"
     ]

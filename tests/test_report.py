@@ -254,7 +254,7 @@ def test_report_command(comm: Any, tmp_path: Path, run_mpisim: Callable, nprocs:
         (["text.h5"], 2, "text.h5: is not an HDF5 file"),
         (["run.h5", "--top", "0"], 2, "--top is 0; it must be 1 or more"),
         (["run.h5", "--jsn", "x"], 2, "did you mean '--json'"),
-        (["run.h5", "--json", "no/x.json"], 1, "no/x.json: there is no folder"),
+        (["run.h5", "--json", "no/x.json"], 2, "no/x.json: there is no folder"),
         (["run.h5", "--json", "/dev/full"], 1, "/dev/full: No space left on device"),
     ],
 )

@@ -88,7 +88,7 @@ def test_results_file_and_json(run_mpisim: Run, small: Path, tmp_path: Path, npr
     assert again.stdout == done.stdout
 
     kept = run_mpisim(options, nprocs=nprocs)
-    assert kept.rc == 1
+    assert kept.rc == 2
     assert len(kept.errors) == 1
     assert "exists already" in kept.errors[0]
     assert run_mpisim([*options, "--overwrite"], nprocs=nprocs).rc == 0
@@ -169,8 +169,8 @@ def test_a_program_can_be_kept(run_mpisim: Run, small: Path) -> None:
         (["run", "many.toml"], 2, "many.toml: the plan needs 16 GPUs (dp = 4, tp × cp × pp = 4"),
         (["run", "good.toml", "--set", "plan.tp"], 2, "--set plan.tp: not of the form TABLE.KEY"),
         (["run", "good.toml", "--set", "plan.ordr=2"], 2, "unknown key 'ordr' in [plan] (did you"),
-        (["-o", "no/run.h5"], 1, "no/run.h5: there is no folder"),
-        (["--json", "no/run.json"], 1, "no/run.json: there is no folder"),
+        (["-o", "no/run.h5"], 2, "no/run.h5: there is no folder"),
+        (["--json", "no/run.json"], 2, "no/run.json: there is no folder"),
         (["--timline"], 2, "unknown option '--timline' (did you mean '--timeline'?)"),
     ],
 )

@@ -2,16 +2,18 @@
 
 A subcommand is a module of this package with two functions: ``add_parser(subparsers)``, which
 adds its parser and calls ``set_defaults(run=run)`` on it, and ``run(args) -> int``, which returns
-the exit code. These modules are imported to build the parser, so whatever is slow to load, MPI
-above all, is imported inside ``run``.
+the exit code. Under a launcher the first process runs it, and the others wait for its end; a
+command whose work is shared says ``set_defaults(run=run, collective=True)``, runs on all, and gets
+its communicator from :func:`mpisim.cli.launch.world`. These modules are imported to build the
+parser, so whatever is slow to load, MPI above all, is imported inside ``run``.
 
 Exit codes: 0 all is well, 1 a failure at run time, 2 bad input or usage.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +23,8 @@ from importlib.util import find_spec
 from mpisim import __version__
 from mpisim.cli import launch
 from mpisim.cli.parser import Parser, parse
-from mpisim.errors import MpisimError
+from mpisim.cli.signals import Terminated, ended_by_signals
+from mpisim.errors import InputError, MpisimError, OutputError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -72,29 +75,59 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         words.insert(0, commands[0].rpartition(".")[2])
     try:
         arguments = parse(_parser(words[0], commands), words)
-        code: int = arguments.run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # while an error can still be reported
-        return code
     except MpisimError as error:
-        return launch.fail(str(error), error.exit_code)
-    except SystemExit as ending:  # --help and --version
-        return ending.code if isinstance(ending.code, int) else 0
+        return launch.end(error.exit_code, launch.said(str(error)))
+    except SystemExit as ending:  # --help and --version: alike on all processes
+        return _code(ending)
+    try:
+        with ended_by_signals():
+            return launch.end(_finished(arguments))
+    except MpisimError as error:
+        return launch.end(error.exit_code, launch.said(str(error)))
     except KeyboardInterrupt:
-        return launch.interrupted()
+        return launch.end(130, "mpisim: interrupted")
+    except Terminated:
+        return launch.end(143, "mpisim: terminated")
+    except SystemExit as ending:
+        return launch.end(_code(ending))
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _drop_output()
-        return 1 if launch.launched_size() == 1 else launch.fail("standard output was closed", 1)
+        alone = launch.launched_size() == 1
+        return launch.end(1, "" if alone else launch.said("standard output was closed"))
     except OSError as error:
+        from mpisim.files import is_full, is_refused
+
         # Wherever it strikes, a full disk is no bug, nor a file that cannot be reached: one line,
         # no traceback.
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if not full and error.filename is None:
+        if not is_full(error) and error.filename is None:
             return launch.abort()
         _drop_output()
-        return launch.fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+        code = InputError.exit_code if is_refused(error) else OutputError.exit_code
+        return launch.end(code, launch.said(f"{error.filename or 'output'}: {error.strerror}"))
+    except MemoryError:
+        return launch.end(1, launch.said("there is not enough memory"))
     except Exception:
         return launch.abort()
+
+
+def _finished(arguments: argparse.Namespace) -> int:
+    """Run a command, on all processes or on the first, and return the exit code here."""
+    if getattr(arguments, "collective", False):
+        code: int = arguments.run(arguments)
+    else:
+        launch.meet()
+        if launch.launched_rank() != 0:
+            return 0
+        with launch.alone():
+            code = arguments.run(arguments)
+    if sys.stdout is not None:
+        sys.stdout.flush()  # while an error can still be reported
+    return code
+
+
+def _code(ending: SystemExit) -> int:
+    """Return the exit code that an exit asks for."""
+    return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
 
 
 def _parser(chosen: str, commands: Sequence[str]) -> Parser:

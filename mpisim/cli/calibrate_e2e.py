@@ -48,7 +48,7 @@ def add_kind(kinds: Any) -> None:
         help="how often steps are simulated again with what was found (default: 1)",
     )  # fmt: skip
     add_predicted(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:

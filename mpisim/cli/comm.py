@@ -123,12 +123,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; under a launcher only the first process does."""
+    """Print the table."""
     check_json(args)
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
     from ..topo.bus import bus_factor
-    from .launch import launched_rank
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
@@ -151,8 +150,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         price = _alpha_beta(cluster, operation, args.nodes, per_node, args)
     lines = [price(size) for size in sizes]
-    if launched_rank() != 0:
-        return 0
     factor = bus_factor(operation, ranks)
     if args.json is not None:
         from ..files import write_json

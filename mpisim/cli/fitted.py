@@ -1,4 +1,4 @@
-"""What commands that fit constants share: the file they write, and which process works."""
+"""What commands that fit constants share: the file they write, and what they print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Namespace], int]:
-    """Return the command that writes what a function finds; under a launcher one process works.
+    """Return the command that writes what a function finds.
 
     Parameters
     ----------
@@ -43,13 +43,10 @@ def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Name
     """
 
     def run(args: argparse.Namespace) -> int:
-        from .launch import launched_rank
+        from ..files import check_output, staged
         from .output import check_outputs
 
         check_outputs(args)
-        if launched_rank() != 0:
-            return 0
-        from ..files import check_output, staged
 
         check_output(args.output, overwrite=args.overwrite)
         text = fit(args)

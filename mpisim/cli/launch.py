@@ -1,10 +1,13 @@
-"""Starting MPI for a command, and ending all ranks together when a command fails.
+"""Starting MPI for a command, and ending all processes together, whatever happens to one.
 
-MPI is loaded only by :func:`world` and by the functions that end a failed run. What the launcher
-says about this process is read from its environment, which costs nothing.
+MPI is loaded only by :func:`world`, :func:`meet` and the functions that end a run. What the
+launcher says about this process is read from its environment, which costs nothing.
 
 The command's own messages travel on a duplicate of ``COMM_WORLD``. ``COMM_WORLD`` itself is kept
-for the ending of a run, so that a rank that failed can be told from one that is merely slow.
+for the ending of a run, so that a process that failed can be told from one that is merely slow.
+Every process ends its part by :func:`end`, with an exit code: one that is done waits there for the
+others, as long as it takes; one that failed waits for a moment, and then ends those that are inside
+the command and wait for it.
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ import os
 import sys
 import time
 import traceback
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mpisim.errors import UsageError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
-__all__ = ["abort", "fail", "interrupted", "launched_rank", "launched_size", "world"]
+__all__ = [
+    "abort", "alone", "end", "launched_rank", "launched_size", "meet", "said", "world",
+]  # fmt: skip
 
 # The first that is set counts: an mpirun inside a Slurm allocation sees the variables of both.
 RANK_VARIABLES = (
@@ -41,8 +49,14 @@ SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
-PATIENCE = 10.0
-"""Seconds a failed rank waits for the others to fail too, before it ends them."""
+PATIENCE = 1.0
+"""Seconds a failed process waits for the others to come to an end too, before it ends them."""
+
+FORWARDING = 0.1
+"""Seconds a launcher has to pass on what was printed, before it ends the processes."""
+
+_alone = False
+"""Whether the command runs on the first process only, while the others wait for its end."""
 
 
 def launched_rank() -> int:
@@ -64,9 +78,14 @@ def world() -> Intracomm:
     Raises
     ------
     UsageError
-        If MPI cannot be loaded, or if the launcher started several processes and MPI sees one.
+        If MPI cannot be loaded, if the launcher started several processes and MPI sees one, or if
+        the library fails at what results rest on.
     """
+    if _alone:
+        raise RuntimeError("a command that one process runs must not communicate")
     import mpi4py
+
+    from mpisim.library import check_library, library_name
 
     # Only the main thread communicates, and Open MPI is quicker when it knows.
     mpi4py.rc.thread_level = "funneled"
@@ -80,47 +99,75 @@ def world() -> Intracomm:
 
     started = launched_size()
     if started > 1 and MPI.COMM_WORLD.size == 1:
-        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
         raise UsageError(
             f"the launcher started {started} processes but MPI sees only one: mpi4py uses "
-            f"{library}, and the launcher belongs to another MPI; use the mpirun of that library, "
-            "or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall mpi4py"
+            f"{library_name()}, and the launcher belongs to another MPI; use the mpirun of that "
+            "library, or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall "
+            "mpi4py"
         )
-    return MPI.COMM_WORLD.Dup()
+    comm = MPI.COMM_WORLD.Dup()
+    check_library(comm)
+    return comm
 
 
-def fail(message: str, code: int) -> int:
-    """End the run with one line on standard error.
+def meet() -> None:
+    """Start MPI under a launcher, so that the processes can end together. **Collective.**"""
+    _everyone()
 
-    If all ranks come here, the first prints and all return. If some rank does not come within
-    `PATIENCE` seconds, it is waiting for this one: this rank prints, and aborts the run.
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Run the block on the first process only: the others are on their way to :func:`end`."""
+    global _alone
+    _alone = launched_size() > 1
+    try:
+        yield
+    finally:
+        _alone = False
+
+
+def said(message: str) -> str:
+    """Return the line that reports an error, from its message."""
+    return f"mpisim: error: {' '.join(message.split())}"
+
+
+def end(code: int, line: str = "") -> int:
+    """End this process's part of the run, and return the exit code of all.
+
+    **Collective** under a launcher. The code is that of the lowest process that failed, which
+    prints its line. If a process failed and some other does not come within `PATIENCE` seconds,
+    that one is waiting for it: it prints, and aborts the run.
 
     Parameters
     ----------
-    message : str
-        What to print after ``mpisim: error:``.
     code : int
-        The exit code.
+        The exit code of this process; 0 if all is well.
+    line : str
+        For standard error, if this process failed.
 
     Returns
     -------
     int
-        `code`.
+        The exit code.
     """
-    line = f"mpisim: error: {' '.join(message.split())}"
     everyone = _everyone()
     if everyone is None:
         if launched_rank() == 0:
             _print(line)
-    elif _arrives(everyone.Ibarrier(), PATIENCE):
-        if everyone.rank == 0:
-            _print(line)
-        # A launcher ends all processes when the first one fails: not before the line is out.
-        everyone.Barrier()
-    else:
+        return code
+    codes = array("q", [0]) * everyone.size
+    request = everyone.Iallgather(array("q", [code]), codes)
+    if not _arrives(request, PATIENCE if code else None):
         _print(line)
-        everyone.Abort(code)
-    return code
+        _abort(everyone, code)
+    failed = [rank for rank, each in enumerate(codes) if each]
+    if not failed:
+        return 0
+    if everyone.rank == failed[0]:
+        _print(line)
+    # A launcher ends all processes when the first one fails: not before the line is out.
+    everyone.Barrier()
+    return codes[failed[0]]
 
 
 def abort(code: int = 1) -> int:
@@ -143,17 +190,15 @@ def abort(code: int = 1) -> int:
     prefix = f"[{everyone.rank}/{everyone.size}] " if everyone is not None else ""
     _print("".join(prefix + line for line in lines))
     if everyone is not None:
-        everyone.Abort(code)
+        _abort(everyone, code)
     return code
 
 
-def interrupted() -> int:
-    """End the run after Ctrl-C; the exit code is the one shells use for it."""
-    _print("mpisim: interrupted")
-    everyone = _everyone()
-    if everyone is not None:
-        everyone.Abort(130)
-    return 130
+def _abort(everyone: Intracomm, code: int) -> NoReturn:
+    """End all processes, those that wait inside MPI too."""
+    time.sleep(FORWARDING)
+    everyone.Abort(code)
+    os._exit(code)  # MPICH's comes back, to be killed a little later
 
 
 def _everyone() -> Intracomm | None:
@@ -171,21 +216,24 @@ def _everyone() -> Intracomm | None:
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _arrives(request: Request, seconds: float) -> bool:
-    """Wait for a request, but not for ever and without burning the core others need."""
-    limit = time.monotonic() + seconds
+def _arrives(request: Request, seconds: float | None) -> bool:
+    """Wait for a request without burning the core others need; for ever, or so many seconds."""
+    begun = time.monotonic()
+    pause = 0.0005
     while not request.Test():
-        if time.monotonic() > limit:
+        if seconds is not None and time.monotonic() - begun > seconds:
             return False
-        time.sleep(0.002)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
     return True
 
 
 def _print(text: str) -> None:
-    """Write to standard error, in one piece so that ranks do not mix within a line."""
-    if sys.stderr is not None:
-        sys.stderr.write(text if text.endswith("\n") else text + "\n")
-        sys.stderr.flush()
+    """Write to standard error, in one piece so that processes do not mix within a line."""
+    if sys.stderr is not None and text:
+        with suppress(OSError, ValueError):  # nobody listens
+            sys.stderr.write(text if text.endswith("\n") else text + "\n")
+            sys.stderr.flush()
 
 
 def _first_number(names: tuple[str, ...], default: int) -> int:

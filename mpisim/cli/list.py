@@ -57,9 +57,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a listing; under a launcher only the first process does."""
-    from .launch import launched_rank
-
+    """Print a listing."""
     listing = LISTINGS[args.what]()
     rows = [cells for cells, aliases in listing.rows if _matches(args.words, cells, aliases)]
     if not rows:
@@ -67,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
             f"none of {len(listing.rows)} {args.what} has {' and '.join(map(repr, args.words))} "
             "in its name or title"
         )
-    if launched_rank() == 0:
-        print("\n".join([*aligned([listing.head, *rows], left=listing.left), "", listing.note]))
+    print("\n".join([*aligned([listing.head, *rows], left=listing.left), "", listing.note]))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from typing import Any
 
 from ..errors import UsageError
@@ -46,28 +45,20 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the experiment; under a launcher only the first process does."""
+    """Write the experiment."""
     from ..experiment.example import example
-    from ..parallel import agreed
-    from .launch import launched_rank, launched_size, world
 
     if args.gpus is not None and args.gpus < 1:
         raise UsageError(f"--gpus is {args.gpus}; it must be 1 or more")
     if args.overwrite and args.file is None:
         raise UsageError("--overwrite needs a file to write: mpisim new FILE")
     text = example(args.model, args.cluster, args.gpus)
-    with agreed(world()) if launched_size() > 1 else nullcontext():
-        if launched_rank() == 0:
-            _write(text, args)
-    return 0
-
-
-def _write(text: str, args: argparse.Namespace) -> None:
-    from ..files import staged
-
     if args.file is None:
         print(text, end="")
-        return
+        return 0
+    from ..files import staged
+
     with staged(args.file, overwrite=args.overwrite) as file:
         file.write(text.encode())
     print(f"{args.file} is written; run it with: mpisim run {args.file}")
+    return 0

@@ -30,6 +30,8 @@ OUTPUTS = (
     ("--save-program", "save_program"),
     ("--export", "export"),
     ("--json", "json"),
+    ("--draw", "draw"),
+    ("--plot", "plot"),
 )
 """Options that name what is written."""
 
@@ -86,7 +88,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     ------
     UsageError
     """
-    inputs = [getattr(args, "file", None), getattr(args, "experiment", None)]
+    inputs = [getattr(args, key, None) for key in ("file", "path", "experiment")]
     inputs += getattr(args, "paths", [])
     taken = {os.path.realpath(path) for path in inputs if path}
     by_option: dict[str, str] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     add_fold_option(go)
     add_result_options(go)
-    go.set_defaults(run=run)
+    go.set_defaults(run=run, collective=True)
     _add_exchange(actions)
 
 
@@ -134,27 +133,10 @@ def _add_exchange(actions: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a program; under a launcher only the first process reads and prints."""
-    from .launch import launched_rank
-
+    """Print a program."""
     for option in ("rows", "first"):
         if getattr(args, option) < 0:
             raise UsageError(f"--{option} is {getattr(args, option)}; it must be 0 or more")
-    with _together():
-        if launched_rank() == 0:
-            _show(args)
-    return 0
-
-
-def _together() -> AbstractContextManager[None]:
-    """Return what makes an error of the first process one of all; MPI only under a launcher."""
-    from ..parallel import agreed
-    from .launch import launched_size, world
-
-    return agreed(world()) if launched_size() > 1 else nullcontext()
-
-
-def _show(args: argparse.Namespace) -> None:
     from ..program.show import overview, rows
     from ..program.store import load
 
@@ -163,6 +145,7 @@ def _show(args: argparse.Namespace) -> None:
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
     print(text)
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -172,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--set {args.set[0]} needs a network: --cluster NAME")
     from ..parallel import agreed
     from ..program.store import load
+    from ..results import check_results_output
     from ..simulate import simulate
     from .launch import world
 
@@ -179,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
     with agreed(comm):
         if comm.rank == 0:
             check_json(args)
+            if args.output is not None:
+                check_results_output(args.output, overwrite=args.overwrite)
         program = load(args.file)
         network, contention = None, True
         said: dict[str, Any] = {}
@@ -201,19 +187,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def import_(args: argparse.Namespace) -> int:
-    """Write a program file from a workload of another tool; the first process does it all."""
+    """Write a program file from a workload of another tool."""
     check_outputs(args)
     if args.ranks < 0:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
-    from .launch import launched_rank
-
-    with _together():
-        if launched_rank() == 0:
-            _import(args)
-    return 0
-
-
-def _import(args: argparse.Namespace) -> None:
     from ..files import check_output
     from ..formats import import_program
     from ..program import save
@@ -223,20 +200,12 @@ def _import(args: argparse.Namespace) -> None:
     program = import_program(args.paths, args.ranks)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))
-
-
-def export_(args: argparse.Namespace) -> int:
-    """Write a program for another tool; the first process does it all."""
-    check_outputs(args)
-    from .launch import launched_rank
-
-    with _together():
-        if launched_rank() == 0:
-            _export(args)
     return 0
 
 
-def _export(args: argparse.Namespace) -> None:
+def export_(args: argparse.Namespace) -> int:
+    """Write a program for another tool."""
+    check_outputs(args)
     from ..formats import write_chakra
     from ..program import load
 
@@ -244,3 +213,4 @@ def _export(args: argparse.Namespace) -> None:
     name = Path(args.file).stem
     write_chakra(program, args.output, name, overwrite=args.overwrite)
     print(f"{program.n_ranks} ranks written to {args.output}: {name}.<rank>.et, {name}.json")
+    return 0

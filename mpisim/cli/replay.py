@@ -72,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="[RANK:]SECONDS",
         help="cut CPU time before a call to this, on all ranks or on one (may be repeated)",
     )  # fmt: skip
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def _factor(text: str) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from typing import Any
 
-from .output import add_report_options, check_options
+from .output import add_report_options, check_json, check_options
 
 __all__ = ["add_parser", "run"]
 
@@ -33,18 +32,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a report; under a launcher only the first process reads and prints."""
-    from ..parallel import agreed
-    from .launch import launched_rank, launched_size, world
-
+    """Print a report."""
     check_options(args)
-    with agreed(world()) if launched_size() > 1 else nullcontext():
-        if launched_rank() == 0:
-            _report(args)
-    return 0
-
-
-def _report(args: argparse.Namespace) -> None:
+    check_json(args)
     from ..files import write_json
     from ..report import figures, render
     from ..results import open_results
@@ -53,3 +43,4 @@ def _report(args: argparse.Namespace) -> None:
         if args.json is not None:
             write_json(args.json, figures(results))
         print(render(results, args.top))
+    return 0

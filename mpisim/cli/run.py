@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     add_fold_option(parser)
     add_result_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ..experiment import load
     from ..files import check_output
     from ..parallel import agreed
+    from ..results import check_results_output
     from .launch import world
 
     comm = world()
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         if comm.rank == 0:
             found = load(args.file, changes)
             check_json(args)
+            if args.output is not None:
+                check_results_output(args.output, overwrite=args.overwrite)
             if args.save_program is not None:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(found, root=0)

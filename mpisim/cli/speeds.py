@@ -44,7 +44,6 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
     """
     from ..errors import InputError, UsageError
     from ..topo.speeds import limit_of_nics, with_speeds
-    from .launch import launched_rank
 
     given = given_speeds(args)
     if not given:
@@ -54,7 +53,7 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
     except InputError as error:
         raise UsageError(str(error)) from error
     limit = limit_of_nics(found)
-    if limit is not None and launched_rank() == 0:
+    if limit is not None:
         print(f"mpisim: note: {limit}", file=sys.stderr)
     return found
 

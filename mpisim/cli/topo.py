@@ -63,17 +63,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a topology; under a launcher only the first process does."""
+    """Print a topology."""
     check_outputs(args)
     check_json(args)
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
+    from ..files import check_output
     from ..topo.describe import figures, measured, render
-    from .launch import launched_rank
 
+    if args.draw is not None:
+        check_output(args.draw, overwrite=True)
     topology = _topology(args)
-    if launched_rank() != 0:
-        return 0
     found = figures(topology)
     test = measured(topology) if args.test else None
     if args.draw is not None:

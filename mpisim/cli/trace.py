@@ -41,19 +41,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what traces hold; only the first process prints."""
+    """Print what traces hold."""
     from ..traces.show import joined, overview, read_trace, trace_files
-    from .launch import launched_rank
 
     kept = []
     for i, path in enumerate(trace_files(args.files)):
         trace = read_trace(path)
-        if launched_rank() == 0:
-            print("\n" * (i > 0) + overview(trace))
+        print("\n" * (i > 0) + overview(trace))
         if args.join:
             kept.append(trace)
     if args.join:
-        text = joined(kept)
-        if launched_rank() == 0:
-            print("\nJoined\n\n" + text)
+        print("\nJoined\n\n" + joined(kept))
     return 0

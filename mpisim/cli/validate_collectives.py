@@ -53,13 +53,10 @@ def add_kind(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict and print tables of errors; under a launcher only the first process does."""
-    from .launch import launched_rank
+    """Predict and print tables of errors."""
     from .output import check_json, check_outputs
 
     check_outputs(args)
-    if launched_rank() != 0:
-        return 0
     check_json(args)
     from ..topo.collectives.batches import select
     from ..topo.collectives.calibration import Calibration, ours

@@ -76,7 +76,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--top", type=int, metavar="N", default=10, help="worst rows to show (default: 10)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def add_predicted(parser: argparse.ArgumentParser) -> None:

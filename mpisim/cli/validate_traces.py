@@ -41,7 +41,7 @@ def add_kind(kinds: Any) -> None:
     parser.add_argument(
         "--cross-step", action="store_true", help="also predict every step from the one before"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from .. import parallel
 from ..program import Program
+from ..reductions import anywhere, largest
 from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention
@@ -155,12 +156,9 @@ def simulate(
 
     with _timed(wall, "finish"):
         ends, part = engine.finish()
-        end = np.full(cast.n, np.iinfo(np.int64).min)
+        end = np.full(cast.n, np.iinfo(np.int64).min, np.int64)
         end[plan.hosted] = ends
-        if several:
-            from mpi4py import MPI
-
-            several.Allreduce(MPI.IN_PLACE, end, op=MPI.MAX)
+        end = largest(end, several)
         digest = summed_over_processes(part, several)
         solution = Solution(plan.layout, engine, core)
 
@@ -205,16 +203,6 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
     wall[phase] = time.perf_counter() - begun
 
 
-def _any(here: bool, comm: Intracomm | None) -> bool:
-    """Whether something is so on any process. **Collective**."""
-    found = np.array([here], np.int64)
-    if comm:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, found, op=MPI.MAX)
-    return bool(found[0])
-
-
 def _execute(
     plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, label: str
 ) -> int | None:
@@ -240,7 +228,7 @@ def _execute(
             if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
             if not state.goes_on:
-                if contended or not _any(core.split(), several):
+                if contended or not anywhere(core.split(), several):
                     return None
                 continue
             if several and not state.moving:

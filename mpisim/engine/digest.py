@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Table
+from ..reductions import added
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -116,9 +117,6 @@ def summed_over_processes(part: int, comm: Intracomm | None) -> str:
     """
     total = part
     if comm is not None and comm.size > 1:
-        from mpi4py import MPI
-
         limbs = np.array([(part >> shift) & 0xFFFFFFFF for shift in (0, 32, 64, 96)], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, limbs, op=MPI.SUM)
-        total = sum(limb << (32 * i) for i, limb in enumerate(limbs.tolist()))
+        total = sum(limb << (32 * i) for i, limb in enumerate(added(limbs, comm).tolist()))
     return f"{total % (1 << 128):032x}"

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..presets import packaged
 from ..quantity import Quantity
+from ..reductions import added
 from ..schema import build
 from .fold import Cast
 from .refine import ranges
@@ -200,8 +201,8 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
     if comm is not None:
         from mpi4py import MPI
 
-        machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        machine.Allreduce(MPI.IN_PLACE, total, op=MPI.SUM)
+        machine = cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED))
+        total = added(total, machine)
         machine.Free()
     return Memory(int(total[0]), capacity())
 

@@ -30,6 +30,7 @@ from ..errors import UsageError
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..program.table import UNPRICED, Table
+from ..reductions import anywhere
 from ..topo import Network
 from .contention import Contention, find
 from .fold import Cast, quotient, whole
@@ -170,12 +171,7 @@ def settle(
 
 def _is_partial(program: Program, comm: Intracomm | None) -> bool:
     """Whether some process does not hold all tables. **Collective**."""
-    here = np.array([program.is_partial], np.int64)
-    if comm:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, here, op=MPI.MAX)
-    return bool(here[0])
+    return anywhere(program.is_partial, comm)
 
 
 def _match(

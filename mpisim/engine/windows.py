@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reductions import largest, smallest
 from .fold import Cast
 
 if TYPE_CHECKING:
@@ -28,15 +29,12 @@ def count_operations(
     cast: Cast, placement: NDArray[np.int32], comm: Intracomm
 ) -> NDArray[np.int64]:
     """Return how many operations each group of a cast has. **Collective** on `comm`."""
-    from mpi4py import MPI
-
     count = np.zeros(len(cast.sizes), np.int64)
     for i in np.flatnonzero(placement == comm.rank).tolist():
         on_slot = cast.program.table_of(int(cast.classes.representative[i])).operations
         first = cast.slot_index[i]
         np.maximum.at(count, cast.slots[first : first + len(on_slot)], on_slot)
-    comm.Allreduce(MPI.IN_PLACE, count, op=MPI.MAX)
-    return count
+    return largest(count, comm)
 
 
 def open_window(core: Any, earliest: int, comm: Intracomm) -> None:
@@ -51,10 +49,7 @@ def open_window(core: Any, earliest: int, comm: Intracomm) -> None:
         When the next event of all processes is, in ps.
     comm : mpi4py.MPI.Intracomm
     """
-    from mpi4py import MPI
-
-    safe = np.array([core.horizon(earliest)], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, safe, op=MPI.MIN)
+    safe = smallest(np.array([core.horizon(earliest)], np.int64), comm)
     until = max(int(safe[0]), earliest)
     if _shortened is not None:
         until = _shortened(earliest, until)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OutputError, UsageError
+from ..errors import DestinationError, UsageError
 from ..files import hidden_name, reported
 from ..program import UNPRICED, Flag, Kind, Operation, Program
 from .chakra_attributes import COLUMNS, COMM_TYPE, PREFIX, VERSION, add
@@ -81,7 +81,7 @@ def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         if target.exists():
             _check_replaceable(folder, target, overwrite)
         elif not target.parent.is_dir():
-            raise OutputError(f"{folder}: there is no folder {target.parent}")
+            raise DestinationError(f"{folder}: there is no folder {target.parent}")
         stage, aside = hidden_name(target), hidden_name(target)
         stage.mkdir()
         try:
@@ -100,15 +100,15 @@ def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 def _check_replaceable(folder: Path, target: Path, overwrite: bool) -> None:
     """Refuse to replace what was not asked to be replaced, or is not such a folder."""
     if not target.is_dir():
-        raise OutputError(f"{folder}: is not a folder; name another for the exported traces")
+        raise DestinationError(f"{folder}: is not a folder; name another for the exported traces")
     inside = sorted(target.iterdir())
     if inside and not overwrite:
-        raise OutputError(
+        raise DestinationError(
             f"{folder}: holds {inside[0].name} already; name another folder or empty it"
         )
     foreign = [path for path in inside if not (_OURS.fullmatch(path.name) and path.is_file())]
     if foreign:
-        raise OutputError(
+        raise DestinationError(
             f"{folder}: holds {foreign[0].name}, which is no Chakra file; name another folder"
         )
 

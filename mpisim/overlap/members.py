@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Classes
 from ..program import Program
+from ..reductions import largest
 from .timeline import alike
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ def slowest(
         if count and number in own:
             part = found[at[c] : at[c] + count]
             np.maximum(part, own[number][rows[number][s]], out=part)
-    if comm.size > 1:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, found, op=MPI.MAX)
+    found = largest(found, comm)
 
     longest: dict[int, Ints] = {}
     for number, mine in own.items():

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..program import Program, Table
+from ..reductions import added, added_words
 from .members import slowest
 from .rank import Ranks
 from .retimed import Times, is_spread, retimed, times_of
@@ -132,13 +133,10 @@ def with_slowdown(
 def _settled(run: Run, times: Mapping[int, Times], comm: Intracomm) -> bool:
     """Say whether times are those of a run already. **Collective.**"""
     moved = np.array(
-        [sum(each.differing(Times.of(_table(run, number))) for number, each in times.items())]
+        [sum(each.differing(Times.of(_table(run, number))) for number, each in times.items())],
+        np.int64,
     )
-    if comm.size > 1:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, moved, op=MPI.SUM)
-    return not moved[0]
+    return not added(moved, comm)[0]
 
 
 def _table(run: Run, number: int) -> Table:
@@ -173,10 +171,6 @@ def _look(
         sums[2, -1] += times[number].differing(Times.of(current))
         if mode == "coupled":
             state += np.uint64(count) * times[number].hash()
-    if comm.size > 1:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, sums, op=MPI.SUM)
-        comm.Allreduce(MPI.IN_PLACE, state, op=MPI.SUM)
+    sums, state = added(sums, comm), added_words(state, comm)
     spent, terms, beside = sums[:, :2], sums[:, 2:-1], sums[:, -1]
     return _Pass(times, spent, beside[:2], terms, int(beside[2]), bytes(state))

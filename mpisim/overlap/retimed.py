@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Classes, Run
 from ..program import UNPRICED, Program, Table
+from ..reductions import added_words
 from ._core.rows import fingerprint
 
 if TYPE_CHECKING:
@@ -141,10 +142,7 @@ def _numbered(
         base = program.table_of(int(classes.representative[number]))
         if each.differing(Times.of(base)):
             digests[number] = each.hash()
-    if comm.size > 1:
-        from mpi4py import MPI
-
-        comm.Allreduce(MPI.IN_PLACE, digests, op=MPI.MAX)  # each is known to one process
+    digests = added_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
     key = np.concatenate([table[:, None], digests], axis=1)
     different, which = np.unique(key, axis=0, return_inverse=True)

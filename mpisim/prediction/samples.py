@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..parallel import agreed, progress
+from ..reductions import largest
 from .case import Case
 from .execution import execute
 
@@ -58,8 +59,6 @@ def sampled_steps(
     int64, shape (count,)
         In ps; complete on every process, and the same for any number of them.
     """
-    from mpi4py import MPI
-
     groups = min(count, comm.size)
     mine = comm.rank * groups // comm.size
     own = cast("Intracomm", comm.Split(mine, comm.rank))
@@ -70,8 +69,7 @@ def sampled_steps(
             steps[number] = run.step_time
             update(min(count, (number // groups + 1) * groups))
     own.Free()
-    comm.Allreduce(MPI.IN_PLACE, steps, op=MPI.MAX)
-    return steps
+    return largest(steps, comm)
 
 
 def summary(steps: NDArray[np.int64]) -> dict[str, Any]:

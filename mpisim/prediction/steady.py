@@ -31,6 +31,7 @@ from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
 from ..program import Flag
+from ..reductions import largest
 from ..topo import find_cluster
 from .case import Case, prepare
 from .execution import execute
@@ -259,11 +260,7 @@ def _extrapolated(
         if times:
             case = case.with_micro_batches(number)
         run, _ = execute(case, comm)
-        load = busy(case, run)
-        if comm.size > 1:
-            from mpi4py import MPI
-
-            comm.Allreduce(MPI.IN_PLACE, load, op=MPI.MAX)
+        load = largest(busy(case, run), comm)
         times.append(run.step_time)
         loads.append(load)
         tokens = case.workload.tokens // number * rounds.whole

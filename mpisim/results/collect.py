@@ -13,6 +13,7 @@ from .. import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
 from ..program import Names, Operation, Program
+from ..reductions import anywhere
 from ..topo import Network
 from ..topo.bus import bus_factor
 from ..topo.price import Explained
@@ -132,17 +133,12 @@ def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], ND
     numbers : int64, shape (len(program.names),)
         Which of them each name of this process is.
     """
-    if comm.size > 1:
-        from mpi4py import MPI
-
-        partial = np.array([program.is_partial], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, partial, op=MPI.MAX)
-        if partial[0]:
-            known = Names()
-            for texts in comm.allgather(program.names):
-                for text in texts:
-                    known[text]
-            return tuple(known), np.array([known[text] for text in program.names], np.int64)
+    if comm.size > 1 and anywhere(program.is_partial, comm):
+        known = Names()
+        for texts in comm.allgather(program.names):
+            for text in texts:
+                known[text]
+        return tuple(known), np.array([known[text] for text in program.names], np.int64)
     return program.names, np.arange(len(program.names), dtype=np.int64)
 
 
@@ -261,8 +257,7 @@ def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDAr
 def _versions() -> dict[str, str]:
     versions = {"mpisim": __version__, "numpy": np.__version__}
     if "mpi4py.MPI" in sys.modules:  # not loaded for its version
-        from mpi4py import MPI
+        from ..library import library_name
 
-        library = MPI.Get_library_version().strip("\0 \n")
-        versions["MPI"] = library.split(",")[0].splitlines()[0]
+        versions["MPI"] = library_name()
     return versions

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Run
-from ..errors import InputError, OutputError
+from ..errors import DestinationError, InputError, OutputError
 from ..files import check_output, hidden_name, reported
 from ..hdf5 import CHUNK, create_column, created, write_attributes, write_column, write_texts
 from ..parallel import agreed
@@ -53,11 +53,11 @@ def check_results_output(path: str | Path, *, overwrite: bool = False) -> Path:
     folder = shard_folder(target)
     if os.path.lexists(folder):
         if not overwrite:
-            raise OutputError(f"{folder}: exists already; remove it or name another file")
+            raise DestinationError(f"{folder}: exists already; remove it or name another file")
         strange = [] if folder.is_symlink() or not folder.is_dir() else os.listdir(folder)
         strange = [name for name in strange if not SHARD_NAME.fullmatch(name)]
         if strange or folder.is_symlink() or not folder.is_dir():
-            raise OutputError(f"{folder}: is not a folder of shards; remove it first")
+            raise DestinationError(f"{folder}: is not a folder of shards; remove it first")
     return target
 
 
@@ -124,7 +124,7 @@ def write_results(
             names, numbers = shared_names(run.program, comm)
             with agreed(comm), _called(path, stage):
                 if not stage.is_dir():
-                    raise OutputError(
+                    raise DestinationError(
                         f"{path}: process {comm.rank} does not see the folder that process 0 made; "
                         "name a file on a shared file system"
                     )
@@ -204,7 +204,7 @@ def _called(path: str | Path, stage: Path) -> Iterator[None]:
     try:
         yield
     except OutputError as error:
-        raise OutputError(
+        raise type(error)(
             re.sub(re.escape(str(stage)) + r"[^:]*", str(path), str(error))
         ) from error
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import InputError, OutputError
+from ..errors import DestinationError, InputError
 from ..files import hidden_name, reported
 from ..parallel import agreed
 from ..program import Program
@@ -147,18 +147,20 @@ def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     with reported(folder):
         there = os.path.lexists(folder)
         if there and not folder.is_dir():
-            raise OutputError(f"{folder}: is not a folder; name another for the exported traces")
+            raise DestinationError(
+                f"{folder}: is not a folder; name another for the exported traces"
+            )
         if not there and not folder.parent.is_dir():
-            raise OutputError(f"{folder}: there is no folder {folder.parent}")
+            raise DestinationError(f"{folder}: there is no folder {folder.parent}")
         if not os.access(folder if there else folder.parent, os.W_OK | os.X_OK):
-            raise OutputError(f"{folder}: is not writable")
+            raise DestinationError(f"{folder}: is not writable")
         present = (
             [p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz"))] if there else []
         )
         present.sort()
     foreign = [p for p in present if not (overwrite and _NAME.fullmatch(p.name))]
     if foreign:
-        raise OutputError(
+        raise DestinationError(
             f"{folder}: holds {foreign[0].name} already; name another folder or empty it"
         )
     return present

@@ -1,0 +1,58 @@
+"""Signals that ask a run to end: what is half written is removed first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Terminated", "ended_by_signals"]
+
+GRACE = 1.0
+"""Seconds the command has to clean up after a signal, before the process ends all the same."""
+
+
+class Terminated(BaseException):
+    """The process was asked to end, by ``kill`` or by a batch system (SIGTERM)."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the block, as Ctrl-C raises `KeyboardInterrupt`.
+
+    Python raises them between two of its instructions, but the process may be inside a message of
+    MPI that never arrives. A thread then ends it after `GRACE` seconds. Nothing changes outside of
+    the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(reader, over), daemon=True).start()
+    handler = signal.signal(signal.SIGTERM, _terminate)
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(previous)
+        signal.signal(signal.SIGTERM, handler)
+        writer.close()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _watch(reader: socket.socket, over: threading.Event) -> None:
+    """Wait for the number of a signal, then for the end of the command, but not for ever."""
+    with reader:
+        while number := reader.recv(1):
+            if number[0] in (signal.SIGINT, signal.SIGTERM) and not over.wait(GRACE):
+                os._exit(128 + number[0])
