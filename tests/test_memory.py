@@ -89,7 +89,14 @@ def test_zero_as_published(stage: int, n: int) -> None:
         ({"precision": "fp32"}, (4, 4, 8)),
         ({"precision": "tf32"}, (4, 4, 8)),
         ({"precision": "fp8"}, (4, 4, 12)),  # fp8 weights and their transposes besides
-        ({"precision": "nvfp4"}, (3, 4, 12)),  # 9/16 of a byte twice, rounded down
+        ({"precision": "fp8", "fp8_transposed": False}, (3, 4, 12)),
+        ({"precision": "fp8", "fp8_params": True}, (2, 4, 12)),
+        ({"precision": "fp8", "fp8_params": True, "fp8_transposed": False}, (1, 4, 12)),
+        ({"precision": "fp8", "fp8_scaling": "blocks", "fp8_transposed": False}, (4.0625, 4, 12)),
+        ({"precision": "fp8", "fp8_weight_casts": True}, (2, 4, 12)),
+        ({"precision": "fp8", "dp_style": "deepspeed"}, (2, 2, 12)),
+        ({"precision": "bf16", "fp8_params": True}, (2, 4, 12)),
+        ({"precision": "nvfp4"}, (3.125, 4, 12)),  # 9/16 of a byte twice
         ({"optimizer": "momentum"}, (2, 4, 8)),
         ({"optimizer": "sgd"}, (2, 4, 4)),
         ({"optimizer": "adagrad", "precision": "fp32"}, (4, 4, 4)),
@@ -100,9 +107,26 @@ def test_zero_as_published(stage: int, n: int) -> None:
     ],
 )
 def test_bytes_of_a_parameter(keys: dict, expected: tuple[float, ...]) -> None:
-    found = states([layer(size=100)], plan(**keys), ALONE | {"shard": 4})
-    each = (found.parameters / 100, found.gradients / 100, found.optimizer / 100)
+    chosen = plan(**keys)
+    product = Compute("product", Gemm(4, 4, 4, dtype=chosen.precision))
+    linear = Operator("linear", (product,), (), (Parameter("linear weight", 6400),))
+    found = states([layer(linear)], chosen, ALONE | {"shard": 4})
+    each = (found.parameters / 6400, found.gradients / 6400, found.optimizer / 6400)
     assert each == pytest.approx(expected)
+
+
+def test_only_weights_of_products_in_fp8_have_copies_in_fp8() -> None:
+    product = Compute("product", Gemm(4, 4, 4, dtype="fp8"))
+    linear = Operator(
+        "linear", (product,), (), (Parameter("linear weight", 100), Parameter("linear bias", 10))
+    )
+    embedding = layer(size=1000, role="embedding")
+    head = Operator(
+        "head", (Compute("scores", Gemm(4, 4, 4)),), (), (Parameter("head weight", 1000),)
+    )
+    layers = [embedding, layer(linear), layer(head, role="head")]
+    found = states(layers, plan(precision="fp8"), ALONE)
+    assert found.parameters == 2 * 2110 + 2 * 100
 
 
 def test_experts_are_shared_by_their_own_group() -> None:
@@ -210,6 +234,33 @@ def test_recomputation() -> None:
     assert ends.kept == 1000 + 16
 
 
+def test_a_backward_frees_while_the_forward_beside_it_keeps() -> None:
+    """Megatron-LM's overlap of experts' exchanges: two micro-batches, layer beside layer, hold
+    about as much as one, not twice that."""
+    blocks = part(*[layer(operator(100, 10, 20)) for _ in range(8)])
+    found = chunk(blocks, plan(), ALONE)
+    alone = peak(pipeline("1f1b", 1, 4).actions[0], [found])
+    beside = peak(pipeline("1f1b", 1, 4, paired=True).actions[0], [found])
+    assert alone.kept == 800
+    # The layer that is ahead, and the temporaries of both.
+    assert beside.total == alone.total + 100 + 10
+    assert beside.kept <= beside.total
+
+
+def test_the_optimizer_works_when_gathered_parameters_are_gone() -> None:
+    """FSDP: PyTorch's copy for the update is there when units and their gradients are not."""
+    text = """
+    model = { preset = "llama-3-70b", seq_len = 128 }
+    plan = { global_batch = 8, dp_style = "fsdp", zero = 3, recompute = "full" }
+    cluster = { preset = "dgx-h100" }
+    """
+    laid = lay_out(read(text, "text"), 8)
+    (found,) = memory(laid.pipeline, laid.parts[0], laid.experiment.plan, laid.grid)
+    assert found.moment == "the optimizer's step"
+    assert found.working == found.parameters
+    assert found.activations == found.gathered == found.buckets == 0
+
+
 def test_gradients_of_weights_that_are_put_off() -> None:
     gemm = Gemm(4, 4, 5, accumulate=True)  # 2 × 5 × 8 = 80 bytes of inputs and gradients
     found = chunk(part(layer(operator(100, 10, 20, gemm=gemm))), plan(), ALONE)
@@ -223,7 +274,7 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
     for stage in range(4):
         saved, later = [7, 11][: pipe.chunks], [3, 4][: pipe.chunks]
         chunks = [
-            Chunk(kept, for_weights, kept, 0, 0, 0)
+            Chunk(kept, for_weights, kept, 0, 0, 0, (kept,), (0,))
             for kept, for_weights in zip(saved, later, strict=True)
         ]
         worst = peak(pipe.actions[stage], chunks)
@@ -234,7 +285,7 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
 
 def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
     pipe = pipeline("dualpipe", 2, 4)
-    chunks = [Chunk(10, 0, 15, 20, 20, 0)] * 2
+    chunks = [Chunk(10, 0, 15, 20, 20, 0, (15,), (20,))] * 2
     worst = peak(pipe.actions[0], chunks)
     paired = [i for i, action in enumerate(pipe.actions[0]) if action.paired]
     held, most = 0, 0
@@ -297,6 +348,12 @@ def test_connections() -> None:
     # Collectives on tp, on edp, and of the gradient's norm; 8 neighbours are one node, with 7
     # peers; the other stage is in another node.
     assert (found.collective, found.peers, found.network) == (3, 7, 1)
+    flex = replace(keys, moe_dispatcher="flex")
+    flexible = connections([layer(experts)], 0, flex, grid, sizes, 8)
+    assert (flexible.peers, flexible.deepep, flexible.hybridep) == (0, True, 0)
+    hybrid = replace(keys, moe_dispatcher="hybrid-ep")
+    flexible = connections([layer(experts)], 0, hybrid, grid, sizes, 8)
+    assert (flexible.peers, flexible.deepep, flexible.hybridep) == (0, False, 8 * 16)
     known = constants()
     expected = 3 * known.collective.si + 7 * known.peer.si + known.network.si
     assert found.bytes(known) == pytest.approx(expected)

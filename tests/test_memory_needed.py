@@ -46,6 +46,9 @@ def test_counts_are_those_of_the_plan(program: Program) -> None:
     counts = count(whole(program, None), np.arange(program.n_ranks, dtype=np.int32))
     assert counts.rows == layout.n_rows
     assert counts.table_rows == sum(len(code.table) for code in layout.codes)
+    assert counts.structure_rows == sum(
+        len(array) for array in {id(c.instructions): c.instructions for c in layout.codes}.values()
+    )
     assert counts.groups == layout.n_groups
     assert counts.slots == len(layout.slot_group)
 
@@ -54,13 +57,34 @@ def test_ranks_may_have_more_slots_than_their_table_uses() -> None:
     builder = ProgramBuilder()
     number = builder.add_table(builder.table().build())
     builder.add_rank(number, [builder.communicator((0,))])
-    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 1)
+    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 0, 1)
 
 
 def test_kernels_with_times_of_their_own_are_counted() -> None:
     program = alike().replace(jitter=Jitter(0.1))
     counts = count(whole(program, None), np.arange(8, dtype=np.int32))
-    assert (counts.rows, counts.jittered_rows) == (32, 32)
+    assert (counts.rows, counts.varied_rows) == (32, 32)
+
+
+def test_ranks_of_one_speed_share_their_durations() -> None:
+    speed = np.array([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.9])
+    counts = count(whole(alike().replace(speed=speed), None), np.arange(8, dtype=np.int32))
+    assert (counts.rows, counts.varied_rows) == (32, 3 * 4)
+    every = alike().replace(speed=np.linspace(0.5, 1, 8))
+    assert count(whole(every, None), np.arange(8, dtype=np.int32)).varied_rows == 32
+
+
+def test_tables_that_differ_in_times_alone_share_instructions() -> None:
+    program = alike()
+    first = program.tables[0]
+    assert first is not None
+    tables = [first.replace(duration=first.duration + i) for i in range(8)]
+    apart = program.replace(tables=tuple(tables), table=np.arange(8, dtype=np.int32))
+    counts = count(whole(apart, None), np.arange(8, dtype=np.int32))
+    assert (counts.structure_rows, counts.table_rows, counts.rows) == (4, 32, 32)
+    one = count(whole(program, None), np.arange(8, dtype=np.int32))
+    # Durations take 8 bytes, instructions and all else more than 200.
+    assert needed(counts, True, False) - needed(one, True, False) <= 20 * (32 - 4)
 
 
 def test_a_folded_run_counts_classes() -> None:
@@ -68,15 +92,16 @@ def test_a_folded_run_counts_classes() -> None:
     cast = quotient(program, COST, None, None)
     assert cast is not None
     found = count(cast, np.arange(cast.n, dtype=np.int32))
-    assert found == (4, 4, 0, 2, 1)
-    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 32, 0, 2, 8)
-    assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0, 0)
+    assert found == (4, 4, 4, 0, 2, 1)
+    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 4, 32, 0, 2, 8)
+    assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0, 0, 0)
 
 
 def test_bytes_are_counts_times_the_data_file() -> None:
-    counts = memory_needed.Counts(10**6, 10**9, 10**8, 10**7, 10**5)
+    counts = memory_needed.Counts(10**6, 10**7, 10**9, 10**8, 10**7, 10**5)
     of = memory_needed._constants()
-    flat = 10**6 * of.dataflow.table_row.value + 10**8 * of.dataflow.jittered_row.value
+    flat = 10**6 * of.dataflow.structure_row.value + 10**7 * of.dataflow.table_row.value
+    flat += 10**8 * of.dataflow.varied_row.value
     flat += 10**7 * of.dataflow.group.value + 10**5 * of.dataflow.slot.value
     assert needed(counts, contended=False, timeline=False) == round(flat)
     more = needed(counts, contended=False, timeline=True) - needed(counts, False, False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpisim.errors import InputError
 from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
@@ -74,6 +76,37 @@ def test_too_close_to_call() -> None:
         "too close to call"
     )
     assert Verdict((stage(0, 77 * GIB, GIB),), 80 * GIB, "a GPU").certain
+
+
+def test_one_stage_that_is_far_over_is_enough() -> None:
+    """A stage near the limit is no doubt about a plan of which another stage is far over."""
+    stages = (stage(0, 132 * GIB, 4 * GIB), stage(1, 79 * GIB, 2 * GIB))
+    found = Verdict(stages, 79 * GIB, "a GPU")
+    assert (found.fits, found.certain) == (False, True)
+    assert "too close" not in found.sentence()
+    # One that fits is certain only if every stage is.
+    assert not Verdict((stage(0, 30 * GIB), stage(1, 79 * GIB, GIB)), 80 * GIB, "a GPU").certain
+    # The stage with the larger error bar may be the doubt, though another is fuller.
+    assert not Verdict((stage(0, 78 * GIB), stage(1, 77 * GIB, 2 * GIB)), 80 * GIB, "G").certain
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), min_size=1, max_size=6),
+    st.integers(1, 200),
+)
+def test_certain_is_what_two_standard_deviations_leave(
+    stages: list[tuple[int, int]], room: int
+) -> None:
+    found = Verdict(tuple(stage(i, *each) for i, each in enumerate(stages)), room, "a GPU")
+    outcomes = {
+        all(total + sign * 2 * error <= room for total, error in stages) for sign in (-1, 1)
+    }
+    assert found.fits == all(total <= room for total, _ in stages)
+    if found.certain:
+        assert outcomes == {found.fits}
+    edge = any(total + sign * 2 * error == room for total, error in stages for sign in (-1, 1))
+    if len(outcomes) == 1 and not edge:
+        assert found.certain
 
 
 def test_the_table_adds_up() -> None:

@@ -2,7 +2,8 @@
 
 A run that does not fit would be ended by the system, without a word, after minutes. Its largest
 parts follow from counts: rows, groups (operations of communicators) and slots (ranks × the
-communicators they are on), times measured bytes (``data/simulation_memory.toml``).
+communicators they are on), times measured bytes (``data/simulation_memory.toml``). Tables that
+differ in times alone share what the core executes: each takes its durations, no more.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ UNKNOWN = 1 << 62
 class Costs:
     """Bytes of a core."""
 
+    structure_row: Quantity
     table_row: Quantity
-    jittered_row: Quantity
+    varied_row: Quantity
     group: Quantity
     slot: Quantity
 
@@ -72,16 +74,18 @@ class Counts(NamedTuple):
 
     Attributes
     ----------
-    table_rows : int
-        Of distinct tables.
-    rows, jittered_rows : int
-        Of all simulated ranks; of those whose kernels take other times than those of any other.
+    structure_rows, table_rows : int
+        Of tables that differ in more than times; of those that differ at all.
+    rows, varied_rows : int
+        Of all simulated ranks; of those whose kernels take other times than their table says, ranks
+        that agree in these counted once.
     groups, slots : int
     """
 
+    structure_rows: int
     table_rows: int
     rows: int
-    jittered_rows: int
+    varied_rows: int
     groups: int
     slots: int
 
@@ -139,9 +143,8 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
         The ranks of the cast that are simulated here.
     """
     program = cast.program
-    numbers, entry = np.unique(
-        program.table[cast.classes.representative[hosted]], return_inverse=True
-    )
+    ranks = cast.classes.representative[hosted]
+    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
     held = [table for n in numbers.tolist() if (table := program.tables[n]) is not None]
     lengths = np.array([len(table) for table in held], np.int64)
     at, owner = ranges(cast.slot_index, hosted.astype(np.int64))
@@ -153,14 +156,29 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
     communicators, which = np.unique(cast.slots[at], return_inverse=True)
     operations = np.zeros(len(communicators), np.int64)
     np.maximum.at(operations, which, mine)  # all members do as many
-    rows = int(lengths[entry].sum())
+    structures = {id(table.structure): len(table) for table in held}
     return Counts(
+        structure_rows=sum(structures.values()),
         table_rows=int(lengths.sum()),
-        rows=rows,
-        jittered_rows=0 if program.jitter is None else rows,
+        rows=int(lengths[entry].sum()),
+        varied_rows=_varied_rows(program, ranks, entry, lengths),
         groups=int(operations.sum()),
         slots=len(at),
     )
+
+
+def _varied_rows(
+    program: Program, ranks: NDArray[np.int32], entry: NDArray[np.intp], lengths: NDArray[np.int64]
+) -> int:
+    """Count the rows of ranks whose kernels take other times than their table says, what is equal
+    once; `entry`: each rank's table, `lengths`: rows of these."""
+    if program.jitter is not None:
+        return int(lengths[entry].sum())
+    speed = program.speed[ranks]
+    if (speed == 1).all():
+        return 0
+    pairs = np.unique(np.stack([entry.astype(float), speed]), axis=1)
+    return int(lengths[pairs[0].astype(int)].sum())
 
 
 def needed(counts: Counts, contended: bool, timeline: bool) -> int:
@@ -177,8 +195,9 @@ def needed(counts: Counts, contended: bool, timeline: bool) -> int:
     constants = _constants()
     costs = constants.contended if contended else constants.dataflow
     total = (
-        counts.table_rows * costs.table_row.si
-        + counts.jittered_rows * costs.jittered_row.si
+        counts.structure_rows * costs.structure_row.si
+        + counts.table_rows * costs.table_row.si
+        + counts.varied_rows * costs.varied_row.si
         + counts.groups * costs.group.si
         + counts.slots * costs.slot.si
     )
@@ -197,7 +216,7 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
     comm : mpi4py.MPI.Intracomm or None
         None: one process.
     """
-    total = np.array([more + _resident()], np.int64)
+    total = np.array([max(more + _resident(), _peak())], np.int64)
     if comm is not None:
         from mpi4py import MPI
 
@@ -258,6 +277,15 @@ def _limit(file: Path) -> list[int]:
 
 
 def _resident() -> int:
+    """Bytes that this process has now; at its peak, where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return _peak()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak() -> int:
     """Bytes that this process has had at its peak so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -131,6 +131,9 @@ class Plan:
     fp8_weight_casts : bool
         Whether every pass casts weights to fp8 (torchao without its float8 all-gather); otherwise
         they are cast once a step, which counts with `dp_style` "megatron".
+    fp8_params : bool
+        Whether weights of products in fp8 are kept in fp8 alone, without a copy in 16 bits
+        (Megatron-LM's ``--fp8-param-gather``). It counts for memory; gathered they are in 16 bits.
     fp8_split_sums : bool
         Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
         not: split accumulators of cuBLAS, slower on Hopper (:mod:`mpisim.kernels.split_gemm`).
@@ -290,6 +293,7 @@ class Plan:
     fp8_casts: Literal["transformer-engine", "compiled"] = "transformer-engine"
     fp8_transposed: bool = True
     fp8_weight_casts: bool = False
+    fp8_params: bool = False
     fp8_split_sums: bool = True
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from ..experiment.plan import Plan
 from ..program import Phase
@@ -35,6 +36,9 @@ class Chunk:
     forward, backward, inputs, weights : int
         The most a forward, a whole backward, one of the inputs alone, and one of the weights hold
         at any moment beyond what the stage holds before it.
+    going, coming : tuple of int
+        The most that is held while the forward is in each layer, and the whole backward, which
+        begins with the last layer; beyond what the stage holds before them.
     """
 
     kept: int
@@ -43,6 +47,8 @@ class Chunk:
     backward: int
     inputs: int
     weights: int
+    going: tuple[int, ...]
+    coming: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -100,15 +106,15 @@ def chunk(
             known[key] = _Layer(layer, plan, whole, sizes)
         each.append(known[key])
 
-    forward, held = 0, 0
+    held, going, coming = 0, [], []
     for found, left in zip(each, keeps, strict=True):
-        forward = max(forward, held + found.forward)
+        going.append(held + found.forward)
         held += left
     # Backward: what is held changes by the layers behind, which are done.
-    backward = inputs = weights = 0
+    inputs = weights = 0
     done = done_inputs = done_weights = 0
     for found, left in zip(reversed(each), reversed(keeps), strict=True):
-        backward = max(backward, done + found.backward)
+        coming.append(done + found.backward)
         inputs = max(inputs, done_inputs + found.inputs)
         weights = max(weights, done_weights + found.weights)
         done -= left
@@ -117,10 +123,12 @@ def chunk(
     return Chunk(
         kept=held,
         for_weights=-done_weights,
-        forward=max(forward, held),
-        backward=backward,
+        forward=max([held, *going]),
+        backward=max([0, *coming]),
         inputs=max(inputs, done_inputs),
         weights=weights,
+        going=tuple(going),
+        coming=tuple(coming),
     )
 
 
@@ -168,7 +176,9 @@ class _Layer:
 def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
     """Go through a stage's actions and return its worst moment.
 
-    Of two actions that overlap both may be at their worst at once.
+    Of a forward and a backward that overlap, each layer of the one runs beside one layer of the
+    other (megatron/core/models/common/model_chunk_schedule_plan.py): both may be at their worst in
+    these at once, but what the backward has freed by then is free.
 
     Parameters
     ----------
@@ -178,11 +188,16 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
     """
     held = most_kept = most = 0
     worst = actions[0]
-    before = 0  # of the action before: what was held when it began, and its own on top
-    beside = 0
     forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
-    for action in actions:
+    known: dict[tuple[int, int], int] = {}
+    going: Action | None = None  # the forward that the next action runs beside
+    paired = [action.paired for action in actions[1:]]
+    for action, with_next in zip(actions, [*paired, False], strict=True):
         found = chunks[action.chunk]
+        if with_next:
+            going = action
+            most_kept = max(most_kept, held + found.kept)
+            continue
         if action.phase is forward:
             top, change = found.forward, found.kept
         elif action.phase is weight:
@@ -191,11 +206,24 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
             top, change = found.inputs, found.for_weights - found.kept
         else:
             top, change = found.backward, -found.kept
-        moment = before + beside + top if action.paired else held + top
-        if moment > most:
-            most, worst = moment, action
-        before, beside = held, top
+        if going is not None:
+            key = going.chunk, action.chunk
+            if key not in known:
+                known[key] = _together(chunks[going.chunk], found)
+            top, change = known[key], change + chunks[going.chunk].kept
+            going = None
+        if held + top > most:
+            most, worst = held + top, action
         held += change
         if held > most_kept:
             most_kept = held
-    return Peak(kept=most_kept, total=max(most, most_kept), action=worst)
+    # Beside a forward that overlaps a backward not all is kept of either.
+    return Peak(kept=min(most, most_kept), total=most, action=worst)
+
+
+def _together(ahead: Chunk, behind: Chunk) -> int:
+    """Return the most that a forward and a backward hold together, layer beside layer."""
+    most = max(len(ahead.going), len(behind.coming))
+    going = (*ahead.going, *[ahead.kept] * (most - len(ahead.going)))
+    coming = (*behind.coming, *[-behind.kept] * (most - len(behind.coming)))
+    return max(map(add, going, coming))

@@ -1,4 +1,5 @@
-"""What NCCL's communicators take: buffers to receive into, for each connection."""
+"""What communications take: buffers to receive into, for each connection of NCCL's communicators,
+and those of the kernels that exchange tokens of experts."""
 
 from __future__ import annotations
 
@@ -30,11 +31,17 @@ class Connections:
         Ranks of the same node that it exchanges messages with, over all communicators.
     network : int
         Communicators on which it exchanges messages with other nodes.
+    deepep : bool
+        Whether it exchanges tokens by DeepEP.
+    hybridep : int
+        Bytes of HybridEP's buffer.
     """
 
     collective: int
     peers: int
     network: int
+    deepep: bool = False
+    hybridep: int = 0
 
     def bytes(self, known: Constants) -> int:
         """Return what the communicators take together."""
@@ -50,6 +57,8 @@ class Connections:
             (self.collective * known.collective.si, known.collective.error),
             (self.peers * known.peer.si, known.peer.error),
             (self.network * known.network.si, known.network.error),
+            (self.deepep * known.deepep.si, known.deepep.error),
+            (self.hybridep * known.hybridep.value, known.hybridep.error),
         ]
 
 
@@ -76,6 +85,8 @@ def connections(
     for step in _communications(layers):
         if sizes[step.group] == 1:
             continue
+        if step.operation is Operation.ALL_TO_ALL and plan.moe_dispatcher != "all-to-all":
+            continue  # DeepEP's or HybridEP's, with buffers of their own
         if step.operation in BETWEEN_PEERS:
             between[step.group] = step.operation
         else:
@@ -94,7 +105,23 @@ def connections(
         near = sum(ranks[each] // node == ranks[stage] // node for each in beside)
         peers += near
         network += near < len(beside)
-    return Connections(len(collective), peers, network)
+    own = any(
+        step.operation is Operation.ALL_TO_ALL and sizes[step.group] > 1
+        for step in _communications(layers)
+    )
+    return Connections(
+        len(collective),
+        peers,
+        network,
+        deepep=own and plan.moe_dispatcher == "flex",
+        hybridep=_hybridep(layers, sizes) if own and plan.moe_dispatcher == "hybrid-ep" else 0,
+    )
+
+
+def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
+    """Return the bytes of HybridEP's buffer: room for every token of all ranks, in 16 bits, which
+    dispatch and combine share (`max_num_of_tokens_for_experts`, csrc/hybrid_ep of DeepEP)."""
+    return sizes["ep"] * max(layer.output for layer in layers if layer.role == "block")
 
 
 def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:

@@ -47,6 +47,10 @@ class Constants:
     collective, peer, network : Quantity
         NCCL's buffers: of a communicator that does collectives, of each peer in the node for
         messages, of a communicator that sends messages between nodes.
+    deepep : Quantity
+        DeepEP's buffers.
+    hybridep : Quantity
+        1; its error bar is that of what is known of HybridEP's buffer.
     fragmentation : Quantity
         What PyTorch's allocator reserves on top, as a share of what it hands out.
     temporaries : Quantity
@@ -62,6 +66,8 @@ class Constants:
     collective: Quantity
     peer: Quantity
     network: Quantity
+    deepep: Quantity
+    hybridep: Quantity
     fragmentation: Quantity
     temporaries: Quantity
     deepspeed_overlap: Quantity

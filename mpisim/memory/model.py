@@ -27,6 +27,9 @@ PHASES = {
     Phase.WEIGHT: "gradients of weights",
 }
 
+LASTING = ("ddp", "deepspeed")
+"""Frameworks whose buckets are allocated once, and there through the whole step."""
+
 
 @dataclass(frozen=True)
 class StageMemory:
@@ -51,7 +54,7 @@ class StageMemory:
     context : int
         CUDA's context.
     communicators : int
-        NCCL's buffers.
+        NCCL's buffers, and DeepEP's or HybridEP's.
     fragmentation : int
         What the allocator reserves and cannot hand out.
     error : int
@@ -160,26 +163,29 @@ def _stage(
         )  # fmt: skip
     found = of_layers[described]
     worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes, kinds) for each in chunks])
-    working = worst.total - worst.kept
-    moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
-    update = found.update
-    if update > worst.total:
-        working, moment = update - worst.kept, "the optimizer's step"
-
-    tensors = {
-        "parameters": found.states.parameters,
-        "gradients": found.states.gradients,
-        "optimizer": found.states.optimizer,
+    moving = {
         "activations": worst.kept,
-        "working": working,
+        "working": worst.total - worst.kept,
         "gathered": found.gathered,
         "buckets": found.buckets,
         "messages": messages(pipeline, stage, parts),
     }
+    moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
+    # When the optimizer works, activations are gone, and gathered parameters with them.
+    lasting = found.buckets if style(plan) in LASTING else 0
+    if found.update + lasting > sum(moving.values()):
+        moving = dict.fromkeys(moving, 0) | {"working": found.update, "buckets": lasting}
+        moment = "the optimizer's step"
+    tensors = {
+        "parameters": found.states.parameters,
+        "gradients": found.states.gradients,
+        "optimizer": found.states.optimizer,
+        **moving,
+    }
     fragmentation = known.fragmentation.value * sum(tensors.values())
     connected = connections(layers, stage, plan, grid, sizes, node)
     errors = (
-        known.temporaries.error * working,
+        known.temporaries.error * moving["working"],
         known.fragmentation.error * fragmentation,
         known.context.error * known.context.si,
         connected.error(known),

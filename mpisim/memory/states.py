@@ -14,7 +14,8 @@ Megatron-LM keeps gradients in fp32 (``megatron/training/theoretical_memory_usag
 6 + 12/dp with the distributed optimizer); DeepSpeed is ZeRO as published (arXiv:1910.02054); FSDP
 shards fp32 parameters and gathers copies in 16 bits, which are buffers
 (:mod:`mpisim.memory.buffers`). Models in fp32 have no master copy. Other optimizers remember less:
-momentum and Adagrad one number a parameter, SGD none.
+momentum and Adagrad one number a parameter, SGD none. Weights of products in fp8 and NVFP4 have
+copies in that format besides, on Megatron-LM.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..experiment.plan import Plan
-from ..kernels.operations import BYTES
+from ..kernels.operations import BYTES, Gemm, GroupedGemm
 from ..workloads.data_parallel.held import Held, held, of_kind
-from ..workloads.operators import Layer
+from ..workloads.operators import Compute, Layer, Operator
 
 __all__ = [
     "FP32",
@@ -46,10 +47,11 @@ FP32 = 4
 MOMENTS = {"adam": 2 * FP32, "momentum": FP32, "adagrad": FP32, "sgd": 0}
 """Bytes an optimizer remembers of a parameter."""
 
-COPIES = {"fp8": 2, "nvfp4": 1}
-"""Bytes: Transformer Engine keeps each weight in the format of the products twice, as it is and
-transposed, through a step (transformer_engine/pytorch/module/base.py, weight workspaces). In NVFP4
-twice 9/16 bytes, rounded down."""
+FORMATS = ("fp8", "nvfp4")
+"""Of products whose weights are copies of those in 16 bits."""
+
+BLOCK = 32
+"""Elements of an MXFP8 block, which have a scale of one byte."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,6 @@ def rates(plan: Plan) -> Rates:
         return Rates(FP32, FP32, moments)
     gradient = gradient_bytes(plan)
     master = FP32 if weight < FP32 else 0
-    if style(plan) == "megatron":
-        weight += COPIES.get(plan.precision, 0)
     return Rates(weight, gradient, master + moments)
 
 
@@ -164,7 +164,43 @@ def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
     )
     own = sum(p.size for layer in layers for p in layer.parameters if p.local)
     return States(
-        each.weight * of_parameters + weight_bytes(plan) * own,
+        each.weight * of_parameters + weight_bytes(plan) * own + _copies(layers, plan),
         each.gradient * of_gradients,
         each.optimizer * of_optimizer + MOMENTS[plan.optimizer] * own,
+    )
+
+
+def _copies(layers: Sequence[Layer], plan: Plan) -> int:
+    """Return the bytes that weights in the format of the products add to those in 16 bits.
+
+    Transformer Engine keeps them through a step (weight workspaces,
+    transformer_engine/pytorch/module/base.py), also transposed where the GPU's products take one
+    layout alone, or where blocks are scaled, along either dimension; in NVFP4 9/16 byte each. Only
+    weights of products in that format have them: not embedding, head, router and norms. With
+    ``fp8_params`` they are all there is of these weights.
+    """
+    if style(plan) != "megatron" or plan.precision not in FORMATS or plan.fp8_weight_casts:
+        return 0
+    size = sum(_quantised(layer.operators) for layer in layers)
+    if plan.precision == "nvfp4":
+        return 2 * 9 * size // 16
+    blocks = plan.fp8_scaling == "blocks"
+    each = 2 if plan.fp8_transposed or blocks else 1
+    scales = each * (size // BLOCK) if blocks else 0
+    return each * size + scales - (weight_bytes(plan) * size if plan.fp8_params else 0)
+
+
+def _quantised(operators: Sequence[Operator]) -> int:
+    """Return the elements of the weights that operators multiply by in fp8 or NVFP4."""
+    return sum(
+        parameter.size
+        for operator in operators
+        if any(
+            isinstance(step, Compute)
+            and isinstance(step.kernel, Gemm | GroupedGemm)
+            and step.kernel.dtype in FORMATS
+            for step in operator.forward
+        )
+        for parameter in operator.parameters
+        if parameter.name.endswith(" weight")
     )

@@ -63,8 +63,16 @@ class Verdict:
 
     @property
     def certain(self) -> bool:
-        """Whether two standard deviations would not change the answer."""
-        return all(abs(self.capacity - each.total) > 2 * each.error for each in self.stages)
+        """Whether two standard deviations would not change the answer.
+
+        One stage that is over by more is enough for a plan that does not fit; every stage of one
+        that fits must be under by more.
+        """
+        over = [each.total - self.capacity for each in self.stages]
+        errors = [2 * each.error for each in self.stages]
+        surely_not = any(more > error for more, error in zip(over, errors, strict=True))
+        surely = all(-more > error for more, error in zip(over, errors, strict=True))
+        return surely_not or surely
 
     def sentence(self) -> str:
         """Say it in one line."""
