@@ -18,7 +18,7 @@ from .steps import step_times
 from .traces import Lowered, Source, TraceProgram, find_sources, read_program
 from .whatif import WhatIf, change
 
-__all__ = ["Replay", "StepTime", "TraceJob", "read_job", "replay"]
+__all__ = ["Replay", "StepTime", "TraceJob", "read_again", "read_job", "replay"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,6 @@ def read_job(
     *,
     allow_missing: bool = False,
     late_edges: bool = True,
-    shift: tuple[int, float] | None = None,
 ) -> TraceJob:
     """Find and read the traces of one job. **Collective.**
 
@@ -118,9 +117,6 @@ def read_job(
     late_edges : bool
         Whether starts later than their known inputs may be explained by a second look at recorded
         times (event waits, a kernel that filled the device).
-    shift : (int, float), optional
-        For tests: what the n-th rank recorded in the second half of its file is taken as recorded
-        so many seconds later.
 
     Raises
     ------
@@ -133,8 +129,32 @@ def read_job(
             sources = find_sources(paths, allow_missing)
     sources = comm.bcast(sources, root=0)
     placement = block_placement(len(sources), comm.size)
-    traces = read_program(sources, comm, placement, late_edges, shift)
+    traces = read_program(sources, comm, placement, late_edges)
     return _summed(traces, sources, placement, comm)
+
+
+def read_again(
+    job: TraceJob,
+    comm: Any,
+    *,
+    late_edges: bool = True,
+    shift: tuple[int, float] | None = None,
+) -> TraceJob:
+    """Read the same files in another way. **Collective.**
+
+    Parameters
+    ----------
+    job : TraceJob
+    comm : mpi4py.MPI.Comm
+        The processes that read the job.
+    late_edges : bool
+        As for `read_job`.
+    shift : (int, float), optional
+        For tests: what the n-th rank recorded in the second half of its file is taken as recorded
+        so many seconds later.
+    """
+    traces = read_program(job.sources, comm, job.placement, late_edges, shift)
+    return _summed(traces, job.sources, job.placement, comm)
 
 
 def _summed(

@@ -21,6 +21,7 @@ examples:
   mpisim replay traces/ --scale-kernel '*gemm*=0.7' what if matrix products took 30 % less?
   mpisim replay traces/ --delay 3:0.01              what if rank 3 came 10 ms late?
   mpisim replay traces/ --cap-host-gap 5:0.001      what do rank 5's stalls cost everyone?
+  mpisim replay traces/ --step 6                    where did the time of step 6 go?
   mpisim replay traces/ -o run.h5 --timeline        save the result with every row
 """
 
@@ -45,6 +46,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--save-program", metavar="FILE", help="write what every rank does, as read and changed"
     )
+    parser.add_argument(
+        "--step", type=int, metavar="N",
+        help="the recorded step that the tables and the critical path are about (default: the last)",
+    )  # fmt: skip
     parser.add_argument(
         "--allow-missing-ranks",
         action="store_true",
@@ -159,11 +164,11 @@ def run(args: argparse.Namespace) -> int:
     plain = replay(job, comm) if asked.changes else asked
     attributes = _statements(job, asked, plain)
     if args.output is None:
-        results = collect(asked.run, comm=comm, attributes=attributes)
+        results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
     else:
         results = write_results(
             asked.run, args.output, comm=comm, timeline=args.timeline,
-            overwrite=args.overwrite, attributes=attributes,
+            overwrite=args.overwrite, attributes=attributes, step=args.step,
         )  # fmt: skip
     if args.save_program is not None:
         whole = gather(asked.program, comm)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TraceError
+from ..errors import MpisimError, TraceError
 from .output import check_outputs
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def add_kind(kinds: Any) -> None:
         "traces",
         help="replay recorded traces",
         description="Replay recorded traces and compare every step of every rank with what was "
-        "measured. A folder with subfolders is one trace a subfolder.",
+        "measured. A folder with subfolders is one trace a subfolder. A trace that cannot be "
+        "replayed is a row with the reason; the exit code is then 2, or 1 if a test fails.",
         epilog=EXAMPLES,
     )
     parser.add_argument("paths", metavar="PATH", nargs="+", help="folders or files of traces")
@@ -45,7 +46,10 @@ def add_kind(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay the traces and print a table, one line a trace as it is done."""
+    """Replay the traces and print a table, one line a trace as it is done.
+
+    Returns 1 if a test fails on a trace that is replayed, else 2 if a trace cannot be replayed.
+    """
     check_outputs(args)
     from ..files import check_output, write_json
     from ..parallel import agreed
@@ -61,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     validation = Validation("traces")
     moves: dict[str, list[Perturbation]] = {}
     across: dict[str, list[CrossStep]] = {}
+    failed: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     if first:
         print(HEAD)
     for result in validate_traces(args.paths, comm):
@@ -68,26 +74,37 @@ def run(args: argparse.Namespace) -> int:
         if first:
             print(_line(result))
             sys.stdout.flush()
-        if args.cross_step and not result.skipped:
-            across[result.name] = cross_steps(result, comm)
-            if first and across[result.name]:
-                print(_across(across[result.name]))
-                sys.stdout.flush()
-        if args.perturb and not result.skipped:
-            moves[result.name] = []
-            for move in perturb_traces(result, comm):
-                moves[result.name].append(move)
-                if first:
-                    print(_move(move))
+        if result.skipped:
+            skipped[result.name] = result.skipped
+            continue
+        try:
+            if args.cross_step:
+                across[result.name] = cross_steps(result, comm)
+                if first and across[result.name]:
+                    print(_across(across[result.name]))
                     sys.stdout.flush()
+            if args.perturb:
+                moves[result.name] = []
+                for move in perturb_traces(result, comm):
+                    moves[result.name].append(move)
+                    if first:
+                        print(_move(move))
+                        sys.stdout.flush()
+        except MpisimError as error:  # the same on every process
+            failed[result.name] = str(error)
+            if first:
+                print(f"    FAILS: {error}")
     with agreed(comm):
         if first:
             print(_summary(validation))
             if args.json is not None:
-                write_json(args.json, _figures(validation, moves, across))
+                found = _figures(validation, moves, across)
+                write_json(args.json, {**found, "not_replayed": skipped, "failed": failed})
         if not validation.cases:
             raise TraceError(f"{args.paths[0]}: no trace here could be replayed")
-    return 0
+    if failed or any(move.passed is False for tests in moves.values() for move in tests):
+        return 1
+    return 2 if skipped else 0
 
 
 HEAD = (

@@ -187,6 +187,7 @@ def simulate(
         solution=solution,
         settled=settled,
         find_shared=partial(used_links, plan, engine, network),
+        find_path=partial(walk_back, plan, solution, end[of_rank], several),
     )
 
 

@@ -1,4 +1,4 @@
-"""The critical path: from the last end back to time 0, across ranks.
+"""The critical path: from the last end, or any other, back to time 0, across ranks.
 
 Every row knows which input was last to arrive. Walking back from the latest end, from a kernel to
 what it waited for, from a communication to the member that came last, from a call to what the CPU
@@ -28,7 +28,7 @@ from .run import Binding, CriticalPath, PieceKind
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["walk_back"]
+__all__ = ["PathEnd", "walk_back"]
 
 # Plain numbers: names of an enumeration cost more than a step.
 _BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)
@@ -46,15 +46,31 @@ _KEPT = 64
 
 
 class _Meeting(NamedTuple):
-    """Where a path enters a rank: at the ready time of its k-th operation on a communicator."""
+    """Where a path enters a rank: at the ready time of its k-th operation on a communicator.
+
+    With no communicator (-1) it is the end of row `k`, or, with -1 again, of the rank.
+    """
 
     rank: int
     communicator: int
     k: int
 
 
+class PathEnd(NamedTuple):
+    """The end of a row, at which a path ends: one on the device, or a HOST row."""
+
+    rank: int
+    row: int
+    time: int
+    """ps."""
+
+
 def walk_back(
-    plan: Plan, solution: Solution, rank_end: NDArray[np.int64], comm: Intracomm | None
+    plan: Plan,
+    solution: Solution,
+    rank_end: NDArray[np.int64],
+    comm: Intracomm | None,
+    until: PathEnd | None = None,
 ) -> CriticalPath:
     """Return the critical path of a run. **Collective** on `comm` (None: one process).
 
@@ -69,10 +85,13 @@ def walk_back(
     rank_end : int64, shape (n_ranks,)
         Complete, in ps.
     comm : mpi4py.MPI.Intracomm or None
+    until : PathEnd, optional
+        Where it ends, the same on every process; by default at the end of the rank that ends last.
     """
-    time = int(rank_end.max())
-    rank = int(np.argmax(rank_end))  # the lowest of those that end last
-    at = _Meeting(rank, -1, -1)  # no meeting yet: the rank's end
+    if until is None:  # the lowest rank of those that end last
+        until = PathEnd(int(np.argmax(rank_end)), -1, int(rank_end.max()))
+    time = until.time
+    at = _Meeting(until.rank, -1, until.row)  # no meeting yet
     arrivals = Arrivals.of(plan, solution, comm) if plan.cast.folded else None
     walk = _Walk(plan, solution, arrivals)
     parts: list[NDArray[np.int64]] = []
@@ -92,7 +111,7 @@ def walk_back(
         numbers = np.array([names.setdefault(name, len(names)) for name in used], np.int64)
         part[:, 5] = numbers[part[:, 5]]
         parts.append(part)
-    return _joined(parts, tuple(names), int(rank_end.max()))
+    return _joined(parts, tuple(names), until.time)
 
 
 def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: int) -> CriticalPath:
@@ -209,6 +228,9 @@ class _Walk:
         if communicator >= 0:
             self.row = rows.first[rows.table.rows_on(self.bound.index(communicator))[k]]
             return self._at_ready
+        if k >= 0:
+            self.clock, self.row = self.time, rows.first[k]
+            return self._on_host if rows.kind[k] > _LAST_OF_DEVICE else self._at_end
         last = np.flatnonzero(rows.table.is_device & (rows.ends == self.time))
         self.clock, self.row = self.time, rows.first[last[0]] if len(last) else len(rows.kind) - 1
         return self._at_end if len(last) else self._on_host

@@ -17,6 +17,7 @@ from .rows import Rows, Solution
 if TYPE_CHECKING:
     from ._core import Ledger
     from .flows import Shared
+    from .path import PathEnd
     from .settled import Settled
 
 __all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
@@ -174,6 +175,8 @@ class Run:
         What was settled before it, for runs of programs that differ in times alone.
     find_shared : callable
         Works out `shared`, which few look at.
+    find_path : callable
+        Finds the critical path that ends at a `PathEnd`. **Collective**.
     """
 
     program: Program
@@ -193,6 +196,7 @@ class Run:
     solution: Solution
     settled: Settled
     find_shared: Callable[[], Shared | None]
+    find_path: Callable[[PathEnd], CriticalPath]
 
     @cached_property
     def shared(self) -> Shared | None:

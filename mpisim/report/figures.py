@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import CriticalPath, PieceKind
 from ..program import Kind, Operation
-from ..results import Results
+from ..results import SECONDS, Results
 
 __all__ = ["figures", "path_by"]
 
@@ -35,29 +35,33 @@ def figures(results: Results) -> dict[str, Any]:
         digest, step_time (s), step_time_ps, n_ranks, n_classes (of ranks that do the same at the
         same times, of which one was simulated), n_processes, rounds, recorded, ranks,
         rank_steps, kernels, communications, critical_path (by kind, name and rank; None if there
-        is none), attributes, program, versions, seed, experiment. In every rank compute_ps +
-        exposed_ps + idle_ps is step_time_ps, and exposed_ps is exposed_waiting_ps +
-        exposed_wire_ps; each list of the critical path adds up to step_time_ps.
+        is none), attributes, program, versions, seed, experiment. step_time is the mean over
+        the steps of a recording, which has `job_steps` (s, by number), `shown_step` and
+        `recording_ps`, the time of the whole of it; ranks, kernels, communications and
+        critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps is
+        shown_ps, the time of that step (without a recording: step_time_ps), and exposed_ps is
+        exposed_waiting_ps + exposed_wire_ps; each list of the critical path adds up to shown_ps.
     """
-    path = results.critical_path
+    path, numbers = results.critical_path, results.rank_numbers
     return {
         "digest": results.digest,
         "step_time": results.step_time,
         "step_time_ps": results.step_time_ps,
+        **_steps(results),
         "n_ranks": results.n_ranks,
         "n_classes": results.n_classes,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
         "recorded": True,  # as in the file
         "ranks": _ranks(results),
-        "rank_steps": {str(rank): steps for rank, steps in results.rank_steps.items()},
+        "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
         "kernels": _kernels(results),
         "communications": _communications(results),
         "critical_path": None
         if path is None
         else {
             "pieces": len(path.kind),
-            **{f"by_{what}": path_by(path, what) for what in ("kind", "name", "rank")},
+            **{f"by_{what}": path_by(path, what, numbers) for what in ("kind", "name", "rank")},
         },
         "attributes": dict(results.attributes),
         "program": dict(results.program),
@@ -67,8 +71,31 @@ def figures(results: Results) -> dict[str, Any]:
     }
 
 
-def path_by(path: CriticalPath, what: str) -> list[dict[str, Any]]:
+def _steps(results: Results) -> dict[str, Any]:
+    """Return what is said of the steps of a recording, and the time of the step shown."""
+    of = results.recorded
+    if of is None:
+        return {"shown_ps": results.shown_ps}
+    times = zip(of.step.tolist(), of.times.tolist(), strict=True)
+    return {
+        "job_steps": {str(step): time * SECONDS for step, time in times},
+        "shown_step": of.shown_step,
+        "shown_ps": of.shown_ps,
+        "recording_ps": of.whole_ps,
+    }
+
+
+def path_by(
+    path: CriticalPath, what: str, rank_numbers: Sequence[int]
+) -> list[dict[str, Any]]:
     """Add up the pieces of a critical path by ``kind``, ``name`` or ``rank``, the longest first.
+
+    Parameters
+    ----------
+    path : CriticalPath
+    what : str
+    rank_numbers : sequence of int
+        What to call each rank: `Results.rank_numbers`.
 
     Returns
     -------
@@ -84,6 +111,8 @@ def path_by(path: CriticalPath, what: str) -> list[dict[str, Any]]:
         labels = [PieceKind(kind).name.lower() for kind in labels]
     elif what == "name":
         labels = [path.names[name] if name >= 0 else "" for name in labels]
+    else:
+        labels = [rank_numbers[rank] for rank in labels]
     order = np.lexsort((keys, -total)).tolist()
     return [{what: labels[i], "total_ps": int(total[i]), "pieces": int(pieces[i])} for i in order]
 
@@ -92,7 +121,10 @@ def _ranks(results: Results) -> list[dict[str, int]]:
     columns = {name: column for name, column in results.ranks.items() if name != "class"}
     names = [c if c in NOT_TIMES else f"{c}_ps" for c in columns]
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [{"rank": rank, **dict(zip(names, row, strict=True))} for rank, row in enumerate(values)]
+    return [
+        {"rank": rank, **dict(zip(names, row, strict=True))}
+        for rank, row in zip(results.rank_numbers, values, strict=True)
+    ]
 
 
 def _kernels(results: Results) -> list[dict[str, Any]]:

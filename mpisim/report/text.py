@@ -47,7 +47,7 @@ def render(results: Results, top: int = 10) -> str:
     >>> with mpisim.open_results("run.h5") as results:              # doctest: +SKIP
     ...     print(render(results))
     """
-    unit = unit_for(results.step_time_ps)
+    unit = unit_for(results.shown_ps)
     sections = [_head(results), _memory(results)]
     sections += [_ranks(results, unit), _slowest(results, unit, top)]
     sections += [_kernels(results, top), _communications(results, top)]
@@ -81,6 +81,7 @@ def _head(results: Results) -> list[str]:
         ranks += f"{results.n_classes:,} class" + ("es, " if results.n_classes != 1 else ", ")
     facts = [
         ("step time", step),
+        *_recorded(results),
         *sampled,
         ("digest", results.digest),
         ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
@@ -102,6 +103,27 @@ def _head(results: Results) -> list[str]:
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     return lines + lists
+
+
+def _recorded(results: Results) -> list[tuple[str, str]]:
+    """Say which steps of a recording the step time is of, and which one the tables show."""
+    of = results.recorded
+    if of is None:
+        return []
+    if of.shown_step < 0:
+        each = "the file marks no steps: from the first device operation to the last"
+    elif len(of.step) == 1:
+        each = f"of step {of.shown_step}, the only one recorded whole"
+    else:
+        rows = zip(of.step.tolist(), of.times.tolist(), strict=True)
+        each = f"mean of {len(of.step)} recorded steps: " + ", ".join(
+            f"{step} {duration(time)}" for step, time in rows
+        )
+    facts = [("", each)]
+    if len(of.step) > 1:
+        what = f"step {of.shown_step}, {duration(of.shown_ps)} (--step N of replay: another)"
+        facts.append(("shown below", what))
+    return [*facts, ("recording", f"{duration(of.whole_ps)} in all, before and after included")]
 
 
 def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
@@ -144,7 +166,7 @@ def _hanging(label: str, text: str) -> list[str]:
 
 def _ranks(results: Results, unit: Unit) -> list[str]:
     """The breakdown of each rank, or of the slowest and fastest; and the mean."""
-    columns = results.ranks
+    columns, numbers = results.ranks, results.rank_numbers
     order = list(range(results.n_ranks))
     if len(order) > MOST_RANKS:
         order = slowest_first(results)
@@ -157,7 +179,7 @@ def _ranks(results: Results, unit: Unit) -> list[str]:
         values = [
             int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
         ]
-        rows.append((str(rank), *_breakdown_cells(values, unit, unit.step)))
+        rows.append((str(numbers[rank]), *_breakdown_cells(values, unit, unit.step)))
     totals = [
         _total(columns[c]) for c in (*names, "communication", "host_busy", "host_waiting")
     ]
@@ -201,7 +223,7 @@ def slowest_first(results: Results) -> list[int]:
 
 
 def _slowest(results: Results, unit: Unit, top: int) -> list[str]:
-    own = own_time(results)
+    own, numbers = own_time(results), results.rank_numbers
     if results.n_ranks == 1 or top < 1:
         return []
     order = slowest_first(results)[:top]
@@ -210,7 +232,7 @@ def _slowest(results: Results, unit: Unit, top: int) -> list[str]:
     for rank in order:
         rows.append(
             (
-                str(rank),
+                str(numbers[rank]),
                 unit.of(int(own[rank])),
                 f"{100 * (own[rank] / mean - 1):+.1f} %" if mean else "-",
                 unit.of(int(results.ranks["compute"][rank])),
@@ -314,7 +336,7 @@ def _links(results: Results, top: int) -> list[str]:
     n = len(table["name"])
     if not n:
         return []
-    step = results.step_time_ps
+    step = results.shown_ps
     sharing = [column.tolist() for column in use.sharing.values()]
     rows = [("alike", "capacity", "bytes", "used", "peak", "busy", "shared", "link")]
     lines = []
@@ -357,13 +379,14 @@ def _more(n: int, top: int, totals: Sequence[int], whole: int) -> list[str]:
 def _critical_path(results: Results, unit: Unit, top: int) -> list[str]:
     path = results.critical_path
     assert path is not None
+    of = results.recorded
+    whole = "the step time" if of is None or of.shown_step < 0 else f"step {of.shown_step}"
     lines = [
-        f"Critical path, in {unit.name}: the chain of {len(path.kind):,} pieces that sets the step "
-        "time"
+        f"Critical path, in {unit.name}: the chain of {len(path.kind):,} pieces that sets {whole}"
     ]
     for what in ("kind", "name", "rank"):
-        parts = path_by(path, what)
-        lines += _parts(parts, what, results.step_time_ps, unit, top)
+        parts = path_by(path, what, results.rank_numbers)
+        lines += _parts(parts, what, results.shown_ps, unit, top)
     return lines
 
 

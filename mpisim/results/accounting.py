@@ -31,7 +31,7 @@ from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Flag, Kind, Table
 
-__all__ = ["BREAKDOWN", "Accounts", "account", "added_up"]
+__all__ = ["BREAKDOWN", "Accounts", "RowAccounts", "account", "added_up"]
 
 BREAKDOWN = (
     "compute",
@@ -132,6 +132,69 @@ def _breakdown(
     return np.stack(columns, axis=1)
 
 
+class RowAccounts:
+    """Adds up parts of ranks whose rows are at hand, one rank after another.
+
+    Parameters
+    ----------
+    names : int64, shape (n,)
+        The number of each name that all processes use.
+    n_names : int
+    """
+
+    def __init__(self, names: NDArray[np.int64], n_names: int) -> None:
+        self._names, self._n_names = names, n_names
+        self._breakdown = [np.zeros((0, len(BREAKDOWN)), np.int64)]
+        self._kernels: list[NDArray[np.int64]] = []
+        self._met: list[NDArray[np.int64]] = []
+
+    @staticmethod
+    def busy(table: Table, rows: slice) -> int:
+        """Return the CPU's work for some rows, in ps."""
+        joined = (table.flags[rows] & Flag.JOINED) != 0
+        called = np.where(table.kind[rows] == Kind.HOST, 0, table.launch_cost[rows])
+        return int(np.where(joined, 0, table.host[rows] + called).sum())
+
+    def add(
+        self,
+        table: Table,
+        rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+        until: int,
+        own: NDArray[np.bool_],
+        busy: int,
+        waited: int,
+    ) -> None:
+        """Add a rank.
+
+        Parameters
+        ----------
+        table : Table
+        rows : tuple of int64, shape (n,)
+            Begin, end and wire of its rows, in ps from the begin of the part.
+        until : int
+            The end of the part, in ps.
+        own : bool, shape (n,)
+            Rows whose kernels and communications count.
+        busy, waited : int
+            How long the CPU worked and waited, in ps.
+        """
+        covered, _ = _Columns(table).ledger.of_rows(*rows, until)
+        self._breakdown.append(_breakdown(covered[None], until, busy, np.array([waited])))
+        of = _Columns(table, own)
+        _, sums = of.ledger.of_rows(*rows, until)
+        self._kernels.append(of.kernels(sums[0], sums[2], 1, self._names))
+        self._met.append(of.communications(sums[:1], sums[1:2]))
+
+    def joined(self, run: Run) -> Accounts:
+        """Return the accounts of all ranks added, which are those hosted here, in their order."""
+        index = np.cumsum([0, *map(len, self._met)])
+        return Accounts(
+            breakdown=np.concatenate(self._breakdown),
+            kernels=_kernels(self._kernels, self._n_names),
+            communications=_communications(run, self._met, index, np.arange(len(run.hosted))),
+        )
+
+
 class _Columns:
     """What accounts need of a table, whichever rank it is of.
 
@@ -139,9 +202,9 @@ class _Columns:
     whether their size is known; a key's first row says which.
     """
 
-    def __init__(self, table: Table | None) -> None:
+    def __init__(self, table: Table | None, chosen: NDArray[np.bool_] | None = None) -> None:
         assert table is not None  # of a rank hosted here
-        device = np.flatnonzero(table.is_device)
+        device = np.flatnonzero(table.is_device if chosen is None else table.is_device & chosen)
         device = device[np.argsort(table.stream[device], kind="stable")].astype(np.int32)
         new = np.flatnonzero(np.diff(table.stream[device])) + 1
         stream_index = np.concatenate([[0], new, [len(device)]]).astype(np.int64)
@@ -165,9 +228,7 @@ class _Columns:
         self._bytes = np.zeros(n_keys, np.int64)
         np.add.at(self._bytes, key, np.where(known, table.bytes[device], 0))
         self._is_kernel = is_kernel[first]
-        joined = (table.flags & Flag.JOINED) != 0
-        called = np.where(table.kind == Kind.HOST, 0, table.launch_cost)
-        self.host_busy = int(np.where(joined, 0, table.host + called).sum())
+        self.host_busy = RowAccounts.busy(table, slice(None))
 
     def kernels(
         self,

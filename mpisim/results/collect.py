@@ -19,6 +19,7 @@ from ..topo.bus import bus_factor
 from ..topo.price import Explained
 from .accounting import BREAKDOWN, account, added_up
 from .links import LinkUse, use_of_links
+from .recorded import account_step, path_of_step, step_of_job
 from .results import SECONDS, Results
 from .steps import rank_steps
 
@@ -36,6 +37,7 @@ def collect(
     seed: int = 0,
     attributes: Mapping[str, Any] | None = None,
     network: Network | None = None,
+    step: int | None = None,
 ) -> Results | None:
     """Gather the result of a run.
 
@@ -53,17 +55,30 @@ def collect(
         What else is to be said: assumptions, uncertainty.
     network : Network, optional
         That priced the communications, to say what limits them.
+    step : int, optional
+        Of a recorded program, the step that the result is about; by default the last.
 
     Returns
     -------
     Results or None
         The result on process 0, None on the others.
+
+    Raises
+    ------
+    InputError
+        If a recorded program has no such step.
     """
     program = run.program
+    recorded = step_of_job(program, run, comm, step)
     names, numbers = shared_names(program, comm)
 
     lengths = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
-    accounts = account(run, numbers, len(names))
+    path = run.critical_path
+    if recorded is None:
+        accounts = account(run, numbers, len(names))
+    else:
+        accounts = account_step(run, numbers, len(names), recorded)
+        path = None if path is None else path_of_step(run, recorded)
     own = np.stack([run.hosted.astype(np.int64), lengths[program.table[run.hosted]]], axis=1)
     ranks = gathered(np.concatenate([own, accounts.breakdown], axis=1), comm)
     kernels = gathered(accounts.kernels, comm)
@@ -78,13 +93,13 @@ def collect(
     classes = run.classes
     few = classes.representative
     return Results(
-        step_time_ps=int(run.step_time),
+        step_time_ps=int(run.step_time) if recorded is None else recorded.recorded.mean_ps,
         digest=run.digest,
         n_processes=comm.size,
         rounds=run.rounds,
         mode=run.mode,
         ranks={
-            "end": run.rank_end,
+            "end": run.rank_end if recorded is None else recorded.ends,
             "process": run.placement,
             "class": classes.of_rank,
             **of_rank,
@@ -102,7 +117,8 @@ def collect(
         communications=_communication_table(meetings, program, network),
         communicators=program.communicators,
         links=links,
-        critical_path=run.critical_path,
+        critical_path=path,
+        recorded=None if recorded is None else recorded.recorded,
         experiment=experiment,
         seed=seed,
         creator=f"mpisim {__version__}",

@@ -19,6 +19,11 @@
     links/utilisation              share of the capacity in each hundredth of the step, links × 100
     link_sharing/<column>          which communicators used a link at the same time, and how long
     critical_path/<column>, names  absent if it was not asked for
+    recorded_steps/<column>        absent but for recordings: begin and end of each step from the
+                                   begin of the run. ranks, kernels, communications and the
+                                   critical path are about the one whose number is in
+                                   recorded_steps/shown; summary/step_time is the mean over steps,
+                                   and recorded_steps/whole the time of the whole recording
     timeline/<column>              absent if it was not asked for: virtual datasets over the
                                    shard files, which are named in timeline/shards. Rows of the
                                    representatives alone: ranks of one class share them, but for
@@ -42,6 +47,7 @@ __all__ = [
     "LINKS",
     "LINK_SHARING",
     "RANKS",
+    "RECORDED_STEPS",
     "SHARD_FORMAT",
     "STEPS",
     "TIMELINE",
@@ -115,6 +121,11 @@ CRITICAL_PATH: Layout = {
     "begin": (np.int64, "ps"),
     "end": (np.int64, "ps"),
     "name": (np.int32, None),
+}
+RECORDED_STEPS: Layout = {
+    "step": (np.int32, None),
+    "begin": (np.int64, "ps"),
+    "end": (np.int64, "ps"),
 }
 TIMELINE: Layout = {
     "begin": (np.int64, "ps"),

@@ -16,6 +16,7 @@ from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
 from ..program import Communicators, Kind, Operation
 from . import layout
 from .links import BINS, LinkUse
+from .recorded import Recorded
 from .results import Results, SharedRows, Timeline
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def open_results(path: str | Path) -> Results:
             ),
             links=_read_links(file),
             critical_path=_read_critical_path(file) if "critical_path" in file else None,
+            recorded=_read_recorded(file) if "recorded_steps" in file else None,
             experiment=text_of(file.attrs["experiment"]),
             seed=int(file.attrs["seed"]),
             creator=text_of(file.attrs["creator"]),
@@ -179,6 +181,20 @@ def _read_links(file: File) -> LinkUse:
 def _read_critical_path(file: File) -> CriticalPath:
     columns = _read_table(file, "critical_path", layout.CRITICAL_PATH)
     return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
+
+
+def _read_recorded(file: File) -> Recorded:
+    columns = _read_table(file, "recorded_steps", layout.RECORDED_STEPS)
+    group = file["recorded_steps"]
+    shown = int(read_column(group, "shown", np.int32, length=1)[0])
+    which = np.flatnonzero(columns["step"] == shown)
+    if len(which) != 1:
+        raise InputError(
+            f"{file.filename}: recorded_steps/shown is {shown}; it must be one of "
+            f"{columns['step'].tolist()}"
+        )
+    whole = int(read_column(group, "whole", np.int64, "ps", 1)[0])
+    return Recorded(**columns, shown=int(which[0]), whole_ps=whole)
 
 
 def _said(value: Any) -> Any:

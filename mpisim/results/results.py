@@ -15,6 +15,7 @@ from ..engine.run import CriticalPath
 from ..errors import InputError, UsageError, nearest
 from ..program import Communicators
 from .links import LinkUse
+from .recorded import Recorded
 
 if TYPE_CHECKING:
     from h5py import File
@@ -118,7 +119,7 @@ class Results:
     Attributes
     ----------
     step_time_ps : int
-        The latest end of any rank.
+        The latest end of any rank; of a recording, the mean time of its steps.
     digest : str
     n_processes : int
         How many processes simulated.
@@ -147,6 +148,10 @@ class Results:
         How links that can be full were used.
     communicators : Communicators
     critical_path : CriticalPath or None
+        Of the step shown; times from the begin of the run.
+    recorded : Recorded or None
+        The steps of a recording, and which of them the tables and the path are about: `ranks`
+        (end: from its begin), `kernels`, `communications`.
     experiment : str
         The text of the experiment, or empty.
     seed : int
@@ -176,6 +181,7 @@ class Results:
     communicators: Communicators
     links: LinkUse
     critical_path: CriticalPath | None
+    recorded: Recorded | None = None
     experiment: str = ""
     seed: int = 0
     creator: str = ""
@@ -191,6 +197,18 @@ class Results:
     def step_time(self) -> float:
         """The step time in seconds."""
         return self.step_time_ps * SECONDS
+
+    @property
+    def shown_ps(self) -> int:
+        """Time of the step that the tables are about, in ps."""
+        return self.step_time_ps if self.recorded is None else self.recorded.shown_ps
+
+    @property
+    def rank_numbers(self) -> list[int]:
+        """Number of each rank in its job: of a recording, as the files number them."""
+        if self.recorded is None or "ranks" not in self.program:
+            return list(range(self.n_ranks))
+        return [int(number) for number in self.program["ranks"].split()]
 
     @property
     def n_ranks(self) -> int:

@@ -72,6 +72,7 @@ def write_results(
     overwrite: bool = False,
     attributes: Mapping[str, Any] | None = None,
     network: Network | None = None,
+    step: int | None = None,
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
@@ -88,7 +89,7 @@ def write_results(
         The processes that simulated.
     timeline : bool
         Write every row too.
-    experiment, seed, attributes, network
+    experiment, seed, attributes, network, step
         See `collect`.
     overwrite : bool
         Whether an earlier result of that name may be replaced.
@@ -115,8 +116,9 @@ def write_results(
     if taken:
         raise InputError(f"attribute '{taken[0]}' belongs to the results file; name it otherwise")
     results = collect(
-        run, comm=comm, experiment=experiment, seed=seed, attributes=attributes, network=network
-    )
+        run, comm=comm, experiment=experiment, seed=seed, attributes=attributes, network=network,
+        step=step,
+    )  # fmt: skip
     with _staging(path, comm, overwrite) as (stage, publish):
         rows = None
         names: tuple[str, ...] = ()
@@ -258,6 +260,14 @@ def _write_main(results: Results, file: File) -> None:
         }
         _write_table(path, columns, layout.CRITICAL_PATH)
         write_texts(path, "names", results.critical_path.names)
+    if results.recorded is not None:
+        steps = file.create_group("recorded_steps")
+        _write_table(
+            steps, {c: getattr(results.recorded, c) for c in layout.RECORDED_STEPS},
+            layout.RECORDED_STEPS,
+        )  # fmt: skip
+        write_column(steps, "shown", np.array([results.recorded.shown_step], np.int32))
+        write_column(steps, "whole", np.array([results.recorded.whole_ps]), "ps")
 
 
 def _write_summary(results: Results, group: Group) -> None:

@@ -37,6 +37,8 @@ class CallKind(IntEnum):
     """Allocated or freed device or pinned memory: may block on the device."""
     MARK = 7
     """Begin or end of a profiled step: no CPU time of its own."""
+    ELAPSED = 8
+    """Read the time between two events: both have happened."""
 
 
 _KINDS = (
@@ -45,6 +47,7 @@ _KINDS = (
     (re.compile(r"^(cuda|hip)DeviceSynchronize|^cuCtxSynchronize"), CallKind.SYNC_DEVICE),
     (re.compile(r"^(cuda|hip)EventSynchronize|^cuEventSynchronize"), CallKind.SYNC_EVENT),
     (re.compile(r"^(cuda|hip)EventRecord|^cuEventRecord"), CallKind.RECORD),
+    (re.compile(r"^(cuda|hip)EventElapsedTime|^cuEventElapsedTime"), CallKind.ELAPSED),
     (re.compile(r"^(cuda|hip)(Free|Malloc|Host)|^cuMem(Alloc|Free|Create|Map|Unmap|Release)"),
      CallKind.MEMORY),
 )  # fmt: skip

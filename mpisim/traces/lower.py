@@ -47,7 +47,8 @@ class Lowered:
     start : int
         When the rank starts, ps from the file's origin: its first event.
     stalls : list of (seconds, name of the call)
-        Blocking calls that returned long after the device was done: kept as CPU time.
+        Blocking calls that returned long after the device was done, and calls of the allocator
+        that took long: kept as CPU time.
     """
 
     table: Table
@@ -160,9 +161,11 @@ def lower(
         host = max(0, call.begin - clock)
         if position in inferred.gap_waits:
             ops = inferred.gap_waits[position]
-            ended = max(int(device.end[op]) for op in ops)
-            writer.wait(ops, 0, call.begin - max(clock, ended), "unseen wait", clock, call.begin)
-            host = 0
+            since = max(clock, inferred.gap_begin.get(position, clock))
+            ended = max(since, *(int(device.end[op]) for op in ops))
+            tail = call.begin - ended
+            writer.wait(ops, since - clock, tail, "unseen wait", clock, call.begin)
+            clock, host = max(clock, call.begin), 0
         begin = max(call.begin, clock)
         if call.kind is CallKind.MARK:
             first = len(writer.rows)
@@ -188,6 +191,8 @@ def lower(
             writer.wait(ops, host, call.end - max(begin, ended), call.name, begin, call.end)
         else:
             # Not a row: its time is CPU time before the next one.
+            if call.kind is CallKind.MEMORY and call.end - begin > _STALL:
+                writer.stalls.append(((call.end - begin) / 1e12, call.name))
             continue
         clock = max(clock, call.end)
     nvidia = any(call.name.startswith("cu") for call in calls)

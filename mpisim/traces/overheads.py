@@ -41,7 +41,8 @@ def host_overheads(trace: KinetoTrace, calls: list[Call], inferred: Inference) -
             launches.setdefault(call.thread, []).append(call)
             if call.begin not in waited:
                 found["T4"].append(call.end - call.begin)
-    blocking = sorted(calls[position].begin for position in inferred.blocking)
+    waiting = inferred.blocking.keys() | inferred.gap_waits.keys()
+    blocking = sorted(calls[position].begin for position in waiting)
     for thread, own in launches.items():
         _one_thread(trace, thread, own, blocking, found)
     return HostOverheads(

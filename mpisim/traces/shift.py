@@ -24,20 +24,14 @@ def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
         return np.where(times > middle, times + by, times)
 
     def moved(spans: Spans) -> Spans:
-        # What spans the middle keeps its begin and, but for annotations around it, its length.
-        late = np.where(spans.begin > middle, by, 0)
-        return replace(spans, begin=spans.begin + late, end=spans.end + late)
+        # What spans the middle takes longer: a call may be waiting for what comes later.
+        return replace(spans, begin=later(spans.begin), end=later(spans.end))
 
-    whole = replace(
-        trace.annotations,
-        begin=later(trace.annotations.begin),
-        end=later(trace.annotations.end),
-    )
     late = np.where(device.begin > middle, by, 0)
     return replace(
         trace,
         operators=moved(trace.operators),
-        annotations=whole,
+        annotations=moved(trace.annotations),
         calls=moved(trace.calls),
         device=replace(device, begin=device.begin + late, end=device.end + late),
     )

@@ -13,8 +13,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .allocator import call_waits, is_free
 from .host import Call, CallKind, is_communication_kernel
 from .kineto import PS_PER_US, KinetoTrace
+from .unseen import unseen_wait
 
 __all__ = ["EventWait", "Inference", "infer_waits"]
 
@@ -56,6 +58,8 @@ class Inference:
         Of each blocking call (position in the list of calls), the operations it waits for.
     gap_waits : dict of int to list of int
         Of each call, the operations that the CPU waited for unseen just before it.
+    gap_begin : dict of int to int
+        When such a wait began, in ps, where it was not at the end of the row before.
     event_waits : list of EventWait
         Those that are no part of a communication, for a second look at starts left unexplained.
     counts : Counter
@@ -65,6 +69,7 @@ class Inference:
     waits: list[list[int]]
     blocking: dict[int, list[int]] = field(default_factory=dict)
     gap_waits: dict[int, list[int]] = field(default_factory=dict)
+    gap_begin: dict[int, int] = field(default_factory=dict)
     event_waits: list[EventWait] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -90,6 +95,8 @@ class _State:
         self.issued: dict[int, int] = {}
         self.at_record: dict[int, dict[int, int]] = {}
         self.recorded_syncs: dict[int, int] = {}
+        self.previous: dict[int, Call] = {}
+        self.launched: list[int] = []
         self.launching_params = {
             call.params
             for call in calls
@@ -121,9 +128,12 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
     ``stream-wait``
         Any other event wait: the thread's next launch waits for the latest-ended work of another
         stream.
-    ``free-wait``, ``allocator-wait``
-        Freeing device memory waits for the device; the gap between an allocation and a free that
-        ends with a communication kernel is a wait for it.
+    ``free-wait``, ``malloc-wait``
+        Freeing device memory waits for the device, and allocating where the trace shows it (see
+        `allocator`).
+    ``allocator-wait``, ``timer-wait``
+        Between an allocation that failed and the first free, and before the time between two events
+        is read, the CPU waited for events that are not recorded (see `unseen`).
     ``polled-wait``
         A host gap that ends with DeepEP's notify kernel is a wait for it.
     """
@@ -146,10 +156,14 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
             if call.thread in state.current:
                 state.recorded.append(state.last[state.current[call.thread]])
         elif call.kind is CallKind.MEMORY:
-            _memory(state, position, call, previous)
+            _unseen(state, position, call)
+            _memory(state, position, call)
+        elif call.kind is CallKind.ELAPSED:
+            _unseen(state, position, call)
         else:
             _synchronise(state, position, call)
         previous = call
+        state.previous[call.thread] = call
     unused = sum(len(tokens) for tokens in state.tokens.values())
     if unused:
         state.result.counts["event waits without a later launch"] += unused
@@ -164,6 +178,7 @@ def _place_unlaunched(state: _State, calls: list[Call]) -> None:
             state.result.counts["operations without a recorded launch"] += 1
             if state.begin[op] < (calls[0].begin if calls else 0):
                 state.last[state.stream[op]] = op
+                state.launched.append(op)
 
 
 def _launch(state: _State, position: int, call: Call, infer: bool) -> None:
@@ -184,6 +199,7 @@ def _launch(state: _State, position: int, call: Call, infer: bool) -> None:
         _copy_wait(state, position, call)
     for op in call.ops:
         state.last[state.stream[op]] = op
+    state.launched += call.ops
 
 
 def _communication_launch(state: _State, call: Call) -> None:
@@ -378,21 +394,19 @@ def _polled(state: _State, position: int, call: Call, previous: Call | None) -> 
         state.result.counts["polled-wait"] += 1
 
 
-def _memory(state: _State, position: int, call: Call, previous: Call | None) -> None:
-    """Freeing memory waits for the device; the allocator waits for events it does not show."""
-    if call.end - call.begin > _LONG and "Free" in call.name:
-        options = [op for op in state.last.values() if state.feasible(op, call.end)]
-        latest = max(options, key=lambda op: state.end[op], default=-1)
-        if latest >= 0 and 0 <= call.end - state.end[latest] < _PROMPT:
-            state.result.blocking[position] = [latest]
-            state.result.counts["free-wait"] += 1
-    if previous is None or previous.kind is not CallKind.MEMORY or previous.thread != call.thread:
-        return
-    if call.begin - previous.end > _LONG:
-        ends = [
-            op for op in state.unwaited
-            if previous.end < state.end[op] <= call.begin and call.begin - state.end[op] < _PROMPT
-        ]  # fmt: skip
-        if ends:
-            state.result.gap_waits[position] = [max(ends, key=lambda op: state.end[op])]
-            state.result.counts["allocator-wait"] += 1
+def _memory(state: _State, position: int, call: Call) -> None:
+    """Calls of the allocator wait for the device."""
+    waits = call_waits(call, state.last, state.trace.device.end)
+    if waits:
+        state.result.blocking[position] = waits
+        state.result.counts["free-wait" if is_free(call) else "malloc-wait"] += 1
+
+
+def _unseen(state: _State, position: int, call: Call) -> None:
+    """Find a wait for an event that is not recorded, just before a call."""
+    before = state.previous.get(call.thread)
+    source, rule = unseen_wait(call, before, state.launched, state.trace.device.end)
+    if source >= 0 and before is not None:
+        state.result.gap_waits[position] = [source]
+        state.result.gap_begin[position] = before.end
+        state.result.counts[rule] += 1

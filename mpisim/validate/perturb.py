@@ -28,7 +28,7 @@ import numpy as np
 from ..engine import simulate
 from ..parallel import agreed
 from ..program import Communicators, Program, Table
-from ..replay import Replay, TraceJob, read_job, replay
+from ..replay import Replay, TraceJob, read_again, replay
 from ..steps import step_times
 from ..traces.kernel_order import check_dependencies, known_dependencies
 from ..whatif import WhatIf
@@ -133,7 +133,21 @@ def _delayed(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     wait = float((after - before)[others].min()) / 1e12
     change, _ = _moved(base, moved)
     note = f"other ranks end {wait * 1e3:.1f} ms later or more, of {DELAY * 1e3:.0f} ms"
-    return Perturbation(f"rank {late} {DELAY * 1e3:.0f} ms late", change, wait, note, wait > 0)
+    passed: bool | None = wait > 0
+    if not _joined(job.program.communicators, 1).issuperset(others.tolist()):
+        passed, note = None, "no communication joins all ranks in this recording"
+    return Perturbation(f"rank {late} {DELAY * 1e3:.0f} ms late", change, wait, note, passed)
+
+
+def _joined(communicators: Communicators, rank: int) -> set[int]:
+    """Return the ranks that a rank communicates with, themselves or through others."""
+    groups = [set(communicators.group(c)) for c in range(len(communicators))]
+    found = {rank}
+    while True:
+        more = found.union(*(group for group in groups if group & found))
+        if more == found:
+            return found
+        found = more
 
 
 def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
@@ -143,10 +157,7 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     moves by the shift at most; and it moves in one step, or in two where the gap lies between.
     """
     which = 1 if len(job.sources) > 1 else 0
-    shifted = read_job(
-        [source.path for source in job.sources], comm, allow_missing=True, shift=(which, SHIFT)
-    )
-    moved = replay(shifted, comm)
+    moved = replay(read_again(job, comm, shift=(which, SHIFT)), comm)
     rank = job.traces.ranks[which]
     before = {each.step: each.replayed for each in base.steps if each.rank == rank}
     after = {each.step: each.replayed for each in moved.steps if each.rank == rank}
@@ -164,10 +175,7 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
 def _without_edges(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     """Leave out the edges that were chosen by recorded times."""
     edges = sum(n for name, n in job.counts.items() if name.startswith("late start"))
-    plain = read_job(
-        [source.path for source in job.sources], comm, allow_missing=True, late_edges=False
-    )
-    moved = replay(plain, comm)
+    moved = replay(read_again(job, comm, late_edges=False), comm)
     change, seconds = _moved(base, moved)
     return Perturbation("without late-start edges", change, seconds, f"{edges} edges", None)
 
