@@ -107,9 +107,15 @@ class Plan:
     wrap_layers : int
         Layers of one FSDP unit.
     prefetch : int
-        FSDP units gathered ahead; 1 is what PyTorch does unless told otherwise.
+        FSDP units gathered ahead, in a pipeline over model chunks; 1 is what PyTorch does unless
+        told otherwise.
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
+    fsdp_pipeline : {"overlapped", "pytorch"}
+        When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
+        beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
+        forward and after its last backward, beside nothing (torch.distributed.pipelining's
+        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp_pipeline`.
     flat_shards : bool
         Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
         as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
@@ -278,6 +284,7 @@ class Plan:
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1
     reshard_after_forward: bool = True
+    fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
     flat_shards: bool = False
 
     precision: Precision = "bf16"

@@ -52,16 +52,20 @@ class Peak:
     Attributes
     ----------
     kept : int
-        The most that is kept between actions.
+        The most that is kept between actions; with gradients that are added up, what is kept when
+        that action begins.
     total : int
-        The most that is held at any moment, temporaries included.
+        The most that is held at any moment, temporaries and such gradients included.
     action : Action
         During which that is.
+    gradients : int
+        What of it are gradients that are added up.
     """
 
     kept: int
     total: int
     action: Action
+    gradients: int = 0
 
 
 def kept(layer: Layer, plan: Plan, whole: bool) -> int:
@@ -165,7 +169,9 @@ class _Layer:
         return most
 
 
-def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
+def peak(
+    actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence[int] = ()
+) -> Peak:
     """Go through a stage's actions and return its worst moment.
 
     Of two actions that overlap both may be at their worst at once.
@@ -175,13 +181,19 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
     actions : sequence of Action
     chunks : sequence of Chunk
         The model chunks the stage holds.
+    gradients : sequence of int
+        Bytes in which each chunk's gradients are added up, from its first backward to its last;
+        none if not given.
     """
     held = most_kept = most = 0
     worst = actions[0]
     before = 0  # of the action before: what was held when it began, and its own on top
     beside = 0
     forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
-    for action in actions:
+    last = _last(actions) if gradients else {}
+    live: set[int] = set()
+    sums = sums_at_worst = kept_at_worst = 0
+    for i, action in enumerate(actions):
         found = chunks[action.chunk]
         if action.phase is forward:
             top, change = found.forward, found.kept
@@ -191,11 +203,29 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
             top, change = found.inputs, found.for_weights - found.kept
         else:
             top, change = found.backward, -found.kept
-        moment = before + beside + top if action.paired else held + top
+        if action.chunk in last and action.phase is not forward and not action.split:
+            live.add(action.chunk)
+            sums = sum(gradients[each] for each in live)
+        moment = sums + (before + beside + top if action.paired else held + top)
         if moment > most:
             most, worst = moment, action
+            sums_at_worst, kept_at_worst = sums, held
         before, beside = held, top
         held += change
         if held > most_kept:
             most_kept = held
-    return Peak(kept=most_kept, total=max(most, most_kept), action=worst)
+        if last.get(action.chunk) == i:
+            live.remove(action.chunk)
+            sums = sum(gradients[each] for each in live)
+    if not gradients:
+        return Peak(kept=most_kept, total=max(most, most_kept), action=worst)
+    return Peak(kept_at_worst, most, worst, sums_at_worst)
+
+
+def _last(actions: Sequence[Action]) -> dict[int, int]:
+    """Return which action completes the gradients of each chunk."""
+    return {
+        action.chunk: i
+        for i, action in enumerate(actions)
+        if action.phase is not Phase.FORWARD and not action.split
+    }

@@ -14,7 +14,7 @@ from ..workloads.operators import Layer
 from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
 from .activations import Kinds, chunk, peak
-from .buffers import buckets, gathered, messages
+from .buffers import added_up, buckets, gathered, messages
 from .communicators import connections
 from .constants import constants
 from .states import FP32, States, rates, sharding, shared, size, states, style
@@ -159,12 +159,14 @@ def _stage(
             _update(layers, plan, sizes),
         )  # fmt: skip
     found = of_layers[described]
-    worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes, kinds) for each in chunks])
-    working = worst.total - worst.kept
+    sums = [added_up(each.layers, plan, sizes) for each in chunks]
+    passes = [chunk(each, plan, sizes, kinds) for each in chunks]
+    worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
+    working = worst.total - worst.kept - worst.gradients
     moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
     update = found.update
     if update > worst.total:
-        working, moment = update - worst.kept, "the optimizer's step"
+        working, moment = update - worst.kept - worst.gradients, "the optimizer's step"
 
     tensors = {
         "parameters": found.states.parameters,
@@ -173,7 +175,7 @@ def _stage(
         "activations": worst.kept,
         "working": working,
         "gathered": found.gathered,
-        "buckets": found.buckets,
+        "buckets": found.buckets + worst.gradients,
         "messages": messages(pipeline, stage, parts),
     }
     fragmentation = known.fragmentation.value * sum(tensors.values())
