@@ -140,6 +140,9 @@ class Plan:
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
+    moment_precision : {"fp32", "bf16", "fp16"}
+        In which the optimizer's step remembers gradients and their squares where it is one kernel
+        (Megatron-LM's ``--exp-avg-dtype``, ``--exp-avg-sq-dtype``).
     clip : bool, optional
         Whether gradients are clipped by their norm; by default with every `dp_style` but "ddp".
 
@@ -153,6 +156,9 @@ class Plan:
         Parts of a layer computed again besides: norms, activations of experts, latent attention's
         projections up to the heads, dense feed-forward blocks (Megatron-LM's
         ``--recompute-modules``).
+    activation_fp8 : bool
+        Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
+        forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
     recompute_stops : bool
         With "full": whether only what the backward pass reads is computed again, as PyTorch's
         checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
@@ -295,11 +301,13 @@ class Plan:
     fp8_split_sums: bool = True
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
+    moment_precision: Format = "fp32"
     clip: bool | None = None
 
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     recompute_keeps: tuple[Kept, ...] = ()
+    activation_fp8: bool = False
     recompute_stops: bool = False
     recompute_modules: tuple[Recomputed, ...] = ()
     separate_projections: bool = False

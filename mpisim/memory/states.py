@@ -43,8 +43,8 @@ __all__ = [
 
 FP32 = 4
 
-MOMENTS = {"adam": 2 * FP32, "momentum": FP32, "adagrad": FP32, "sgd": 0}
-"""Bytes an optimizer remembers of a parameter."""
+MOMENTS = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
+"""Numbers an optimizer remembers of a parameter."""
 
 COPIES = {"fp8": 2, "nvfp4": 1}
 """Bytes: Transformer Engine keeps each weight in the format of the products twice, as it is and
@@ -110,7 +110,7 @@ def gradient_bytes(plan: Plan) -> int:
 def rates(plan: Plan) -> Rates:
     """Return the bytes of a parameter under a plan, before sharding."""
     weight = weight_bytes(plan)
-    moments = MOMENTS[plan.optimizer]
+    moments = BYTES[plan.moment_precision] * MOMENTS[plan.optimizer]
     if style(plan) == "fsdp":
         # The sharded parameter is the master copy, and its gradient has the same precision.
         return Rates(FP32, FP32, moments)
@@ -166,5 +166,5 @@ def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
     return States(
         each.weight * of_parameters + weight_bytes(plan) * own,
         each.gradient * of_gradients,
-        each.optimizer * of_optimizer + MOMENTS[plan.optimizer] * own,
+        each.optimizer * of_optimizer + FP32 * MOMENTS[plan.optimizer] * own,
     )
