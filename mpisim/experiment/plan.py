@@ -249,7 +249,8 @@ class Plan:
 
     sharder : str
         DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
-        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "size-lookup-greedy".
+        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "norm-lookup-greedy",
+        "size-lookup-greedy".
     """
 
     global_batch: Large
@@ -343,7 +344,7 @@ class Plan:
 
     sharder: Literal[
         "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
-        "size-lookup-greedy",
+        "norm-lookup-greedy", "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
     def __post_init__(self) -> None:
