@@ -99,6 +99,8 @@ def test_greedy_sharders_differ_in_their_cost() -> None:
     assert place("size-greedy", TABLES, 3) == ((3,), (1,), (0, 2, 4))
     # Lookups: 90 to 0; 10 to 1; 2 to 2; 1 (0) to 2; 1 (4) to 2.
     assert place("lookup-greedy", TABLES, 3) == ((2,), (1,), (0, 3, 4))
+    # Lookups an entry: 2 (9) to 0; 4 (1/9) to 1; of two with 1/100 the larger, 1, then 0: to 2; 3.
+    assert place("norm-lookup-greedy", TABLES, 3) == ((2,), (4,), (0, 1, 3))
     # With 50 lookups in table 1 and 20 in table 3, by lookups 90, 50, 20, 1, 1; times the logarithm
     # of the entries 90, 150, 120, 2, 0.95: of three ranks the first takes table 2 or table 1.
     tables = [*TABLES]
@@ -125,6 +127,7 @@ def test_every_table_is_placed_once(
             "dim-greedy": lambda t: t.width,
             "size-greedy": lambda t: t.size,
             "lookup-greedy": lambda t: t.width * t.pooling,
+            "norm-lookup-greedy": lambda t: t.pooling / t.entries,
             "size-lookup-greedy": lambda t: t.width * t.pooling * np.log10(t.entries),
         }[sharder]
         sums = [sum(cost(tables[i]) for i in numbers) for numbers in placed]

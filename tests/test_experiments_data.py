@@ -67,6 +67,21 @@ def test_every_published_run_says_where_it_comes_from(name: str) -> None:
     assert len(EXPERIMENTS[name].title) <= 80
 
 
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        ("echo-gpt-70b-96-h800", (12, 4, 2)),
+        ("echo-gpt3-175b-96-h800", (12, 8, 1)),
+        ("echo-gpt3-13b-64-h800", (8, 4, 2)),
+    ],
+)
+def test_runs_have_the_degrees_that_their_paper_prints(
+    name: str, degrees: tuple[int, int, int]
+) -> None:
+    plan = EXPERIMENTS[name].plan
+    assert (plan.pp, plan.tp, plan.dp) == degrees
+
+
 def test_titles_are_of_one_experiment_each() -> None:
     titles = [experiment.title for experiment in EXPERIMENTS.values()]
     assert len(set(titles)) == len(titles)

@@ -140,7 +140,7 @@ CONFIGS: dict[str, str] = {
         "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
         "max_position_embeddings": 163840, "model_type": "deepseek_v3",
         "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
-        "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128,
+        "n_routed_experts": 256, "n_shared_experts": 1, "topk_group": 4, "num_attention_heads": 128,
         "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
         "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "tie_word_embeddings": false, "v_head_dim": 128,

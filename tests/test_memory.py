@@ -15,7 +15,7 @@ from mpisim.experiment import Plan, read
 from mpisim.kernels.operations import Attention, Copy, CrossEntropy, Elementwise, Embedding, Gemm
 from mpisim.memory import StageMemory, memory
 from mpisim.memory.activations import Chunk, chunk, peak
-from mpisim.memory.buffers import buckets, gathered, messages
+from mpisim.memory.buffers import added_up, buckets, gathered, messages
 from mpisim.memory.communicators import connections
 from mpisim.memory.constants import constants
 from mpisim.memory.formulas import zero_states
@@ -283,6 +283,18 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
             assert worst.total == worst.kept
 
 
+def test_gradients_are_added_up_from_the_first_backward_of_a_chunk_to_its_last() -> None:
+    # One round of micro-batches: each chunk's backwards follow each other, the last chunk's first.
+    once = pipeline("interleaved", 2, 2, 2).actions[0]
+    twice = pipeline("interleaved", 2, 4, 2).actions[0]
+    chunks = [Chunk(1, 0, 1, 0, 0, 0)] * 2
+    assert peak(once, chunks).total == 4
+    worst = peak(once, chunks, [100, 30])
+    assert (worst.kept, worst.gradients, worst.total) == (2, 100, 102)  # the last chunk's are done
+    worst = peak(twice, chunks, [100, 30])
+    assert (worst.gradients, worst.total) == (130, worst.kept + 130)
+
+
 def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
     pipe = pipeline("dualpipe", 2, 4)
     chunks = [Chunk(10, 0, 15, 20, 20, 0, (15,), (20,))] * 2
@@ -322,7 +334,10 @@ def test_buckets() -> None:
     assert buckets(layers, plan(dp_style="ddp", precision="fp32"), ALONE) == 0
     fsdp = {"dp_style": "fsdp", "grad_precision": "fp32"}
     assert buckets(layers, plan(**fsdp, zero=3), shared) == (2 + 4) * 40 + 2 * 100
-    assert buckets(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170 + 2 * 40
+    assert buckets(layers, plan(**fsdp, zero=2, pp=2), shared) == 2 * 40
+    assert added_up(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170
+    assert added_up(layers, plan(**fsdp, zero=2, pp=2), ALONE) == 0
+    assert added_up(layers, plan(**fsdp, zero=3), shared) == 0
     # The documented 9 GB of DeepSpeed: 5e8 elements of two bytes, two buckets, 4.5 times.
     large = [layer(size=10**10)]
     assert buckets(large, plan(dp_style="deepspeed", zero=2), shared) == 9 * 10**9

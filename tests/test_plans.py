@@ -64,7 +64,9 @@ SHARING = [
     ("deepspeed", 0, {}), ("deepspeed", 1, {"bucket": 1000}), ("deepspeed", 2, {}),
     ("deepspeed", 3, {}), ("deepspeed", 3, {"dp_overlap": False}), ("fsdp", 2, {}),
     ("fsdp", 3, {"prefetch": 0}), ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
-    ("fsdp", 3, {"zero_group": 2}), ("fsdp", 3, {"reshard_after_forward": False}),
+    ("fsdp", 2, {"fsdp_pipeline": "pytorch"}), ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
+    ("fsdp", 2, {"dp_overlap": False}), ("fsdp", 3, {"zero_group": 2}),
+    ("fsdp", 3, {"reshard_after_forward": False}),
 ]  # fmt: skip
 """Ways to share gradients, states and parameters, with keys that go with them."""
 

@@ -138,7 +138,7 @@ def test_loss_of_scores_cast_to_fp32() -> None:
 
 def test_a_pipeline_gathers_and_reduces_once_a_step() -> None:
     net = (layer("embedding", 8), layer("a", 40, 6), layer("b", 40, 6), layer("head", 8))
-    plan = {"dp_style": "fsdp", "zero": 2, "pp": 2, "global_batch": 8}
+    plan = {"dp_style": "fsdp", "zero": 2, "pp": 2, "fsdp_pipeline": "pytorch", "global_batch": 8}
     rows = told(stepped(net, 4, **plan).program)
     gathers = [row for row in rows if row.startswith("parameter all-gather")]
     scatters = [row for row in rows if row.startswith("gradient reduce-scatter")]

@@ -237,6 +237,8 @@ def _deepseek(config: Config) -> Keys:
     return _llama(config, "moe") | {
         "experts": config.size("n_routed_experts"),
         "topk": config.size("num_experts_per_tok"),
+        "expert_groups": config.count("n_group") or 1,
+        "topk_groups": config.count("topk_group") or 1,
         "moe_ffn_hidden": config.size("moe_intermediate_size"),
         "shared_experts": config.count("n_shared_experts"),
         "dense_layers": config.count("first_k_dense_replace"),

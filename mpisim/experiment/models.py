@@ -69,6 +69,9 @@ class Transformer:
         Routed experts of a layer; 0 for a dense model.
     topk : int
         Experts a token is sent to.
+    expert_groups, topk_groups : int
+        Equal groups of experts, and how many of them the experts of a token come from: limited
+        routing of DeepSeek-V2 and V3 (``--moe-router-num-groups``, ``--moe-router-group-topk``).
     moe_ffn_hidden : int, optional
         Inner width of an expert; `ffn_hidden` if not given.
     shared_experts : int
@@ -121,6 +124,8 @@ class Transformer:
     v_head_size: Optional = 0
     experts: Optional = 0
     topk: Count = 2
+    expert_groups: Count = 1
+    topk_groups: Count = 1
     moe_ffn_hidden: Count | None = None
     shared_experts: Optional = 0
     shared_ffn_hidden: Count | None = None
@@ -141,6 +146,8 @@ class Transformer:
         divides("heads", self.heads, "kv_heads", self.kv)
         if self.experts and self.topk > self.experts:
             raise InputError(f"topk is {self.topk}, more than experts = {self.experts}")
+        if self.experts:
+            self._check_groups()
         if not self.experts and (self.shared_experts or self.family == "moe"):
             raise InputError("experts is 0: a mixture of experts needs 1 or more")
         if self.dense_layers > self.layers:
@@ -184,6 +191,19 @@ class Transformer:
                 )
         elif not self.vocab:
             raise InputError("vocab is missing: the number of entries of the vocabulary")
+
+    def _check_groups(self) -> None:
+        divides("experts", self.experts, "expert_groups", self.expert_groups)
+        if self.topk_groups > self.expert_groups:
+            raise InputError(
+                f"topk_groups is {self.topk_groups}, more than expert_groups = {self.expert_groups}"
+            )
+        eligible = self.experts // self.expert_groups * self.topk_groups
+        if self.topk > eligible:
+            raise InputError(
+                f"topk is {self.topk}, more than the {eligible} experts of topk_groups = "
+                f"{self.topk_groups} groups"
+            )
 
     @property
     def kv(self) -> int:

@@ -107,9 +107,15 @@ class Plan:
     wrap_layers : int
         Layers of one FSDP unit.
     prefetch : int
-        FSDP units gathered ahead; 1 is what PyTorch does unless told otherwise.
+        FSDP units gathered ahead, in a pipeline over model chunks; 1 is what PyTorch does unless
+        told otherwise.
     reshard_after_forward : bool
         Whether FSDP frees a unit's parameters after its forward.
+    fsdp_pipeline : {"overlapped", "pytorch"}
+        When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
+        beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
+        forward and after its last backward, beside nothing (torch.distributed.pipelining's
+        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp_pipeline`.
     flat_shards : bool
         Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
         as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
@@ -141,6 +147,9 @@ class Plan:
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
+    moment_precision : {"fp32", "bf16", "fp16"}
+        In which the optimizer's step remembers gradients and their squares where it is one kernel
+        (Megatron-LM's ``--exp-avg-dtype``, ``--exp-avg-sq-dtype``).
     clip : bool, optional
         Whether gradients are clipped by their norm; by default with every `dp_style` but "ddp".
 
@@ -154,6 +163,9 @@ class Plan:
         Parts of a layer computed again besides: norms, activations of experts, latent attention's
         projections up to the heads, dense feed-forward blocks (Megatron-LM's
         ``--recompute-modules``).
+    activation_fp8 : bool
+        Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
+        forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
     recompute_stops : bool
         With "full": whether only what the backward pass reads is computed again, as PyTorch's
         checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
@@ -244,7 +256,8 @@ class Plan:
 
     sharder : str
         DLRM: how tables are placed on GPUs, see `mpisim.workloads.dlrm.sharding`: "naive",
-        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "size-lookup-greedy".
+        "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy", "norm-lookup-greedy",
+        "size-lookup-greedy".
     """
 
     global_batch: Large
@@ -285,6 +298,7 @@ class Plan:
     wrap_layers: Count = 1
     prefetch: Annotated[int, Limits(least=0, most=100)] = 1
     reshard_after_forward: bool = True
+    fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
     flat_shards: bool = False
 
     precision: Precision = "bf16"
@@ -297,11 +311,13 @@ class Plan:
     fp8_split_sums: bool = True
     grad_precision: Format | None = None
     optimizer: Literal["adam", "sgd", "momentum", "adagrad"] = "adam"
+    moment_precision: Format = "fp32"
     clip: bool | None = None
 
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
     recompute_keeps: tuple[Kept, ...] = ()
+    activation_fp8: bool = False
     recompute_stops: bool = False
     recompute_modules: tuple[Recomputed, ...] = ()
     separate_projections: bool = False
@@ -337,7 +353,7 @@ class Plan:
 
     sharder: Literal[
         "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
-        "size-lookup-greedy",
+        "norm-lookup-greedy", "size-lookup-greedy",
     ] = "size-lookup-greedy"  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -58,16 +58,20 @@ class Peak:
     Attributes
     ----------
     kept : int
-        The most that is kept between actions.
+        The most that is kept between actions; with gradients that are added up, what is kept when
+        that action begins.
     total : int
-        The most that is held at any moment, temporaries included.
+        The most that is held at any moment, temporaries and such gradients included.
     action : Action
         During which that is.
+    gradients : int
+        What of it are gradients that are added up.
     """
 
     kept: int
     total: int
     action: Action
+    gradients: int = 0
 
 
 def kept(layer: Layer, plan: Plan, whole: bool) -> int:
@@ -173,7 +177,9 @@ class _Layer:
         return most
 
 
-def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
+def peak(
+    actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence[int] = ()
+) -> Peak:
     """Go through a stage's actions and return its worst moment.
 
     Of a forward and a backward that overlap, each layer of the one runs beside one layer of the
@@ -185,14 +191,20 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
     actions : sequence of Action
     chunks : sequence of Chunk
         The model chunks the stage holds.
+    gradients : sequence of int
+        Bytes in which each chunk's gradients are added up, from its first backward to its last;
+        none if not given.
     """
     held = most_kept = most = 0
     worst = actions[0]
     forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
     known: dict[tuple[int, int], int] = {}
     going: Action | None = None  # the forward that the next action runs beside
+    last = _last(actions) if gradients else {}
+    live: set[int] = set()
+    sums = sums_at_worst = kept_at_worst = 0
     paired = [action.paired for action in actions[1:]]
-    for action, with_next in zip(actions, [*paired, False], strict=True):
+    for i, (action, with_next) in enumerate(zip(actions, [*paired, False], strict=True)):
         found = chunks[action.chunk]
         if with_next:
             going = action
@@ -212,11 +224,20 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk]) -> Peak:
                 known[key] = _together(chunks[going.chunk], found)
             top, change = known[key], change + chunks[going.chunk].kept
             going = None
-        if held + top > most:
-            most, worst = held + top, action
+        if action.chunk in last and action.phase is not forward and not action.split:
+            live.add(action.chunk)
+            sums = sum(gradients[each] for each in live)
+        if sums + held + top > most:
+            most, worst = sums + held + top, action
+            sums_at_worst, kept_at_worst = sums, held
         held += change
         if held > most_kept:
             most_kept = held
+        if last.get(action.chunk) == i:
+            live.remove(action.chunk)
+            sums = sum(gradients[each] for each in live)
+    if gradients:
+        return Peak(kept_at_worst, most, worst, sums_at_worst)
     # Beside a forward that overlaps a backward not all is kept of either.
     return Peak(kept=min(most, most_kept), total=most, action=worst)
 
@@ -227,3 +248,12 @@ def _together(ahead: Chunk, behind: Chunk) -> int:
     going = (*ahead.going, *[ahead.kept] * (most - len(ahead.going)))
     coming = (*behind.coming, *[-behind.kept] * (most - len(behind.coming)))
     return max(map(add, going, coming))
+
+
+def _last(actions: Sequence[Action]) -> dict[int, int]:
+    """Return which action completes the gradients of each chunk."""
+    return {
+        action.chunk: i
+        for i, action in enumerate(actions)
+        if action.phase is not Phase.FORWARD and not action.split
+    }

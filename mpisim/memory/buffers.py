@@ -12,7 +12,7 @@ from ..workloads.schedules import Pipeline
 from .constants import constants
 from .states import gradient_bytes, size, style, weight_bytes
 
-__all__ = ["buckets", "gathered", "messages"]
+__all__ = ["added_up", "buckets", "gathered", "messages"]
 
 
 def _units(layers: Sequence[Layer], wrap: int) -> tuple[int, list[int]]:
@@ -48,10 +48,9 @@ def buckets(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
 
     Megatron-LM reduces them where they are kept. PyTorch DDP copies all of them to its buckets
     (``gradient_as_bucket_view = False``, its default). FSDP has those of one unit as computed, of
-    the unit before as they are reduced, and of the root unit until the end; in a pipeline it adds
-    up all of them before it reduces them once (``backward_maybe_with_nosync``,
-    torch/distributed/pipelining/stage.py). DeepSpeed's buckets have a fixed size, and overlapping
-    takes several.
+    the unit before as they are reduced, and of the root unit until the end; in a pipeline those of
+    one unit as computed, besides those that are added up (`added_up`). DeepSpeed's buckets have a
+    fixed size, and overlapping takes several.
     """
     which = style(plan)
     if sizes["dp"] == 1 or which == "megatron":
@@ -63,7 +62,7 @@ def buckets(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
     if which == "fsdp":
         root, units = _units(layers, plan.wrap_layers)
         if plan.pp > 1:
-            return gradient * everything + weight * max(units, default=0)
+            return weight * max(units, default=0)
         return (weight + gradient) * max(units, default=0) + weight * root
     if plan.zero == 0:
         return 0
@@ -71,6 +70,17 @@ def buckets(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> in
     times = constants().deepspeed_overlap.value if plan.dp_overlap else 1.0
     pairs = 1 if plan.zero == 3 else 2  # reduce and all-gather; stage 3 gathers by itself
     return round(pairs * times * min(bucket, gradient * everything))
+
+
+def added_up(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> int:
+    """Return the bytes in which FSDP in a pipeline adds up the gradients of a model chunk.
+
+    From the chunk's first backward of a step until they are reduced after its last
+    (``unsharded_accumulated_grad`` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    if style(plan) != "fsdp" or plan.pp == 1 or sizes["dp"] == 1:
+        return 0
+    return gradient_bytes(plan) * size(layers)
 
 
 def messages(pipeline: Pipeline, stage: int, parts: Sequence[Part]) -> int:

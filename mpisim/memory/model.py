@@ -14,7 +14,7 @@ from ..workloads.operators import Layer
 from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
 from .activations import Kinds, chunk, peak
-from .buffers import buckets, gathered, messages
+from .buffers import added_up, buckets, gathered, messages
 from .communicators import connections
 from .constants import constants
 from .states import FP32, States, rates, sharding, shared, size, states, style
@@ -162,12 +162,14 @@ def _stage(
             _update(layers, plan, sizes),
         )  # fmt: skip
     found = of_layers[described]
-    worst = peak(pipeline.actions[stage], [chunk(each, plan, sizes, kinds) for each in chunks])
+    sums = [added_up(each.layers, plan, sizes) for each in chunks]
+    passes = [chunk(each, plan, sizes, kinds) for each in chunks]
+    worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
     moving = {
         "activations": worst.kept,
-        "working": worst.total - worst.kept,
+        "working": worst.total - worst.kept - worst.gradients,
         "gathered": found.gathered,
-        "buckets": found.buckets,
+        "buckets": found.buckets + worst.gradients,
         "messages": messages(pipeline, stage, parts),
     }
     moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"

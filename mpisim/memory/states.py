@@ -44,8 +44,8 @@ __all__ = [
 
 FP32 = 4
 
-MOMENTS = {"adam": 2 * FP32, "momentum": FP32, "adagrad": FP32, "sgd": 0}
-"""Bytes an optimizer remembers of a parameter."""
+MOMENTS = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
+"""Numbers an optimizer remembers of a parameter."""
 
 FORMATS = ("fp8", "nvfp4")
 """Of products whose weights are copies of those in 16 bits."""
@@ -112,7 +112,7 @@ def gradient_bytes(plan: Plan) -> int:
 def rates(plan: Plan) -> Rates:
     """Return the bytes of a parameter under a plan, before sharding."""
     weight = weight_bytes(plan)
-    moments = MOMENTS[plan.optimizer]
+    moments = BYTES[plan.moment_precision] * MOMENTS[plan.optimizer]
     if style(plan) == "fsdp":
         # The sharded parameter is the master copy, and its gradient has the same precision.
         return Rates(FP32, FP32, moments)
@@ -166,7 +166,7 @@ def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
     return States(
         each.weight * of_parameters + weight_bytes(plan) * own + _copies(layers, plan),
         each.gradient * of_gradients,
-        each.optimizer * of_optimizer + MOMENTS[plan.optimizer] * own,
+        each.optimizer * of_optimizer + FP32 * MOMENTS[plan.optimizer] * own,
     )
 
 

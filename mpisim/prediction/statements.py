@@ -198,6 +198,7 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
     plan, model = experiment.plan, experiment.model
     transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
     mixture = isinstance(model, Transformer) and model.experts > 0
+    staged = plan.pp > 1 and plan.style(transformer=transformer) == "fsdp"
     conditions = {
         "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
         "plan.schedule": plan.pp > 1,
@@ -216,7 +217,9 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "plan.dispatch_precision": mixture and plan.ep > 1,
         "plan.reshard_after_forward": plan.zero == 3,
         "plan.wrap_layers": plan.zero == 3,
-        "plan.prefetch": plan.zero == 3,
+        "plan.prefetch": plan.zero == 3 or staged,
+        "plan.fsdp_pipeline": staged,
+        "plan.moment_precision": transformer and plan.weight_format != "fp32",
         "plan.sharder": isinstance(model, Dlrm),
         "network.contention": experiment.network.model == "nccl",
         "overlap.passes": experiment.overlap.model == "coupled",

@@ -108,6 +108,8 @@ class BlockBuilder:
                 return
         for step in steps:
             if isinstance(step, Compute):
+                if self._lane.exchanging(step.after):
+                    yield
                 self.compute(step)
             elif isinstance(step, Await):
                 if not self.pricing.captured:
@@ -189,6 +191,8 @@ class BlockBuilder:
             row = self._collective(step, waits)
         if step.token:
             (lane.carried if step.carried else lane.tokens)[step.token] = row
+            if step.operation is Operation.ALL_TO_ALL:
+                lane.exchanges.add(step.token)
         else:
             lane.pending = [row]
         return row
@@ -326,6 +330,7 @@ class _Lane:
         self.tokens: dict[str, int] = {}
         self.carried: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.exchanges: set[str] = set()
         self.kernels: dict[str, int] = {}
         self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
 
@@ -333,6 +338,10 @@ class _Lane:
         """Return the rows of tokens; a communication left out, in a group of one, has none."""
         known = self.carried | self.tokens
         return [known[token] for token in tokens if token in known]
+
+    def exchanging(self, tokens: Sequence[str]) -> bool:
+        """Whether any of these are all-to-alls that no kernel has waited for yet."""
+        return not self.exchanges.isdisjoint(set(tokens) - self.taken)
 
     @property
     def idle(self) -> bool:
@@ -346,6 +355,7 @@ class _Lane:
             self.carried.pop(token, None)
         self.tokens.clear()
         self.taken.clear()
+        self.exchanges.clear()
         self.kernels.clear()
 
     def end(self) -> None:

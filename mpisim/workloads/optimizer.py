@@ -28,7 +28,7 @@ __all__ = ["optimizer_bytes", "write_optimizer"]
 FP32 = BYTES["fp32"]
 
 STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
-"""fp32 numbers that an optimizer remembers of a parameter."""
+"""Numbers that an optimizer remembers of a parameter."""
 
 FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
@@ -63,7 +63,8 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
 
     The gradient is read; weight in fp32 and states are read and written.
     """
-    return strategy.kept + 2 * FP32 * (1 + STATES[plan.optimizer])
+    states = BYTES[plan.moment_precision] * STATES[plan.optimizer]
+    return strategy.kept + 2 * (FP32 + states)
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:

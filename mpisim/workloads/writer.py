@@ -103,7 +103,8 @@ class Workshop:
             key = object()  # which passes are paired depends on the stage and on their number
         if key not in self._writers:
             pricing = self.pricings[gpu]
-            self._writers[key] = _Writer(layout, chunks, messages, stage, pricing, self)
+            order = _order(laid.actions[stage])
+            self._writers[key] = _Writer(layout, chunks, messages, stage, order, pricing, self)
         return self._writers[key].table(laid, stage, first)
 
 
@@ -132,19 +133,21 @@ class _Writer:
     messages : mapping
         What they send and receive.
     stage : int
+    order : sequence of int
+        Chunks as they first come forward.
     pricing : Pricing
     workshop : Workshop
     """
 
     def __init__(
         self, layout: Layout, chunks: Sequence[Part], messages: Exchanged, stage: int,
-        pricing: Pricing, workshop: Workshop,
+        order: Sequence[int], pricing: Pricing, workshop: Workshop,
     ) -> None:  # fmt: skip
         plan = layout.experiment.plan
         self._layout, self._stage, self._first = layout, stage, _first(chunks)
         self._sharing = strategy(
             plan, [chunk.layers for chunk in chunks], workshop.groups, stage=stage,
-            transformer=isinstance(layout.experiment.model, Transformer),
+            transformer=isinstance(layout.experiment.model, Transformer), order=order,
         )  # fmt: skip
         self._slots = Slots(
             workshop.groups.sizes, {**streams(plan.overlaps_p2p), **self._sharing.streams}
@@ -203,6 +206,11 @@ def _turns(actions: Sequence[Action]) -> list[list[Action]]:
             found.append([])
         found[-1].append(action)
     return found
+
+
+def _order(actions: Sequence[Action]) -> tuple[int, ...]:
+    """Return the chunks of a stage as they first come forward."""
+    return tuple(dict.fromkeys(each.chunk for each in actions if each.phase is _FORWARD))
 
 
 def _edges(actions: Sequence[Action]) -> set[int]:

@@ -10,6 +10,7 @@ from ..operators import Layer
 from .ddp import Ddp
 from .deepspeed import DeepSpeed
 from .fsdp import Fsdp
+from .fsdp_pipeline import FsdpPipeline, PyTorchPipeline
 from .megatron import Megatron
 from .strategy import Strategy
 from .zero3 import Zero3
@@ -26,7 +27,7 @@ STRATEGIES: Mapping[Style, type[Strategy]] = {
 
 def strategy(
     plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-    stage: int = 0, transformer: bool = True,
+    stage: int = 0, transformer: bool = True, order: Sequence[int] | None = None,
 ) -> Strategy:  # fmt: skip
     """Return the strategy of a plan for one stage of its pipeline.
 
@@ -39,6 +40,8 @@ def strategy(
     stage : int
     transformer : bool
         Of what kind the model is, see `Plan.settled`.
+    order : sequence of int, optional
+        Chunks as they first come forward; as they are numbered if not given.
 
     Raises
     ------
@@ -47,6 +50,9 @@ def strategy(
     """
     plan = plan.settled(transformer=transformer)
     assert plan.dp_style is not None
+    kind = STRATEGIES[plan.dp_style]
     if plan.dp_style == "deepspeed" and plan.zero == 3:
-        return Zero3(plan, chunks, groups, stage=stage)
-    return STRATEGIES[plan.dp_style](plan, chunks, groups, stage=stage)
+        kind = Zero3
+    if plan.dp_style == "fsdp" and plan.pp > 1:
+        kind = PyTorchPipeline if plan.fsdp_pipeline == "pytorch" else FsdpPipeline
+    return kind(plan, chunks, groups, stage=stage, order=order)

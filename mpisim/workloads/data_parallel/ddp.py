@@ -49,9 +49,10 @@ class Ddp(Strategy):
     quiet: ClassVar[bool] = True
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage)
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+        stage: int = 0, order: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, chunks, groups, stage=stage, order=order)
         defaults = frameworks().ddp
         # A size the user gives holds for the first bucket, too (distributed.py).
         first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)

@@ -45,9 +45,10 @@ class DeepSpeed(Strategy):
     style: ClassVar[Style] = "deepspeed"
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage)
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+        stage: int = 0, order: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, chunks, groups, stage=stage, order=order)
         if plan.zero in (1, 2) and plan.zero_group is not None:
             raise InputError(
                 f"plan.zero_group is {plan.zero_group}, but zero is {plan.zero}: "

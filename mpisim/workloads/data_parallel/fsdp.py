@@ -22,10 +22,7 @@ zero = 2 keeps units gathered until their backward (``reshard_after_forward=Fals
 reduces shards over replicas besides (hybrid sharding). Every micro-batch reduces, and waits for it
 at the end of its backward.
 
-In a pipeline (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``) units are
-gathered before the first forward of a step and stay so; gradients of micro-batches are added up in
-the format in which they are reduced (``to_accumulated_grad_if_needed``), and reduced after the last
-backward, unit after unit, beside nothing.
+Stages of a pipeline gather and reduce once a step: :mod:`.fsdp_pipeline`.
 """
 
 from __future__ import annotations
@@ -101,9 +98,10 @@ class Fsdp(Strategy):
     style: ClassVar[Style] = "fsdp"
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage)
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+        stage: int = 0, order: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, chunks, groups, stage=stage, order=order)
         roots, units = [], []
         for layers, parameters in zip(chunks, self.held, strict=True):
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
@@ -130,9 +128,9 @@ class Fsdp(Strategy):
         return self.plan.zero == 3 and self.plan.reshard_after_forward
 
     @property
-    def _staged(self) -> bool:
-        """Whether a pipeline decides when units are gathered and reduced."""
-        return self.plan.pp > 1
+    def _computed(self) -> int:
+        """Bytes of a gradient before it is copied to where it is reduced."""
+        return self.weight
 
     @property
     def _ahead(self) -> int:
@@ -143,8 +141,6 @@ class Fsdp(Strategy):
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
-        if self._staged and not first:
-            return
         if layer == 0:
             self._forward[chunk] = here = _Pass()
             root = self.roots[chunk]
@@ -210,30 +206,18 @@ class Fsdp(Strategy):
         here = self._reducing[chunk]
         units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.kinds]
         for unit in units:
-            if unit.first == layer and self._staged:
-                self._add_up(block, unit)
-            elif unit.first == layer:
-                self._reduce(block, here, unit)
-        if layer == 0 and self._staged and last:
-            for unit in units:
+            if unit.first == layer:
                 self._reduce(block, here, unit)
         if layer == 0:
             block.await_next(here.all)
             self._reducing[chunk] = _Reductions()
 
-    def _add_up(self, block: BlockBuilder, unit: Unit) -> None:
-        """Add gradients to those of the micro-batches before."""
-        for _, size in unit.kinds:
-            traffic = (self.weight + 2 * self.gradient) * size
-            block.compute(Compute("gradient accumulation", Elementwise(traffic)))
-
     def _reduce(self, block: BlockBuilder, here: _Reductions, unit: Unit) -> None:
         block.await_next(here.latest)
         here.latest = []
-        held = self.gradient if self._staged else self.weight
         for expert, size in unit.kinds:
             if not self.plan.flat_shards:
-                traffic = (held + self.gradient) * size
+                traffic = (self._computed + self.gradient) * size
                 block.compute(Compute("copy gradients in", Elementwise(traffic)))
             group, whole = self.shard(expert), self.gradient * size
             scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")

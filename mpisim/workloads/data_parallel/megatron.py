@@ -53,9 +53,10 @@ class Megatron(Strategy):
     quiet: ClassVar[bool] = True
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage)
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+        stage: int = 0, order: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, chunks, groups, stage=stage, order=order)
         self.buckets: Mapping[Key, Bucket] = {
             (chunk, expert, i): bucket
             for chunk in range(len(chunks))

@@ -34,6 +34,8 @@ class Strategy:
     groups : Groups
     stage : int
         Of the pipeline.
+    order : sequence of int, optional
+        Chunks as they first come forward; as they are numbered if not given.
 
     Attributes
     ----------
@@ -53,8 +55,10 @@ class Strategy:
     quiet: ClassVar[bool] = False
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *, stage: int = 0
-    ) -> None:
+        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
+        stage: int = 0, order: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.held = tuple(held(layers) for layers in chunks)
         self.at: defaultdict[tuple[int, int, int], list[Held]] = defaultdict(list)

@@ -11,12 +11,12 @@ naive-chunk
     `get_my_slice`): the first ranks have one more.
 random
     Each table on a rank drawn by itself, always the same draw.
-dim-greedy, size-greedy, lookup-greedy, size-lookup-greedy
+dim-greedy, size-greedy, lookup-greedy, norm-lookup-greedy, size-lookup-greedy
     The dearest table first, each to the rank that has the least so far. A table's cost is its width
-    D, its elements E D, what a sample reads D L, or D L log₁₀ E; for E entries and L lookups.
+    D, its elements E D, what a sample reads D L, its lookups an entry L / E (the paper's table of
+    sharders), or D L log₁₀ E; for E entries and L lookups.
 
-Their "norm_lookup_greedy" is left out: its cost is not published. Memory is no limit here; whether
-tables fit is for the memory model to say.
+Memory is no limit here; whether tables fit is for the memory model to say.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ SHARDERS: Mapping[str, Sharder] = {
     "dim-greedy": _greedy(lambda table: table.width),
     "size-greedy": _greedy(lambda table: table.size),
     "lookup-greedy": _greedy(lambda table: table.width * table.pooling),
+    "norm-lookup-greedy": _greedy(lambda table: table.pooling / table.entries),
     "size-lookup-greedy": _greedy(
         lambda table: table.width * table.pooling * math.log10(table.entries)
     ),

@@ -40,8 +40,12 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     """
     if s.plan.kernels == "eager":
         return eager_attention(s, name, heads)
-    # Of fused attention the logarithm of each row's sum is kept; its output is the next input.
+    # Of fused attention the logarithm of each row's sum is kept; its output is the next input, but
+    # for products that take it in another format.
     saved = BYTES["fp32"] * s.batch * heads.heads * heads.queries
+    if s.quantised:
+        result = BYTES["fp8"] if s.attended == "fp8" else s.element
+        saved += result * s.batch * heads.queries * heads.output_width
     repeated: list[Step] = []
     summed: list[Step] = []
     if s.plan.repeats_heads and heads.kv_heads < heads.heads:

@@ -28,7 +28,8 @@ FLAG = 1
 def router(s: Shapes, routing: Routing) -> Operator:
     """Scores of all experts in fp32, their softmax and the best `topk` of each token.
 
-    It keeps the block's input, of which shared experts and copies need no second one.
+    It keeps the block's input, of which shared experts and copies need no second one, unless the
+    norm before is computed again.
     """
     tokens, h, n, e = routing.tokens, s.model.hidden, s.model.experts, s.element
     widened = (e + FP32) * tokens * h
@@ -38,6 +39,7 @@ def router(s: Shapes, routing: Routing) -> Operator:
         return Gemm(m, n, k, dtype="fp32", output="fp32")
 
     casts = s.element != FP32
+    kept = 0 if "layernorm" in s.plan.recompute_modules else e * tokens * h
     forward: list[Step] = [stream("router cast", widened)] if casts else []
     forward += [
         Compute("router", gemm(tokens, n, h)),
@@ -58,7 +60,7 @@ def router(s: Shapes, routing: Routing) -> Operator:
         tuple(forward),
         tuple(backward),
         (Parameter("router weight", n * h, replicated=True),),
-        saved=e * tokens * h + (FP32 + FLAG) * scores,
+        saved=kept + (FP32 + FLAG) * scores,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..operators import Operator
 from .again import again
 from .pointwise import activation, dropout_add, norm
@@ -16,7 +18,13 @@ def feed_forward(s: Shapes) -> tuple[Operator, ...]:
     """Norm, two matrices with a non-linearity between them, and the sum with what came in."""
     model = s.model
     before = norm(s, "feed-forward norm", s.shared, model.hidden, residual=True)
-    matrices = two_matrices(s, "feed-forward", model.ffn // s.grid.tp, bias=model.bias)
+    modules = s.plan.recompute_modules
+    matrices = two_matrices(
+        s, "feed-forward", model.ffn // s.grid.tp, bias=model.bias,
+        keeps_input="layernorm" not in modules or "mlp" in modules,
+    )  # fmt: skip
+    if "mlp" in modules:  # their input is all that is kept
+        matrices = (matrices[0], *(replace(each, saved=0) for each in matrices[1:]))
     return (
         before,
         *matrices,

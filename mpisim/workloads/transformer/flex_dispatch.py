@@ -10,7 +10,8 @@ maps of tokens to experts before, and sends with each token a probability for ev
 node (``deep_ep/hybrid_ep_buffer.py`` and ``csrc/hybrid_ep`` of its branch). What links inside a
 node carry beside the network is hidden behind it, and left out.
 
-How many ranks or nodes have one of a token's experts is that of a router without preference.
+How many ranks or nodes have one of a token's experts is that of a router without preference, which
+first chooses groups of experts where the model has them (node-limited routing of DeepSeek-V3).
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ CHOICES = 3
 """Kernels that make the lists of experts that DeepEP takes of the map: the best of each token."""
 
 
-def places(experts: int, topk: int, parts: int) -> float:
+def places(experts: int, topk: int, parts: int, groups: int = 1, chosen: int = 1) -> float:
     """Return how many of `parts` equal parts of the experts a token needs, on average.
 
-    A part is spared if all `topk` experts, chosen without repetition, lie in the others.
+    A part is spared if all `topk` experts, taken without repetition, lie in the others; they come
+    from `chosen` of `groups` equal groups of experts that follow each other.
 
     Examples
     --------
@@ -48,10 +50,22 @@ def places(experts: int, topk: int, parts: int) -> float:
     1.0
     >>> places(8, 8, 4)
     4.0
+    >>> places(8, 4, 4, groups=4, chosen=2)
+    2.0
     """
-    others = experts - experts // parts
-    spared = math.prod((others - i) / (experts - i) for i in range(topk))
-    return parts * (1 - spared)
+    group, part = experts // groups, experts // parts
+    within = max(part // group, 1)  # groups that a part has, or is one's share of
+    eligible = chosen * group
+
+    def spared(own: int) -> float:
+        others = eligible - own
+        return math.prod((others - i) / (eligible - i) for i in range(topk))
+
+    return parts * sum(
+        math.comb(within, k) * math.comb(groups - within, chosen - k) / math.comb(groups, chosen)
+        * (1 - spared(k * min(part, group)))
+        for k in range(max(0, chosen - groups + within), min(within, chosen) + 1)
+    )  # fmt: skip
 
 
 def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
@@ -121,7 +135,10 @@ def _arrived(s: Shapes, routing: Routing) -> tuple[int, int]:
     busiest = routing.received / routing.copies
 
     def tokens(parts: int) -> int:
-        return math.ceil(routing.tokens * places(model.experts, model.topk, parts) * busiest)
+        needed = places(
+            model.experts, model.topk, parts, model.expert_groups, model.topk_groups
+        )  # fmt: skip
+        return math.ceil(routing.tokens * needed * busiest)
 
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
 

@@ -27,15 +27,20 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
     keys = e * s.tokens * heads.key_value_width
     if "mla_up_proj" in s.plan.recompute_modules:
         kept = keys = 0
+    keeps_input = "layernorm" not in s.plan.recompute_modules
     operators = [branch(s, "latent", s.shared * m.hidden)]
     if m.q_lora_rank:
         operators += [
-            linear(s, "query down", m.hidden, m.q_lora_rank, tokens=s.shared),
+            linear(
+                s, "query down", m.hidden, m.q_lora_rank, tokens=s.shared, keeps_input=keeps_input
+            ),
             norm(s, "query latent norm", s.shared, m.q_lora_rank),
             column_linear(s, "query up", m.q_lora_rank, heads.query_width, keep=kept),
         ]
     else:
-        operators.append(column_linear(s, "query", m.hidden, heads.query_width, keep=kept))
+        operators.append(column_linear(
+            s, "query", m.hidden, heads.query_width, keep=kept, keeps_input=keeps_input
+        ))  # fmt: skip
     operators += [
         linear(
             s, "key-value down", m.hidden, m.kv_lora_rank + m.qk_rope_head_size,

@@ -137,6 +137,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     inputs = 2 * size if gated else size
     forward: list[Step] = [stream(name, e * (inputs + size))]
     backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
+    kept = e * inputs
     if not s.plan.fused:
         apart = bias and s.plan.bias_kernels
         forward = [stream(f"{name} bias", 2 * e * inputs)] if apart else []
@@ -160,7 +161,11 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
         backward.append(stream(f"{name} bias gradient", e * inputs))
         backward += accumulate(s, f"{name} bias", columns)
         parameters.append(Parameter(f"{name} bias", columns))
-    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), e * inputs)
+    if s.plan.activation_fp8:
+        kept, cast = BYTES["fp8"] * inputs, (e + BYTES["fp8"]) * inputs
+        forward.append(stream(f"{name} input cast", cast))
+        backward.insert(0, stream(f"{name} input cast back", cast))
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), kept)
 
 
 def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:

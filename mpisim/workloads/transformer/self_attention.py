@@ -164,8 +164,19 @@ def relative_bias(s: Shapes, name: str) -> Operator:
 
 
 def _way_back(s: Shapes, name: str, heads: Heads) -> tuple[Operator, ...]:
-    model = s.model
+    """The product behind attention, and the sum with what came in.
+
+    In fp8 Megatron-LM lets it cast what attention keeps once more for its gradient, but with
+    delayed scaling (``set_save_original_input`` of megatron/core/transformer/attention.py).
+    """
+    model, plan = s.model, s.plan
+    casts_again = (
+        plan.precision == "fp8" and plan.fp8_scaling != "delayed" and plan.recompute == "none"
+        and s.megatron and plan.kernels == "flash"
+    )  # fmt: skip
     return (
-        row_linear(s, f"{name} output", heads.output_width, model.hidden),
+        row_linear(
+            s, f"{name} output", heads.output_width, model.hidden, keeps_input=not casts_again
+        ),
         dropout_add(s, f"{name} dropout add", bias=model.bias),
     )
