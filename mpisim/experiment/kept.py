@@ -26,6 +26,7 @@ OURS = "ours"
 """In place of a file of constants fitted to steps: the one that comes with mpisim."""
 
 BESIDE = (
+    ("model", "hf_config"),
     ("kernels", "calibration"),
     ("network", "calibration"),
     ("overlap", "calibration"),

@@ -18,6 +18,7 @@ from .case import Case
 from .error_bar import error_bar
 from .step_constants import sort_of
 from .uncertainty import Uncertainty
+from .unused_keys import unused_keys
 from .without_effect import AskedNetwork, without_effect
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def statements(
             case.gpu.title,
             *case.notes,
             *_unused(case),
+            *unused_keys(case),
             *_assumed(plan),
             *_differences(case),
             *network_notes(case.cluster, case.program, _asked(case.experiment)),
