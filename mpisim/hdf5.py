@@ -43,6 +43,8 @@ _QUOTES = "'\""
 SMALL = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
+LONGEST_ATTRIBUTE = 1 << 15
+
 
 @contextmanager
 def created(
@@ -281,13 +283,24 @@ def _is_utf8(text: str) -> bool:
 
 
 def write_attributes(group: Group, values: Mapping[str, str]) -> None:
-    """Write free texts, keys and values, as one attribute ``attributes`` in JSON."""
-    group.attrs["attributes"] = json.dumps(dict(values))
+    """Write free texts, keys and values, as one attribute ``attributes`` in JSON.
+
+    An attribute of HDF5 holds 64 kB: what is longer becomes a dataset of that name.
+    """
+    text = json.dumps(dict(values))
+    if len(text) <= LONGEST_ATTRIBUTE:
+        group.attrs["attributes"] = text
+    else:
+        write_texts(group, "attributes", [text])
 
 
 def read_attributes(group: Group) -> dict[str, str]:
     """Read what `write_attributes` wrote."""
-    found = json.loads(text_of(group.attrs.get("attributes", "{}")))
+    if "attributes" in group:
+        text = "".join(read_texts(group, "attributes"))
+    else:
+        text = text_of(group.attrs.get("attributes", "{}"))
+    found = json.loads(text)
     if not isinstance(found, dict):
         raise InputError(f"{group.file.filename}: attribute 'attributes' is not a JSON object")
     return {str(key): str(value) for key, value in found.items()}

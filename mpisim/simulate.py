@@ -1,7 +1,7 @@
 """The hall: what is to be simulated comes in, its result goes out.
 
-    experiment ─► case: program and network ─► engine ─► results
-    program ──────────────────────────────────┘
+    experiment, of a model or a program file ─► case: program and network ─► engine ─► results
+    program ─────────────────────────────────────────────────────────────────┘
 
 Each arrow is one line of `simulate`. The command line and whoever uses mpisim as a library come
 through here.
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
-from .experiment import Experiment
+from .experiment import Experiment, ProgramExperiment
 from .parallel import agreed
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
 from .prediction.launches import launch_bound
+from .prediction.program_case import ProgramCase, prepare_program
+from .prediction.program_statements import program_statements
 from .prediction.samples import check_seeds, sampled_steps, summary
 from .prediction.statements import statements
 from .program import Program
@@ -32,7 +34,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    what: Experiment | Case | Program,
+    what: Experiment | ProgramExperiment | Case | ProgramCase | Program,
     comm: Intracomm | None = None,
     *,
     network: Network | None = None,
@@ -50,8 +52,9 @@ def simulate(
 
     Parameters
     ----------
-    what : Experiment, Case or Program
-        A `Case` is an experiment that `mpisim.prediction.prepare` has made ready.
+    what : Experiment, ProgramExperiment, Case, ProgramCase or Program
+        A case is an experiment that `mpisim.prediction.case.prepare` or
+        `mpisim.prediction.program_case.prepare_program` has made ready.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     network : Network, optional
@@ -101,9 +104,9 @@ def simulate(
     with agreed(comm):
         if output is not None and comm.rank == 0:
             check_results_output(output, overwrite=overwrite)  # before the work, not after
-        case = prepare(what) if isinstance(what, Experiment) else what
+        case = _ready(what)
         if seeds > 1:
-            if not isinstance(case, Case):
+            if isinstance(case, Program):
                 raise UsageError("seeds are for experiments; a program has no random factors")
             check_seeds(case, seeds)
 
@@ -113,14 +116,16 @@ def simulate(
     )  # fmt: skip
 
     said = dict(attributes or {})
-    if isinstance(case, Case) and seeds > 1:
+    if not isinstance(case, Program) and seeds > 1:
         said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
     if isinstance(case, Case):
         said |= launch_bound(case, run, comm)  # simulates a second time if need be
     if isinstance(case, Case) and comm.rank == 0:
         said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
+    if isinstance(case, ProgramCase) and comm.rank == 0:
+        said |= program_statements(case, run)
 
-    if network is None and isinstance(case, Case):
+    if network is None and not isinstance(case, Program):
         network = case.network
     if output is None:
         return collect(run, comm=comm, experiment=text, attributes=said, network=network)
@@ -128,3 +133,11 @@ def simulate(
         run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
         attributes=said, network=network,
     )  # fmt: skip
+
+
+def _ready(
+    what: Experiment | ProgramExperiment | Case | ProgramCase | Program,
+) -> Case | ProgramCase | Program:
+    if isinstance(what, Experiment):
+        return prepare(what)
+    return prepare_program(what) if isinstance(what, ProgramExperiment) else what

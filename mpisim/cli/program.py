@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .output import (
-    add_fold_option,
-    add_result_options,
-    check_json,
-    check_options,
-    check_outputs,
-    deliver,
-)
+from .output import check_outputs
+from .run import add_run_options, run
 
-__all__ = ["add_parser", "export_", "import_", "run", "show"]
+__all__ = ["add_parser", "export_", "import_", "show"]
 
 SHOW_EXAMPLES = """\
 examples:
@@ -32,6 +26,7 @@ examples:
   mpisim program run step.h5 -o run.h5 --timeline    save the result with every row
   mpisim program run step.h5 --cluster dgx-h100      communications priced on this cluster
   mpisim program run step.h5 --cluster dgx-h100 --set network.model=alpha-beta
+  mpisim program run step.h5 --set variation.speeds.3=0.9
 """
 
 IMPORT_EXAMPLES = """\
@@ -75,24 +70,19 @@ def add_parser(subparsers: Any) -> None:
     look.set_defaults(run=show)
     go = actions.add_parser(
         "run",
-        help="simulate a program file",
-        description="Simulate a program file and print where its time goes. Communications without "
-        "a duration of their own need a cluster.",
+        help="simulate a program file, as mpisim run FILE does",
+        description="Simulate a program file, as mpisim run FILE does, and print where its time "
+        "goes. One that mpisim run has saved is simulated as the run was; --set changes what is "
+        "not in its rows. Communications without a duration of their own need a cluster.",
         epilog=RUN_EXAMPLES,
     )
     go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
     go.add_argument(
         "--cluster", metavar="NAME",
-        help="price communications without a duration on this cluster, as mpisim run does: a name "
-        "from mpisim list clusters, or a file (.toml)",
+        help="the same as --set cluster.preset=NAME: a name from mpisim list clusters, or a file "
+        "(.toml); by default the cluster of the experiment that the program was saved from",
     )  # fmt: skip
-    go.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[],
-        help="with --cluster: set a key of [network], or cluster.nodes, cluster.nic_bandwidth, ... "
-        "as in an experiment (network.model=alpha-beta, network.contention=false); may be repeated",
-    )  # fmt: skip
-    add_fold_option(go)
-    add_result_options(go)
+    add_run_options(go)
     go.set_defaults(run=run, collective=True)
     _add_exchange(actions)
 
@@ -145,44 +135,6 @@ def show(args: argparse.Namespace) -> int:
     if args.rank is not None:
         text += "\n\n" + rows(program, args.rank, args.first, args.rows)
     print(text)
-    return 0
-
-
-def run(args: argparse.Namespace) -> int:
-    """Simulate a program and print the report; the first process prints."""
-    check_options(args)
-    if args.set and args.cluster is None:
-        raise UsageError(f"--set {args.set[0]} needs a network: --cluster NAME")
-    from ..parallel import agreed
-    from ..program.store import load
-    from ..results import check_results_output
-    from ..simulate import simulate
-    from .launch import world
-
-    comm = world()
-    with agreed(comm):
-        if comm.rank == 0:
-            check_json(args)
-            if args.output is not None:
-                check_results_output(args.output, overwrite=args.overwrite)
-        program = load(args.file)
-        network, contention = None, True
-        said: dict[str, Any] = {}
-        if args.cluster is not None:
-            from ..prediction.program_network import network_for
-
-            found = network_for(args.cluster, args.set, program.n_ranks)
-            network, contention = found.network, found.contention
-            if comm.rank == 0:
-                said = dict(found.statements(program))
-    results = simulate(
-        program, comm, network=network, contention=contention, output=args.output,
-        timeline=args.timeline, overwrite=args.overwrite, attributes=said, fold=args.fold,
-        progress=True,
-    )  # fmt: skip
-    report = deliver(results, args, comm)
-    if comm.rank == 0:
-        print(report)
     return 0
 
 

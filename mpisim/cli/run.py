@@ -9,9 +9,9 @@ from ..errors import UsageError
 from .output import add_fold_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
-    from ..experiment import Experiment
+    from ..experiment import Experiment, ProgramExperiment
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "add_run_options", "run"]
 
 MOST_SEEDS = 5000
 """What an attribute of an HDF5 file can hold, all steps one by one."""
@@ -25,7 +25,8 @@ examples:
   mpisim run mine.toml --set plan.tp=8 --set plan.recompute=full
   mpisim run mine.toml --set variation.kernels=0.02 --set variation.gpus=0.01 --seeds 20
   mpisim run mine.toml -o run.h5 --timeline     save the result, with every operation of every GPU
-  mpisim run mine.toml --save-program step.h5   what every rank does, for mpisim program
+  mpisim run mine.toml --save-program step.h5   what every rank does ...
+  mpisim run step.h5 --set variation.speeds.3=0.9      ... and to run
 """
 
 
@@ -41,8 +42,15 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "file", metavar="FILE", nargs="?",
-        help="an experiment (TOML), or the name of one of mpisim list experiments",
+        help="an experiment (TOML), the name of one of mpisim list experiments, or a program file "
+        "(HDF5)",
     )  # fmt: skip
+    add_run_options(parser)
+    parser.set_defaults(run=run, collective=True, cluster=None)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a run, of an experiment or of a program."""
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[],
         help="set a key of the experiment, as plan.tp=8; may be repeated",
@@ -60,27 +68,27 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     add_fold_option(parser)
     add_result_options(parser)
-    parser.set_defaults(run=run, collective=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the experiment and print the report; the first process prints."""
+    """Run an experiment or a program file and print the report; the first process prints."""
     check_options(args)
     if not 1 <= args.seeds <= MOST_SEEDS:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
-    from ..experiment import load
+    from ..experiment import Experiment, load_any
     from ..files import check_output
     from ..parallel import agreed
     from ..results import check_results_output
     from .launch import world
 
     comm = world()
-    changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
-    found: tuple[str, Experiment] | None = None
+    changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
+    changes += [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
+    found: tuple[str, Experiment | ProgramExperiment] | None = None
     with agreed(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
-            found = load(args.file, changes)
+            found = load_any(args.file, changes)
             check_json(args)
             if args.output is not None:
                 check_results_output(args.output, overwrite=args.overwrite)
@@ -89,13 +97,17 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(found, root=0)
 
     from ..prediction.case import prepare
+    from ..prediction.program_case import prepare_program, with_experiment
     from ..program import save
     from ..simulate import simulate
 
     with agreed(comm):
-        case = prepare(experiment)
+        case = (
+            prepare(experiment) if isinstance(experiment, Experiment)
+            else prepare_program(experiment)
+        )  # fmt: skip
         if comm.rank == 0 and args.save_program is not None:
-            save(case.program, args.save_program, overwrite=args.overwrite)
+            save(with_experiment(case), args.save_program, overwrite=args.overwrite)
     results = simulate(
         case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
         text=text, fold=args.fold, seeds=args.seeds, progress=True,

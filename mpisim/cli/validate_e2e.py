@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _constants(path: str | None) -> StepConstants | None:
-    from ..prediction.case import OURS
+    from ..experiment.kept import OURS
     from ..prediction.step_constants import StepConstants, ours
 
     if path is None:

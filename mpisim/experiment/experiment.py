@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..errors import InputError
 from ..schema import Limits
@@ -21,6 +21,7 @@ __all__ = [
     "KernelChoice",
     "NetworkChoice",
     "RunChoice",
+    "with_defaults_kept",
 ]
 
 
@@ -162,6 +163,13 @@ class CalibrationChoice:
     file: str | None = None
     framework: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.framework is not None and self.file is None:
+            raise InputError(
+                f"framework is {self.framework!r}, but file is not given: there are no constants "
+                "to take from; allowed: file = \"ours\" or a path"
+            )
+
 
 @dataclass(frozen=True)
 class RunChoice:
@@ -197,6 +205,8 @@ class Experiment:
     defaulted : mapping of str to object
         Keys that neither the file nor the command line gave, by full name (``"plan.bucket"``), with
         their defaults; those of the model are left out.
+    given : mapping of str to object
+        The tables as the file and the command line gave them.
     """
 
     model: Model
@@ -211,14 +221,20 @@ class Experiment:
     title: str = "experiment"
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""
-        found = {}
-        for key, value in self.defaulted.items():
-            used: object = self
-            for name in key.split("."):
-                used = getattr(used, name)
-            if used == value:
-                found[key] = value
-        return found
+        return with_defaults_kept(self, self.defaulted)
+
+
+def with_defaults_kept(tables: object, defaulted: Mapping[str, object]) -> dict[str, object]:
+    """Return those of some keys, by full name, that have their defaults in an experiment."""
+    found = {}
+    for key, value in defaulted.items():
+        used: object = tables
+        for name in key.split("."):
+            used = getattr(used, name)
+        if used == value:
+            found[key] = value
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,20 @@ from .experiment import (
     RunChoice,
 )
 from .models import FAMILIES, Model
+from .of_program import ProgramExperiment, of_program
 from .overlap import OverlapChoice
 from .plan import Plan
 from .variation import VariationChoice
 
-__all__ = ["DEFAULT", "assigned", "defaulted", "load", "read"]
+__all__ = ["DEFAULT", "TABLES", "defaulted", "load", "load_any", "of_table", "read"]
 
 DEFAULT = "llama3-8b-8-h100"
 """The experiment that runs when none is named."""
 
 EXPERIMENTS = "experiments"
+
+HDF5 = b"\x89HDF"
+"""How program files begin."""
 
 TABLES: dict[str, Any] = {
     "plan": Plan,
@@ -76,8 +81,38 @@ def load(
     """
     contents, source = _contents(DEFAULT if path is None else str(path))
     experiment = read(contents, source, changes)
-    noted = "".join(f"# --set {change}\n" for change in changes)
-    return noted + contents, experiment
+    return _noted(contents, changes), experiment
+
+
+def load_any(
+    path: str | Path | None = None, changes: Sequence[str] = ()
+) -> tuple[str, Experiment | ProgramExperiment]:
+    """Load an experiment, of a model or of a program: a program file is one by itself.
+
+    Parameters, result and errors are those of `load`.
+    """
+    named = DEFAULT if path is None else str(path)
+    if _is_hdf5(named):
+        contents, source = f"[workload]\nprogram = {json.dumps(Path(named).name)}\n", named
+    else:
+        contents, source = _contents(named)
+    table = _changed(parse(contents, source), changes)
+    if "workload" in table:
+        return _noted(contents, changes), of_program(table, source)
+    return _noted(contents, changes), of_table(table, source)
+
+
+def _is_hdf5(path: str) -> bool:
+    """Whether a file begins as program files do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(HDF5)) == HDF5
+    except (OSError, ValueError):  # whoever reads it says why
+        return False
+
+
+def _noted(contents: str, changes: Sequence[str]) -> str:
+    return "".join(f"# --set {change}\n" for change in changes) + contents
 
 
 def _contents(path: str) -> tuple[str, str]:
@@ -117,7 +152,21 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     InputError
         Naming the file and the key, what was found and what is allowed.
     """
-    table = _changed(parse(text, source), changes)
+    return of_table(_changed(parse(text, source), changes), source)
+
+
+def of_table(
+    table: dict[str, Any], source: str, resolved: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Return an experiment from its parsed tables; otherwise as `read`.
+
+    Parameters
+    ----------
+    table : dict
+    source : str
+    resolved : mapping, optional
+        All keys of the model, in place of the preset or the configuration that ``[model]`` names.
+    """
     allowed = ("title", "model", *TABLES)
     for key in table:
         if key not in allowed:
@@ -131,12 +180,13 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     title = table.get("title", Experiment.title)
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
-    model = _model(_table(table, "model", source), source)
+    named = _table(table, "model", source)
+    model = _model(named if resolved is None else dict(resolved), source)
     parts = {
         key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()
     }
     return Experiment(
-        model=model, title=title, source=source, defaulted=_defaulted(table), **parts
+        model=model, title=title, source=source, defaulted=_defaulted(table), given=table, **parts
     )
 
 
@@ -146,17 +196,6 @@ def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
     Those of the model are left out: a preset or a configuration gives them.
     """
     return _defaulted(_changed(parse(text, "experiment"), changes))
-
-
-def assigned(changes: Sequence[str]) -> dict[str, Any]:
-    """Return changes as on the command line (``"network.model=nccl"``) as a table.
-
-    Raises
-    ------
-    UsageError
-        If one is no assignment.
-    """
-    return _changed({}, changes)
 
 
 def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:

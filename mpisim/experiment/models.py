@@ -16,6 +16,7 @@ from ..schema import Limits
 __all__ = ["FAMILIES", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
 
 Count = Annotated[int, Limits(least=1, most=1_000_000)]
+Classes = Annotated[int, Limits(least=2, most=1_000_000)]
 Large = Annotated[int, Limits(least=1, most=1_000_000_000)]
 Optional = Annotated[int, Limits(least=0, most=1_000_000)]
 
@@ -138,7 +139,7 @@ class Transformer:
     decoder_seq_len: Large | None = None
     image: Count = 224
     patch: Count = 16
-    classes: Count = 1000
+    classes: Classes = 1000
 
     def __post_init__(self) -> None:
         if self.head_size is None and self.attention == "mha":
@@ -191,6 +192,8 @@ class Transformer:
                 )
         elif not self.vocab:
             raise InputError("vocab is missing: the number of entries of the vocabulary")
+        if self.vocab == 1:
+            raise InputError("vocab is 1: there is nothing to predict; it must be 2 or more")
 
     def _check_groups(self) -> None:
         divides("experts", self.experts, "expert_groups", self.expert_groups)
@@ -284,7 +287,7 @@ class Cnn:
     family: Literal["resnet", "vgg", "densenet"]
     depth: Count
     image: Annotated[int, Limits(least=32, most=4096)] = 224
-    classes: Count = 1000
+    classes: Classes = 1000
     batch_norm: bool = False
     width: Count = 64
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..experiment import Experiment
+from ..experiment.kept import OURS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
 from ..memory import Evaluate, Verdict
@@ -23,13 +24,9 @@ from .memory_fit import advice_for, assessed
 from .network import network_of
 from .slowest import SlowestKernels
 from .step_constants import Known, StepConstants, ours, served
-from .variation import varied
+from .variation import revaried, varied
 
-__all__ = ["OURS", "Case", "prepare"]
-
-OURS = "ours"
-"""In place of a file of constants: the one that comes with mpisim."""
-
+__all__ = ["Case", "communications_of", "prepare"]
 
 @dataclass(frozen=True)
 class Case:
@@ -49,6 +46,8 @@ class Case:
         The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
     constants : Known, optional
         Those fitted to measured steps, if the experiment uses any.
+    notes : tuple of str
+        What else is assumed of it; lines for people.
     """
 
     experiment: Experiment
@@ -59,6 +58,7 @@ class Case:
     memory: Verdict
     evaluate: Evaluate | None = None
     constants: Known | None = None
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ class Case:
     def sample(self, number: int) -> Case:
         """Return the case with other random factors: those of the seed plus `number`."""
         choice = self.experiment.variation
-        alike = self.program.replace(speed=np.ones(self.program.n_ranks))
-        return replace(self, workload=replace(self.workload, program=varied(alike, choice, number)))
+        program = revaried(self.program, choice, choice, number)
+        return replace(self, workload=replace(self.workload, program=program))
 
     def with_micro_batches(self, number: int) -> Case:
         """Return the case with so many micro-batches a replica; whether it fits is not asked again.
@@ -156,10 +156,10 @@ def prepare(
             CalibratedKernels(_kernel_model(experiment, each, hardware.gpus), known)
             for each, known in zip(named.values(), knowns, strict=True)
         ]
+        network = communications_of(network, knowns[0])
         workload = _varied(training_step(layout, *calibrated), experiment)
-        return _calibrated(
-            Case(experiment, cluster, gpu, workload, network, memory, evaluate, knowns[0])
-        )
+        workload = _started(workload, knowns[0])
+        return Case(experiment, cluster, gpu, workload, network, memory, evaluate, knowns[0])
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 
@@ -168,19 +168,23 @@ def _varied(workload: Workload, experiment: Experiment) -> Workload:
     return replace(workload, program=varied(workload.program, experiment.variation))
 
 
-def _calibrated(case: Case) -> Case:
-    """Return a case whose communications and starts have the constants fitted to steps, too."""
+def communications_of(network: Network, constants: Known | None) -> Network:
+    """Return a network whose communications have the constants fitted to steps, if there are any.
+
+    Raises
+    ------
+    InputError
+        If it is none of NCCL's model, which the constants are of.
+    """
     from ..topo.nccl_network import NcclNetwork
 
-    assert case.constants is not None
-    if not isinstance(case.network, NcclNetwork):
+    if constants is None:
+        return network
+    if not isinstance(network, NcclNetwork):
         raise InputError(
             "calibration.file is given; network.model = 'alpha-beta' has no use for it"
         )
-    if case.network.nccl is None:  # the constants are of NCCL
-        return replace(case, workload=_started(case.workload, case.constants))
-    network = CalibratedNetwork(case.network, case.constants)
-    return replace(case, workload=_started(case.workload, case.constants), network=network)
+    return network if network.nccl is None else CalibratedNetwork(network, constants)
 
 
 def _started(workload: Workload, constants: Known | None) -> Workload:

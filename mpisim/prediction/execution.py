@@ -12,6 +12,7 @@ from ..parallel import agreed
 from ..program import Program
 from ..topo import Network
 from .case import Case
+from .program_case import ProgramCase
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -22,7 +23,7 @@ __all__ = ["execute"]
 
 
 def execute(
-    case: Case | Program,
+    case: Case | ProgramCase | Program,
     comm: Intracomm,
     *,
     network: Network | None = None,
@@ -36,7 +37,7 @@ def execute(
 
     Parameters
     ----------
-    case : Case or Program
+    case : Case, ProgramCase or Program
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
         In place of the case's.
@@ -51,8 +52,8 @@ def execute(
     overlap : Overlap or None
         What slowed what overlaps, if that is modelled.
     """
-    program = case.program if isinstance(case, Case) else case
-    if network is None and isinstance(case, Case):
+    program = case if isinstance(case, Program) else case.program
+    if network is None and not isinstance(case, Program):
         network, contention = case.network, case.experiment.network.contention
 
     settled: engine.Settled | None = None

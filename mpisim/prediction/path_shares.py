@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import PieceKind, Run
-from ..program import Operation
+from ..program import UNPRICED, Operation
+from .case import Case
 
 if TYPE_CHECKING:
-    from .case import Case
+    from .program_case import ProgramCase
 
 __all__ = ["PathShares"]
 
@@ -29,8 +30,9 @@ class PathShares:
     each number, by name. `alike` sorts pieces, so that each kind is looked up once.
     """
 
-    def __init__(self, case: Case, run: Run) -> None:
+    def __init__(self, case: Case | ProgramCase, run: Run) -> None:
         assert run.critical_path is not None
+        assert case.network is not None
         self.case, self.path = case, run.critical_path
         groups = case.program.communicators
         self.label, self.classes = case.network.group_classes(
@@ -39,8 +41,15 @@ class PathShares:
         self.communication = cache(case.network.shares)
 
     def __call__(self, piece: int) -> Mapping[str, float]:
+        kind = PieceKind(int(self.path.kind[piece]))
+        if kind is PieceKind.COMMUNICATION:
+            return self._communicates(piece)
+        return self._works(piece, kind)
+
+    def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
         path, case = self.path, self.case
-        kind = PieceKind(int(path.kind[piece]))
+        if not isinstance(case, Case):  # durations as they were recorded
+            return {}
         if kind is PieceKind.HOST:
             shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
             if case.constants is None:
@@ -52,14 +61,20 @@ class PathShares:
             return {"launch_latency": 1.0}
         if kind is PieceKind.START and case.constants is not None:
             return {case.constants.overhead[0]: 1.0}
-        if kind not in ON_DEVICE:
+        if kind is not PieceKind.COMPUTE:
             return {}
         rank, row = int(path.rank[piece]), int(path.row[piece])
         table = case.program.table_of(rank)
-        if kind is PieceKind.COMPUTE:
-            name = case.program.names[table.name[row]]
-            return case.workload.pricing_of(rank).shares[name, int(table.duration[row])]
-        group = case.program.slots_of(rank)[table.slot[row]]
+        name = case.program.names[table.name[row]]
+        return case.workload.pricing_of(rank).shares.get((name, int(table.duration[row])), {})
+
+    def _communicates(self, piece: int) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        program = self.case.program
+        table = program.table_of(rank)
+        if table.duration[row] != UNPRICED:
+            return {}
+        group = program.slots_of(rank)[table.slot[row]]
         return self.communication(
             Operation(int(table.operation[row])),
             int(table.bytes[row]),

@@ -12,6 +12,7 @@ from ..parallel import agreed, progress
 from ..reductions import largest
 from .case import Case
 from .execution import execute
+from .program_case import ProgramCase
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -21,7 +22,7 @@ __all__ = ["check_seeds", "sampled_steps", "summary"]
 QUANTILES = (50, 95, 99)
 
 
-def check_seeds(case: Case, count: int) -> None:
+def check_seeds(case: Case | ProgramCase, count: int) -> None:
     """Refuse a number of seeds that would all give the same.
 
     Raises
@@ -36,8 +37,9 @@ def check_seeds(case: Case, count: int) -> None:
 
 
 def sampled_steps(
-    case: Case, comm: Intracomm, count: int, *, fold: bool | None = None, show: bool = False
-) -> NDArray[np.int64]:
+    case: Case | ProgramCase, comm: Intracomm, count: int, *, fold: bool | None = None,
+    show: bool = False,
+) -> NDArray[np.int64]:  # fmt: skip
     """Return the step time with each seed. **Collective.**
 
     Samples are spread over groups of processes; with as many samples as processes or more, each
@@ -45,7 +47,7 @@ def sampled_steps(
 
     Parameters
     ----------
-    case : Case
+    case : Case or ProgramCase
     comm : mpi4py.MPI.Intracomm
     count : int
         The seeds are that of the experiment and the ``count - 1`` after it.

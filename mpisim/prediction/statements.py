@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.run import Run
-from ..experiment import Cnn, Dlrm, Experiment, Transformer
+from ..experiment import Cnn, Dlrm, Experiment, Transformer, VariationChoice
 from ..program import Program
 from ..quantity import PICOSECONDS
 from ..topo import Cluster, find_cluster
@@ -17,12 +17,14 @@ from ..topo.speeds import limit_of_nics
 from .case import Case
 from .error_bar import error_bar
 from .step_constants import sort_of
+from .uncertainty import Uncertainty
+from .unused_keys import unused_keys
 from .without_effect import AskedNetwork, without_effect
 
 if TYPE_CHECKING:
     from ..overlap import Overlap
 
-__all__ = ["network_notes", "statements", "worded"]
+__all__ = ["METHOD", "network_notes", "random_factors", "sources", "statements", "worded"]
 
 OVERLAP = "the slowdown of kernels and communications that overlap"
 
@@ -32,6 +34,12 @@ LEFT_OUT = (
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints",
 )
+
+METHOD = (
+    "one standard deviation, first order along the critical path, inputs independent of each other "
+    "(error bars and sources: mpisim/data)"
+)
+"""How error bars are made."""
 
 WORTH_SAYING = 0.0005
 """Relative effects on the step time below this are not listed one by one."""
@@ -82,19 +90,15 @@ def statements(
         "utilisation": a_gpu / peak,
         "uncertainty": found.relative,
         "uncertainty_method": (
-            "one standard deviation, first order along the critical path, inputs independent of "
-            "each other (error bars and sources: mpisim/data); model error: what steps have shown "
-            "that were not fitted"
+            f"{METHOD}; model error: what steps have shown that were not fitted"
         ),
-        "uncertainty_sources": [
-            f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
-            for each in found.effects
-            if each.effect >= WORTH_SAYING
-        ],
+        "uncertainty_sources": sources(found),
         "assumptions": [
             case.cluster.title,
             case.gpu.title,
+            *case.notes,
             *_unused(case),
+            *unused_keys(case),
             *_assumed(case.experiment),
             *_differences(case),
             *network_notes(case.cluster, case.program, _asked(case.experiment)),
@@ -113,6 +117,15 @@ def statements(
         "memory_capacity": case.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }
+
+
+def sources(found: Uncertainty) -> list[str]:
+    """Return what an error bar consists of, lines for people. Local."""
+    return [
+        f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
+        for each in found.effects
+        if each.effect >= WORTH_SAYING
+    ]
 
 
 def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
@@ -169,17 +182,25 @@ def _differences(case: Case) -> list[str]:
         said.append(f"GPUs: {gpus}; links as if all were the first")
     if layout.shorter:
         said.append("replicas have batches of their own; gradients are averaged over sequences")
-    if choice.random:
-        said.append(
-            f"random factors on kernels: standard deviation {choice.kernels:.3g} each, "
-            f"{choice.gpus:.3g} a GPU (lognormal, mean 1, seed {choice.seed})"
-        )
+    varies = random_factors(choice)
+    if varies is not None:
+        said.append(varies)
     else:
         same = "" if choice.speeds else " at the same speed"
         if choice.waits_for_slowest:
             same = " at the speed of the slowest GPU to be expected"
         said.append(f"ranks of a stage with the same GPU do the same work{same}")
     return said
+
+
+def random_factors(choice: VariationChoice) -> str | None:
+    """Return what random factors there are, a line for people; None if there are none. Local."""
+    if not choice.random:
+        return None
+    return (
+        f"random factors on kernels: standard deviation {choice.kernels:.3g} each, "
+        f"{choice.gpus:.3g} a GPU (lognormal, mean 1, seed {choice.seed})"
+    )
 
 
 def _left_out(case: Case) -> list[str]:

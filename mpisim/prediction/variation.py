@@ -11,7 +11,7 @@ from ..experiment import VariationChoice
 from ..program import Jitter, Program
 from ..spans import span
 
-__all__ = ["varied"]
+__all__ = ["revaried", "varied"]
 
 OF_RANK = -2
 """The row that stands for the whole rank where one draws a factor for it: no row has it."""
@@ -37,12 +37,43 @@ def varied(program: Program, choice: VariationChoice, sample: int = 0) -> Progra
     >>> varied(program, VariationChoice(speeds={"3": 0.9})).speed[3]      # doctest: +SKIP
     0.9
     """
-    seed = (choice.seed + sample) % (1 << 64)
-    speed = program.speed * _given(choice, program.n_ranks)
-    if choice.gpus:
-        speed = speed / _drawn(Jitter(choice.gpus, seed), program.n_ranks)
-    jitter = Jitter(choice.kernels, seed) if choice.kernels else None
+    speed = program.speed * _speeds(choice, program.n_ranks, sample)
+    jitter = Jitter(choice.kernels, _seed(choice, sample)) if choice.kernels else program.jitter
     return program.replace(speed=speed, jitter=jitter)
+
+
+def revaried(
+    program: Program, before: VariationChoice, after: VariationChoice, sample: int = 0
+) -> Program:
+    """Return a program that `varied` made by one choice as it is by another. Local.
+
+    Parameters
+    ----------
+    program : Program
+    before, after : VariationChoice
+    sample : int
+        Added to the seed of `after`.
+
+    Raises
+    ------
+    InputError
+        As `varied`.
+    """
+    speed = _speeds(before, program.n_ranks)
+    own = np.where(program.speed == speed, 1.0, program.speed / speed)
+    jitter = None if before.kernels else program.jitter
+    return varied(program.replace(speed=own, jitter=jitter), after, sample)
+
+
+def _seed(choice: VariationChoice, sample: int) -> int:
+    return (choice.seed + sample) % (1 << 64)
+
+
+def _speeds(choice: VariationChoice, n_ranks: int, sample: int = 0) -> NDArray[np.float64]:
+    speed = _given(choice, n_ranks)
+    if choice.gpus:
+        speed = speed / _drawn(Jitter(choice.gpus, _seed(choice, sample)), n_ranks)
+    return speed
 
 
 def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:

@@ -96,6 +96,9 @@ def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
     if asked.choice.model == "alpha-beta":
         said.append("network.contention: no effect, links are not shared with 'alpha-beta'")
     others = list(asked.without())
+    alone = asked.choice.model == "nccl" and not asked.choice.contention
+    if alone and priced(program) and not _can_share(program, asked.network()):
+        said.append("network.contention: no effect, no link that can be full is shared")
     if not others:
         return said
     if not priced(program):

@@ -125,7 +125,7 @@ def _communicator_lines(program: Program) -> Iterator[Sequence[str]]:
     yield "communicator", "size", "name: members"
     groups = program.communicators
     for c, (name, size) in enumerate(zip(groups.names, groups.sizes.tolist(), strict=True)):
-        members = groups.members[groups.index[c] : groups.index[c] + 24].tolist()
+        members = groups.members[groups.index[c] : groups.index[c] + min(size, 24)].tolist()
         yield (
             str(c),
             str(size),

@@ -1,0 +1,303 @@
+"""From a program file and what is asked for of it to what is simulated.
+
+A program that ``mpisim run`` has saved says which experiment it is of, and is simulated as that:
+its rows, on the network, with the overlap and the variation of the experiment, and what was asked
+for besides. Any other program is simulated with what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, UsageError
+from ..experiment import Experiment, ProgramChoices, ProgramExperiment, kept, restored
+from ..experiment.kept import tables_of
+from ..program import Kind, Program, load
+from ..topo import Cluster, Network, find_cluster
+from ..topo.speeds import with_speeds
+from .case import Case, communications_of, prepare
+from .hardware import check_speeds
+from .network import network_of
+from .variation import revaried, varied
+from .without_effect import AskedNetwork
+
+__all__ = ["ProgramCase", "prepare_program", "with_experiment"]
+
+KEPT = "experiment"
+"""The attribute of programs that says which experiment they are of."""
+
+SETTLED = ("gpus", "other_gpus")
+"""Keys of ``[cluster]`` that a program has settled."""
+
+
+@dataclass(frozen=True)
+class ProgramCase:
+    """A program that does not say which experiment it is of, ready to be simulated.
+
+    Attributes
+    ----------
+    experiment : ProgramChoices
+    program : Program
+        Its ranks as different as was asked for.
+    asked : AskedNetwork, optional
+        None where no network was asked for.
+    """
+
+    experiment: ProgramChoices
+    program: Program
+    asked: AskedNetwork | None
+
+    @cached_property
+    def cluster(self) -> Cluster | None:
+        """Where it runs, with the speeds asked for."""
+        return None if self.asked is None else with_speeds(self.asked.cluster, self.asked.speeds)
+
+    @cached_property
+    def network(self) -> Network | None:
+        """What prices communications without a duration."""
+        return None if self.asked is None else self.asked.network()
+
+    def sample(self, number: int) -> ProgramCase:
+        """Return the case with other random factors: those of the seed plus `number`."""
+        choice = self.experiment.variation
+        return replace(self, program=revaried(self.program, choice, choice, number))
+
+
+def with_experiment(case: Case | ProgramCase) -> Program:
+    """Return the program of a case as it is saved: it says which experiment it is of. Local."""
+    program = case.program
+    if isinstance(case, ProgramCase):
+        return program
+    return program.replace(attributes={**program.attributes, KEPT: kept(case.experiment)})
+
+
+def prepare_program(asked: ProgramExperiment) -> Case | ProgramCase:
+    """Read the program of an experiment, and look up where it is to run. Local.
+
+    Returns
+    -------
+    Case
+        Of a program that says which experiment it is of.
+    ProgramCase
+        Of any other.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read, or what was asked for cannot be.
+    UsageError
+        For keys that do not serve such a program.
+    """
+    path = Path(asked.source).parent / asked.program
+    program = load(path)
+    attributes = dict(program.attributes)
+    text = attributes.pop(KEPT, None)
+    if text is None:
+        return _of_choices(asked, program)
+    program = program.replace(attributes=attributes)
+    before = restored(text, str(path))
+    mine = {key: dict(table) for key, table in before.given.items() if isinstance(table, dict)}
+    tables = _merged(mine, _in_full(asked))
+    if "cluster" in asked.tables:
+        tables["cluster"] = _placed(asked, before, program.n_ranks)
+    title = {"title": asked.title or before.title}
+    after = replace(restored(text, asked.source, {**tables, **title}), source=asked.source)
+    try:
+        return _of_experiment(program, before, after, str(path))
+    except InputError as error:
+        message = str(error)
+        if message.startswith(asked.source):
+            raise
+        raise type(error)(f"{asked.source}: {message}") from error
+
+
+# --- of an experiment ---------------------------------------------------------------------------
+
+
+def _of_experiment(program: Program, before: Experiment, after: Experiment, path: str) -> Case:
+    """Return the case of a program that was saved as `before` and is to run as `after`."""
+    base = prepare(replace(after, cluster=before.cluster, network=before.network))
+    ranks = base.program.n_ranks
+    if program.n_ranks != ranks:
+        raise InputError(
+            f"{path}: holds {program.n_ranks} ranks, but the experiment kept in it has {ranks}: "
+            "the file is damaged"
+        )
+    if before.variation.waits_for_slowest != after.variation.waits_for_slowest:
+        program = _at_pace(program, prepare(before), base)
+    program = revaried(program, before.variation, after.variation)
+    notes = _notes(program, base, before, after)
+    case = replace(base, experiment=after, workload=replace(base.workload, program=program))
+    if (after.cluster, after.network) == (before.cluster, before.network):
+        return replace(case, notes=notes)
+    check_speeds(after.cluster.speeds, after.network.model)
+    cluster = with_speeds(find_cluster(after.cluster.preset), after.cluster.speeds)
+    constants = base.constants
+    if constants is not None:
+        platform = cluster.nccl.platform or Path(after.cluster.preset).stem
+        constants = replace(constants, platform=platform)
+    folder = Path(after.source).parent
+    network = network_of(cluster, after.cluster.nodes, after.network, folder)
+    network = communications_of(network, constants)
+    return replace(case, cluster=cluster, network=network, constants=constants, notes=notes)
+
+
+def _at_pace(program: Program, old: Case, new: Case) -> Program:
+    """Return a program whose products are at the pace that another choice of GPUs sets."""
+    number = {name: i for i, name in enumerate(program.names)}
+    tables = list(program.tables)
+    kinds = new.workload.layout.gpu_of
+    for i, table in enumerate(tables):
+        users = np.flatnonzero(program.table == i)
+        if table is None or not len(users):
+            continue
+        kind = 0 if kinds is None else int(kinds[users[0]])
+        duration = table.duration.copy()
+        kernels = table.kind == Kind.KERNEL
+        pricing = new.workload.pricings[kind]
+        for (name, length), kernel in old.workload.pricings[kind].kernels.items():
+            if name in number:
+                rows = kernels & (table.name == number[name]) & (table.duration == length)
+                duration[rows] = pricing.estimate(name, kernel).duration
+        tables[i] = table.replace(duration=duration)
+    return program.replace(tables=tuple(tables))
+
+
+def _notes(
+    program: Program, base: Case, before: Experiment, after: Experiment
+) -> tuple[str, ...]:
+    """Say what of a saved program is not as the experiment would have it now."""
+    said = []
+    if after.cluster.preset != before.cluster.preset:
+        said.append(f"kernels' times are those of the program: {base.gpu.title}")
+    unknown = total = 0
+    kinds = base.workload.layout.gpu_of
+    for i, table in enumerate(program.tables):
+        users = np.flatnonzero(program.table == i)
+        if table is None or not len(users):
+            continue
+        known = base.workload.pricings[0 if kinds is None else int(kinds[users[0]])].kernels
+        rows = np.flatnonzero((table.kind == Kind.KERNEL) & (table.duration > 0))
+        pairs, count = np.unique(
+            np.stack([table.name[rows].astype(np.int64), table.duration[rows]], axis=1),
+            axis=0, return_counts=True,
+        )  # fmt: skip
+        for (name, length), times in zip(pairs.tolist(), count.tolist(), strict=True):
+            total += times * len(users)
+            unknown += times * len(users) * ((program.names[name], length) not in known)
+    if unknown:
+        said.append(
+            f"{unknown:,} of {total:,} kernels are not as the experiment kept in the program has "
+            "them: their times have no error bar, and overlap does not slow them"
+        )
+    return tuple(said)
+
+
+def _in_full(asked: ProgramExperiment) -> dict[str, dict[str, Any]]:
+    """Return the tables asked for but that of the cluster; files by absolute paths."""
+    others = {key: table for key, table in asked.tables.items() if key != "cluster"}
+    return tables_of(others, asked.source)
+
+
+def _merged(mine: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(mine)
+    for key, value in over.items():
+        within = found.get(key)
+        both = isinstance(within, dict) and isinstance(value, dict)
+        found[key] = _merged(within, value) if both and isinstance(within, dict) else value
+    return found
+
+
+def _placed(asked: ProgramExperiment, before: Experiment, ranks: int) -> dict[str, Any]:
+    """Return the table ``[cluster]``: that of the experiment with what was asked for besides."""
+    own = tables_of({"cluster": asked.tables["cluster"]}, asked.source)["cluster"]
+    mine = dict(before.given["cluster"])
+    _check_cluster(asked.source, own, ranks)
+    if own.get("preset", mine["preset"]) != mine["preset"]:
+        mine = {}  # speeds and numbers of nodes are of the other cluster
+    table = {**mine, **own}
+    table.setdefault("gpus", ranks)
+    return _with_nodes(asked.source, table, ranks)
+
+
+# --- of no experiment ---------------------------------------------------------------------------
+
+
+def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
+    tables, source = dict(asked.tables), asked.source
+    cluster = dict(tables.get("cluster", {}))
+    if cluster:
+        _check_cluster(source, cluster, program.n_ranks)
+    if "preset" not in cluster:
+        for table in ("cluster", "network"):
+            if tables.get(table):
+                key = next(iter(tables[table]))
+                raise UsageError(f"{source}: {table}.{key} needs a network: --cluster NAME")
+    else:
+        tables["cluster"] = _with_nodes(source, cluster, program.n_ranks)
+    run = tables.pop("run", {})
+    if run:
+        raise UsageError(
+            f"{source}: key 'run.{next(iter(run))}' has no effect: the program does not say what "
+            "memory it needs"
+        )
+    overlap = tables.get("overlap", {})
+    if overlap and overlap != {"model": "off"}:
+        raise UsageError(
+            f"{source}: key 'overlap.{next(iter(overlap))}' has no effect: the program does not "
+            "say what its kernels do; allowed: overlap.model = 'off'"
+        )
+    choices = ProgramChoices.of(tables, source)
+    try:
+        program = varied(program, choices.variation)
+        if choices.variation.slowest:
+            raise InputError(
+                "variation.slowest is true; the program does not say which kernels are products"
+            )
+        if choices.cluster is None:
+            return ProgramCase(choices, program, None)
+        check_speeds(choices.cluster.speeds, choices.network.model)
+        preset = find_cluster(choices.cluster.preset)
+        folder = Path(source).parent
+        placed = choices.cluster
+        asked_network = AskedNetwork(preset, placed.nodes, choices.network, placed.speeds, folder)
+        case = ProgramCase(choices, program, asked_network)
+        case.network  # noqa: B018 - errors of what was asked for come before the run
+    except InputError as error:
+        raise type(error)(f"{source}: {error}") from error
+    return case
+
+
+def _check_cluster(source: str, table: Mapping[str, Any], ranks: int) -> None:
+    """Refuse keys of ``[cluster]`` that a program has settled otherwise."""
+    for key in SETTLED:
+        if key in table and (key, table[key]) != ("gpus", ranks):
+            raise UsageError(
+                f"{source}: key 'cluster.{key}' is {table[key]!r}, but the program has settled it: "
+                f"{ranks} ranks, one a GPU, and how long their kernels take"
+            )
+
+
+def _with_nodes(source: str, table: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Return ``[cluster]`` with as many nodes as ranks need, if it does not say how many."""
+    preset = table.get("preset")
+    if not isinstance(preset, str):
+        return table  # refused with the rest of the table
+    try:
+        each = find_cluster(preset).gpus_per_node
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    least = -(-ranks // each)
+    nodes = table.setdefault("nodes", least)
+    if type(nodes) is int and 1 <= nodes < least:
+        raise InputError(
+            f"{source}: cluster.nodes is {nodes}; the program's {ranks} ranks need {least} nodes "
+            f"of {each} GPUs"
+        )
+    return table

@@ -1,0 +1,306 @@
+"""From an experiment to the keys that were given and change nothing of it.
+
+A key has no effect if the step without it, and with any other value of it, is the same: what ranks
+do, how long their kernels take, what memory they need. That is found out by making the step again,
+for keys that may be without effect: those of `SURE` have one in every experiment of their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from ..errors import InputError
+from ..experiment import Dlrm, Experiment, Plan, Transformer
+from ..experiment.load import of_table
+from ..spans import span
+from .alike import alike
+from .case import Case, prepare
+
+__all__ = ["SURE", "others", "unused_keys"]
+
+Holds = Callable[[Experiment], bool]
+
+
+def _always(experiment: Experiment) -> bool:
+    return True
+
+
+def _transformer(experiment: Experiment) -> bool:
+    return isinstance(experiment.model, Transformer)
+
+
+def _experts(experiment: Experiment) -> bool:
+    model = experiment.model
+    return isinstance(model, Transformer) and model.experts > 0
+
+
+def _dlrm(experiment: Experiment) -> bool:
+    return isinstance(experiment.model, Dlrm)
+
+
+def _pipeline(experiment: Experiment) -> bool:
+    return experiment.plan.pp > 1
+
+
+def _shared_evenly(experiment: Experiment) -> bool:
+    return _transformer(experiment) and _pipeline(experiment) and not experiment.plan.stages
+
+
+def _exchange(experiment: Experiment) -> bool:
+    return _experts(experiment) and experiment.plan.ep > 1
+
+
+def _axes(experiment: Experiment) -> bool:
+    plan = experiment.plan
+    return sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 1
+
+
+def _words(experiment: Experiment) -> bool:
+    model = experiment.model
+    return isinstance(model, Transformer) and model.family != "vit"
+
+
+def _decoder(experiment: Experiment) -> bool:
+    model = experiment.model
+    return isinstance(model, Transformer) and model.family == "t5"
+
+
+def _tensor(experiment: Experiment) -> bool:
+    return experiment.plan.tp > 1
+
+
+def _context(experiment: Experiment) -> bool:
+    return experiment.plan.cp > 1
+
+
+def _fused_attention(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.kernels == "flash"
+
+
+def _whole_layers(experiment: Experiment) -> bool:
+    return _transformer(experiment) and not _tensor(experiment)
+
+
+def _fsdp(experiment: Experiment) -> bool:
+    plan = experiment.plan
+    return plan.zero == 3 and plan.style(transformer=_transformer(experiment)) == "fsdp"
+
+
+def _tensor_overlap(experiment: Experiment) -> bool:
+    return experiment.plan.tp_overlap
+
+
+def _fp8(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.precision == "fp8"
+
+
+def _computed_again(experiment: Experiment) -> bool:
+    return _transformer(experiment) and experiment.plan.recompute != "none"
+
+
+def _mla(experiment: Experiment) -> bool:
+    model = experiment.model
+    return isinstance(model, Transformer) and model.attention == "mla"
+
+
+def _buckets(experiment: Experiment) -> bool:
+    return experiment.plan.style(transformer=_transformer(experiment)) != "fsdp"
+
+
+SURE: dict[str, Holds] = {
+    **dict.fromkeys(
+        ("plan.global_batch", "plan.micro_batch", "plan.replica_batch", "plan.tp", "plan.pp",
+         "plan.cp", "plan.ep", "plan.dp", "plan.vpp", "plan.stages", "plan.dp_style", "plan.zero",
+         "plan.dp_overlap", "plan.precision", "plan.grad_precision", "plan.optimizer", "plan.clip",
+         "plan.fused", "plan.cuda_graphs", "plan.launch_blocking"),
+        _always,
+    ),
+    **dict.fromkeys(("plan.schedule", "plan.p2p_overlap"), _pipeline),
+    **dict.fromkeys(("plan.account_for_embedding", "plan.account_for_loss"), _shared_evenly),
+    **dict.fromkeys(("plan.sp", "plan.tp_overlap", "plan.dgrad_overlap"), _tensor),
+    **dict.fromkeys(("plan.recompute", "plan.kernels", "plan.persistent_norms"), _transformer),
+    "plan.attention": _fused_attention,
+    "plan.separate_projections": _whole_layers,
+    **dict.fromkeys(("plan.wrap_layers", "plan.reshard_after_forward", "plan.flat_shards"), _fsdp),
+    **dict.fromkeys(("plan.tp_overlap_scatter", "plan.tp_overlap_pairs"), _tensor_overlap),
+    **dict.fromkeys(("plan.fp8_scaling", "plan.fp8_casts"), _fp8),
+    **dict.fromkeys(("plan.moe_experts", "plan.moe_dispatcher"), _experts),
+    **dict.fromkeys(("plan.dispatch_precision", "plan.moe_imbalance"), _exchange),
+    "plan.order": _axes,
+    "plan.cp_style": _context,
+    "plan.recompute_layers": _computed_again,
+    "plan.bucket": _buckets,
+    "plan.sharder": _dlrm,
+    **dict.fromkeys(
+        ("model.family", "model.preset", "model.hf_config", "model.layers", "model.hidden",
+         "model.heads", "model.seq_len", "model.kv_heads", "model.head_size", "model.ffn_hidden",
+         "model.norm", "model.activation", "model.attention", "model.experts", "model.depth",
+         "model.decoder_layers", "model.table_entries", "model.embedding", "model.bottom_mlp",
+         "model.top_mlp", "model.dense_features", "model.shared_experts", "model.mtp_layers"),
+        _always,
+    ),
+    "model.vocab": _words,
+    "model.pooling": _dlrm,
+    "model.decoder_seq_len": _decoder,
+    **dict.fromkeys(("model.topk", "model.moe_ffn_hidden", "model.dense_layers"), _experts),
+    **dict.fromkeys(
+        ("model.q_lora_rank", "model.kv_lora_rank", "model.qk_nope_head_size",
+         "model.qk_rope_head_size", "model.v_head_size"),
+        _mla,
+    ),
+}  # fmt: skip
+"""Keys that change every step of some experiments, and which these are: no step is made to see."""
+
+
+def unused_keys(case: Case) -> list[str]:
+    """Return a line for each key of an experiment that was given and changes nothing of it. Local.
+
+    Those of ``[network]`` and speeds of ``[cluster]`` are left to
+    `mpisim.prediction.without_effect`.
+
+    Parameters
+    ----------
+    case : Case
+
+    Returns
+    -------
+    list of str
+    """
+    experiment = case.experiment
+    asked = [each for each in _given(experiment) if not _surely(each, experiment)]
+    said = [line for name in asked for line in _of_key(name, case)]
+    return [*said, *_of_others(case)]
+
+
+def _given(experiment: Experiment) -> Iterator[str]:
+    """Yield the keys of model and plan that were given, by full name."""
+    for table in ("plan", "model"):
+        for key in experiment.given.get(table, {}):
+            yield f"{table}.{key}"
+
+
+def _surely(name: str, experiment: Experiment) -> bool:
+    """Whether a key surely counts, or says nothing but what is so without it."""
+    table, _, key = name.partition(".")
+    sure = SURE.get(name)
+    if sure is not None and sure(experiment):
+        return True
+    cls = type(getattr(experiment, table))
+    default = next((each.default for each in fields(cls) if each.name == key), None)
+    return bool(default == getattr(getattr(experiment, table), key))
+
+
+def _of_key(name: str, case: Case) -> list[str]:
+    """Return a line for a key, or for entries of its list, without effect."""
+    experiment = case.experiment
+    table, _, key = name.partition(".")
+    value = getattr(getattr(experiment, table), key)
+    if isinstance(value, tuple) and len(value) > 1 and _is_choice(experiment, table, key):
+        return [
+            f"{name}: {entry!r} has no effect, without it the step is the same"
+            for entry in value
+            if _same(name, tuple(each for each in value if each != entry), case)
+        ]
+    if all(_same(name, each, case) for each in (None, *others(experiment, name))):
+        return [f"{name}: no effect, without it the step is the same"]
+    return []
+
+
+def _same(name: str, value: object, case: Case) -> bool:
+    """Whether the step is the same with another value of a key, or without it (None)."""
+    table, _, key = name.partition(".")
+    experiment = case.experiment
+    given: Mapping[str, Any] = experiment.given
+    tables = {**given, table: {k: v for k, v in given[table].items() if k != key}}
+    if value is not None:
+        tables[table][key] = list(value) if isinstance(value, tuple) else value
+    run = replace(experiment.run, allow_oom=True)
+    try:
+        other = of_table(tables, experiment.source)
+        found = prepare(replace(experiment, model=other.model, plan=other.plan, run=run))
+    except InputError:  # it is what makes the experiment possible
+        return False
+    return alike(case, found)
+
+
+def _is_choice(experiment: Experiment, table: str, key: str) -> bool:
+    """Whether a key is a list of words to choose from."""
+    kind = _kind(type(getattr(experiment, table)), key)
+    return get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal
+
+
+def others(experiment: Experiment, name: str) -> list[Any]:
+    """Return other values that a key may have, as far as its type tells. Local.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    name : str
+        As ``"plan.bucket"``.
+    """
+    table, _, key = name.partition(".")
+    part = getattr(experiment, table)
+    value, kind = getattr(part, key), _kind(type(part), key)
+    if get_origin(kind) is Annotated:
+        kind, limits = get_args(kind)
+        if value is None:
+            found = {limits.least, 2, 3, 4}
+        else:
+            found = {value * 2, value // 2 if kind is int else value / 2, value + 1}
+        return sorted(each for each in found if limits.hold(each) and each != value)
+    if get_origin(kind) is Literal:
+        return [each for each in get_args(kind) if each != value]
+    if get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
+        return [(each,) for each in get_args(get_args(kind)[0]) if (each,) != value]
+    if kind is bool:
+        return [not value] if value is not None else [False, True]
+    if name == "plan.order":
+        orders = (Plan.order, "-".join(reversed(Plan.order.split("-"))))
+        return [each for each in orders if each != value]
+    return []
+
+
+def _kind(cls: type, key: str) -> Any:
+    """Return the type of a key without ``| None``."""
+    kind = get_type_hints(cls, include_extras=True)[key]
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    return kind
+
+
+def _of_others(case: Case) -> list[str]:
+    """Return lines for keys of the other tables."""
+    experiment = case.experiment
+    given = {
+        f"{table}.{key}": value
+        for table, keys in experiment.given.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    }
+    variation, overlap = experiment.variation, experiment.overlap
+    said = []
+    if "overlap.passes" in given and overlap.model != "coupled":
+        said.append(f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'")
+    if variation.seed and not variation.random:
+        said.append("variation.seed: no effect, nothing is drawn (variation.kernels, .gpus)")
+    if experiment.run.allow_oom and case.memory.fits:
+        said.append("run.allow_oom: no effect, the plan fits into memory")
+    if experiment.cluster.other_gpus:
+        said += _unused_gpus(case)
+    return said
+
+
+def _unused_gpus(case: Case) -> list[str]:
+    """Return lines for nodes with other GPUs of which none is used."""
+    choice = case.experiment.cluster
+    used = -(-case.program.n_ranks // case.cluster.gpus_per_node)
+    return [
+        f"cluster.other_gpus.{nodes!r}: no effect, nodes 0 to {used - 1} are used"
+        for nodes in choice.other_gpus
+        if np.min(span(nodes, "other_gpus", "node", choice.nodes)) >= used
+    ]

@@ -1,0 +1,215 @@
+"""Keys that change nothing are named, or refused: every key of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from mpisim.errors import InputError
+from mpisim.experiment import Experiment, read
+from mpisim.experiment.load import TABLES
+from mpisim.prediction.alike import alike
+from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.unused_keys import SURE, _surely, others, unused_keys
+from mpisim.simulate import simulate
+
+WORDS = (
+    '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'
+)
+GPT, LLAMA = WORDS.format("gpt"), WORDS.format("llama") + "kv_heads = 2\n"
+MOE = WORDS.format("moe") + "experts = 8\n"
+HERE = '[cluster]\npreset = "dgx-h100"\n'
+
+
+def plan(**keys: object) -> str:
+    """Return the table ``[plan]``."""
+    given = {"global_batch": 16} | keys
+    return "[plan]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
+
+
+CASES = {
+    "dense": GPT + plan(),
+    "fsdp": LLAMA + plan(zero=3),
+    "deepspeed": LLAMA + plan(zero=2, dp_style='"deepspeed"', recompute='"full"'),
+    "pipeline": GPT + plan(tp=2, pp=2, vpp=2, schedule='"interleaved"', zero=1),
+    "eager": GPT + plan(tp=2, kernels='"eager"', fused="false", dp_style='"ddp"'),
+    "fp8": GPT + plan(tp=2, cp=2, tp_overlap="true", precision='"fp8"'),
+    "experts": MOE + plan(ep=4),
+    "bert": WORDS.format("bert") + plan(dp_style='"ddp"'),
+    "resnet": '[model]\nfamily = "resnet"\ndepth = 18\n' + plan(),
+    "dlrm": (
+        '[model]\nfamily = "dlrm"\ntable_entries = [9000, 2000, 3000, 4000, 5000, 6000, 7000, 80]\n'
+        "embedding = 16\nbottom_mlp = [64, 16]\ntop_mlp = [64, 1]\n"
+        + plan(global_batch=256, micro_batch=32, precision='"fp32"', optimizer='"sgd"')
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Return a case of each kind."""
+    return prepare(read(CASES[request.param] + HERE, "e.toml"))
+
+
+def settings(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """Yield every key of model and plan, with its other values."""
+    for table in ("model", "plan"):
+        for each in fields(getattr(experiment, table)):
+            name = f"{table}.{each.name}"
+            yield name, others(experiment, name)
+
+
+def changed(case: Case, name: str, value: object) -> Case | None:
+    """Return the case with another value of a key; None where that is refused."""
+    table, _, key = name.partition(".")
+    experiment = case.experiment
+    try:
+        part = replace(getattr(experiment, table), **{key: value})
+        return prepare(replace(experiment, **{table: part}))
+    except InputError:
+        return None
+
+
+def test_no_key_of_model_or_plan_is_ignored_in_silence(case: Case) -> None:
+    """A key counts, is refused, or is looked at by the test of what has no effect."""
+    for name, values in settings(case.experiment):
+        alike_with = []
+        for value in values:
+            found = changed(case, name, value)
+            if found is None or not alike(case, found):
+                break  # it counts, or says what must be so
+            alike_with.append(found)
+        else:
+            for found in alike_with:
+                assert not _surely(name, found.experiment), (name, found.experiment)
+
+
+UNUSED = [
+    ("dense", "plan.moe_imbalance=2.0", "plan.moe_imbalance: no effect"),
+    ("dense", "plan.moe_capacity=true", "plan.moe_capacity: no effect"),
+    ("dense", "plan.p2p_split=true", "plan.p2p_split: no effect"),
+    ("dense", "plan.fp8_scaling=blocks", "plan.fp8_scaling: no effect"),
+    ("dense", "plan.sharder=naive", "plan.sharder: no effect"),
+    ("dense", "plan.recompute_layers=2", "plan.recompute_layers: no effect"),
+    ("dense", "plan.recompute_modules=['moe_act', 'mlp']", "'moe_act' has no effect"),
+    ("dense", "model.topk=4", "model.topk: no effect"),
+    ("dense", "model.window_every=2", "model.window_every: no effect"),
+    ("dense", "model.window=4096", "model.window: no effect"),
+    ("dense", "model.patch=8", "model.patch: no effect"),
+    ("fsdp", "plan.bucket=1000000", "plan.bucket: no effect"),
+    ("fsdp", "plan.moe_overlap=true", "plan.moe_overlap: no effect"),
+    ("experts", "plan.moe_overlap=true", "plan.moe_overlap: no effect"),
+    ("experts", "plan.bias_kernels=true", "plan.bias_kernels: no effect"),
+    ("resnet", "plan.attention=cudnn", "plan.attention: no effect"),
+    ("resnet", "plan.kernels=eager", "plan.kernels: no effect"),
+    ("dlrm", "plan.image_layout=channels-first", "plan.image_layout: no effect"),
+    ("dense", "overlap.passes=7", "overlap.passes: no effect, overlap.model is 'static'"),
+    ("dense", "variation.seed=7", "variation.seed: no effect, nothing is drawn"),
+    ("dense", "run.allow_oom=true", "run.allow_oom: no effect, the plan fits"),
+    ("dense", "network.contention=false", "network.contention: no effect"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "line"), UNUSED, ids=[f"{a}-{b}" for a, b, _ in UNUSED])
+def test_what_has_no_effect_is_in_the_report(name: str, change: str, line: str) -> None:
+    results = simulate(read(CASES[name] + HERE, "e.toml", [change]))
+    assert results is not None
+    said = results.attributes["assumptions"]
+    assert len([each for each in said if line in each]) == 1
+    assert len([each for each in said if "no effect" in each]) == 1
+
+
+USED = [
+    ("fsdp", "plan.wrap_layers=2"), ("experts", "plan.moe_imbalance=2.0"),
+    ("eager", "plan.fused_loss=false"), ("dense", "plan.sp=false"), ("dense", "plan.clip=true"),
+    ("dense", "model.head_size=64"), ("dense", "plan.bucket=1000000"), ("dense", "plan.pp=1"),
+    ("pipeline", "plan.p2p_overlap=true"), ("dense", "plan.recompute_modules=['mlp']"),
+    ("resnet", "plan.broadcast_buffers=false"), ("dense", "plan.dp=8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), USED)
+def test_what_counts_or_says_what_is_so_is_not(name: str, change: str) -> None:
+    assert not unused_keys(prepare(read(CASES[name] + HERE, "e.toml", [change])))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("dense", "model.vocab=1", "vocab is 1: there is nothing to predict; it must be 2 or more"),
+        ("resnet", "model.classes=1", "'model.classes' is 1; it must be an integer from 2 to"),
+        ("dense", "calibration.framework=nemo", "framework is 'nemo', but file is not given"),
+    ],
+)
+def test_nonsense_is_refused(name: str, change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        read(CASES[name] + HERE, "e.toml", [change])
+    assert "\n" not in str(error.value)
+
+
+def test_gpus_of_nodes_that_are_not_used_are_named() -> None:
+    text = CASES["dense"] + HERE + 'nodes = 2\ngpus = 8\nother_gpus = {"1" = "a100-sxm"}\n'
+    said = unused_keys(prepare(read(text, "e.toml")))
+    assert said == ["cluster.other_gpus.'1': no effect, nodes 0 to 0 are used"]
+
+
+LARGE = (CASES["dense"] + HERE).replace("= 256", "= 4096").replace("= 128", "= 2048")
+"""The GPUs, not their CPUs, set the pace."""
+
+OTHER_TABLES = {
+    "kernels": {"model": "roofline", "calibration": "none.toml", "gpu": "a100-sxm"},
+    "overlap": {
+        "model": "coupled", "calibration": "none.toml", "pairs": "none.csv", "passes": 7,
+    },
+    "variation": {
+        "kernels": 0.1, "gpus": 0.1, "slowest": "false", "seed": 3, "speeds": '{"0" = 0.5}',
+    },
+    "calibration": {"file": "ours", "framework": "nemo"},
+    "run": {"allow_oom": "true"},
+    "cluster": {
+        "preset": "dgx-a100", "nodes": 2, "gpus": 4, "other_gpus": '{"0" = "a100-sxm"}',
+        "nic_bandwidth": "800 Gb/s", "link_bandwidth": "100 GB/s", "pcie_bandwidth": "20 GB/s",
+        "nics": 4,
+    },
+    "network": {
+        "model": "alpha-beta", "algorithm": "ring", "ring_order": "ranks", "contention": "false",
+        "changes": '{"links.node0.nic3->*.bandwidth" = "50 %"}', "nccl": '{NCCL_PROTO = "ll"}',
+        "calibration": "none.toml",
+    },
+}  # fmt: skip
+"""Another valid value of every key, or a file that is not there."""
+
+
+def test_there_is_a_value_for_every_key() -> None:
+    for table, cls in TABLES.items():
+        if table != "plan":
+            assert {each.name for each in fields(cls)} == set(OTHER_TABLES[table])
+    known = {f"{table}.{each.name}" for table, cls in TABLES.items() for each in fields(cls)}
+    assert {each for each in SURE if each.startswith("plan.")} <= known
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """Return the digest of a dense model."""
+    results = simulate(read(LARGE, "e.toml"))
+    assert results is not None
+    return results.digest
+
+
+@pytest.mark.parametrize(
+    ("table", "key"), [(table, key) for table, keys in OTHER_TABLES.items() for key in keys]
+)
+def test_no_key_of_other_tables_is_ignored_in_silence(plain: str, table: str, key: str) -> None:
+    change = f"{table}.{key}={OTHER_TABLES[table][key]}"
+    if key in ("calibration", "pairs", "framework"):
+        with pytest.raises(InputError, match=rf"{key}|none\."):
+            simulate(read(LARGE, "e.toml", [change]))
+        return
+    results = simulate(read(LARGE, "e.toml", [change]))
+    assert results is not None
+    named = any(f"{table}.{key}" in each and "no effect" in each
+                for each in results.attributes["assumptions"])  # fmt: skip
+    assert named or results.digest != plain or (table, key) == ("overlap", "model")
