@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 from .experiment import Experiment
+from .files import check_output
 from .parallel import agreed
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
 from .prediction.samples import check_seeds, sampled_steps, summary
 from .prediction.statements import statements
 from .program import Program
-from .results import Results, check_results_output, collect, write_results
+from .results import Results, collect, write_results
 from .topo import Network
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def simulate(
     contention : bool
         Whether communications share the links of such a network; an experiment says so itself.
     output : str or Path, optional
-        Write the result to this HDF5 file, in a folder that all processes see.
+        Write the result to this HDF5 file, in a folder that the first process sees.
     timeline : bool
         Write every row, too.
     overwrite : bool
@@ -99,7 +100,7 @@ def simulate(
 
     with agreed(comm):
         if output is not None and comm.rank == 0:
-            check_results_output(output, overwrite=overwrite)  # before the work, not after
+            check_output(output, overwrite=overwrite)  # before the work, not after
         case = prepare(what) if isinstance(what, Experiment) else what
         if seeds > 1:
             if not isinstance(case, Case):

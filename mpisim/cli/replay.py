@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     from ..parallel import agreed
     from ..program import gather, save
     from ..replay import read_job, replay
-    from ..results import check_results_output, collect, write_results
+    from ..results import collect, write_results
     from ..whatif import WhatIf
     from .launch import world
 
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     first = comm.rank == 0
     with agreed(comm):
         if first and args.output is not None:
-            check_results_output(args.output, overwrite=args.overwrite)
+            check_output(args.output, overwrite=args.overwrite)
         if first and args.save_program is not None:
             check_output(args.save_program, overwrite=args.overwrite)
         if first:
