@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from .errors import InputError, OutputError
 
-__all__ = ["check_output", "named", "read_text", "staged", "write_json"]
+__all__ = ["check_output", "decoded", "named", "read_text", "staged", "write_json"]
 
 WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 """What file systems without hard links answer."""
@@ -46,7 +46,7 @@ def read_text(path: str | Path) -> str:
 
 
 def decoded(contents: bytes, path: str | Path) -> str:
-    """Return the bytes of a file as text, as `read_text` does; lines end as they are.
+    """Return the bytes of a file as text, as `read_text` does; all lines end in a line feed.
 
     Raises
     ------
@@ -57,12 +57,13 @@ def decoded(contents: bytes, path: str | Path) -> str:
         if contents.startswith(mark):
             raise InputError(f"{path}: is a text in {name}; save it in UTF-8")
     try:
-        return contents.decode("utf-8-sig")
+        text = contents.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = contents.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{path}: not a text file in UTF-8 (line {line}, byte {error.start})"
         ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_output(path: str | Path, *, overwrite: bool = False, device: bool = False) -> Path:

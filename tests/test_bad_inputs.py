@@ -436,7 +436,7 @@ from mpisim.cli import main
 from mpisim.cli.launch import world
 
 comm = world()
-if comm.rank == comm.size - 1 or sys.argv[1] == "all":
+if comm.rank == 0 or sys.argv[1] == "all":
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 sys.exit(main(sys.argv[2:]))
 """
@@ -447,7 +447,7 @@ sys.exit(main(sys.argv[2:]))
     [
         (1, "all", ["-o", "r.h5"]),
         (2, "all", ["-o", "r.h5", "--timeline"]),
-        (2, "last", ["-o", "r.h5", "--timeline"]),  # the second process alone cannot write
+        (2, "first", ["-o", "r.h5", "--timeline"]),  # the process that writes, alone
         (1, "all", ["--json", "r.json"]),
     ],
 )
