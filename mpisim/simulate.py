@@ -17,6 +17,7 @@ from .errors import UsageError
 from .experiment import Experiment
 from .files import check_output
 from .parallel import agreed
+from .parallel import progress as show
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
 from .prediction.samples import check_seeds, sampled_steps, summary
@@ -98,7 +99,7 @@ def simulate(
 
         comm = MPI.COMM_SELF
 
-    with agreed(comm):
+    with show(comm, "generating what every rank does" if progress else ""), agreed(comm):
         if output is not None and comm.rank == 0:
             check_output(output, overwrite=overwrite)  # before the work, not after
         case = prepare(what) if isinstance(what, Experiment) else what
@@ -115,14 +116,14 @@ def simulate(
     said = dict(attributes or {})
     if isinstance(case, Case) and seeds > 1:
         said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
-    if isinstance(case, Case) and comm.rank == 0:
-        said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
-
-    if network is None and isinstance(case, Case):
-        network = case.network
-    if output is None:
-        return collect(run, comm=comm, experiment=text, attributes=said, network=network)
-    return write_results(
-        run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
-        attributes=said, network=network,
-    )  # fmt: skip
+    with show(comm, "adding up what every rank did" if progress else ""):
+        if isinstance(case, Case) and comm.rank == 0:
+            said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
+        if network is None and isinstance(case, Case):
+            network = case.network
+        if output is None:
+            return collect(run, comm=comm, experiment=text, attributes=said, network=network)
+        return write_results(
+            run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
+            attributes=said, network=network,
+        )  # fmt: skip

@@ -170,13 +170,13 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     if args.set and args.cluster is None:
         raise UsageError(f"--set {args.set[0]} needs a network: --cluster NAME")
-    from ..parallel import agreed
+    from ..parallel import agreed, progress
     from ..program.store import load
     from ..simulate import simulate
     from .launch import world
 
     comm = world()
-    with agreed(comm):
+    with progress(comm, "reading the program"), agreed(comm):
         if comm.rank == 0:
             check_json(args)
         program = load(args.file)

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
     from ..files import check_output
-    from ..parallel import agreed
+    from ..parallel import agreed, progress
     from ..program import gather, save
     from ..replay import read_job, replay
     from ..results import collect, write_results
@@ -154,27 +154,28 @@ def run(args: argparse.Namespace) -> int:
             "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
         ),
     )
-    job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
-    asked = replay(job, comm, what, critical_path=True, progress=True)
-    plain = replay(job, comm) if asked.changes else asked
-    attributes = _statements(job, asked, plain)
-    if args.output is None:
-        results = collect(asked.run, comm=comm, attributes=attributes)
-    else:
-        results = write_results(
-            asked.run, args.output, comm=comm, timeline=args.timeline,
-            overwrite=args.overwrite, attributes=attributes,
-        )  # fmt: skip
-    if args.save_program is not None:
-        whole = gather(asked.program, comm)
-        with agreed(comm):
-            if whole is not None:
-                save(whole, args.save_program, overwrite=args.overwrite)
-    if args.export is not None:
-        from ..traces.export import export_kineto
+    with progress(comm, "working out what depends on what"):
+        job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
+        asked = replay(job, comm, what, critical_path=True, progress=True)
+        plain = replay(job, comm) if asked.changes else asked
+        attributes = _statements(job, asked, plain)
+        if args.output is None:
+            results = collect(asked.run, comm=comm, attributes=attributes)
+        else:
+            results = write_results(
+                asked.run, args.output, comm=comm, timeline=args.timeline,
+                overwrite=args.overwrite, attributes=attributes,
+            )  # fmt: skip
+        if args.save_program is not None:
+            whole = gather(asked.program, comm)
+            with agreed(comm):
+                if whole is not None:
+                    save(whole, args.save_program, overwrite=args.overwrite)
+        if args.export is not None:
+            from ..traces.export import export_kineto
 
-        export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
-    report = deliver(results, args, comm, _figures(job, asked, plain))
+            export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
+        report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
         print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
     return 0

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
     from ..experiment import load
     from ..files import check_output
-    from ..parallel import agreed
+    from ..parallel import agreed, progress
     from .launch import world
 
     comm = world()
@@ -85,19 +85,20 @@ def run(args: argparse.Namespace) -> int:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(found, root=0)
 
-    from ..prediction.case import prepare
-    from ..program import save
-    from ..simulate import simulate
+    with progress(comm, "generating what every rank does"):
+        from ..prediction.case import prepare
+        from ..program import save
+        from ..simulate import simulate
 
-    with agreed(comm):
-        case = prepare(experiment)
-        if comm.rank == 0 and args.save_program is not None:
-            save(case.program, args.save_program, overwrite=args.overwrite)
-    results = simulate(
-        case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-        text=text, fold=args.fold, seeds=args.seeds, progress=True,
-    )  # fmt: skip
-    report = deliver(results, args, comm)
+        with agreed(comm):
+            case = prepare(experiment)
+            if comm.rank == 0 and args.save_program is not None:
+                save(case.program, args.save_program, overwrite=args.overwrite)
+        results = simulate(
+            case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
+            text=text, fold=args.fold, seeds=args.seeds, progress=True,
+        )  # fmt: skip
+        report = deliver(results, args, comm)
     if comm.rank == 0:
         print(report)
     return 0

@@ -14,7 +14,7 @@ from ..engine.run import Run
 from ..errors import InputError
 from ..files import check_output, staged
 from ..hdf5 import built, write_attributes, write_column, write_texts
-from ..parallel import agreed
+from ..parallel import agreed, progress
 from ..topo import Network
 from . import layout
 from .collect import collect, shared_names
@@ -103,7 +103,7 @@ def write_results(
             write_timeline(run, results, file, names, numbers, comm)
         if file is not None:
             file.close()
-        with agreed(comm):
+        with progress(comm, f"writing {path}"), agreed(comm):
             if image is not None:
                 with staged(path, overwrite=overwrite) as target:
                     target.write(image.getbuffer())
