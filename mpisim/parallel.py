@@ -18,7 +18,7 @@ from mpisim.errors import MpisimError
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["agreed", "progress"]
+__all__ = ["agreed", "progress", "watched"]
 
 
 @contextmanager
@@ -95,8 +95,7 @@ def progress(
     callable
         ``update(done)``, cheap enough to be called once a round.
     """
-    wanted = os.environ.get("MPISIM_PROGRESS") or ("1" if _terminal() else "0")
-    if comm.rank != 0 or wanted == "0" or not label:
+    if comm.rank != 0 or not label or not watched():
         yield _nothing
         return
     phase = _Phase(label, total)
@@ -181,8 +180,10 @@ class _Line:
 _line = _Line()
 
 
-def _terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+def watched() -> bool:
+    """Whether a person reads standard error: a terminal, or ``MPISIM_PROGRESS`` says so."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    return (os.environ.get("MPISIM_PROGRESS") or ("1" if terminal else "0")) != "0"
 
 
 def _nothing(done: int) -> None:

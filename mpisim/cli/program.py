@@ -174,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
     from ..program.store import load
     from ..simulate import simulate
     from .launch import world
+    from .processes import advise
 
     comm = world()
     with progress(comm, "reading the program"), agreed(comm):
@@ -197,6 +198,8 @@ def run(args: argparse.Namespace) -> int:
     report = deliver(results, args, comm)
     if comm.rank == 0:
         print(report)
+    shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
+    advise(comm, *shared, "rank(s) to simulate")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -129,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     from ..results import collect, write_results
     from ..whatif import WhatIf
     from .launch import world
+    from .processes import advise
 
     comm = world()
     first = comm.rank == 0
@@ -154,10 +156,12 @@ def run(args: argparse.Namespace) -> int:
             "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
         ),
     )
+    begun = time.perf_counter()
     with progress(comm, "working out what depends on what"):
         job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
         asked = replay(job, comm, what, critical_path=True, progress=True)
         plain = replay(job, comm) if asked.changes else asked
+        seconds = time.perf_counter() - begun
         attributes = _statements(job, asked, plain)
         if args.output is None:
             results = collect(asked.run, comm=comm, attributes=attributes)
@@ -178,6 +182,7 @@ def run(args: argparse.Namespace) -> int:
         report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
         print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
+    advise(comm, seconds, len(job.traces.ranks), "rank(s)")
     return 0
 
 

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from ..files import check_output
     from ..parallel import agreed, progress
     from .launch import world
+    from .processes import advise
 
     comm = world()
     changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
@@ -101,4 +102,6 @@ def run(args: argparse.Namespace) -> int:
         report = deliver(results, args, comm)
     if comm.rank == 0:
         print(report)
+    shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
+    advise(comm, *shared, "rank(s) to simulate")
     return 0
