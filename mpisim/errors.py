@@ -22,6 +22,7 @@ __all__ = [
     "TraceError",
     "UsageError",
     "nearest",
+    "one_of",
 ]
 
 
@@ -111,3 +112,38 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, list(allowed), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+FEW = 12
+"""Names that are listed even where one of them is near."""
+
+
+def one_of(name: str, allowed: Iterable[str], listed: str = "") -> str:
+    """Say what a mistyped name could have been: the nearest, or else all that are allowed.
+
+    Parameters
+    ----------
+    name : str
+        What was found.
+    allowed : iterable of str
+        What could have stood there.
+    listed : str
+        Where all of them are listed, said in place of a long list.
+
+    Returns
+    -------
+    str
+        Text to append to a message, starting with a space or a semicolon.
+
+    Examples
+    --------
+    >>> one_of("bandwith", ["bandwidth", "latency"])
+    " (did you mean 'bandwidth'?); allowed: bandwidth, latency"
+    >>> one_of("key7x", [f"key{i}" for i in range(75)], "mpisim new explains all keys")
+    " (did you mean 'key7'?); mpisim new explains all keys"
+    """
+    allowed = list(allowed)
+    near = nearest(name, allowed)
+    if len(allowed) > FEW and (near or listed):
+        return near + (f"; {listed}" if listed else "")
+    return f"{near}; allowed: {', '.join(allowed)}"

@@ -1,7 +1,12 @@
-"""Output files that are whole or absent: written under another name, renamed when complete."""
+"""Text files as they come, and output files that are whole or absent.
+
+What is written has another name until it is complete. Only then it gets its own, and only if no
+file has that by now, whichever program made it; there are no locks that a killed program leaves.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -10,9 +15,64 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import DestinationError, OutputError
+from .errors import DestinationError, InputError, OutputError
 
-__all__ = ["check_output", "is_full", "is_refused", "staged", "write_json"]
+__all__ = [
+    "check_output",
+    "decoded",
+    "is_full",
+    "is_refused",
+    "named",
+    "read_text",
+    "staged",
+    "write_json",
+]
+
+WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""What file systems without hard links answer."""
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""First bytes of texts in other encodings; UTF-32's come first, they begin as one of UTF-16's."""
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a file of the user's, without a byte order mark.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or is no text in UTF-8.
+    """
+    try:
+        contents = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+    return decoded(contents, path)
+
+
+def decoded(contents: bytes, path: str | Path) -> str:
+    """Return the bytes of a file as text, as `read_text` does; all lines end in a line feed.
+
+    Raises
+    ------
+    InputError
+        If they are no text in UTF-8.
+    """
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if contents.startswith(mark):
+            raise InputError(f"{path}: is a text in {name}; save it in UTF-8")
+    try:
+        text = contents.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = contents.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}: not a text file in UTF-8 (line {line}, byte {error.start})"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_output(path: str | Path, *, overwrite: bool = False, device: bool = False) -> Path:
@@ -79,7 +139,8 @@ def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
     Raises
     ------
     OutputError
-        If it cannot be created (a `DestinationError`), written or renamed; nothing is left behind.
+        If it cannot be created (a `DestinationError`), written or renamed, or if another program
+        has made a file of that name since; nothing is left behind.
     """
     target = check_output(path, overwrite=overwrite)
     hidden = hidden_name(target)
@@ -89,11 +150,51 @@ def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # some file systems only now notice that they are full
-            os.replace(hidden, target)
+            named(hidden, target, path, overwrite=overwrite)
         except BaseException:
             with contextlib.suppress(OSError):
                 hidden.unlink()
             raise
+
+
+def named(hidden: Path, target: Path, path: str | Path, *, overwrite: bool) -> None:
+    """Give a complete file its name; local.
+
+    Parameters
+    ----------
+    hidden : Path
+        The file, in the folder of `target`.
+    target : Path
+    path : str or Path
+        What the user calls `target`, for messages.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Raises
+    ------
+    OutputError
+        If there is a file of that name by now and it may not be replaced.
+    OSError
+        Whatever else the operating system says.
+    """
+    if overwrite:
+        os.replace(hidden, target)
+        return
+    try:
+        try:
+            os.link(hidden, target)  # unlike a renaming it fails where there is one already
+        except OSError as error:
+            if error.errno not in WITHOUT_LINKS:
+                raise
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.replace(hidden, target)
+            return
+    except FileExistsError as error:
+        raise OutputError(
+            f"{path}: another program made it in the meantime, and it is left as it is; name "
+            "another file"
+        ) from error
+    hidden.unlink()
 
 
 def hidden_name(target: Path) -> Path:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -27,9 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK",
+    "DAMAGES",
+    "Stored",
     "built",
     "create_column",
     "created",
+    "damage",
+    "joined",
     "opened",
     "read_column",
     "read_texts",
@@ -40,6 +47,7 @@ __all__ = [
 CHUNK = 1 << 16
 """Elements of a chunk."""
 _QUOTES = "'\""
+_INNER = re.compile(r"\(([^()]+)\)$")
 SMALL = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
@@ -93,8 +101,8 @@ def built(format: str, version: int) -> Iterator[tuple[File, io.BytesIO]]:
 def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
     """Open an HDF5 file of a format for reading.
 
-    Errors of HDF5 inside the block (a damaged file) and of a missing dataset are reported as
-    errors of this file, so the block should do no more than read.
+    Errors of HDF5 inside the block (a damaged file) are reported as errors of this file, and an
+    `InputError` gets the file's name in front, so the block should do no more than read.
 
     Raises
     ------
@@ -102,43 +110,66 @@ def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
         If there is no such file, or it is no whole HDF5 file, or of another format or a newer
         version.
     """
-    import h5py
-
     try:
         if not Path(path).is_file():
             what = "is not a file" if Path(path).exists() else "there is no such file"
-            raise InputError(f"{path}: {what}")
-        with open(path, "rb"):
-            pass  # HDF5 words a missing permission in its own long way
-        if not h5py.is_hdf5(path):
-            raise InputError(f"{path}: is not an HDF5 file; {format} files are")
-        # Files do not change once they have their name; locking fails on some shared folders.
-        with h5py.File(path, "r", locking=False) as file:
-            _check_format(path, file, format, version)
+            raise InputError(what)
+        # Through a file of Python's: HDF5 itself locks files, which fails on some shared folders,
+        # and opens none that this process has open already in another way.
+        with open(path, "rb") as bare, _hdf5(bare, format) as file:
+            _check_format(file, format, version)
             yield file
-    except InputError:
+    except InputError as error:  # of any kind, and with all it has
+        error.args = (f"{path}: {error}",)
         raise
+    except DAMAGES as error:
+        raise InputError(f"{path}: {damage(error)}") from error
+
+
+def _hdf5(bare: BinaryIO, format: str) -> File:
+    """Open an HDF5 file for reading."""
+    import h5py
+
+    try:
+        return h5py.File(bare, "r")
     except OSError as error:
-        text = reason(error)
-        if "truncated" in text:
-            text = "is truncated: the file is shorter than its header says"
-        raise InputError(f"{path}: {text}") from error
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the file is damaged: {str(error).strip(_QUOTES)}") from error
+        if "signature" not in str(error):
+            raise
+        found = "empty" if not os.fstat(bare.fileno()).st_size else "not an HDF5 file"
+        raise InputError(f"is {found}; {format} files are HDF5") from error
 
 
-def _check_format(path: str | Path, file: File, format: str, version: int) -> None:
+DAMAGES = (
+    AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What reading a damaged HDF5 file raises."""
+
+
+def damage(error: Exception) -> str:
+    """Say in plain words what an error of reading an HDF5 file means."""
+    text = reason(error).strip(_QUOTES)
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {text}"
+    if "truncated" in text:
+        return "is truncated: the file is shorter than its header says"
+    inner = _INNER.search(text)  # behind what HDF5 was about to do
+    return (
+        "the file is damaged (incomplete, or changed after it was written; HDF5: "
+        f"{inner[1] if inner else text})"
+    )
+
+
+def _check_format(file: File, format: str, version: int) -> None:
     found = text_of(file.attrs.get("format", ""))
     if found != format:
         known = f"its format is '{found}'" if found else "it has no attribute 'format'"
-        raise InputError(f"{path}: is not an {format} file: {known}{nearest(found, [format])}")
+        raise InputError(f"is not an {format} file: {known}{nearest(found, [format])}")
     newest = file.attrs.get("format_version", 0)
     if not isinstance(newest, np.integer) or newest < 1:
-        raise InputError(f"{path}: format_version is {newest}; expected a number from 1 on")
+        raise InputError(f"format_version is {newest}; expected a number from 1 on")
     if newest > version:
         raise InputError(
-            f"{path}: has version {newest} of {format}; this mpisim {__version__} reads up to "
-            f"{version}"
+            f"has version {newest} of {format}; this mpisim {__version__} reads up to {version}"
         )
 
 
@@ -147,8 +178,38 @@ def text_of(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
+Stored: TypeAlias = DTypeLike | type[IntEnum] | Mapping[str, int]
+"""Type of a column: a numpy type, or names of the numbers 0 to 255, which are stored with them."""
+
+
+def _names(stored: Stored) -> dict[str, int] | None:
+    """The names of numbers of a type, None of one that has none."""
+    if isinstance(stored, type) and issubclass(stored, IntEnum):
+        return {each.name: each.value for each in stored}
+    return {**stored} if isinstance(stored, Mapping) else None  # type: ignore[dict-item]
+
+
+def _dtype(stored: Stored) -> np.dtype[Any]:
+    """The type of a column in memory."""
+    return np.dtype(np.uint8 if _names(stored) is not None else stored)  # type: ignore[arg-type]
+
+
+def _in_file(stored: Stored) -> np.dtype[Any]:
+    """The type of a column in the file."""
+    import h5py
+
+    names = _names(stored)
+    return _dtype(stored) if names is None else h5py.enum_dtype(names, basetype=np.uint8)
+
+
 def write_column(
-    group: Group, name: str, values: ArrayLike, units: str | None = None, about: str | None = None
+    group: Group,
+    name: str,
+    values: ArrayLike,
+    units: str | None = None,
+    about: str | None = None,
+    *,
+    stored: Stored | None = None,
 ) -> None:
     """Write an array as a dataset, compressed where that pays.
 
@@ -161,9 +222,14 @@ def write_column(
         Unit of the values: ``ps``, ``s``, ``bytes``.
     about : str, optional
         One line for whoever opens the file with another tool.
+    stored : type, optional
+        Type in the file; by default that of the values.
     """
-    values = np.asarray(values)
-    dataset = group.create_dataset(name, data=values, track_times=False, **_packed(values.size))
+    values = np.asarray(values, None if stored is None else _dtype(stored))
+    dataset = group.create_dataset(
+        name, data=values, dtype=None if stored is None else _in_file(stored), track_times=False,
+        **_packed(values.size),
+    )  # fmt: skip
     if units is not None:
         dataset.attrs["units"] = units
     if about is not None:
@@ -171,16 +237,48 @@ def write_column(
 
 
 def create_column(
-    group: Group, name: str, length: int, dtype: DTypeLike, units: str | None = None
+    group: Group, name: str, length: int, stored: Stored, units: str | None = None
 ) -> Dataset:
     """Make a column as `write_column` does, to be filled part after part from its begin.
 
     Parts of `CHUNK` elements and more are compressed as they come, and need no memory afterwards.
     """
-    dataset = group.create_dataset(name, (length,), dtype, track_times=False, **_packed(length))
+    dataset = group.create_dataset(
+        name, (length,), _in_file(stored), track_times=False, **_packed(length)
+    )
     if units is not None:
         dataset.attrs["units"] = units
     return dataset
+
+
+def joined(column: Dataset, first: int, part: Dataset, pad: int) -> None:
+    """Copy a part of a column from another file, whole chunks as they are.
+
+    Parameters
+    ----------
+    column : h5py.Dataset
+        From `create_column`.
+    first : int
+        Where the part begins in the column.
+    part : h5py.Dataset
+        Another such, of the same type; its chunks begin where those of `column` do if
+        ``pad == first % CHUNK``.
+    pad : int
+        Elements of `part` before its begin that are not copied.
+    """
+    begin, end = first, first + len(part) - pad
+    shift = first - pad  # from places in the part to those in the column
+    if column.chunks == part.chunks == (CHUNK,) and not shift % CHUNK:
+        inside = range(-(-begin // CHUNK) * CHUNK, end // CHUNK * CHUNK, CHUNK)
+        for at in inside:
+            mask, data = part.id.read_direct_chunk((at - shift,))
+            column.id.write_direct_chunk((at,), data, mask)
+        edges = [(begin, inside.start), (inside.stop, end)] if inside else [(begin, end)]
+    else:
+        edges = [(begin, end)]
+    for left, right in edges:
+        if left < right:
+            column[left:right] = part[left - shift : right - shift]
 
 
 def _packed(length: int) -> dict[str, Any]:
@@ -191,31 +289,34 @@ def _packed(length: int) -> dict[str, Any]:
 
 
 def read_column(
-    group: Group, name: str, dtype: DTypeLike, units: str | None = None, length: int | None = None
+    group: Group, name: str, stored: Stored, units: str | None = None, length: int | None = None
 ) -> NDArray:
     """Read a one-dimensional dataset, refusing what `write_column` would not have written.
 
     Raises
     ------
     InputError
-        If it is not there, or of another type, length or unit.
+        If it is not there, or of another type, length or unit, or its numbers have other names.
     """
-    where = f"{group.file.filename}: {group.name.rstrip('/')}/{name}"
+    where = f"{group.name.rstrip('/')}/{name}"
+    dtype, names = _dtype(stored), _names(stored)
     dataset = group.get(name)
     if dataset is None or not hasattr(dataset, "shape"):
         raise InputError(f"{where}: there is no such dataset{nearest(name, group)}")
-    if dataset.dtype != np.dtype(dtype) or dataset.ndim != 1:
+    if dataset.dtype != dtype or dataset.ndim != 1:
         raise InputError(
             f"{where}: has type {dataset.dtype} and shape {dataset.shape}; expected "
-            f"{np.dtype(dtype)} in one dimension"
+            f"{dtype} in one dimension"
         )
+    if names is not None and (dataset.dtype.metadata or {}).get("enum") != names:
+        raise InputError(f"{where}: its numbers do not have the names that they should have")
     if length is not None and len(dataset) != length:
         raise InputError(f"{where}: has {len(dataset)} entries; expected {length}")
     found = dataset.attrs.get("units")
     if found != units:
         raise InputError(f"{where}: has units {found!r}; expected {units!r}")
     values: NDArray = dataset[:]
-    return values
+    return values.view(dtype)  # without the names
 
 
 def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
@@ -262,7 +363,7 @@ def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str,
     InputError
         If it is not there, is no list of texts, or has another length.
     """
-    where = f"{group.file.filename}: {group.name.rstrip('/')}/{name}"
+    where = f"{group.name.rstrip('/')}/{name}"
     dataset = group.get(name)
     if dataset is None or not hasattr(dataset, "asstr"):
         raise InputError(f"{where}: there is no such dataset{nearest(name, group)}")
@@ -302,5 +403,5 @@ def read_attributes(group: Group) -> dict[str, str]:
         text = text_of(group.attrs.get("attributes", "{}"))
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise InputError(f"{group.file.filename}: attribute 'attributes' is not a JSON object")
+        raise InputError("attribute 'attributes' is not a JSON object")
     return {str(key): str(value) for key, value in found.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,7 @@ from mpisim.reductions import smallest
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["agreed", "progress"]
+__all__ = ["agreed", "progress", "watched"]
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def agreed(comm: Intracomm) -> Iterator[None]:
 
 @contextmanager
 def progress(
-    comm: Intracomm, label: str, total: int, *, interval: float = 0.5
+    comm: Intracomm, label: str, total: int = 0, *, interval: float = 0.5
 ) -> Iterator[Callable[[int], None]]:
     """Show how far a long run has come: on rank 0, on standard error, only for a person.
 
@@ -72,14 +74,18 @@ def progress(
     `interval` has passed; and the line is wiped at the end. Under ``mpirun`` no rank sees the
     terminal, so the environment variable ``MPISIM_PROGRESS`` (1 or 0) overrides the test.
 
+    The line says what is being done, the share of it where that is known, and the time since the
+    outermost phase began; it moves on by itself while nothing is reported. How long is left is not
+    said: equal shares do not take equal times, and which phases follow depends on the outcome.
+
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
         Only its rank is looked at.
     label : str
-        What is being done.
+        What is being done. Empty: this phase is shown as part of the one around it.
     total : int
-        The value of `done` at the end.
+        The value of `done` at the end; 0 if there is none.
     interval : float
         Seconds between two updates of the line.
 
@@ -88,38 +94,95 @@ def progress(
     callable
         ``update(done)``, cheap enough to be called once a round.
     """
-    wanted = os.environ.get("MPISIM_PROGRESS") or ("1" if _terminal() else "0")
-    if comm.rank != 0 or wanted == "0" or total <= 0:
+    if comm.rank != 0 or not label or not watched():
         yield _nothing
         return
-
-    begun = shown = time.monotonic()
-    width = 0
-
-    def update(done: int) -> None:
-        nonlocal shown, width
-        now = time.monotonic()
-        if now - shown < interval:
-            return
-        shown = now
-        share = min(done / total, 1.0)
-        text = f"{label}: {share:4.0%}"
-        if share > 0:
-            text += f", {(now - begun) * (1 - share) / share:.0f} s left"
-        sys.stderr.write("\r" + text.ljust(width))
-        sys.stderr.flush()
-        width = len(text)
-
+    phase = _Phase(label, total)
+    _line.enter(phase, interval)
     try:
-        yield update
+        yield lambda done: _line.update(phase, done)
     finally:
-        if width:
-            sys.stderr.write("\r" + " " * width + "\r")
+        _line.leave(phase)
+
+
+@dataclass
+class _Phase:
+    """What is being done."""
+
+    label: str
+    total: int
+    done: int = 0
+
+    def __str__(self) -> str:
+        share = f": {min(self.done / self.total, 1.0):4.0%}" if self.total > 0 else ""
+        return f"{self.label}{share}"
+
+
+class _Line:
+    """The line on the terminal: the innermost of the phases that are under way.
+
+    A thread draws it again and again, so that it moves while the work itself has nothing to report.
+    """
+
+    def __init__(self) -> None:
+        self.phases: list[_Phase] = []
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.interval = self.begun = self.shown = 0.0
+        self.width = 0
+
+    def enter(self, phase: _Phase, interval: float) -> None:
+        with self.lock:
+            self.phases.append(phase)
+            self.interval = interval
+            if self.thread is None:
+                self.begun = self.shown = time.monotonic()
+                self.ended.clear()
+                self.thread = threading.Thread(target=self._keep_drawing, daemon=True)
+                self.thread.start()
+
+    def update(self, phase: _Phase, done: int) -> None:
+        phase.done = done
+        if time.monotonic() - self.shown >= self.interval:
+            with self.lock:
+                self._draw()
+
+    def leave(self, phase: _Phase) -> None:
+        with self.lock:
+            self.phases.remove(phase)
+            if self.phases:
+                return
+            thread, self.thread = self.thread, None
+            self.ended.set()
+        if thread is not None:
+            thread.join()
+        if self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
             sys.stderr.flush()
+            self.width = 0
+
+    def _keep_drawing(self) -> None:
+        while not self.ended.wait(max(self.interval, 0.05)):
+            with self.lock:
+                if self.phases and time.monotonic() - self.shown >= self.interval:
+                    self._draw()
+
+    def _draw(self) -> None:
+        self.shown = time.monotonic()
+        text = f"{self.phases[-1]}, {self.shown - self.begun:.0f} s"
+        sys.stderr.write("\r" + text.ljust(self.width))
+        sys.stderr.flush()
+        self.width = len(text)
 
 
-def _terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+_line = _Line()
+
+
+def watched() -> bool:
+    """Whether a person reads standard error: a terminal, or ``MPISIM_PROGRESS`` says so."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    return (os.environ.get("MPISIM_PROGRESS") or ("1" if terminal else "0")) != "0"
 
 
 def _nothing(done: int) -> None:

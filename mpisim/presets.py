@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .data import names as file_names
 from .data import text
 from .errors import InputError, nearest
-from .files import reason
+from .files import read_text
 from .schema import parse
 
 __all__ = [
@@ -90,8 +90,7 @@ def find(wanted: str | Path, file: str, kind: str) -> Preset:
     if str(wanted).endswith(SUFFIX):
         return _from_file(Path(wanted), kind)
     tables = packaged(file)
-    choices = f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
-    name = match(str(wanted), tables, kind, choices)
+    name = match(str(wanted), tables, kind, _choices(kind))
     return Preset(name, tables[name], file)
 
 
@@ -124,10 +123,13 @@ def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
     found = str(wanted).casefold()
     if found not in file_names(name):  # an alias, or a mistake: a look into every file
         tables = folder(name)
-        choices = f"there are {', '.join(tables)}, or give the path of a {SUFFIX} file"
-        found = match(str(wanted), tables, kind, choices)
+        found = match(str(wanted), tables, kind, _choices(kind))
     file = f"{name}/{found}{SUFFIX}"
     return Preset(found, packaged(file), file)
+
+
+def _choices(kind: str) -> str:
+    return f"'mpisim list {kind.lower()}s' shows them; or give the path of a {SUFFIX} file"
 
 
 def plain(name: str) -> str:
@@ -183,13 +185,7 @@ def load_file(path: Path) -> dict[str, Any]:
     InputError
         If it cannot be read or is not TOML.
     """
-    try:
-        contents = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except (OSError, ValueError) as error:  # a name with a null character
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    return parse(contents, str(path))
+    return parse(read_text(path), str(path))
 
 
 def _from_file(path: Path, kind: str) -> Preset:

@@ -233,7 +233,7 @@ def replay(
         comm,
         placement=job.placement,
         critical_path=critical_path,
-        progress=progress,
+        progress="simulating" if progress else "",
     )
     mine = []
     for i, index in enumerate(run.hosted.tolist()):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import InputError, nearest
+from .errors import InputError, one_of
+from .text import shortened
 
 __all__ = ["Limits", "build", "defaults", "parse"]
 
@@ -73,10 +75,19 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: not valid TOML: {error}") from error
+        raise InputError(f"{source}: not valid TOML: {error}{_line_of(error, text)}") from error
 
 
-def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") -> T:
+def _line_of(error: Exception, text: str) -> str:
+    """Return the line that an error of TOML is about."""
+    found = re.search(r"at line (\d+)", str(error))
+    line = text.split("\n")[int(found[1]) - 1].strip() if found else ""
+    return f", which reads {shortened(line, 60)!r}" if line else ""
+
+
+def build(
+    cls: type[T], values: Mapping[str, Any], source: str, path: str = "", listed: str = ""
+) -> T:
     """Build a dataclass from a parsed TOML table.
 
     Parameters
@@ -91,6 +102,8 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
         The name of the file, for messages.
     path : str
         Where in the file the table stands (``"model"``), for messages.
+    listed : str
+        Where a user finds all keys, for messages.
 
     Returns
     -------
@@ -108,10 +121,7 @@ def build(cls: type[T], values: Mapping[str, Any], source: str, path: str = "") 
     where = f"in [{path}]" if path else "at the top level"
     for key in values:
         if key not in fields:
-            raise InputError(
-                f"{source}: unknown key {key!r} {where}{nearest(key, fields)}; "
-                f"allowed: {', '.join(fields)}"
-            )
+            raise InputError(f"{source}: unknown key {key!r} {where}{one_of(key, fields, listed)}")
     arguments = {}
     for key, (check, optional) in fields.items():
         full = f"{path}.{key}" if path else key
@@ -217,10 +227,8 @@ def _table(expected: Any, found: Any, source: str, key: str) -> Any:
 
 def _choice(choices: tuple[str, ...], found: Any, source: str, key: str) -> Any:
     if not isinstance(found, str) or found not in choices:
-        near = nearest(found, choices) if isinstance(found, str) else ""
-        raise InputError(
-            f"{source}: key {key!r} is {found!r}{near}; allowed: {', '.join(choices)}"
-        )
+        said = one_of(found if isinstance(found, str) else "", choices)
+        raise InputError(f"{source}: key {key!r} is {found!r}{said}")
     return found
 
 

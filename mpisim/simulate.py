@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 from .experiment import Experiment, ProgramExperiment
+from .files import check_output
 from .parallel import agreed
+from .parallel import progress as show
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
 from .prediction.launches import launch_bound
@@ -24,7 +26,7 @@ from .prediction.program_statements import program_statements
 from .prediction.samples import check_seeds, sampled_steps, summary
 from .prediction.statements import statements
 from .program import Program
-from .results import Results, check_results_output, collect, write_results
+from .results import Results, collect, write_results
 from .topo import Network
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def simulate(
     contention : bool
         Whether communications share the links of such a network; an experiment says so itself.
     output : str or Path, optional
-        Write the result to this HDF5 file, in a folder that all processes see.
+        Write the result to this HDF5 file, in a folder that the first process sees.
     timeline : bool
         Write every row, too.
     overwrite : bool
@@ -101,9 +103,9 @@ def simulate(
 
         comm = MPI.COMM_SELF
 
-    with agreed(comm):
+    with show(comm, "generating what every rank does" if progress else ""), agreed(comm):
         if output is not None and comm.rank == 0:
-            check_results_output(output, overwrite=overwrite)  # before the work, not after
+            check_output(output, overwrite=overwrite)  # before the work, not after
         case = _ready(what)
         if seeds > 1:
             if isinstance(case, Program):
@@ -120,19 +122,19 @@ def simulate(
         said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
     if isinstance(case, Case):
         said |= launch_bound(case, run, comm)  # simulates a second time if need be
-    if isinstance(case, Case) and comm.rank == 0:
-        said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
-    if isinstance(case, ProgramCase) and comm.rank == 0:
-        said |= program_statements(case, run)
-
-    if network is None and not isinstance(case, Program):
-        network = case.network
-    if output is None:
-        return collect(run, comm=comm, experiment=text, attributes=said, network=network)
-    return write_results(
-        run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
-        attributes=said, network=network,
-    )  # fmt: skip
+    with show(comm, "adding up what every rank did" if progress else ""):
+        if isinstance(case, Case) and comm.rank == 0:
+            said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
+        if isinstance(case, ProgramCase) and comm.rank == 0:
+            said |= program_statements(case, run)
+        if network is None and not isinstance(case, Program):
+            network = case.network
+        if output is None:
+            return collect(run, comm=comm, experiment=text, attributes=said, network=network)
+        return write_results(
+            run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
+            attributes=said, network=network,
+        )  # fmt: skip
 
 
 def _ready(

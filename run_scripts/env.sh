@@ -24,6 +24,10 @@ fi
 # One-sided communication is not used; its UCX component warns where there is no such network.
 export OMPI_MCA_osc="${OMPI_MCA_osc:-^ucx}"
 
+# A process that waits lets others run: there may be fewer cores than processes, and Open MPI does not
+# see a limit that a container or other programs set.
+export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
+
 # Parallelism is MPI's: a thread pool in every process would fight over the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"

@@ -50,3 +50,7 @@ if [ ! -f .venv/mpisim.stamp ] || [ "$now" != "$(cat .venv/mpisim.stamp)" ]; the
     fi
     printf '%s\n' "$now" > .venv/mpisim.stamp
 fi
+
+# Compiled ahead of time where Python does not keep what it compiles (PYTHONDONTWRITEBYTECODE, a
+# folder that jobs cannot write): else every process of every run compiles all modules again.
+.venv/bin/python -m compileall -q mpisim kernels topo data

@@ -119,7 +119,7 @@ class TestReading:
         [
             ("a,b", "1,2", "no known table of measured communications: its columns are a, b"),
             (HEADER, ROW.replace("4566", "0"), "line 2: a time of 0; it must be above 0"),
-            (HEADER, ROW.replace("4566", "soon"), "line 2: could not convert string to float"),
+            (HEADER, ROW.replace("4566", "soon"), "column 'out_of_place_time_us' is 'soon'"),
             (HEADER, ROW.replace(",16,2,", ",1,2,"), "line 2: 1 GPUs on 2 nodes"),
             (HEADER.replace("size_bytes", "sizebytes"), ROW, "size_bytes is missing"),
         ],

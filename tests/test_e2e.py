@@ -260,7 +260,7 @@ def test_bad_tables(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv:3: id 'vtrain' is also at .*:2"):
         read(table(file, VTRAIN, VTRAIN))
     file.write_text(file.read_text() + "one,two\n")
-    with pytest.raises(InputError, match=r"has 2 cells under \d+ headings"):
+    with pytest.raises(InputError, match=r"has 2 cells; there are \d+ headings"):
         read(file)
 
 

@@ -248,6 +248,6 @@ def test_progress_changes_nothing(
     monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
     monkeypatch.setattr(dataflow, "_ROWS_A_GLANCE", 3)
     program = random_program(5, n_events=100)
-    shown = simulate(program, comm, progress=True)
+    shown = simulate(program, comm, progress="simulating")
     assert shown.digest == simulate(program).digest
     assert capfd.readouterr().err == ""  # nothing is said of runs that are over at once

@@ -292,5 +292,5 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load(tmp_path)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"title = '\xff'")
-    with pytest.raises(InputError, match=r"not a text file in UTF-8 \(byte 9\)"):
+    with pytest.raises(InputError, match=r"not a text file in UTF-8 \(line 1, byte 9\)"):
         load(binary)

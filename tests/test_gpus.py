@@ -177,7 +177,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.toml: cannot be read: No such file"):
         find_gpu(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"a = \xff")
-    with pytest.raises(InputError, match=r"not a text file in UTF-8 \(byte 4\)"):
+    with pytest.raises(InputError, match=r"not a text file in UTF-8 \(line 1, byte 4\)"):
         find_gpu(tmp_path / "binary.toml")
 
 

@@ -324,7 +324,7 @@ def test_bad_files_are_one_line_with_file_and_key(
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [("{", "not valid JSON"), ("[1]", "holds no table"), ("\xff", "not valid JSON")],
+    [("{", "not valid JSON"), ("[1]", "holds no table"), ("\xff", "not a text file in UTF-8")],
 )
 def test_files_that_are_no_json_table(contents: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

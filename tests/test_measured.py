@@ -115,10 +115,10 @@ def test_unknown_gpus_are_counted(tmp_path):
     ("header", "row", "words"),
     [
         ("a,b,c", "1,2,3", "rows.csv: no known table of kernel times: its columns are a, b, c"),
-        (HEADERS["vector"], "add,P4,train,ten,20,1", "line 2: invalid literal"),
+        (HEADERS["vector"], "add,P4,train,ten,20,1", "line 2: column 'B' is 'ten'"),
         (HEADERS["vector"], "add,P4,train,10,20,0", "line 2: a time of 0 ms"),
         (HEADERS["vector"], "add,P4,train,0,20,1", "'bytes' is 0; it must be 1 or more"),
-        (HEADERS["vidur"], "A40,nobody,emb,1,8,64,0.1", "line 2: no 'nobody' here"),
+        (HEADERS["vidur"], "A40,nobody,emb,1,8,64,0.1", "line 2: column 'model' is 'nobody'"),
     ],
 )
 def test_bad_files(tmp_path, header, row, words):

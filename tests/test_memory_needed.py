@@ -178,7 +178,7 @@ def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(parallel, "progress", watched)
     monkeypatch.setattr(memory_needed, "capacity", lambda: 24 * GB)
-    simulate(alike(), progress=True)
+    simulate(alike(), progress="simulating")
     assert len(seen) == 1
     # As much as this process holds already, which other tests decide, and more.
     assert re.fullmatch(r"simulating, [0-9.]+ GB of 24 GB of memory", seen[0])

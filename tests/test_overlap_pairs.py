@@ -146,13 +146,13 @@ def test_bad_rows(tmp_path: Path, change: dict[str, str], message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "holds no pairs"),
-        (b"gpu,family\n", "holds no pairs"),
+        (b"", "the file is empty"),
+        (b"gpu,family\n", "column 'kernel_us' is missing"),
         (b"gpu,famly\na,b\n", "unknown column 'famly'.*family"),
-        (b"gpu,gpu\na,b\n", "column 'gpu' is there twice"),
+        (b"gpu,gpu\na,b\n", "there are two columns 'gpu'"),
         (b"gpu,family\na,b\n", "column 'kernel_us' is missing"),
-        (",".join(HEAD).encode() + b"\na,b\n", "row 2 has 2 cells; the head has 14"),
-        (b"\xff\xfe\x00", "not a text file"),
+        (",".join(HEAD).encode() + b"\na,b\n", "line 2: has 2 cells; there are 14 headings"),
+        (b"\xff\xfe\x00", "is a text in UTF-16; save it in UTF-8"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: bytes, message: str) -> None:

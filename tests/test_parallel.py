@@ -1,6 +1,8 @@
 """Failing together and showing progress."""
 
 import pickle
+import threading
+import time
 
 import pytest
 
@@ -62,12 +64,44 @@ def test_progress_is_drawn_by_rank_0_and_wiped(comm, capsys, monkeypatch):
     monkeypatch.setenv("MPISIM_PROGRESS", "1")
     with progress(comm, "replay", 200, interval=0.0) as update:
         update(50)
+        update(50)
     written = capsys.readouterr().err
     if comm.rank == 0:
         assert written.startswith("\rreplay:  25%")
         assert written.endswith(" \r")
     else:
         assert written == ""
+
+
+def test_the_line_moves_while_nothing_is_reported(capsys, monkeypatch):
+    """All of a run is one line: the innermost phase, its share, and the time of all."""
+    monkeypatch.setenv("MPISIM_PROGRESS", "1")
+
+    class Alone:
+        rank = 0
+
+    written = ""
+
+    def wait_for(text):
+        nonlocal written
+        limit = time.monotonic() + 30
+        while text not in written and time.monotonic() < limit:
+            time.sleep(0.01)
+            written += capsys.readouterr().err
+        assert text in written
+
+    with progress(Alone(), "generating", interval=0.01):
+        wait_for("generating, 0 s")
+        with progress(Alone(), "simulating", 10) as update, progress(Alone(), "", 3) as other:
+            update(6)
+            other(1)  # has no name: shown as part of what is around it
+            wait_for("simulating:  60%, ")
+        written = ""
+        wait_for("generating, ")
+    written += capsys.readouterr().err
+    assert written.endswith(" \r")
+    assert "left" not in written
+    assert not [thread for thread in threading.enumerate() if "drawing" in thread.name]
 
 
 def test_progress_is_silent_without_a_terminal(capsys, monkeypatch):
@@ -81,7 +115,7 @@ def test_progress_is_silent_without_a_terminal(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "nearest"])
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name[0].isupper()])
 def test_errors_pickle(name):
     error = pickle.loads(pickle.dumps(getattr(errors, name)("row 3: bytes is -1")))
     assert isinstance(error, MpisimError)

@@ -239,7 +239,7 @@ def test_report_command(comm: Any, tmp_path: Path, run_mpisim: Callable, nprocs:
     numbers = json.loads((tmp_path / "run.json").read_text())
     assert numbers["digest"] == run.digest
     assert numbers["step_time"] == pytest.approx(241e-6)
-    assert sorted(os.listdir(tmp_path)) == ["run.h5", "run.h5.shards", "run.json"]
+    assert sorted(os.listdir(tmp_path)) == ["run.h5", "run.json"]
 
     done = run_mpisim(["report", "run.h5", "--json", "/dev/stdout"])  # a pipe
     assert done.stdout.endswith("= step time\n")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 
 import mpisim
 from mpisim.engine import Run, simulate
+from mpisim.engine.run import Apart, Binding, PieceKind
 from mpisim.errors import InputError, OutputError, UsageError
-from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
-from mpisim.results import Results, check_results_output, collect, rank_steps, write_results
+from mpisim.files import check_output
+from mpisim.program import Flag, Kind, Operation, Phase, Program, ProgramBuilder
+from mpisim.results import Results, collect, rank_steps, write_results
 from mpisim.results.accounting import account
 
 
@@ -284,8 +287,7 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
                 assert rows["communicator"].tolist() == [-1, -1, 0, -1, -1] * 2
                 assert rows["step"].tolist() == [0] * 5 + [1] * 5
     comm.Barrier()
-    shards = [f"{path.name}.shards"] if timeline else []
-    assert sorted(os.listdir(folder)) == sorted([path.name, *shards])
+    assert os.listdir(folder) == [path.name]
 
 
 @pytest.mark.mpi
@@ -376,7 +378,7 @@ def test_the_file_explains_itself(comm: Any, tmp_path: Path) -> None:
                 "timeline"} <= set(file)  # fmt: skip
         assert file["links/utilisation"].shape == (0, 100)
         assert file["summary/step_time_seconds"].attrs["units"] == "s"
-        assert file["timeline/begin"].is_virtual
+        assert not file["timeline/begin"].is_virtual
         times: list[str] = []
         file.visititems(
             lambda name, item: times.append(name) if item.attrs.get("units") == "ps" else None
@@ -434,16 +436,15 @@ def test_a_full_disk_on_one_process_fails_all(
     run = simulate(straggler(2 * comm.size, steps=9), comm, fold=False)
     if before:
         write_results(run, path, comm=comm, timeline=True, seed=1)
-    full = comm.size - 1 if timeline else 0  # without a timeline only process 0 writes
     with (
-        files_limited(size) if comm.rank == full else nullcontext(),
+        files_limited(size) if comm.rank == 0 else nullcontext(),  # which alone writes
         pytest.raises(OutputError, match=r"run\.h5: File too large") as caught,
     ):
         write_results(run, path, comm=comm, timeline=timeline, overwrite=True, seed=2)
     assert caught.value.exit_code == 1
     assert ".part" not in str(caught.value)
     comm.Barrier()
-    assert sorted(os.listdir(folder)) == (["run.h5", "run.h5.shards"] if before else [])
+    assert sorted(os.listdir(folder)) == (["run.h5"] if before else [])
     if before:
         with mpisim.open_results(path) as results:
             assert results.seed == 1
@@ -463,7 +464,7 @@ def test_a_place_that_cannot_be_written(comm: Any, folder: Path, name: str, said
     with pytest.raises(OutputError, match=f"(?i){said}"):
         write_results(run, folder / name, comm=comm, timeline=True)
     with pytest.raises(OutputError, match=f"(?i){said}"):
-        check_results_output(folder / name)
+        check_output(folder / name)
     comm.Barrier()
     assert os.listdir(folder) == []
 
@@ -481,20 +482,91 @@ def test_an_earlier_result_is_replaced_only_when_asked(comm: Any, folder: Path) 
             assert results.n_ranks == 2
             assert (results.timeline is not None) == timeline
         comm.Barrier()
-        assert sorted(os.listdir(folder)) == ["run.h5", "run.h5.shards"][: 1 + timeline]
+        assert os.listdir(folder) == ["run.h5"]
         comm.Barrier()
 
 
-def test_a_folder_of_others_is_not_touched(comm: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_made_in_the_meantime_stays(
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Two runs write one file: the second to end fails, and has overwritten nothing."""
+    path = tmp_path / "run.h5"
     run = simulate(straggler())
-    (tmp_path / "run.h5.shards").mkdir()
-    (tmp_path / "run.h5.shards" / "thesis.tex").write_text("precious")
-    with pytest.raises(OutputError, match=r"run\.h5\.shards: exists already"):
-        write_results(run, tmp_path / "run.h5", comm=comm)
-    with pytest.raises(OutputError, match=r"run\.h5\.shards: is not a folder of shards"):
-        write_results(run, tmp_path / "run.h5", comm=comm, overwrite=True, timeline=True)
-    assert os.listdir(tmp_path) == ["run.h5.shards"]
-    assert os.listdir(tmp_path / "run.h5.shards") == ["thesis.tex"]
+    fsync, link = os.fsync, os.link
+
+    def other_ends(number: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_results(run, path, comm=comm, seed=1)
+
+    def refuses(source: Any, target: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fsync", other_ends)
+    monkeypatch.setattr(os, "link", link if links else refuses)  # FAT has no links
+    with pytest.raises(OutputError, match=r"run\.h5: another program made it in the meantime"):
+        write_results(run, path, comm=comm, seed=2)
+    assert os.listdir(tmp_path) == ["run.h5"]
+    with mpisim.open_results(path) as results:
+        assert results.seed == 1
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_a_file_is_read_while_others_have_it_open(comm: Any, tmp_path: Path, first: str) -> None:
+    path = tmp_path / "run.h5"
+    write_results(simulate(straggler()), path, comm=comm, timeline=True)
+    ours = mpisim.open_results(path) if first == "ours" else None
+    with h5py.File(path, "r+") as theirs, ours or mpisim.open_results(path) as results:
+        assert results.timeline is not None
+        np.testing.assert_array_equal(results.timeline["begin"], theirs["timeline/begin"][:])
+
+
+@pytest.mark.mpi
+def test_plain_h5py_reads_the_rows_of_all_processes(
+    comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small chunks: most of every column is copied chunk by chunk."""
+    for module in ("hdf5", "results.timeline"):
+        monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
+    monkeypatch.setattr("mpisim.hdf5.SMALL", 1)
+    run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
+    write_results(run, folder / "run.h5", comm=comm, timeline=True)
+    rows = [run.rows(i) for i in range(len(run.hosted))]
+    everyone = [each for part in comm.allgather(rows) for each in part]
+    comm.Barrier()
+    with h5py.File(folder / "run.h5") as file:
+        for column in ("begin", "end", "wire", "binding"):
+            expected = np.concatenate([getattr(each, column) for each in everyone])
+            np.testing.assert_array_equal(file["timeline"][column][:], expected)
+            assert file["timeline"][column].chunks == (4,)
+
+
+def test_numbers_have_names_in_the_file(comm: Any, tmp_path: Path) -> None:
+    write_results(
+        simulate(straggler(), critical_path=True), tmp_path / "run.h5", comm=comm, timeline=True
+    )
+    enumerations: dict[str, type[IntEnum]] = {
+        "kernels/kind": Kind, "timeline/kind": Kind, "timeline/phase": Phase,
+        "communications/operation": Operation, "critical_path/kind": PieceKind,
+        "classes/apart": Apart,
+    }  # fmt: skip
+    with h5py.File(tmp_path / "run.h5") as file:
+        for name, numbers in enumerations.items():
+            found = h5py.check_enum_dtype(file[name].dtype)
+            assert found == {each.name: each.value for each in numbers}
+        found = h5py.check_enum_dtype(file["timeline/binding"].dtype)
+        assert len(found) == len(set(found.values())) == 256
+        for name, number in (
+            ("HOST", Binding.HOST), ("STREAM", Binding.STREAM), ("WAIT_3", Binding.WAIT + 3),
+            ("STREAM_QUEUE", Binding.STREAM | Binding.QUEUE), ("WAIT_125_QUEUE", 255),
+        ):  # fmt: skip
+            assert found[name] == number
+    with h5py.File(tmp_path / "run.h5", "r+") as file:
+        kinds = file["kernels/kind"][:]
+        del file["kernels/kind"]
+        file.create_dataset("kernels/kind", data=kinds.view(np.uint8))
+    with pytest.raises(InputError, match="kernels/kind: its numbers do not have the names"):
+        mpisim.open_results(tmp_path / "run.h5")
 
 
 def test_a_failed_renaming_is_undone(
@@ -513,7 +585,7 @@ def test_a_failed_renaming_is_undone(
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(OutputError, match=r"run\.h5: Operation not permitted"):
         write_results(run, path, comm=comm, timeline=True, seed=2, overwrite=True)
-    assert sorted(os.listdir(tmp_path)) == ["run.h5", "run.h5.shards"]
+    assert os.listdir(tmp_path) == ["run.h5"]
     with mpisim.open_results(path) as results:
         assert results.seed == 1
 
@@ -529,16 +601,12 @@ def test_attributes_cannot_shadow_the_files_own(comm: Any, tmp_path: Path) -> No
 
 @pytest.fixture
 def written(comm: Any, tmp_path: Path) -> Path:
-    """A results file with a timeline in two shards, as two processes would write it."""
+    """A results file with a timeline."""
     if comm.size > 1:
         pytest.skip("in one process")
     run = simulate(straggler(4), critical_path=True)
     write_results(run, tmp_path / "run.h5", comm=comm, timeline=True)
     return tmp_path / "run.h5"
-
-
-def shard(path: Path) -> Path:
-    return path.with_name("run.h5.shards") / "0000.h5"
 
 
 def changed(path: Path, change: Callable[[h5py.File], object]) -> None:
@@ -547,9 +615,9 @@ def changed(path: Path, change: Callable[[h5py.File], object]) -> None:
 
 
 def shortened(file: h5py.File) -> None:
-    begin = file["begin"][:-1]
-    del file["begin"]
-    file["begin"] = begin
+    begin = file["timeline/begin"][:-1]
+    del file["timeline/begin"]
+    file["timeline/begin"] = begin
 
 
 DAMAGES = [
@@ -557,10 +625,10 @@ DAMAGES = [
     (lambda p: p.write_text("x"), "run.h5: is not an HDF5 file"),
     (lambda p: p.write_bytes(p.read_bytes()[:-9000]), "run.h5: is truncated"),
     (lambda p: changed(p, lambda f: f.attrs.update(format="x")), "its format is 'x'"),
-    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 4"),
+    (lambda p: changed(p, lambda f: f.attrs.update(format_version=9)), "reads up to 5"),
     (
-        lambda p: changed(p, lambda f: f.attrs.update(format_version=2)),
-        r"older mpisim \(format version 2; .*\); simulate again",
+        lambda p: changed(p, lambda f: f.attrs.update(format_version=4)),
+        r"older mpisim \(format version 4; .*\); simulate again",
     ),
     (
         lambda p: changed(p, lambda f: f["ranks/class"].write_direct(np.full(4, 3, np.int32))),
@@ -568,7 +636,7 @@ DAMAGES = [
     ),
     (
         lambda p: changed(p, lambda f: f.attrs.__delitem__("digest")),
-        "the file is damaged: .*digest",
+        "the file is damaged .*digest",
     ),
     (lambda p: changed(p, lambda f: f.__delitem__("ranks/idle")), "ranks/idle: there is no such"),
     (lambda p: changed(p, lambda f: f.__delitem__("steps")), "there is no group 'steps'"),
@@ -576,16 +644,16 @@ DAMAGES = [
         lambda p: changed(p, lambda f: f["ranks/idle"].attrs.update(units="us")),
         "ranks/idle: has units 'us'; expected 'ps'",
     ),
-    (lambda p: shard(p).unlink(), "0000.h5, a part of its timeline, is missing; move the file"),
-    (lambda p: shutil.rmtree(shard(p).parent), "its folder run.h5.shards together"),
-    (lambda p: shard(p).write_bytes(shard(p).read_bytes()[:-900]), "0000.h5: is truncated"),
-    (lambda p: shard(p).write_text("x"), "0000.h5: is not an HDF5 file"),
-    (lambda p: changed(shard(p), shortened), r"begin has shape \(9,\); .* expects \(10,\)"),
-    (lambda p: changed(shard(p), lambda f: f.__delitem__("end")), "0000.h5: the file is damaged"),
     (
-        lambda p: changed(shard(p), lambda f: f.attrs.update(digest="0" * 32)),
-        "0000.h5: belongs to another run",
+        lambda p: changed(p, lambda f: f.__delitem__("timeline/end")),
+        "the file is damaged .*'timeline/end'|the file is damaged .*'end'",
     ),
+    (
+        lambda p: changed(p, shortened),
+        r"timeline/begin has shape \(\d+,\); it must have \d+ rows",
+    ),
+    (lambda p: p.write_bytes(b""), "run.h5: is empty; mpisim-results files are HDF5"),
+    (lambda p: p.chmod(0) or os.geteuid() or p.unlink(), "Permission denied|no such file"),
 ]
 
 
@@ -599,20 +667,36 @@ def test_a_bad_file_is_named(written: Path, damage: Callable[[Path], None], said
     assert "\n" not in str(caught.value)
 
 
-def test_file_and_shards_move_together(
+def test_a_file_may_be_moved_and_linked(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with mpisim.open_results(written) as results:
-        assert results.timeline is not None
-        begin = results.timeline["begin"]
-    assert begin.any()
     away = tmp_path / "elsewhere"
     away.mkdir()
     written.rename(away / "renamed.h5")
-    shard(written).parent.rename(away / "run.h5.shards")
     (tmp_path / "link.h5").symlink_to(away / "renamed.h5")
     monkeypatch.chdir(away)
     for path in (away / "renamed.h5", Path("renamed.h5"), tmp_path / "link.h5"):
         with mpisim.open_results(path) as results:
             assert results.timeline is not None
-            np.testing.assert_array_equal(results.timeline["begin"], begin)
+            assert results.timeline["begin"].any()
+
+
+def test_damage_anywhere_is_one_line(written: Path) -> None:
+    """Bytes overwritten somewhere: read as they were, or refused in one line that says so."""
+    image = written.read_bytes()
+    rng = np.random.default_rng(0)
+    said = [""]
+    for at in rng.integers(0, len(image), 60).tolist():
+        written.write_bytes(image[:at] + rng.bytes(40) + image[at + 40 :])
+        try:
+            with mpisim.open_results(written) as results:
+                assert results.timeline is not None
+                for rank in range(results.n_ranks):
+                    results.timeline.rank(rank)
+        except InputError as error:
+            said.append(str(error).removeprefix(f"{written}: "))
+    assert len(said) > 10
+    for line in said:
+        assert str(written) not in line
+        assert "\n" not in line
+        assert "HDF5: " not in line or line.startswith(("the file is damaged", "timeline/"))

@@ -311,7 +311,7 @@ def replaced(name: str, values: object) -> Callable[[Path], None]:
 
 DAMAGES = [
     (text_file, "is not an HDF5 file"),
-    (empty_file, "is not an HDF5 file"),
+    (empty_file, "is empty; mpisim-program files are HDF5"),
     (folder, "is not a file"),
     (no_file, "there is no such file"),
     (truncated, "is truncated"),

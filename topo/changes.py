@@ -70,7 +70,12 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
             continue
         scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
         if not scale > 0:
-            raise InputError(f"{name!r} is {value!r}; it must be above 0, or '{CUT}' the link")
+            least = f"above 0 {factor[2]}"
+            cut = f"; to take the link away, links.{pattern} = '{CUT}'"
+            raise InputError(
+                f"{name!r} is {value!r}; a share of what it was must be {least}"
+                f"{cut if key == 'bandwidth' else ''}"
+            )
         values[key][hit] *= scale
     if kept.all():
         cards = topology.kind == LinkKind.NIC

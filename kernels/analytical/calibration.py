@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from mpisim.data import text
 from mpisim.errors import InputError, nearest
+from mpisim.files import read_text
 from mpisim.presets import packaged
 from mpisim.schema import Limits, build, parse
 
@@ -208,13 +209,7 @@ class Calibration:
         InputError
             If it cannot be read or is not a calibration, naming the key.
         """
-        try:
-            contents = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-        return cls.parse(contents, str(path))
+        return cls.parse(read_text(path), str(path))
 
     @classmethod
     def parse(cls, contents: str, source: str) -> Calibration:

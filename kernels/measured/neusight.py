@@ -9,7 +9,7 @@ rows for training another than that of those for tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from mpisim.tables import Cells
 
 from ..operations import Convolution, Elementwise, Gemm, Kernel, Norm, Softmax
 from .rows import Form, Row
@@ -24,19 +24,19 @@ LINEAR = 1.8
 algorithm in every call. The shortest rows for training say so: 1.5 to 2.1 on five GPUs."""
 
 
-def _product(row: Mapping[str, str]) -> Row:
-    b, m = int(row["B"]), int(row["M"])
-    k, n = int(row["N_contract"]), int(row["K_out"])
+def _product(row: Cells) -> Row:
+    b, m = row.whole("B"), row.whole("M")
+    k, n = row.whole("N_contract"), row.whole("K_out")
     if row["op"] == "linear":
         b, m = 1, b * m
     kernel = Gemm(m, n, k, b, dtype="fp32", output="fp32")
     calls = LINEAR if row["op"] == "linear" else 1.0
-    seconds = float(row["latency_ms"]) * 1e-3
+    seconds = row.number("latency_ms") * 1e-3
     return Row(row["gpu"], row["op"], kernel, seconds, row["split"], calls, _run(row))
 
 
-def _vector(row: Mapping[str, str]) -> Row:
-    rows, width, op = int(row["B"]), int(row["H"]), row["op"]
+def _vector(row: Cells) -> Row:
+    rows, width, op = row.whole("B"), row.whole("H"), row["op"]
     kernel: Kernel
     if op == "softmax":
         kernel = Softmax(rows, width, dtype="fp32")
@@ -44,24 +44,24 @@ def _vector(row: Mapping[str, str]) -> Row:
         kernel = Norm(rows, width, dtype="fp32")
     else:
         kernel = Elementwise((3 if op in BINARY else 2) * 4 * rows * width)
-    seconds = float(row["latency_ms"]) * 1e-3
+    seconds = row.number("latency_ms") * 1e-3
     return Row(row["gpu"], op, kernel, seconds, row["split"], run=_run(row))
 
 
-def _convolution(row: Mapping[str, str]) -> Row:
-    side, stride = int(row["ksize"]), int(row["stride"])
-    out = (int(row["in_size"]) + 2 * int(row["pad"]) - side) // stride + 1
-    sizes = (int(row["batch"]), int(row["c_in"]), int(row["c_out"]), out, out, side, stride)
-    return Row(row["gpu"], row["op"], Convolution(*sizes), float(row["latency_ms"]) * 1e-3)
+def _convolution(row: Cells) -> Row:
+    side, stride = row.whole("ksize"), row.whole("stride")
+    out = (row.whole("in_size") + 2 * row.whole("pad") - side) // stride + 1
+    sizes = (row.whole("batch"), row.whole("c_in"), row.whole("c_out"), out, out, side, stride)
+    return Row(row["gpu"], row["op"], Convolution(*sizes), row.number("latency_ms") * 1e-3)
 
 
-def _half(row: Mapping[str, str]) -> Row:
-    b, m, k, n = (int(row[name]) for name in ("B", "M", "N", "K"))
+def _half(row: Cells) -> Row:
+    b, m, k, n = (row.whole(name) for name in ("B", "M", "N", "K"))
     kernel = Gemm(m, n, k, b, dtype="fp16", output="fp16")
-    return Row("H100-SXM-80GB", "bmm", kernel, float(row["Latency"]) * 1e-3)
+    return Row("H100-SXM-80GB", "bmm", kernel, row.number("Latency") * 1e-3)
 
 
-def _run(row: Mapping[str, str]) -> str:
+def _run(row: Cells) -> str:
     return f"{row['op']} {row['split']}"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from mpisim.errors import InputError, nearest
+from mpisim.tables import Cells
 
 from .. import collected
 from ..fused_attention import ATTENTION
@@ -15,52 +14,49 @@ from .rows import ASIDE, Form, Row
 __all__ = ["FORMS"]
 
 
-def _deepgemm(row: Mapping[str, str]) -> Row:
-    groups, m, n, k = (int(row[name]) for name in ("groups", "M_per_group", "N", "K"))
+def _deepgemm(row: Cells) -> Row:
+    groups, m, n, k = (row.whole(name) for name in ("groups", "M_per_group", "N", "K"))
     kernel: Kernel
     if row["kind"] == "dense":
         kernel = Gemm(m, n, k, dtype="fp8", output="bf16")
     else:
         kernel = GroupedGemm(groups * m, groups, n, k, dtype="fp8", output="bf16")
-    return Row(row["gpu"], row["kind"], kernel, float(row["derived_time_us"]) * 1e-6)
+    return Row(row["gpu"], row["kind"], kernel, row.number("derived_time_us") * 1e-6)
 
 
-def _attention(row: Mapping[str, str]) -> Row:
+def _attention(row: Cells) -> Row:
     batch, heads, kv_heads, tokens, size = (
-        int(row[name]) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
+        row.whole(name) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
-    value_size = int(row.get("value_size") or size)
-    window = int(row["window"]) if row.get("window") else None
+    value_size = row.whole("value_size") if row.get("value_size") else size
+    window = row.whole("window") if row.get("window") else None
     dtype: Any = row["dtype"]
     kinds = {str(name): kind for name, kind in ATTENTION.items()}
-    made = kinds.get(row["kernel"])
-    if made is None:
-        raise InputError(
-            f"kernel is {row['kernel']!r}{nearest(row['kernel'], kinds)}; "
-            f"allowed: {', '.join(kinds)}"
-        )
-    kernel = made(
+    kernel = row.choice("kernel", kinds)(
         *(batch, heads, kv_heads, tokens, tokens, size, value_size),
         causal=row["causal"] == "1",
         backward=row["operation"] == "backward",
         dtype=dtype,
         window=window,
     )
-    seconds = kernel.flops / (float(row["tflops"]) * 1e12)
+    seconds = kernel.flops / (row.number("tflops") * 1e12)
     return Row(row["gpu"], row["operation"], kernel, seconds)
 
 
-def _fastest(row: Mapping[str, str]) -> Row:
-    m, n, k = (int(each) for each in row["best_MxNxK"].split("x"))
+def _fastest(row: Cells) -> Row:
+    sizes = row["best_MxNxK"].split("x")
+    if len(sizes) != 3 or not all(each.strip().isdigit() for each in sizes):
+        raise row.error("best_MxNxK", "three whole numbers, as 4096x4096x8192")
+    m, n, k = map(int, sizes)
     dtype: Any = row["dtype"]
     kernel = Gemm(m, n, k, dtype=dtype, output="bf16")
-    seconds = kernel.flops / (float(row["best_TFLOPS"]) * 1e12)
+    seconds = kernel.flops / (row.number("best_TFLOPS") * 1e12)
     return Row(row["gpu"], "fastest", kernel, seconds, ASIDE)
 
 
-def _collected(row: Mapping[str, str]) -> Row:
+def _collected(row: Cells) -> Row:
     kernel = collected.description(row)
-    return Row(row["gpu"], row["operation"], kernel, float(row["median_us"]) * 1e-6)
+    return Row(row["gpu"], row["operation"], kernel, row.number("median_us") * 1e-6)
 
 
 FORMS = (

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpisim.errors import InputError, nearest
 from mpisim.presets import names
+from mpisim.tables import read_table
 
 from ..analytical.family import ANY, MODULES, stack
 from ..gpu import FILE
@@ -48,15 +48,8 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
         If the file cannot be read, is none of the known kinds, or a row is not as it must be.
     """
     path = Path(path)
-    table = _table(path)
-    header = next(table)[1]
-    form = next((each for each in FORMS if set(each.columns) <= set(header)), None)
-    if form is None:
-        known = "; ".join(", ".join(each.columns) for each in FORMS)
-        raise InputError(
-            f"{path}: no known table of kernel times: its columns are {', '.join(header)[:200]}; "
-            f"known: {known}"
-        )
+    header, table = read_table(path, partial(_form, path))
+    form = _form(path, header)
     found: dict[tuple[str, str, str, float], list[tuple[int, Row]]] = {}
     skipped: dict[str, int] = {}
     presets = set(names(FILE))
@@ -66,8 +59,10 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
             each = form.row(row)
             if not each.seconds > 0:
                 raise ValueError(f"a time of {each.seconds * 1e3:g} ms")
-        except (KeyError, ValueError, TypeError, InputError) as error:
-            raise InputError(f"{path}, line {line}: {_why(error)}") from error
+        except KeyError as error:  # a column that this form reads besides those it is known by
+            raise InputError(f"{path}, line {line}: there is no column {error}") from error
+        except (ValueError, InputError) as error:
+            raise InputError(f"{path}, line {line}: {error}") from error
         if each.gpu not in known_gpus:
             known_gpus[each.gpu] = _known(each.gpu, presets)
         gpu = known_gpus[each.gpu]
@@ -81,20 +76,16 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
     return [_rows(path.name, key, rows, form) for key, rows in found.items()], skipped
 
 
-def _table(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the header, then each row as a mapping, with line numbers."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames is None:
-                raise InputError(f"{path}: the file is empty")
-            yield 1, list(reader.fieldnames)
-            for row in reader:
-                yield reader.line_num, row
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+def _form(path: Path, header: Sequence[str]) -> Form:
+    """Return the kind of a table by its headings."""
+    form = next((each for each in FORMS if set(each.columns) <= set(header)), None)
+    if form is None:
+        known = "; ".join(", ".join(each.columns) for each in FORMS)
+        raise InputError(
+            f"{path}: no known table of kernel times: its columns are {', '.join(header)[:200]}; "
+            f"known: {known}"
+        )
+    return form
 
 
 def _known(gpu: str, presets: set[str]) -> str | None:
@@ -103,10 +94,6 @@ def _known(gpu: str, presets: set[str]) -> str | None:
     except InputError:
         return None
     return found if found in presets else None
-
-
-def _why(error: Exception) -> str:
-    return f"no {error} here" if isinstance(error, KeyError) else str(error)
 
 
 def _rows(

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpisim.tables import Cells
+
 from ..operations import Kernel
 
 __all__ = ["ASIDE", "TEST", "TRAIN", "Form", "Row", "Rows"]
@@ -122,6 +124,6 @@ class Form(NamedTuple):
 
     publisher: str
     columns: tuple[str, ...]
-    row: Callable[[Mapping[str, str]], Row]
+    row: Callable[[Cells], Row]
     launched: bool
     growing: bool = False

@@ -3,8 +3,9 @@ profiled after another's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from mpisim.tables import Cells
 
 from ..operations import Elementwise, Embedding, Gemm, Kernel, Norm
 from .rows import ASIDE, Form, Row
@@ -24,18 +25,18 @@ VOCABULARIES = {
 """Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
 
 
-def _product(row: Mapping[str, str]) -> Row:
-    m, n, k = (int(row[name]) for name in ("M", "N", "K"))
+def _product(row: Cells) -> Row:
+    m, n, k = (row.whole(name) for name in ("M", "N", "K"))
     kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
-    seconds = float(row["median_ms"]) * 1e-3
+    seconds = row.number("median_ms") * 1e-3
     return Row(row["gpu"], row["op"], kernel, seconds, run=row["model"])
 
 
-def _other(row: Mapping[str, str]) -> Row:
-    rows, width, op = int(row["tokens"]), int(row["width"]), row["op"]
+def _other(row: Cells) -> Row:
+    rows, width, op = row.whole("tokens"), row.whole("width"), row["op"]
     kernel: Kernel
     if op == "emb":
-        entries = VOCABULARIES[row["model"]] // int(row["tp"])
+        entries = row.choice("model", VOCABULARIES) // row.whole("tp")
         kernel = Embedding(rows, width, entries, dtype="fp16")
     elif op == "input_layernorm":
         kind: Any = "layer" if row["model"] == "microsoft/phi-2" else "rms"
@@ -48,7 +49,7 @@ def _other(row: Mapping[str, str]) -> Row:
     # vLLM's own kernels load single elements of two bytes, half the rate of PyTorch's on large
     # GPUs: no fit should take them for typical.
     split = ASIDE if op in ("mlp_act", "attn_rope") else None
-    seconds = float(row["median_ms"]) * 1e-3
+    seconds = row.number("median_ms") * 1e-3
     return Row(row["gpu"], op, kernel, seconds, split, run=row["model"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -48,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--step", type=int, metavar="N",
-        help="the recorded step that the tables and the critical path are about (default: the last)",
+        help="the recorded step that tables and critical path are about (default: the last)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-missing-ranks",
@@ -128,18 +129,19 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
     from ..files import check_output
-    from ..parallel import agreed
+    from ..parallel import agreed, progress
     from ..program import gather, save
     from ..replay import read_job, replay
-    from ..results import check_results_output, collect, write_results
+    from ..results import collect, write_results
     from ..whatif import WhatIf
     from .launch import world
+    from .processes import advise
 
     comm = world()
     first = comm.rank == 0
     with agreed(comm):
         if first and args.output is not None:
-            check_results_output(args.output, overwrite=args.overwrite)
+            check_output(args.output, overwrite=args.overwrite)
         if first and args.save_program is not None:
             check_output(args.save_program, overwrite=args.overwrite)
         if first:
@@ -159,29 +161,33 @@ def run(args: argparse.Namespace) -> int:
             "--cap-host-gap", [(r, s) for r, s in args.cap_host_gap if r is not None]
         ),
     )
-    job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
-    asked = replay(job, comm, what, critical_path=True, progress=True)
-    plain = replay(job, comm) if asked.changes else asked
-    attributes = _statements(job, asked, plain)
-    if args.output is None:
-        results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
-    else:
-        results = write_results(
-            asked.run, args.output, comm=comm, timeline=args.timeline,
-            overwrite=args.overwrite, attributes=attributes, step=args.step,
-        )  # fmt: skip
-    if args.save_program is not None:
-        whole = gather(asked.program, comm)
-        with agreed(comm):
-            if whole is not None:
-                save(whole, args.save_program, overwrite=args.overwrite)
-    if args.export is not None:
-        from ..traces.export import export_kineto
+    begun = time.perf_counter()
+    with progress(comm, "working out what depends on what"):
+        job = read_job(args.paths, comm, allow_missing=args.allow_missing_ranks)
+        asked = replay(job, comm, what, critical_path=True, progress=True)
+        plain = replay(job, comm) if asked.changes else asked
+        seconds = time.perf_counter() - begun
+        attributes = _statements(job, asked, plain)
+        if args.output is None:
+            results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
+        else:
+            results = write_results(
+                asked.run, args.output, comm=comm, timeline=args.timeline,
+                overwrite=args.overwrite, attributes=attributes, step=args.step,
+            )  # fmt: skip
+        if args.save_program is not None:
+            whole = gather(asked.program, comm)
+            with agreed(comm):
+                if whole is not None:
+                    save(whole, args.save_program, overwrite=args.overwrite)
+        if args.export is not None:
+            from ..traces.export import export_kineto
 
-        export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
-    report = deliver(results, args, comm, _figures(job, asked, plain))
+            export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
+        report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
         print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
+    advise(comm, seconds, len(job.traces.ranks), "rank(s)")
     return 0
 
 

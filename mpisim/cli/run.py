@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
     from ..experiment import Experiment, load_any
     from ..files import check_output
-    from ..parallel import agreed
-    from ..results import check_results_output
+    from ..parallel import agreed, progress
     from .launch import world
+    from .processes import advise
 
     comm = world()
     changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
@@ -91,28 +91,31 @@ def run(args: argparse.Namespace) -> int:
             found = load_any(args.file, changes)
             check_json(args)
             if args.output is not None:
-                check_results_output(args.output, overwrite=args.overwrite)
+                check_output(args.output, overwrite=args.overwrite)
             if args.save_program is not None:
                 check_output(args.save_program, overwrite=args.overwrite)
     text, experiment = comm.bcast(found, root=0)
 
-    from ..prediction.case import prepare
-    from ..prediction.program_case import prepare_program, with_experiment
-    from ..program import save
-    from ..simulate import simulate
+    with progress(comm, "generating what every rank does"):
+        from ..prediction.case import prepare
+        from ..prediction.program_case import prepare_program, with_experiment
+        from ..program import save
+        from ..simulate import simulate
 
-    with agreed(comm):
-        case = (
-            prepare(experiment) if isinstance(experiment, Experiment)
-            else prepare_program(experiment)
+        with agreed(comm):
+            case = (
+                prepare(experiment) if isinstance(experiment, Experiment)
+                else prepare_program(experiment)
+            )  # fmt: skip
+            if comm.rank == 0 and args.save_program is not None:
+                save(with_experiment(case), args.save_program, overwrite=args.overwrite)
+        results = simulate(
+            case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
+            text=text, fold=args.fold, seeds=args.seeds, progress=True,
         )  # fmt: skip
-        if comm.rank == 0 and args.save_program is not None:
-            save(with_experiment(case), args.save_program, overwrite=args.overwrite)
-    results = simulate(
-        case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-        text=text, fold=args.fold, seeds=args.seeds, progress=True,
-    )  # fmt: skip
-    report = deliver(results, args, comm)
+        report = deliver(results, args, comm)
     if comm.rank == 0:
         print(report)
+    shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)
+    advise(comm, *shared, "rank(s) to simulate")
     return 0

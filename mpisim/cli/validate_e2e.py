@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
@@ -167,17 +167,10 @@ def _constants(path: str | None) -> StepConstants | None:
 
 def _page(path: str) -> str:
     """Return the page that figures are to be written into; empty if there is none yet."""
-    from ..files import check_output, reason
+    from ..files import check_output, read_text
 
     check_output(path, overwrite=True)
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
+    return read_text(path) if Path(path).exists() else ""
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

@@ -67,7 +67,7 @@ def simulate(
     fold: bool | None = None,
     critical_path: bool = False,
     contention: bool = True,
-    progress: bool = False,
+    progress: str = "",
     timeline: bool = False,
     settled: Settled | None = None,
     core: Literal["compiled", "python"] = "compiled",
@@ -94,8 +94,8 @@ def simulate(
     contention : bool
         Let communications share the links of a `SharedNetwork`; otherwise each takes as long as
         it does alone.
-    progress : bool
-        Show progress of long runs on a terminal.
+    progress : str
+        What a long run is called where its progress is shown on a terminal; empty to show none.
     timeline : bool
         Whether the rows of all ranks will be written: counted when it is said what memory the run
         needs.
@@ -146,7 +146,7 @@ def simulate(
         engine = core_class(core, shared is not None)(plan.layout)
 
     with _timed(wall, "simulate"):
-        rounds = _execute(plan, engine, comm, several, f"simulating, {memory}" if progress else "")
+        rounds = _execute(plan, engine, comm, several, f"{progress}, {memory}" if progress else "")
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
                 simulate(
@@ -214,7 +214,7 @@ def _execute(
     rounds = 0
     contended = plan.layout.traffic is not None
     budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, label, plan.layout.n_rows if label else 0) as update:
+    with parallel.progress(comm, label, plan.layout.n_rows) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
-from ..files import reason
+from ..files import read_text
 
 __all__ = ["Config", "read_config"]
 
@@ -108,10 +108,7 @@ def read_config(file: Path) -> Config:
     InputError
         If it cannot be read, or holds no table.
     """
-    try:
-        contents = file.read_bytes()
-    except (OSError, ValueError) as error:  # a name with a null character
-        raise InputError(f"{file}: cannot be read: {reason(error)}") from error
+    contents = read_text(file)
     try:
         table = json.loads(contents)
     except (ValueError, RecursionError) as error:

@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, UsageError, nearest
+from ..errors import InputError, UsageError, nearest, one_of
+from ..files import read_text
 from ..schema import build, defaults, parse
 from .experiment import (
     CalibrationChoice,
@@ -35,6 +36,8 @@ EXPERIMENTS = "experiments"
 
 HDF5 = b"\x89HDF"
 """How program files begin."""
+
+LISTED = "docs/experiments.md and 'mpisim new' explain all keys"
 
 TABLES: dict[str, Any] = {
     "plan": Plan,
@@ -128,12 +131,7 @@ def _contents(path: str) -> tuple[str, str]:
             f"{path}: there is no such file, nor an experiment of that name"
             f"{nearest(path, known)}; see mpisim list experiments"
         )
-    try:
-        return Path(path).read_text(encoding="utf-8"), path
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_text(path), path
 
 
 def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
@@ -171,8 +169,7 @@ def of_table(
     for key in table:
         if key not in allowed:
             raise InputError(
-                f"{source}: unknown key {key!r} at the top level{nearest(key, allowed)}; "
-                f"allowed: {', '.join(allowed)}"
+                f"{source}: unknown key {key!r} at the top level{one_of(key, allowed)}"
             )
     for key in REQUIRED:
         if key not in table:
@@ -183,7 +180,8 @@ def of_table(
     named = _table(table, "model", source)
     model = _model(named if resolved is None else dict(resolved), source)
     parts = {
-        key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()
+        key: build(cls, _table(table, key, source), source, key, LISTED)
+        for key, cls in TABLES.items()
     }
     return Experiment(
         model=model, title=title, source=source, defaulted=_defaulted(table), given=table, **parts
@@ -247,8 +245,7 @@ def _model(table: Mapping[str, Any], source: str) -> Model:
     for key in given:
         if key not in allowed:
             raise InputError(
-                f"{source}: unknown key {key!r} in [model]{nearest(key, allowed)}; "
-                f"allowed: {', '.join(allowed)}"
+                f"{source}: unknown key {key!r} in [model]{one_of(key, allowed, LISTED)}"
             )
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model

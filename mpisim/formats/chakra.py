@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError
+from ..files import read_text
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder
@@ -92,9 +93,8 @@ def _rank(path: Path, n_files: int) -> int:
 def _json(path: Path) -> object:
     import orjson
 
+    contents = read_text(path)
     try:
-        return orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        return orjson.loads(contents)
     except orjson.JSONDecodeError as error:
         raise InputError(f"{path}: not valid JSON: {error}") from None

@@ -86,9 +86,9 @@ def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         stage.mkdir()
         try:
             yield stage
-            if target.exists():
+            if overwrite and target.exists():
                 os.rename(target, aside)
-            os.rename(stage, target)
+            os.rename(stage, target)  # fails if another program has filled it by now
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             if aside.exists() and not target.exists():

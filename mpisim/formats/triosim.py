@@ -6,15 +6,15 @@ and reads them. Times are µs, sizes are numbers of elements.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, nearest
+from ..files import decoded
 from ..program import Phase, Program, ProgramBuilder
+from ..tables import parse_table
 from ..traces.raw import open_text
 
 __all__ = ["TriosimOperator", "TriosimTensor", "TriosimTrace", "read_triosim", "triosim_program"]
@@ -216,36 +216,16 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
-    try:
-        text = open_text(path).decode()
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file") from None
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
-    try:
-        found = tuple(next(reader, ()))
-        if found != columns:
+    def check(found: list[str]) -> None:
+        if tuple(found) != columns:
             missing = [c for c in columns if c not in found]
-            if not missing:
-                raise InputError(f"{path}: line 1: the columns must be {','.join(columns)}")
+            said = f"there is no column {missing[0]!r}{nearest(missing[0], found)}; "
             raise InputError(
-                f"{path}: line 1: there is no column {missing[0]!r}{nearest(missing[0], found)}; "
-                f"the columns must be {','.join(columns)}"
+                f"{path}: line 1: {said if missing else ''}the columns must be {','.join(columns)}"
             )
-        empty = True
-        for fields in reader:
-            if not fields:
-                continue
-            if len(fields) != len(columns):
-                raise InputError(
-                    f"{path}: line {reader.line_num}: {len(fields)} fields; there are "
-                    f"{len(columns)} columns"
-                )
-            yield _Row(path, reader.line_num, dict(zip(columns, fields)))
-            empty = False
-    except csv.Error as error:
-        raise InputError(f"{path}: line {reader.line_num}: {error}") from None
-    if empty:
-        raise InputError(f"{path}: truncated: no line but the names of the columns")
+
+    _, rows = parse_table(decoded(open_text(path), path), path, check)
+    return (_Row(path, line, cells) for line, cells in rows)
 
 
 def _tensor(row: _Row) -> TriosimTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, nearest
-from ..files import reason
+from ..errors import InputError, nearest, one_of
 from ..kernels import find_gpu
 from ..kernels.analytical import Machine
 from ..kernels.analytical.family import MODULES
 from ..kernels.slowdown.constants import class_of_family
 from ..program import Operation
+from ..tables import Cells, read_table
+from ..text import shortened
 from ..topo.bus import bus_factor
 
 __all__ = ["ALGORITHMS", "COLLECTIVES", "PROTOCOLS", "Pairs", "read_pairs"]
@@ -131,40 +131,19 @@ def read_pairs(path: str | Path) -> Pairs:
     )  # fmt: skip
 
 
-def _rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
+def _rows(path: str | Path) -> list[tuple[int, Cells]]:
     """Return the rows with the numbers of their lines."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            table = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: not a table of comma-separated values: {error}") from error
-    if len(table) < 2:
-        raise InputError(f"{path}: holds no pairs: a line of column names and one a pair")
-    head = [name.strip() for name in table[0][1]]
-    known = (*REQUIRED, *OPTIONAL)
-    for name in head:
-        if name not in known:
-            raise InputError(
-                f"{path}: unknown column {name!r}{nearest(name, known)}; allowed: "
-                f"{', '.join(known)}"
-            )
-        if head.count(name) > 1:
-            raise InputError(f"{path}: column {name!r} is there twice")
-    for name in REQUIRED:
-        if name not in head:
-            raise InputError(f"{path}: column {name!r} is missing")
-    for line, row in table[1:]:
-        if len(row) != len(head):
-            raise InputError(f"{path}: row {line} has {len(row)} cells; the head has {len(head)}")
-    return [
-        (line, {name: cell.strip() for name, cell in zip(head, row, strict=True)})
-        for line, row in table[1:]
-    ]
+    def check(head: list[str]) -> None:
+        known = (*REQUIRED, *OPTIONAL)
+        for name in head:
+            if name not in known:
+                near = one_of(name, known)
+                raise InputError(f"{path}: unknown column {shortened(name, 60)!r}{near}")
+        for name in REQUIRED:
+            if name not in head:
+                raise InputError(f"{path}: column {name!r} is missing")
+
+    return read_table(path, check).rows
 
 
 def _one_of(
@@ -179,7 +158,7 @@ def _one_of(
     return choices.index(text)
 
 
-def _numbers(row: dict[str, str], where: str) -> dict[str, float]:
+def _numbers(row: Cells, where: str) -> dict[str, float]:
     found = {
         "seconds": _number(row, "kernel_us", where, 0, math.inf) * 1e-6,
         "comm_seconds": _number(row, "comm_us", where, 0, math.inf) * 1e-6,
@@ -196,7 +175,7 @@ def _numbers(row: dict[str, str], where: str) -> dict[str, float]:
     return found | {name: _number(row, name, where, 0, 1) for name in SHARES}
 
 
-def _number(row: dict[str, str], column: str, where: str, least: float, most: float) -> float:
+def _number(row: Cells, column: str, where: str, least: float, most: float) -> float:
     """Return a number within limits; nan for an empty cell of an optional column."""
     text = row.get(column, "")
     if not text and column in OPTIONAL:

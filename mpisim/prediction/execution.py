@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .. import engine
 from ..parallel import agreed
+from ..parallel import progress as show
 from ..program import Program
 from ..topo import Network
 from .case import Case
@@ -43,8 +44,10 @@ def execute(
         In place of the case's.
     contention : bool
         Whether communications share the links of such a network; a case says so of its own.
-    fold, critical_path, progress, timeline : bool
+    fold, critical_path, timeline : bool
         As for `mpisim.engine.simulate`.
+    progress : bool
+        Show progress, if a person is watching.
 
     Returns
     -------
@@ -57,11 +60,14 @@ def execute(
         network, contention = case.network, case.experiment.network.contention
 
     settled: engine.Settled | None = None
+    passes = 0
 
     def run(
         program: Program, last: bool, placement: NDArray[np.int32] | None = None
     ) -> engine.Run:
-        nonlocal settled
+        nonlocal settled, passes
+        passes += 1
+        label = "simulating" if passes == 1 else f"simulating, pass {passes}"
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
         # is to: the times are the same.
         found = engine.simulate(
@@ -69,7 +75,7 @@ def execute(
             critical_path=last and critical_path,
             placement=placement,
             fold=fold if last and placement is None else None,
-            progress=progress, timeline=last and timeline, settled=settled,
+            progress=label if progress else "", timeline=last and timeline, settled=settled,
         )  # fmt: skip
         settled = settled or found.settled  # what comes later differs in times alone
         return found
@@ -81,7 +87,8 @@ def execute(
 
     choice = case.experiment.overlap
     assert choice.model != "off"
-    with agreed(comm):
-        ranks = ranks_of(case, network or case.network)
-    outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
+    with show(comm, "working out what overlaps" if progress else ""):
+        with agreed(comm):
+            ranks = ranks_of(case, network or case.network)
+        outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
     return outcome.run, Overlap(ranks, outcome, choice.model)

@@ -65,7 +65,8 @@ def sampled_steps(
     mine = comm.rank * groups // comm.size
     own = cast("Intracomm", comm.Split(mine, comm.rank))
     steps = np.zeros(count, np.int64)
-    with agreed(comm), progress(comm, "sampling", count if show else 0) as update:
+    label = "simulating with other seeds" if show else ""
+    with agreed(comm), progress(comm, label, count) as update:
         for number in range(mine, count, groups):
             run, _ = execute(case.sample(number), own, fold=fold)
             steps[number] = run.step_time

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import InputError
-from ..files import reason
+from ..files import read_text
 from ..presets import packaged
 from ..quantity import Quantity
 from ..schema import build, parse
@@ -143,13 +143,7 @@ class StepConstants:
         InputError
             If it cannot be read, or is not such a file.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-        return build(cls, parse(text, str(path)), str(path))
+        return build(cls, parse(read_text(path), str(path)), str(path))
 
     def multiplier(self, kind: str, key: str) -> Quantity:
         """Return a multiplier of times; 1 where none was fitted."""

@@ -13,14 +13,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import InputError, ProgramError, UsageError
+from ..errors import InputError, UsageError
 from ..hdf5 import (
     created,
     opened,
@@ -128,7 +126,7 @@ def load(path: str | Path) -> Program:
     ProgramError
         If its parts do not fit together.
     """
-    with opened(path, FORMAT, VERSION) as file, _about(path):
+    with opened(path, FORMAT, VERSION) as file:
         labels = read_texts(file, "table_labels")
         groups = _group(file, "communicators")
         ranks = _group(file, "ranks")
@@ -162,14 +160,5 @@ def _read_jitter(ranks: Group) -> Jitter | None:
 def _group(parent: Group, name: str) -> Group:
     group = parent.get(name)
     if group is None or not hasattr(group, "keys"):
-        raise InputError(f"{parent.file.filename}: there is no group '{name}'")
+        raise InputError(f"there is no group '{name}'")
     return group
-
-
-@contextmanager
-def _about(path: str | Path) -> Iterator[None]:
-    """Name the file in the errors of its program."""
-    try:
-        yield
-    except ProgramError as error:
-        raise ProgramError(f"{path}: {error}") from error

@@ -1,7 +1,6 @@
 """Results: what a run found out, collected from all processes, written to a file, read again.
 
-- `write_results`: collect and write, one HDF5 file a run (and shards of a timeline).
-- `check_results_output`: can it be written? To be asked before a long run.
+- `write_results`: collect and write, one HDF5 file a run.
 - `open_results`: read a file; needs no MPI.
 - `collect`: the same `Results` in memory, without a file.
 - `rank_steps`: how long each step took on each rank.
@@ -11,13 +10,12 @@ from .collect import collect
 from .read import open_results
 from .results import SECONDS, Results, Timeline
 from .steps import rank_steps
-from .write import check_results_output, write_results
+from .write import write_results
 
 __all__ = [
     "SECONDS",
     "Results",
     "Timeline",
-    "check_results_output",
     "collect",
     "open_results",
     "rank_steps",

@@ -24,10 +24,13 @@
                                    critical path are about the one whose number is in
                                    recorded_steps/shown; summary/step_time is the mean over steps,
                                    and recorded_steps/whole the time of the whole recording
-    timeline/<column>              absent if it was not asked for: virtual datasets over the
-                                   shard files, which are named in timeline/shards. Rows of the
-                                   representatives alone: ranks of one class share them, but for
-                                   the communicators, which rank_slots has by slot
+    timeline/<column>              absent if it was not asked for. Rows of the representatives
+                                   alone, process after process: ranks of one class share them,
+                                   but for the communicators, which rank_slots has by slot
+    timeline/rank_offset, rank_rows, rank_slot_index, rank_slots, names
+
+Columns of kinds, operations, phases and bindings are HDF5 enumerations: the file itself names their
+numbers. docs/results.md has every dataset.
 """
 
 from __future__ import annotations
@@ -36,9 +39,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..engine.run import Apart, Binding, PieceKind
+from ..hdf5 import Stored
+from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
 
 __all__ = [
+    "BINDINGS",
     "CLASSES",
     "COMMUNICATIONS",
     "CRITICAL_PATH",
@@ -48,18 +55,26 @@ __all__ = [
     "LINK_SHARING",
     "RANKS",
     "RECORDED_STEPS",
-    "SHARD_FORMAT",
     "STEPS",
     "TIMELINE",
     "VERSION",
 ]
 
 FORMAT = "mpisim-results"
-SHARD_FORMAT = "mpisim-timeline"
-VERSION = 4
+VERSION = 5
 
-Layout: TypeAlias = dict[str, tuple[type, str | None]]
-"""Type and unit of each column; the type `object` stands for texts."""
+Layout: TypeAlias = dict[str, tuple[Stored, str | None]]
+"""Type and unit of each column; the type `object` stands for texts, an enumeration for numbers that
+it names."""
+
+_INPUTS = ["HOST", "STREAM", *(f"WAIT_{i}" for i in range(Binding.QUEUE - Binding.WAIT))]
+
+BINDINGS = {
+    **{name: number for number, name in enumerate(_INPUTS)},
+    **{f"{name}_QUEUE": number + Binding.QUEUE for number, name in enumerate(_INPUTS)},
+}
+"""Names of what a row was waiting for last (`Binding`): each of its waits has one, and ``_QUEUE``
+says that the launching call waited, too."""
 
 RANKS: Layout = {
     "end": (np.int64, "ps"),
@@ -71,7 +86,7 @@ RANKS: Layout = {
 CLASSES: Layout = {
     "representative": (np.int32, None),
     "count": (np.int64, None),
-    "apart": (np.uint8, None),
+    "apart": (Apart, None),
     "table": (np.int32, None),
     "speed": (np.float64, None),
     "start": (np.int64, "ps"),
@@ -83,14 +98,14 @@ STEPS: Layout = {
 }
 KERNELS: Layout = {
     "name": (object, None),
-    "kind": (np.uint8, None),
+    "kind": (Kind, None),
     "count": (np.int64, None),
     "total": (np.int64, "ps"),
     "longest": (np.int64, "ps"),
 }
 COMMUNICATIONS: Layout = {
     "communicator": (np.int32, None),
-    "operation": (np.uint8, None),
+    "operation": (Operation, None),
     "size": (np.int64, None),
     "count": (np.int64, None),
     "bytes": (np.int64, "bytes"),
@@ -115,7 +130,7 @@ LINK_SHARING: Layout = {
     "time": (np.int64, "ps"),
 }
 CRITICAL_PATH: Layout = {
-    "kind": (np.uint8, None),
+    "kind": (PieceKind, None),
     "rank": (np.int32, None),
     "row": (np.int32, None),
     "begin": (np.int64, "ps"),
@@ -131,13 +146,13 @@ TIMELINE: Layout = {
     "begin": (np.int64, "ps"),
     "end": (np.int64, "ps"),
     "wire": (np.int64, "ps"),
-    "binding": (np.uint8, None),
-    "kind": (np.uint8, None),
+    "binding": (BINDINGS, None),
+    "kind": (Kind, None),
     "stream": (np.int16, None),
     "name": (np.int32, None),
     "communicator": (np.int32, None),
     "bytes": (np.int64, "bytes"),
-    "phase": (np.uint8, None),
+    "phase": (Phase, None),
     "layer": (np.int16, None),
     "micro_batch": (np.int16, None),
     "step": (np.int32, None),

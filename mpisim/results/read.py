@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +41,7 @@ def open_results(path: str | Path) -> Results:
     Raises
     ------
     InputError
-        If it is no results file, of a newer version, damaged, or a shard of its timeline is
-        missing or does not belong to it.
+        If it is no results file, of another version, or damaged.
 
     Examples
     --------
@@ -53,19 +51,18 @@ def open_results(path: str | Path) -> Results:
     path = Path(path)
     kept_open = ExitStack()
     with ExitStack() as stack:
-        # Shards are named relative to the file itself, not to a link to it.
-        file = stack.enter_context(opened(os.path.realpath(path), layout.FORMAT, layout.VERSION))
+        file = stack.enter_context(opened(path, layout.FORMAT, layout.VERSION))
         if file.attrs["format_version"] < layout.VERSION:
             raise InputError(
-                f"{path}: was written by an older mpisim (format version "
+                f"was written by an older mpisim (format version "
                 f"{file.attrs['format_version']}; this one reads {layout.VERSION}); simulate again"
             )
         groups = _group(file, "communicators")
         ranks = _read_table(file, "ranks", layout.RANKS)
         classes = _read_table(file, "classes", layout.CLASSES)
-        _check_classes(file.filename, ranks["class"], classes["representative"])
+        _check_classes(ranks["class"], classes["representative"])
         few = classes["representative"][ranks["class"]]
-        timeline = _open_timeline(file, few) if "timeline" in file else None
+        timeline = _open_timeline(file, path, few) if "timeline" in file else None
         results = Results(
             step_time_ps=int(_group(file, "summary")["step_time"][()]),
             digest=text_of(file.attrs["digest"]),
@@ -96,7 +93,7 @@ def open_results(path: str | Path) -> Results:
             path=path,
             close=kept_open.close,
         )
-        _check_numbers(file.filename, results)
+        _check_numbers(results)
         if timeline is not None:
             kept_open.callback(stack.pop_all().close)
     return results
@@ -105,7 +102,7 @@ def open_results(path: str | Path) -> Results:
 def _group(file: File, name: str) -> Group:
     group = file.get(name)
     if group is None or not hasattr(group, "keys"):
-        raise InputError(f"{file.filename}: there is no group '{name}'")
+        raise InputError(f"there is no group '{name}'")
     return group
 
 
@@ -114,27 +111,25 @@ def _read_table(file: File, name: str, described: layout.Layout) -> dict[str, ND
     group = _group(file, name)
     columns: dict[str, NDArray[Any]] = {}
     length = None
-    for column, (dtype, units) in described.items():
-        if dtype is object:
+    for column, (stored, units) in described.items():
+        if stored is object:
             columns[column] = np.array(read_texts(group, column, length), object)
         else:
-            columns[column] = read_column(group, column, dtype, units, length)
+            columns[column] = read_column(group, column, stored, units, length)
         length = len(columns[column])
     return columns
 
 
-def _check_classes(
-    path: str, of_rank: NDArray[np.int32], representative: NDArray[np.int32]
-) -> None:
+def _check_classes(of_rank: NDArray[np.int32], representative: NDArray[np.int32]) -> None:
     """Refuse classes and representatives that do not exist."""
     for column, values, end in (
         ("ranks/class", of_rank, len(representative)),
         ("classes/representative", representative, len(of_rank)),
     ):
-        _check_range(path, column, values, 0, end)
+        _check_range(column, values, 0, end)
 
 
-def _check_numbers(path: str, results: Results) -> None:
+def _check_numbers(results: Results) -> None:
     """Refuse numbers that stand for something the file does not have."""
     n_groups = len(results.communicators)
     numbers = [
@@ -157,14 +152,14 @@ def _check_numbers(path: str, results: Results) -> None:
             ("critical_path/name", pieces.name, -1, len(pieces.names)),
         ]
     for column, values, least, end in numbers:
-        _check_range(path, column, values, least, end)
+        _check_range(column, values, least, end)
 
 
-def _check_range(path: str, column: str, values: NDArray[Any], least: int, end: int) -> None:
+def _check_range(column: str, values: NDArray[Any], least: int, end: int) -> None:
     bad = (values < least) | (values >= end)
     if bad.any():
         raise InputError(
-            f"{path}: {column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
+            f"{column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
             f"{least} to {end - 1}"
         )
 
@@ -174,7 +169,7 @@ def _read_links(file: File) -> LinkUse:
     shape = (len(links["name"]), BINS)
     found = file["links"].get("utilisation")
     if found is None or found.shape != shape:
-        raise InputError(f"{file.filename}: links/utilisation is missing or not of shape {shape}")
+        raise InputError(f"links/utilisation is missing or not of shape {shape}")
     return LinkUse(links, found[()], _read_table(file, "link_sharing", layout.LINK_SHARING))
 
 
@@ -210,38 +205,23 @@ def _said(value: Any) -> Any:
     return value if isinstance(value, str) else []  # h5py.Empty
 
 
-def _open_timeline(file: File, representative: NDArray[np.int32]) -> Timeline:
-    """Open the timeline once every shard is known to be there and to belong to this file.
-
-    HDF5 itself reads a missing shard as zeros.
-    """
+def _open_timeline(file: File, path: Path, representative: NDArray[np.int32]) -> Timeline:
+    """Open the timeline, all of whose rows must be there; they are not read yet."""
     group = _group(file, "timeline")
-    shards = _group(file, "timeline/shards")
-    names = read_texts(shards, "file")
-    expected = read_column(shards, "rows", np.int64, length=len(names))
-    folder = Path(file.filename).parent
-    for name, rows in zip(names, expected.tolist(), strict=True):
-        if not (folder / name).is_file():
-            raise InputError(
-                f"{file.filename}: {name}, a part of its timeline, is missing; move the file "
-                f"and its folder {Path(name).parent} together"
-            )
-        with opened(folder / name, layout.SHARD_FORMAT, layout.VERSION) as shard:
-            if text_of(shard.attrs["digest"]) != text_of(file.attrs["digest"]):
-                raise InputError(f"{folder / name}: belongs to another run than {file.filename}")
-            for column in layout.TIMELINE:
-                found = shard[column].shape
-                if found != (rows,):
-                    raise InputError(
-                        f"{folder / name}: {column} has shape {found}; {file.filename} expects "
-                        f"({rows},)"
-                    )
     n = len(representative)
+    offset = read_column(group, "rank_offset", np.int64, length=n)
+    rows = read_column(group, "rank_rows", np.int64, length=n)
+    least = int((offset + rows).max(initial=0))
+    for column in layout.TIMELINE:
+        found = group[column].shape
+        if len(found) != 1 or found[0] < least:
+            raise InputError(f"timeline/{column} has shape {found}; it must have {least} rows")
     return Timeline(
         file,
+        path,
         read_texts(group, "names"),
-        read_column(group, "rank_offset", np.int64, length=n),
-        read_column(group, "rank_rows", np.int64, length=n),
+        offset,
+        rows,
         SharedRows(
             representative,
             read_column(group, "rank_slot_index", np.int64, length=n + 1),

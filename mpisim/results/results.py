@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import CriticalPath
 from ..errors import InputError, UsageError, nearest
+from ..hdf5 import DAMAGES, damage
 from ..program import Communicators
 from .links import LinkUse
 from .recorded import Recorded
@@ -62,12 +63,14 @@ class Timeline:
     def __init__(
         self,
         file: File,
+        path: Path,
         names: tuple[str, ...],
         offset: NDArray[np.int64],
         rows: NDArray[np.int64],
         shared: SharedRows,
     ) -> None:
         self._group = file["timeline"]
+        self._path = path
         self._offset = offset
         self._rows = rows
         self._shared = shared
@@ -104,9 +107,9 @@ class Timeline:
             raise KeyError(f"no column '{column}'{nearest(column, self.columns)}")
         try:
             values: NDArray[Any] = self._group[column][rows]
-        except OSError as error:
-            raise InputError(f"{self._group.file.filename}: timeline/{column}: {error}") from error
-        return values
+        except DAMAGES as error:
+            raise InputError(f"{self._path}: timeline/{column}: {damage(error)}") from error
+        return values.view(np.uint8) if values.dtype == np.uint8 else values  # without names
 
 
 @dataclass(frozen=True, eq=False)

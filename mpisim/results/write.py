@@ -1,12 +1,9 @@
-"""Writing a results file, and one shard of its timeline a process: all of it or nothing."""
+"""Writing a results file: all of it or nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,52 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Run
-from ..errors import DestinationError, InputError, OutputError
-from ..files import check_output, hidden_name, reported
-from ..hdf5 import CHUNK, create_column, created, write_attributes, write_column, write_texts
-from ..parallel import agreed
-from ..program import Program, Table
+from ..errors import InputError
+from ..files import check_output, staged
+from ..hdf5 import built, write_attributes, write_column, write_texts
+from ..parallel import agreed, progress
 from ..topo import Network
 from . import layout
-from .collect import collect, gathered, shared_names
+from .collect import collect, shared_names
 from .results import Results
+from .timeline import write_timeline
 
 if TYPE_CHECKING:
     from h5py import File, Group
     from mpi4py.MPI import Intracomm
 
-__all__ = ["check_results_output", "write_results"]
+__all__ = ["write_results"]
 
 OWN_ATTRIBUTES = frozenset(
     ("format", "format_version", "creator", "digest", "step_time", "seed", "experiment",
      "n_processes", "rounds", "mode", "recorded", "versions", "attributes", "wall", "said")
 )  # fmt: skip
 """Root attributes that the writer fills; `attributes` of callers may not have these names."""
-
-SHARD_NAME = re.compile(r"\d{4,}\.h5")
-
-
-def check_results_output(path: str | Path, *, overwrite: bool = False) -> Path:
-    """Check that a results file can be written, before the run that fills it.
-
-    Local; see `mpisim.files.check_output`. The folder of shards is looked at too.
-
-    Raises
-    ------
-    OutputError
-        Naming the file or folder and what is wrong with it.
-    """
-    target = check_output(path, overwrite=overwrite)
-    folder = shard_folder(target)
-    if os.path.lexists(folder):
-        if not overwrite:
-            raise DestinationError(f"{folder}: exists already; remove it or name another file")
-        strange = [] if folder.is_symlink() or not folder.is_dir() else os.listdir(folder)
-        strange = [name for name in strange if not SHARD_NAME.fullmatch(name)]
-        if strange or folder.is_symlink() or not folder.is_dir():
-            raise DestinationError(f"{folder}: is not a folder of shards; remove it first")
-    return target
-
 
 def write_results(
     run: Run,
@@ -76,15 +48,14 @@ def write_results(
 ) -> Results | None:
     """Write the result of a run to an HDF5 file.
 
-    **Collective.** With a timeline each process writes its own shard, ``PATH.shards/<process>.h5``;
-    move the file and the folder together. All files appear when all are complete; an error on any
-    process leaves nothing behind and is raised on all.
+    **Collective.** Process 0 writes one file; with a timeline the others send it their rows. The
+    file appears when it is complete; an error leaves nothing behind and is raised on all.
 
     Parameters
     ----------
     run : Run
     path : str or Path
-        In a folder that all processes see.
+        In a folder that process 0 sees.
     comm : mpi4py.MPI.Intracomm
         The processes that simulated.
     timeline : bool
@@ -102,7 +73,8 @@ def write_results(
     Raises
     ------
     OutputError
-        If it cannot be written.
+        If it cannot be written, or if there is a file of that name, be it one that another program
+        made in the meantime, which is not to be replaced.
     InputError
         If an attribute has a name that the file needs itself.
 
@@ -119,96 +91,25 @@ def write_results(
         run, comm=comm, experiment=experiment, seed=seed, attributes=attributes, network=network,
         step=step,
     )  # fmt: skip
-    with _staging(path, comm, overwrite) as (stage, publish):
-        rows = None
-        names: tuple[str, ...] = ()
-        if timeline:
-            names, numbers = shared_names(run.program, comm)
-            with agreed(comm), _called(path, stage):
-                if not stage.is_dir():
-                    raise DestinationError(
-                        f"{path}: process {comm.rank} does not see the folder that process 0 made; "
-                        "name a file on a shared file system"
-                    )
-                _write_shard(run, stage / "shards" / f"{comm.rank:04d}.h5", numbers)
-            count = sum(map(len, _simulated_tables(run)))
-            rows = gathered(np.array([[count]], np.int64), comm)
-        with agreed(comm), _called(path, stage):
-            if results is not None:
-                with created(stage / "main.h5", layout.FORMAT, layout.VERSION) as file:
-                    _write_main(results, file)
-                    if rows is not None:
-                        shards = f"{check_output(path, overwrite=True).name}.shards"
-                        _join_shards(results, run.program, file, shards, rows[:, 0], names)
-                publish()
-    return results
-
-
-# --- all or nothing ------------------------------------------------------------------------------
-
-
-def shard_folder(target: Path) -> Path:
-    """The folder of the shards of a results file."""
-    return target.with_name(target.name + ".shards")
-
-
-@contextlib.contextmanager
-def _staging(
-    path: str | Path, comm: Intracomm, overwrite: bool
-) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Make a hidden folder beside `path` for all processes. **Collective** at its beginning.
-
-    Yields the folder and a function that process 0 calls to give the files in it their names. The
-    folder is gone at the end, whatever happened.
-    """
-    stage = target = Path()
     with agreed(comm):
-        if comm.rank == 0:
-            target = check_results_output(path, overwrite=overwrite)
-            stage = hidden_name(target)
-            with reported(path):
-                (stage / "shards").mkdir(parents=True)
-    if comm.size > 1:
-        stage = Path(comm.bcast(os.fspath(stage), root=0))
-    try:
-        yield stage, lambda: _publish(stage, target, path)
-    finally:
-        if comm.rank == 0:
-            shutil.rmtree(stage, ignore_errors=True)
-
-
-def _publish(stage: Path, target: Path, path: str | Path) -> None:
-    """Give a complete result its names; put back what was there if that fails half-way."""
-    folder = shard_folder(target)
-    moved = []  # (from, to), to be undone in reverse
-
-    def move(source: Path, goal: Path) -> None:
-        os.rename(source, goal)
-        moved.append((source, goal))
-
-    with reported(path):
-        try:
-            if folder.exists():
-                move(folder, stage / "old shards")  # deleted with the stage
-            if any((stage / "shards").iterdir()):
-                move(stage / "shards", folder)
-            os.replace(stage / "main.h5", target)
-        except BaseException:
-            for source, goal in reversed(moved):
-                with contextlib.suppress(OSError):
-                    os.rename(goal, source)
-            raise
-
-
-@contextlib.contextmanager
-def _called(path: str | Path, stage: Path) -> Iterator[None]:
-    """Say the name the user gave, in errors about a file of the stage."""
-    try:
-        yield
-    except OutputError as error:
-        raise type(error)(
-            re.sub(re.escape(str(stage)) + r"[^:]*", str(path), str(error))
-        ) from error
+        if results is not None:
+            check_output(path, overwrite=overwrite)
+    names, numbers = shared_names(run.program, comm) if timeline else ((), np.zeros(0, np.int64))
+    # Complete in memory before a byte is written: all errors from here on are about the file.
+    with ExitStack() as stack:
+        file = image = None
+        if results is not None:
+            file, image = stack.enter_context(built(layout.FORMAT, layout.VERSION))
+            _write_main(results, file)
+        if timeline:
+            write_timeline(run, results, file, names, numbers, comm)
+        if file is not None:
+            file.close()
+        with progress(comm, f"writing {path}"), agreed(comm):
+            if image is not None:
+                with staged(path, overwrite=overwrite) as target:
+                    target.write(image.getbuffer())
+    return results
 
 
 # --- the main file -------------------------------------------------------------------------------
@@ -286,11 +187,11 @@ def _write_summary(results: Results, group: Group) -> None:
 def _write_table(
     group: Group, columns: Mapping[str, NDArray[Any]], described: layout.Layout
 ) -> None:
-    for name, (dtype, units) in described.items():
-        if dtype is object:
+    for name, (stored, units) in described.items():
+        if stored is object:
             write_texts(group, name, columns[name].tolist())
         else:
-            write_column(group, name, np.asarray(columns[name], dtype), units)
+            write_column(group, name, columns[name], units, stored=stored)
 
 
 def _storable(value: Any) -> Any:
@@ -305,102 +206,3 @@ def _storable(value: Any) -> Any:
         texts = [_storable(str(each)) for each in value]
         return np.array(texts, h5py.string_dtype("utf-8")) if texts else h5py.Empty("S1")
     return value if isinstance(value, int | float | np.generic) else _storable(str(value))
-
-
-# --- the timeline --------------------------------------------------------------------------------
-
-
-def _simulated_tables(run: Run) -> list[Table]:
-    """The tables of the ranks simulated here."""
-    return [run.program.table_of(rank) for rank in run.hosted[run.simulated].tolist()]
-
-
-def _write_shard(run: Run, path: Path, numbers: NDArray[np.int64]) -> None:
-    """Write the rows of the ranks simulated here, rank after rank. No ranks, no file."""
-    lengths = np.array([len(table) for table in _simulated_tables(run)], np.int64)
-    ends = np.cumsum(lengths)
-    total = int(lengths.sum())
-    if not total:
-        return
-    with created(path, layout.SHARD_FORMAT, layout.VERSION) as file:
-        file.attrs["digest"] = run.digest
-        columns = {
-            name: create_column(file, name, total, dtype, units)
-            for name, (dtype, units) in layout.TIMELINE.items()
-        }
-        # A few ranks at a time: enough rows for whole chunks, and few enough for any memory.
-        block = (ends - 1) // CHUNK
-        at = 0
-        for ranks in np.split(run.simulated, np.flatnonzero(np.diff(block)) + 1):
-            parts = [_timeline_of(run, i, numbers) for i in ranks.tolist()]
-            n = sum(len(part["begin"]) for part in parts)
-            for name, column in columns.items():
-                column[at : at + n] = np.concatenate([part[name] for part in parts])
-            at += n
-
-
-def _timeline_of(run: Run, i: int, numbers: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """The columns of the timeline of the i-th rank hosted here."""
-    rank, rows = int(run.hosted[i]), run.rows(i)
-    table = run.program.table_of(rank)
-    bound = np.append(run.program.slots_of(rank), -1)  # slot -1 reads the -1 at the end
-    own: dict[str, NDArray[Any]] = {
-        "begin": rows.begin,
-        "end": rows.end,
-        "wire": rows.wire,
-        "binding": rows.binding,
-        "name": numbers[table.name],
-        "communicator": bound[table.slot],
-    }
-    return {name: own[name] if name in own else getattr(table, name) for name in layout.TIMELINE}
-
-
-def _join_shards(
-    results: Results,
-    program: Program,
-    file: File,
-    folder: str,
-    rows: NDArray[np.int64],
-    names: tuple[str, ...],
-) -> None:
-    """Join the shards to one dataset a column, and say where each rank's rows are in it."""
-    import h5py
-
-    timeline = file.create_group("timeline")
-    write_texts(timeline, "names", names)
-    present = np.flatnonzero(rows)
-    shards = timeline.create_group("shards")
-    write_texts(shards, "file", [f"{folder}/{process:04d}.h5" for process in present])
-    write_column(shards, "rows", rows[present])
-
-    # A process writes its representatives in ascending order.
-    few = results.classes["representative"]
-    process, lengths = results.ranks["process"][few], results.ranks["rows"][few]
-    order = np.argsort(process, kind="stable")
-    offset = np.zeros(len(process), np.int64)
-    offset[order] = np.cumsum(lengths[order]) - lengths[order]
-    offset = offset[results.ranks["class"]]
-    write_column(timeline, "rank_offset", offset, about="first row of each rank in the columns")
-    write_column(timeline, "rank_rows", results.ranks["rows"], about="number of rows of each rank")
-    write_column(timeline, "rank_slot_index", program.slot_index, about="index of rank_slots")
-    write_column(
-        timeline, "rank_slots", program.slots, about="communicator of each slot of each rank"
-    )
-
-    total = int(rows.sum())
-    for name, (dtype, units) in layout.TIMELINE.items():
-        if total:
-            joined = h5py.VirtualLayout((total,), dtype)
-            at = 0
-            for number in present.tolist():
-                # HDF5 reads % in these names as the start of a pattern.
-                source = f"{folder}/{number:04d}.h5".replace("%", "%%")
-                count = int(rows[number])
-                joined[at : at + count] = h5py.VirtualSource(source, name, (count,), dtype)
-                at += count
-            dataset = timeline.create_virtual_dataset(name, joined)
-        else:
-            dataset = timeline.create_dataset(name, (0,), dtype)
-        dataset.attrs["column"] = True
-        if units is not None:
-            dataset.attrs["units"] = units

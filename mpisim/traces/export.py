@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DestinationError, InputError
-from ..files import hidden_name, reported
+from ..files import hidden_name, named, reported
 from ..parallel import agreed
 from ..program import Program
 from .export_arguments import Event, Group, RankRun
@@ -92,6 +92,7 @@ def export_kineto(
         if comm is None or comm.rank == 0:
             _prepare(folder, overwrite)
     hidden: dict[Path, Path] = {}
+    new: list[Path] = []
     try:
         with _agreed(comm):
             for i, index in enumerate(run.hosted.tolist()):
@@ -103,9 +104,10 @@ def export_kineto(
         with _agreed(comm):
             for target, written in hidden.items():
                 with reported(target):
-                    written.replace(target)
+                    named(written, target, target, overwrite=overwrite)
+                    new.append(target)
     except BaseException:
-        for written in hidden.values():
+        for written in (*hidden.values(), *([] if overwrite else new)):
             with contextlib.suppress(OSError):
                 written.unlink(missing_ok=True)
         raise

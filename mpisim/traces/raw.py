@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from pathlib import Path
@@ -14,7 +15,7 @@ _HEAD = 1 << 20
 
 
 def open_text(path: Path) -> bytes:
-    """Return the bytes of a file, decompressed if it is gzip.
+    """Return the bytes of a file, decompressed if it is gzip, without a byte order mark.
 
     Raises
     ------
@@ -30,13 +31,14 @@ def open_text(path: Path) -> bytes:
             raw = gzip.decompress(raw)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     if len(raw) < 64 and not raw.strip():
         raise TraceError(f"{path}: the file is empty")
     return raw
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first MiB of a file, decompressed if it is gzip.
+    """Return the first MiB of a file as `open_text` does.
 
     Raises
     ------
@@ -49,8 +51,9 @@ def read_head(path: Path) -> bytes:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     if raw[:2] != b"\x1f\x8b":
-        return raw
+        return raw.removeprefix(codecs.BOM_UTF8)
     try:
-        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+        head = zlib.decompressobj(wbits=31).decompress(raw, _HEAD)
+        return head.removeprefix(codecs.BOM_UTF8)
     except zlib.error as error:
         raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None

@@ -13,9 +13,9 @@ launch what the generator's fused kernels are.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ..kernels.measured import gpu_name
 from ..kernels.operations import Gemm, Kernel
 from ..quantity import PICOSECONDS
 from ..schema import build
+from ..tables import Cells, read_table
 from ..workloads import lay_out
 from ..workloads.operators import Compute, Operator
 from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
@@ -55,11 +56,10 @@ allocator's cache is emptied before the forward pass, and the arithmetic alone m
 
 def is_whole_models(path: str | Path) -> bool:
     """Whether a file is a table of whole models; one that cannot be read is not."""
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            return set(COLUMNS) <= set(next(csv.reader(file), []))
-    except (OSError, UnicodeDecodeError):
-        return False
+    headings: list[str] = []
+    with suppress(InputError):
+        read_table(path, headings.extend)
+    return set(COLUMNS) <= set(headings)
 
 
 def validate_whole_models(
@@ -90,26 +90,24 @@ def validate_whole_models(
     wanted = {gpu_name(each) for each in gpus}
     models: dict[str, KernelModel] = {}
     for path in paths:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                try:
-                    gpu = gpu_name(row["gpu"])
-                    if wanted and gpu not in wanted:
-                        continue
-                    reason = _unfit(row)
-                    if reason:
-                        found.skipped[reason] += 1
-                        continue
-                    if gpu not in models:
-                        models[gpu] = make(gpu)
-                    found.cases.append(_case(row, gpu, models[gpu]))
-                except (ValueError, KeyError, InputError) as error:
-                    raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+        for line, row in read_table(path).rows:
+            try:
+                gpu = gpu_name(row["gpu"])
+                if wanted and gpu not in wanted:
+                    continue
+                reason = _unfit(row)
+                if reason:
+                    found.skipped[reason] += 1
+                    continue
+                if gpu not in models:
+                    models[gpu] = make(gpu)
+                found.cases.append(_case(row, gpu, models[gpu]))
+            except (ValueError, InputError) as error:
+                raise InputError(f"{path}, line {line}: {error}") from error
     return found
 
 
-def _unfit(row: Mapping[str, str]) -> str:
+def _unfit(row: Cells) -> str:
     """Say why a row cannot be predicted; nothing if it can."""
     if row["model"] not in MODELS:
         return f"no generator for {row['model']}"
@@ -118,10 +116,10 @@ def _unfit(row: Mapping[str, str]) -> str:
     return ""
 
 
-def _case(row: Mapping[str, str], gpu: str, kernels: KernelModel) -> Case:
+def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     training = row["mode"] == "train"
     fused = row["option"] == "fusion"
-    passes = steps(row["model"], int(row["batch"]), int(row["seq_len"]), training, fused)
+    passes = steps(row["model"], row.whole("batch"), row.whole("seq_len"), training, fused)
     forward, backward = (_time(each, kernels) for each in passes)
     predicted = forward.seconds + (backward.seconds if training else 0.0)
     effects: dict[str, float] = {}
@@ -130,8 +128,8 @@ def _case(row: Mapping[str, str], gpu: str, kernels: KernelModel) -> Case:
             effects[name] = effects.get(name, 0.0) + seconds
     numbers = kernels.numbers
     error = math.hypot(*(s / predicted * numbers[name].error for name, s in effects.items()))
-    measured = float(row["e2e_ms"]) * 1e-3
-    heavy = training and float(row["fwd_ms"]) > HEAVY_ALLOCATION * float(row["bwd_ms"])
+    measured = row.number("e2e_ms") * 1e-3
+    heavy = training and row.number("fwd_ms") > HEAVY_ALLOCATION * row.number("bwd_ms")
     columns = {
         "gpu": gpu,
         "model": row["model"],

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mpisim.data import text
 from mpisim.errors import InputError
-from mpisim.files import reason
+from mpisim.files import read_text
 from mpisim.schema import Limits, build, parse
 
 __all__ = [
@@ -179,13 +179,7 @@ class Calibration:
         InputError
             If it cannot be read or is not as it must be.
         """
-        try:
-            contents = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-        return cls.parse(contents, str(path))
+        return cls.parse(read_text(path), str(path))
 
     @classmethod
     def parse(cls, contents: str, source: str) -> Calibration:

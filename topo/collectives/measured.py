@@ -20,15 +20,15 @@ Grades are found in a file of grades among those given, or beside a table that h
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mpisim.errors import InputError, UsageError, nearest
-from mpisim.files import reason
+from mpisim.files import read_text
+from mpisim.tables import Cells, parse_table, read_table
 
 from . import tables
 from .measurement import Measurement
@@ -75,7 +75,7 @@ def read(
     folders: list[Path] = []
     outputs = False
     for path in map(Path, paths):
-        contents = _contents(path)
+        contents = read_text(path)
         if is_json(contents) or is_output(contents):
             outputs = True
             runs = (read_json if is_json(contents) else read_output)(contents, str(path))
@@ -85,12 +85,13 @@ def read(
                 else:
                     found.append(row)
             continue
-        header, rows = _table(path, contents)
-        if set(tables.GRADES) <= set(header):
+        check = partial(_form, path)
+        header, rows = parse_table(contents, path, check)
+        form = check(header)
+        if form is None:
             graded = True
             grades |= dict(_grade(path, line, cells) for line, cells in rows)
             continue
-        form = _form(path, header)
         folders.append(path.parent)
         for line, cells in rows:
             each = _read_row(form, path, line, cells)
@@ -106,13 +107,16 @@ def read(
     if not graded:
         for beside in dict.fromkeys(folder / INDEX for folder in folders):
             if beside.is_file():
-                rows = _table(beside, _contents(beside))[1]
+                rows = read_table(beside).rows
                 grades |= dict(_grade(beside, line, cells) for line, cells in rows)
     graded_rows = [replace(each, grade=grades.get(each.curve, each.grade)) for each in found]
     return graded_rows, skipped
 
 
-def _form(path: Path, header: Sequence[str]) -> tables.Form:
+def _form(path: Path, header: Sequence[str]) -> tables.Form | None:
+    """Return the kind of a table by its headings; None for a file of grades."""
+    if set(tables.GRADES) <= set(header):
+        return None
     for form in tables.FORMS:
         if set(form.columns) <= set(header):
             return form
@@ -129,13 +133,14 @@ def _form(path: Path, header: Sequence[str]) -> tables.Form:
 
 
 def _read_row(
-    form: tables.Form, path: Path, line: int, row: Mapping[str, str]
+    form: tables.Form, path: Path, line: int, row: Cells
 ) -> Measurement | str:
     try:
         each = form.row(row, path.name, line)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        why = f"no {error} here" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path}, line {line}: {why}") from error
+    except KeyError as error:  # a column that this form reads where there is one
+        raise InputError(f"{path}, line {line}: there is no column {error}") from error
+    except ValueError as error:
+        raise InputError(f"{path}, line {line}: {error}") from error
     if isinstance(each, Measurement):
         for what, value in (("time", each.seconds), ("size", each.bytes)):
             if not 0 < value < float("inf"):
@@ -147,34 +152,13 @@ def _read_row(
     return each
 
 
-def _grade(path: Path, line: int, row: Mapping[str, str]) -> tuple[str, str]:
+def _grade(path: Path, line: int, row: Cells) -> tuple[str, str]:
     try:
-        grade = row["grade"].strip().upper()
+        grade = row["grade"].upper()
         if grade not in ("A", "B", "C"):
-            raise ValueError(f"grade {row['grade']!r}; allowed: A, B, C")
+            raise row.error("grade", "A, B or C")
         return tables.curve(row), grade
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise InputError(f"{path}, line {line}: there is no column {error}") from error
+    except ValueError as error:
         raise InputError(f"{path}, line {line}: {error}") from error
-
-
-def _contents(path: Path) -> str:
-    """Return the text of a file."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-
-
-def _table(path: Path, contents: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
-    """Return the header, and each row as a mapping with its line number."""
-    try:
-        reader = csv.DictReader(io.StringIO(contents, newline=""))
-        header = list(reader.fieldnames or ())
-        if not header:
-            raise InputError(f"{path}: the file is empty")
-        rows = [(reader.line_num, row) for row in reader]
-    except csv.Error as error:
-        raise InputError(f"{path}: not a CSV file: {error}") from error
-    return header, iter(rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mpisim.program import Operation
+from mpisim.tables import Cells
 
 from .deepep import NIC_ALONE
 from .measurement import Measurement
@@ -33,8 +34,6 @@ OPERATIONS = {
     "send_recv": Operation.SEND_RECV,
 }
 
-Row = Mapping[str, str]
-
 
 class Form(NamedTuple):
     """A kind of file: who publishes it, the columns it is known by, and how a row is read.
@@ -44,23 +43,23 @@ class Form(NamedTuple):
 
     publisher: str
     columns: tuple[str, ...]
-    row: Callable[[Row, str, int], Measurement | str]
+    row: Callable[[Cells, str, int], Measurement | str]
 
 
-def curve(row: Row) -> str:
+def curve(row: Cells) -> str:
     """Return the identity of a curve of nccl-tests' from a row of it, or of the file of grades."""
     notes = "" if row["notes"].startswith("median of") else row["notes"].strip()
     source = row["source"].split("#")[0]
-    group = f"{int(row['num_gpus'])} GPUs on {int(row['num_nodes'])} nodes"
+    group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
     return " | ".join(
         (row["op"], row["gpu"], group, row["dtype"], row["nccl_version"], source, notes)
     )
 
 
-def _setup(row: Row, settings: tuple[tuple[str, str], ...]) -> str:
+def _setup(row: Cells, settings: tuple[tuple[str, str], ...]) -> str:
     """Return what repeated runs of nccl-tests have in common."""
     version = re.search(r"\d+\.\d+(\.\d+)?", row["nccl_version"])
-    group = f"{int(row['num_gpus'])} GPUs on {int(row['num_nodes'])} nodes"
+    group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
     return " | ".join(
         (
             row["op"], group, row["dtype"], version.group() if version else "",
@@ -81,15 +80,15 @@ def _settings(notes: str) -> tuple[tuple[str, str], ...]:
     return tuple(re.findall(r"\b(NCCL_ALGO|NCCL_PROTO)=(\w+)", notes))
 
 
-def _nccl_tests(row: Row, file: str, line: int) -> Measurement | str:
+def _nccl_tests(row: Cells, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
-    seconds = float(row["out_of_place_time_us"]) * 1e-6
-    gpus, size = int(row["num_gpus"]), int(row["size_bytes"])
+    seconds = row.number("out_of_place_time_us") * 1e-6
+    gpus, size = row.whole("num_gpus"), row.whole("size_bytes")
     # Of all operations nccl-tests' algorithm bandwidth is that of the full buffer (its
     # doc/PERFORMANCE.md); where a table's size is what one rank gives, that bandwidth tells.
-    bandwidth = float(row["algbw_GBps"] or 0) * 1e9
+    bandwidth = (row.number("algbw_GBps") if row["algbw_GBps"] else 0.0) * 1e9
     if bandwidth > 1e9 and abs(bandwidth * seconds / (size * gpus) - 1) < 0.1 and gpus > 1:
         size *= gpus
     settings = _settings(row["notes"])
@@ -98,7 +97,7 @@ def _nccl_tests(row: Row, file: str, line: int) -> Measurement | str:
         bytes=size,
         seconds=seconds,
         gpus=gpus,
-        nodes=int(row["num_nodes"]),
+        nodes=row.whole("num_nodes"),
         gpu=row["gpu"],
         inside=row["intra_link"],
         across=row["inter_link"],
@@ -114,16 +113,16 @@ def _nccl_tests(row: Row, file: str, line: int) -> Measurement | str:
     )
 
 
-def _vidur(row: Row, file: str, line: int) -> Measurement | str:
+def _vidur(row: Cells, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
-    gpus, nodes = int(row["num_gpus"]), int(row["num_nodes"])
+    gpus, nodes = row.whole("num_gpus"), row.whole("num_nodes")
     name = f"Vidur {row['network']}"
     return Measurement(
         operation=operation,
-        bytes=int(row["size_bytes"]),
-        seconds=float(row["median_us"]) * 1e-6,
+        bytes=row.whole("size_bytes"),
+        seconds=row.number("median_us") * 1e-6,
         gpus=gpus,
         nodes=nodes,
         gpu=row["gpu"],
@@ -137,12 +136,12 @@ def _vidur(row: Row, file: str, line: int) -> Measurement | str:
     )
 
 
-def _vtrain(row: Row, file: str, line: int) -> Measurement | str:
-    gpus = int(row["num_gpus"])
+def _vtrain(row: Cells, file: str, line: int) -> Measurement | str:
+    gpus = row.whole("num_gpus")
     return Measurement(
         operation=Operation.ALL_REDUCE,
-        bytes=int(row["size_bytes"]),
-        seconds=float(row["time_us"]) * 1e-6,
+        bytes=row.whole("size_bytes"),
+        seconds=row.number("time_us") * 1e-6,
         gpus=gpus,
         nodes=1,
         gpu=row["gpu"],
@@ -155,12 +154,12 @@ def _vtrain(row: Row, file: str, line: int) -> Measurement | str:
     )
 
 
-def _alps(row: Row, file: str, line: int) -> Measurement | str:
-    gpus, nodes = int(row["num_gpus"]), int(row["num_nodes"])
+def _alps(row: Cells, file: str, line: int) -> Measurement | str:
+    gpus, nodes = row.whole("num_gpus"), row.whole("num_nodes")
     return Measurement(
         operation=Operation.ALL_REDUCE,
-        bytes=int(row["size_bytes"]),
-        seconds=float(row["time_us_median"]) * 1e-6,
+        bytes=row.whole("size_bytes"),
+        seconds=row.number("time_us_median") * 1e-6,
         gpus=gpus,
         nodes=nodes,
         gpu=row["gpu"],
@@ -174,17 +173,17 @@ def _alps(row: Row, file: str, line: int) -> Measurement | str:
     )
 
 
-def _aicb(row: Row, file: str, line: int) -> Measurement | str:
+def _aicb(row: Cells, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
     if not row["group_size_field"].isdigit():
         return "the size of the group is not stated"
-    gpus = int(row["group_size_field"])
+    gpus = row.whole("group_size_field")
     return Measurement(
         operation=operation,
-        bytes=int(row["msg_bytes"]),
-        seconds=float(row["median_ms"]) * 1e-3,
+        bytes=row.whole("msg_bytes"),
+        seconds=row.number("median_ms") * 1e-3,
         gpus=gpus,
         nodes=1,
         gpu="A100",
@@ -206,8 +205,8 @@ NODE = 8
 """GPUs of a node in DeepEP's published runs."""
 
 
-def _deepep(row: Row, file: str, line: int) -> Measurement | str:
-    kernel, gpus = row["kernel"], int(row["ep_size"])
+def _deepep(row: Cells, file: str, line: int) -> Measurement | str:
+    kernel, gpus = row["kernel"], row.whole("ep_size")
     nodes = max(1, gpus // NODE)
     low = kernel == "low_latency"
     # Tokens travel out in fp8 with a 4-byte scale for every 128 values, and back in bf16.
@@ -217,14 +216,14 @@ def _deepep(row: Row, file: str, line: int) -> Measurement | str:
     copies = EXPERTS if low or nodes == 1 else min(GROUPS, nodes)
     size = (128 if low else 4096) * copies * width
     if low:
-        seconds = float(row["latency_us"]) * 1e-6
+        seconds = row.number("latency_us") * 1e-6
     else:
         counted: float = size
         if row["version"] == "2025-02" and nodes > 1:
             # The first release counted what leaves the node; later ones, by their own words or by
             # exceeding the NIC's rate, all copies.
             counted = size * (1 - 1 / nodes)
-        seconds = counted / (float(row["bandwidth_GBps"]) * 1e9)
+        seconds = counted / (row.number("bandwidth_GBps") * 1e9)
     return Measurement(
         operation=Operation.ALL_TO_ALL,
         bytes=size,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError, nearest
-from ...files import reason
+from ...tables import Cells, read_table
 
 __all__ = ["COLUMNS", "Row", "read"]
 
@@ -89,20 +88,8 @@ def read(path: str | Path) -> list[Row]:
         If it cannot be read, a column is missing, or a value is not what its column holds; the
         message names file, line and column.
     """
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            reader = csv.reader(file, strict=True)
-            headings = next(reader, [])
-            _check_headings(headings, path)
-            rows = [_row(headings, cells, f"{path}:{reader.line_num}") for cells in reader if cells]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: not a table in CSV: {error}") from error
-    except (OSError, ValueError) as error:  # a name with a null character
-        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    if not rows:
-        raise InputError(f"{path}: has headings, but no rows")
+    _, table = read_table(path, lambda headings: _check_headings(headings, path))
+    rows = [_row(cells, f"{path}:{line}") for line, cells in table]
     known: dict[str, str] = {}
     for row in rows:
         if row.id in known:
@@ -117,15 +104,10 @@ def _check_headings(headings: list[str], path: str | Path) -> None:
             near = nearest(name, headings)
             needed = ", ".join(COLUMNS)
             raise InputError(f"{path}: there is no column {name!r}{near}; it needs {needed}")
-    for name in headings:
-        if headings.count(name) > 1:
-            raise InputError(f"{path}: column {name!r} is there twice")
 
 
-def _row(headings: list[str], cells: list[str], where: str) -> Row:
-    if len(cells) != len(headings):
-        raise InputError(f"{where}: has {len(cells)} cells under {len(headings)} headings")
-    texts = {name: cell.strip() for name, cell in zip(headings, cells, strict=True)}
+def _row(cells: Cells, where: str) -> Row:
+    texts = dict(cells)
     for name in ("id", "model", "gpu", "num_gpus"):
         if not texts[name]:
             raise InputError(f"{where}: column {name!r} is blank; every row needs it")

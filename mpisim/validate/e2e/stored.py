@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...files import reason
+from ...files import read_text
 from .clusters import nameless
 from .experiments import Mapped
 from .predict import Outcome
@@ -58,9 +58,9 @@ def stored(path: str | Path) -> dict[str, Outcome]:
         fitted to steps.
     """
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON: {reason(error)}") from error
+        table = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from error
     try:
         cases = [case["outcome"] for case in table["cases"]]
         return {str(case["experiment"]): _outcome(case) for case in cases}

@@ -1,0 +1,73 @@
+"""A word to whoever starts more processes than help."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ..parallel import watched
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["advise"]
+
+SHORT = 1.0
+"""Seconds of work, of all processes together, that more of them hardly shorten: starting one and
+making the program ready takes most of a second of CPU time in each."""
+
+
+def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
+    """Say in one line if fewer processes would have been as fast. **Collective.**
+
+    Only to a person: nothing is written unless standard error is a terminal (see
+    `mpisim.parallel.progress`).
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    seconds : float
+        Wall-clock time of the work that processes share, on process 0.
+    parts : int
+        Into how many it can be divided.
+    of : str
+        What the parts are.
+    """
+    if comm.size == 1:
+        return
+    cores = _cores(comm)
+    if comm.rank == 0 and watched():
+        said = advice(comm.size, cores, seconds, parts, of)
+        if said:
+            print(f"mpisim: note: {said}", file=sys.stderr)
+
+
+def advice(processes: int, cores: int, seconds: float, parts: int, of: str) -> str:
+    """Say if fewer processes would have been as fast, or nothing.
+
+    Parameters
+    ----------
+    processes : int
+    cores : int
+        That they may run on, of all machines.
+    seconds, parts, of
+        See `advise`.
+    """
+    if processes > cores:
+        return f"{processes} processes take turns on {cores} cores; {cores} or fewer are faster"
+    if processes > parts:
+        return f"{processes} processes share {parts} {of}; more processes than that do not help"
+    if seconds * processes < SHORT:
+        return (
+            f"the work that {processes} processes share took {seconds:.1f} s; one process is as "
+            "fast (docs/scale.md)"
+        )
+    return ""
+
+
+def _cores(comm: Intracomm) -> int:
+    """Return how many cores the processes may run on, of all machines. **Collective.**"""
+    # One that is bound to a core sees that one alone: what all of a machine see counts.
+    found = comm.allgather((os.uname().nodename, os.sched_getaffinity(0)))
+    return len({(name, core) for name, cores in found for core in cores})
