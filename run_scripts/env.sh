@@ -10,10 +10,15 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${OMPI_ALLOW_RUN_AS_ROOT_CONFIRM:-1}"
 export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}"
 
 # On one machine, shared memory is the fastest transport, and naming it spares Open MPI the probing
-# of network cards at start-up. In a batch job the site's own choice stands.
+# of network cards at start-up; TCP is for processes that do not see each other's memory. In a batch
+# job the site's own choice stands: what a shell on the login node set here, and the job inherited,
+# is taken back.
 if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-}${FLUX_URI:-}" ]; then
-    export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
-    export OMPI_MCA_btl="${OMPI_MCA_btl:-self,sm}"
+    if [ -z "${OMPI_MCA_pml:-}${OMPI_MCA_btl:-}" ]; then
+        export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm,tcp MPISIM_ONE_MACHINE=1
+    fi
+elif [ -n "${MPISIM_ONE_MACHINE:-}" ]; then
+    unset OMPI_MCA_pml OMPI_MCA_btl MPISIM_ONE_MACHINE
 fi
 
 # One-sided communication is not used; its UCX component warns where there is no such network.

@@ -41,6 +41,9 @@ SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
+TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_btl", "FI_PROVIDER", "UCX_TLS")
+"""What decides how processes reach each other, in Open MPI, MPICH and UCX."""
+
 PATIENCE = 10.0
 """Seconds a failed rank waits for the others to fail too, before it ends them."""
 
@@ -83,10 +86,20 @@ def world() -> Intracomm:
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
         raise UsageError(
             f"the launcher started {started} processes but MPI sees only one: mpi4py uses "
-            f"{library}, and the launcher belongs to another MPI; use the mpirun of that library, "
-            "or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall mpi4py"
+            f"{library}, and the launcher belongs to another MPI; use the mpirun of that library "
+            "(under Slurm: mpirun, or srun --mpi=pmix), or rebuild mpi4py with: pip install "
+            "--no-binary mpi4py --force-reinstall mpi4py"
         )
-    return MPI.COMM_WORLD.Dup()
+    try:
+        return MPI.COMM_WORLD.Dup()
+    except MPI.Exception as error:  # no process can be told of it
+        _print(
+            f"mpisim: error: process {MPI.COMM_WORLD.rank} cannot reach the others "
+            f"({error.Get_error_string()}); transports: "
+            + ", ".join(f"{key}={os.environ.get(key, 'unset')}" for key in TRANSPORT_VARIABLES)
+        )
+        MPI.COMM_WORLD.Abort(1)
+        raise
 
 
 def fail(message: str, code: int) -> int:
