@@ -12,13 +12,17 @@ export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_p
 export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe:-1}"
 
 # On one machine, shared memory is the fastest transport, and naming it spares Open MPI the probing
-# of network cards at start-up: "vader", which Open MPI 5 calls "sm" and knows by both names. In a
-# batch job the site's own choice stands. Containers often forbid to read another process's memory,
-# which Open MPI 4 tries and then complains about for each process.
+# of network cards at start-up: "vader", which Open MPI 5 calls "sm" and knows by both names; TCP is for
+# processes that do not see each other's memory. Containers often forbid to read another process's
+# memory, which Open MPI 4 tries and then complains about for each process. In a batch job the site's
+# own choice stands: what a shell on the login node set here, and the job inherited, is taken back.
 if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-}${FLUX_URI:-}" ]; then
-    export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}"
-    export OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
+    if [ -z "${OMPI_MCA_pml:-}${OMPI_MCA_btl:-}" ]; then
+        export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp MPISIM_ONE_MACHINE=1
+    fi
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
+elif [ -n "${MPISIM_ONE_MACHINE:-}" ]; then
+    unset OMPI_MCA_pml OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism MPISIM_ONE_MACHINE
 fi
 
 # One-sided communication is not used; its UCX component warns where there is no such network.

@@ -18,6 +18,7 @@ part() {
     "$@" || failed+=("$title")
 }
 
+bash run_scripts/get_slurm.sh
 part "lint" ruff check .
 part "types" bash run_scripts/typecheck.sh
 part "tests, one process" pytest "$@"

@@ -49,6 +49,9 @@ SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
+TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_btl", "FI_PROVIDER", "UCX_TLS")
+"""What decides how processes reach each other, in Open MPI, MPICH and UCX."""
+
 PATIENCE = 1.0
 """Seconds a failed process waits for the others to come to an end too, before it ends them."""
 
@@ -102,10 +105,21 @@ def world() -> Intracomm:
         raise UsageError(
             f"the launcher started {started} processes but MPI sees only one: mpi4py uses "
             f"{library_name()}, and the launcher belongs to another MPI; use the mpirun of that "
-            "library, or rebuild mpi4py with: pip install --no-binary mpi4py --force-reinstall "
-            "mpi4py"
+            "library (under Slurm: mpirun, or srun --mpi=pmix), or rebuild mpi4py with: pip "
+            "install --no-binary mpi4py --force-reinstall mpi4py"
         )
-    comm = MPI.COMM_WORLD.Dup()
+    try:
+        comm = MPI.COMM_WORLD.Dup()
+    except MPI.Exception as error:  # no process can be told of it
+        transports = (f"{key}={os.environ.get(key, 'unset')}" for key in TRANSPORT_VARIABLES)
+        _print(
+            said(
+                f"process {MPI.COMM_WORLD.rank} cannot reach the others "
+                f"({error.Get_error_string()}); transports: {', '.join(transports)}"
+            )
+        )
+        MPI.COMM_WORLD.Abort(1)
+        raise
     check_library(comm)
     return comm
 
