@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -23,6 +23,7 @@ __all__ = [
     "check_options",
     "check_outputs",
     "deliver",
+    "page_of",
 ]
 
 OUTPUTS = (
@@ -123,6 +124,29 @@ def check_json(args: argparse.Namespace) -> None:
         from ..files import check_output
 
         check_output(args.json, overwrite=True, device=True)
+
+
+def page_of(path: str) -> str:
+    """Return the page that figures are to be written into; empty if there is none yet. Local.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    OutputError
+        If it cannot be written.
+    """
+    from ..files import check_output, reason
+
+    check_output(path, overwrite=True)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def deliver(

@@ -75,17 +75,18 @@ def run(args: argparse.Namespace) -> int:
 
     comm = world()
     changes = [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
-    found: tuple[str, Experiment] | None = None
+    read: tuple[str, Experiment] | None = None
     with agreed(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
-            found = load(args.file, changes)
+            read = load(args.file, changes)
             check_json(args)
             if args.save_program is not None:
                 check_output(args.save_program, overwrite=args.overwrite)
-    text, experiment = comm.bcast(found, root=0)
+    text, experiment = comm.bcast(read, root=0)
 
     from ..prediction.case import prepare
+    from ..prediction.published import of_results
     from ..program import save
     from ..simulate import simulate
 
@@ -97,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
         case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
         text=text, fold=args.fold, seeds=args.seeds, progress=True,
     )  # fmt: skip
-    report = deliver(results, args, comm)
+    found = [] if results is None else of_results(experiment, results)
+    extra = {"published": [each.as_json() for each in found]}
+    report = deliver(results, args, comm, extra)
     if comm.rank == 0:
         print(report)
     return 0

@@ -22,6 +22,7 @@ from .experiment import (
 from .models import FAMILIES, Model
 from .overlap import OverlapChoice
 from .plan import Plan
+from .published import Published
 from .variation import VariationChoice
 
 __all__ = ["DEFAULT", "assigned", "defaulted", "load", "read"]
@@ -43,10 +44,14 @@ TABLES: dict[str, Any] = {
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""
 
+FOUND = "published"
+"""The table of what was found of the run, which chooses nothing."""
+
 VARIABLES = ["network", "nccl"]
 """The table of environment variables, whose values are texts."""
 
 REQUIRED = ("model", "plan", "cluster")
+"""Tables that every file has; where one is changed, nothing is published of the run."""
 
 
 def load(
@@ -118,7 +123,7 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
         Naming the file and the key, what was found and what is allowed.
     """
     table = _changed(parse(text, source), changes)
-    allowed = ("title", "model", *TABLES)
+    allowed = ("title", "model", *TABLES, FOUND)
     for key in table:
         if key not in allowed:
             raise InputError(
@@ -135,9 +140,13 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     parts = {
         key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()
     }
+    published = build(Published, _table(table, FOUND, source), source, FOUND)
+    if any(_key(change)[0] in REQUIRED for change in changes):
+        published = Published()
     return Experiment(
-        model=model, title=title, source=source, defaulted=_defaulted(table), **parts
-    )
+        model=model, title=title, source=source, defaulted=_defaulted(table), published=published,
+        **parts,
+    )  # fmt: skip
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:

@@ -16,6 +16,7 @@ from ..topo import Cluster, find_cluster
 from ..topo.speeds import limit_of_nics
 from .case import Case
 from .error_bar import error_bar
+from .published import compared
 from .step_constants import sort_of
 from .without_effect import AskedNetwork, without_effect
 
@@ -59,9 +60,10 @@ def statements(
         (of the GPUs' dense peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; and what `Overlap.statements` says.
+        bytes; ``published``, where the experiment says what was; and what `Overlap.statements`
+        says.
     """
-    found = error_bar(case, run, overlap=overlap)
+    bar = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS
     work, plan = case.workload, case.experiment.plan
     peak = case.peak / work.layout.grid.world
@@ -70,7 +72,7 @@ def statements(
     rate = f"{samples:,.4g} {case.experiment.model.samples}/s"
     if work.tokens != plan.global_batch:
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
-    return {
+    said = {
         "throughput": (
             f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
             f"{plan.precision} peak"
@@ -79,7 +81,7 @@ def statements(
         "model_flops": float(work.flops),
         "executed_flops": float(work.executed_flops),
         "utilisation": a_gpu / peak,
-        "uncertainty": found.relative,
+        "uncertainty": bar.relative,
         "uncertainty_method": (
             "one standard deviation, first order along the critical path, inputs independent of "
             "each other (error bars and sources: mpisim/data); model error: what steps have shown "
@@ -87,7 +89,7 @@ def statements(
         ),
         "uncertainty_sources": [
             f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
-            for each in found.effects
+            for each in bar.effects
             if each.effect >= WORTH_SAYING
         ],
         "assumptions": [
@@ -112,6 +114,8 @@ def statements(
         "memory_capacity": case.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }
+    found = compared(case.experiment, seconds, {**said, "gpus": work.layout.grid.world})
+    return {**({"published": [str(each) for each in found]} if found else {}), **said}
 
 
 def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
