@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["aligned", "one_line", "shortened"]
+__all__ = ["aligned", "between", "markdown_table", "one_line", "shortened"]
 
 
 def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
@@ -36,3 +36,26 @@ def one_line(text: str) -> str:
     """Put a text on one line; what no terminal shows is escaped."""
     text = " ".join(text.split())
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def markdown_table(cells: Sequence[Sequence[str]]) -> str:
+    """Return cells, the first row the headings, as a table in Markdown."""
+    lines = ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join([lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]])
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """Return a page with a text in place of what stands between two lines.
+
+    They are added at its end where the page lacks them.
+
+    Examples
+    --------
+    >>> between("a < old > b", "<", ">", "new").split()
+    ['a', '<', 'new', '>', 'b']
+    """
+    before, begins, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    if not begins:
+        before, after = page + "\n" * bool(page), "\n"
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"

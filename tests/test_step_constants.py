@@ -30,7 +30,7 @@ def step(experiment: Experiment, constants: StepConstants) -> tuple[int, dict[st
 
 
 EXPERIMENT = dataclasses.replace(
-    load(changes=CHANGES)[1], calibration=CalibrationChoice(framework="theirs")
+    load(changes=CHANGES)[1], calibration=CalibrationChoice(file="ours", framework="theirs")
 )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "check_options",
     "check_outputs",
     "deliver",
+    "page_of",
 ]
 
 OUTPUTS = (
@@ -125,6 +126,22 @@ def check_json(args: argparse.Namespace) -> None:
         from ..files import check_output
 
         check_output(args.json, overwrite=True, device=True)
+
+
+def page_of(path: str) -> str:
+    """Return the page that figures are to be written into; empty if there is none yet. Local.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    OutputError
+        If it cannot be written.
+    """
+    from ..files import check_output, read_text
+
+    check_output(path, overwrite=True)
+    return read_text(path) if Path(path).exists() else ""
 
 
 def deliver(

@@ -84,21 +84,22 @@ def run(args: argparse.Namespace) -> int:
     comm = world()
     changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
     changes += [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
-    found: tuple[str, Experiment | ProgramExperiment] | None = None
+    read: tuple[str, Experiment | ProgramExperiment] | None = None
     with agreed(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
-            found = load_any(args.file, changes)
+            read = load_any(args.file, changes)
             check_json(args)
             if args.output is not None:
                 check_output(args.output, overwrite=args.overwrite)
             if args.save_program is not None:
                 check_output(args.save_program, overwrite=args.overwrite)
-    text, experiment = comm.bcast(found, root=0)
+    text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
         from ..prediction.case import prepare
         from ..prediction.program_case import prepare_program, with_experiment
+        from ..prediction.published import of_results
         from ..program import save
         from ..simulate import simulate
 
@@ -113,7 +114,11 @@ def run(args: argparse.Namespace) -> int:
             case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
             text=text, fold=args.fold, seeds=args.seeds, progress=True,
         )  # fmt: skip
-        report = deliver(results, args, comm)
+        extra: dict[str, Any] = {}
+        if results is not None and isinstance(experiment, Experiment):
+            found = of_results(experiment, results)
+            extra["published"] = [each.as_json() for each in found]
+        report = deliver(results, args, comm, extra)
     if comm.rank == 0:
         print(report)
     shared = (results.wall["simulate"], results.n_classes) if results else (0.0, 0)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import validate_collectives, validate_e2e, validate_kernels, validate_traces
+from . import (
+    validate_collectives,
+    validate_e2e,
+    validate_kernels,
+    validate_published,
+    validate_traces,
+)
 
 __all__ = ["add_parser"]
 
-KINDS = (validate_traces, validate_kernels, validate_collectives, validate_e2e)
+KINDS = (
+    validate_traces, validate_kernels, validate_collectives, validate_e2e, validate_published,
+)  # fmt: skip
 
 EXAMPLES = """\
 examples:
@@ -16,6 +24,7 @@ examples:
   mpisim validate kernels gemm.csv --split test    measured kernels, errors by operator
   mpisim validate collectives nccl_measurements.csv --split test
   mpirun -n 2 python -m mpisim validate e2e all.csv    measured training steps
+  mpisim validate published                        experiments of papers beside their figures
 """
 
 

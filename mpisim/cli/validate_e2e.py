@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -91,7 +90,7 @@ def add_predicted(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict, and print tables of errors. **Collective** under a launcher."""
     from .launch import world
-    from .output import check_json, check_outputs
+    from .output import check_json, check_outputs, page_of
 
     check_outputs(args)
     if args.limit is not None and args.limit < 1:
@@ -128,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             check_json(args)
             if args.plot is not None:
                 check_plot(args.plot)
-            page = "" if args.markdown is None else _page(args.markdown)
+            page = "" if args.markdown is None else page_of(args.markdown)
         constants = _constants(args.calibration)
         known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
@@ -163,14 +162,6 @@ def _constants(path: str | None) -> StepConstants | None:
     if path is None:
         return None
     return ours() if path == OURS else StepConstants.read(path)
-
-
-def _page(path: str) -> str:
-    """Return the page that figures are to be written into; empty if there is none yet."""
-    from ..files import check_output, read_text
-
-    check_output(path, overwrite=True)
-    return read_text(path) if Path(path).exists() else ""
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

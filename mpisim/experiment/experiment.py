@@ -12,6 +12,7 @@ from ..spans import span
 from .models import Count, Model
 from .overlap import OverlapChoice
 from .plan import Plan
+from .published import Published
 from .variation import VariationChoice
 
 __all__ = [
@@ -199,6 +200,8 @@ class Experiment:
     variation : VariationChoice
     calibration : CalibrationChoice
     run : RunChoice
+    published : Published
+        What the source of the experiment reports.
     title : str
     source : str
         The file it was read from, for messages.
@@ -218,6 +221,7 @@ class Experiment:
     variation: VariationChoice = field(default_factory=VariationChoice)
     calibration: CalibrationChoice = field(default_factory=CalibrationChoice)
     run: RunChoice = field(default_factory=RunChoice)
+    published: Published = field(default_factory=Published)
     title: str = "experiment"
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .models import FAMILIES, Model
 from .of_program import ProgramExperiment, of_program
 from .overlap import OverlapChoice
 from .plan import Plan
+from .published import Published
 from .variation import VariationChoice
 
 __all__ = ["DEFAULT", "TABLES", "defaulted", "load", "load_any", "of_table", "read"]
@@ -51,10 +52,14 @@ TABLES: dict[str, Any] = {
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""
 
+FOUND = "published"
+"""The table of what was found of the run, which chooses nothing."""
+
 VARIABLES = ["network", "nccl"]
 """The table of environment variables, whose values are texts."""
 
 REQUIRED = ("model", "plan", "cluster")
+"""Tables that every file has; where one is changed, nothing is published of the run."""
 
 
 def load(
@@ -150,7 +155,10 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     InputError
         Naming the file and the key, what was found and what is allowed.
     """
-    return of_table(_changed(parse(text, source), changes), source)
+    experiment = of_table(_changed(parse(text, source), changes), source)
+    if any(_key(change)[0] in REQUIRED for change in changes):
+        return replace(experiment, published=Published())
+    return experiment
 
 
 def of_table(
@@ -165,7 +173,7 @@ def of_table(
     resolved : mapping, optional
         All keys of the model, in place of the preset or the configuration that ``[model]`` names.
     """
-    allowed = ("title", "model", *TABLES)
+    allowed = ("title", "model", *TABLES, FOUND)
     for key in table:
         if key not in allowed:
             raise InputError(
@@ -183,9 +191,11 @@ def of_table(
         key: build(cls, _table(table, key, source), source, key, LISTED)
         for key, cls in TABLES.items()
     }
+    published = build(Published, _table(table, FOUND, source), source, FOUND)
     return Experiment(
-        model=model, title=title, source=source, defaulted=_defaulted(table), given=table, **parts
-    )
+        model=model, title=title, source=source, defaulted=_defaulted(table), given=table,
+        published=published, **parts,
+    )  # fmt: skip
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:

@@ -16,6 +16,7 @@ from ..topo import Cluster, find_cluster
 from ..topo.speeds import limit_of_nics
 from .case import Case
 from .error_bar import error_bar
+from .published import compared
 from .step_constants import sort_of
 from .uncertainty import Uncertainty
 from .unused_keys import unused_keys
@@ -68,9 +69,10 @@ def statements(
         peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; and what `Overlap.statements` says.
+        bytes; ``published``, where the experiment says what was; and what `Overlap.statements`
+        says.
     """
-    found = error_bar(case, run, overlap=overlap)
+    bar = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS
     work, plan = case.workload, case.experiment.plan
     peak = case.peak / work.layout.grid.world
@@ -79,7 +81,7 @@ def statements(
     rate = f"{plan.global_batch / seconds:,.4g} {model.samples}/s"
     if isinstance(model, Transformer):
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
-    return {
+    said = {
         "throughput": (
             f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
             f"{case.format} peak"
@@ -88,11 +90,11 @@ def statements(
         "model_flops": float(work.flops),
         "executed_flops": float(work.executed_flops),
         "utilisation": a_gpu / peak,
-        "uncertainty": found.relative,
+        "uncertainty": bar.relative,
         "uncertainty_method": (
             f"{METHOD}; model error: what steps have shown that were not fitted"
         ),
-        "uncertainty_sources": sources(found),
+        "uncertainty_sources": sources(bar),
         "assumptions": [
             case.cluster.title,
             case.gpu.title,
@@ -117,6 +119,8 @@ def statements(
         "memory_capacity": case.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }
+    found = compared(case.experiment, seconds, {**said, "gpus": work.layout.grid.world})
+    return {**({"published": [str(each) for each in found]} if found else {}), **said}
 
 
 def sources(found: Uncertainty) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...text import aligned, shortened
+from ...text import aligned, between, markdown_table, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
@@ -73,19 +73,10 @@ def markdown(found: Comparison, text: str) -> str:
     text : str
         The page; figures are added at its end where it lacks these lines.
     """
-    before, begins, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not begins:
-        before, after = text + "\n" * bool(text), "\n"
     left_out = [("rows", "left out because")]
     left_out += [(str(count), why) for why, count in found.reasons.most_common(12)]
-    parts = [*_parts(found, _rows), _rows(left_out) if len(left_out) > 1 else ""]
-    return f"{before}{BEGIN}\n\n" + "\n\n".join(filter(None, parts)) + f"\n\n{END}{after}"
-
-
-def _rows(cells: Table) -> str:
-    lines = ["| " + " | ".join(line) + " |" for line in cells]
-    return "\n".join([lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]])
+    parts = [*_parts(found, markdown_table), markdown_table(left_out) if len(left_out) > 1 else ""]
+    return between(text, BEGIN, END, "\n\n".join(filter(None, parts)))
 
 
 def _parts(found: Comparison, lay: Lay) -> list[str]:

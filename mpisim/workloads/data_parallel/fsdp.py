@@ -42,7 +42,7 @@ from .buckets import padded
 from .held import Held
 from .strategy import Strategy, collective
 
-__all__ = ["Fsdp", "Unit"]
+__all__ = ["Fsdp", "Gathering", "Reductions", "Unit"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Unit:
 
 
 @dataclass
-class _Pass:
+class Gathering:
     """What a pass has gathered so far, and the copies it made of it."""
 
     gathered: dict[Unit, list[int]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Pass:
 
 
 @dataclass
-class _Reductions:
+class Reductions:
     """Those of a pass so far: the latest reduce-scatters, and everything."""
 
     latest: list[int] = field(default_factory=list)
@@ -111,9 +111,9 @@ class Fsdp(Strategy):
             rest = [i for i in range(len(layers)) if i not in blocks]
             roots.append(self._unit(rest, parameters) if rest else Unit(0, 0, 0, 0))
         self.roots, self.units = tuple(roots), tuple(units)
-        self._forward = [_Pass() for _ in chunks]
-        self._backward = [_Pass() for _ in chunks]
-        self._reducing = [_Reductions() for _ in chunks]
+        self._forward = [Gathering() for _ in chunks]
+        self._backward = [Gathering() for _ in chunks]
+        self._reducing = [Reductions() for _ in chunks]
 
     def _unit(self, layers: Sequence[int], parameters: Sequence[Held]) -> Unit:
         sizes = [0, 0]
@@ -142,7 +142,7 @@ class Fsdp(Strategy):
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
         if layer == 0:
-            self._forward[chunk] = here = _Pass()
+            self._forward[chunk] = here = Gathering()
             root = self.roots[chunk]
             # Shards may still be at work: the first gather waits for all that was launched before.
             self._gather(block, here, root, None)
@@ -159,7 +159,7 @@ class Fsdp(Strategy):
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Gather again what was freed, and ahead of it."""
         if layer == len(self.chunks[chunk]) - 1:
-            self._backward[chunk] = _Pass()
+            self._backward[chunk] = Gathering()
         if not self._frees:
             return
         here, units = self._backward[chunk], self.units[chunk][::-1]
@@ -171,7 +171,7 @@ class Fsdp(Strategy):
                     self._gather(block, here, ahead, here.copied[-1:])
 
     def _gather(
-        self, block: BlockBuilder, here: _Pass, unit: Unit, waits: Sequence[int] | None
+        self, block: BlockBuilder, here: Gathering, unit: Unit, waits: Sequence[int] | None
     ) -> None:
         """Gather a unit, unless that was done ahead, after rows or after all kernels before."""
         if unit in here.gathered or not unit.kinds:
@@ -189,7 +189,7 @@ class Fsdp(Strategy):
             row = block.launch(step, waits=waits)
             here.gathered[unit] += [] if row is None else [row]
 
-    def _copy_out(self, block: BlockBuilder, here: _Pass, unit: Unit) -> None:
+    def _copy_out(self, block: BlockBuilder, here: Gathering, unit: Unit) -> None:
         """Bring what was gathered to where the parameters are."""
         if unit.kinds:
             block.await_next(here.gathered[unit])
@@ -210,9 +210,9 @@ class Fsdp(Strategy):
                 self._reduce(block, here, unit)
         if layer == 0:
             block.await_next(here.all)
-            self._reducing[chunk] = _Reductions()
+            self._reducing[chunk] = Reductions()
 
-    def _reduce(self, block: BlockBuilder, here: _Reductions, unit: Unit) -> None:
+    def _reduce(self, block: BlockBuilder, here: Reductions, unit: Unit) -> None:
         block.await_next(here.latest)
         here.latest = []
         for expert, size in unit.kinds:

@@ -30,7 +30,7 @@ from ...experiment.plan import Plan
 from ..blocks import BlockBuilder
 from ..groups import Groups
 from ..operators import Compute, Layer
-from .fsdp import Fsdp, Unit, _Pass, _Reductions
+from .fsdp import Fsdp, Gathering, Reductions, Unit
 
 __all__ = ["FsdpPipeline", "PyTorchPipeline"]
 
@@ -88,7 +88,7 @@ class FsdpPipeline(_Staged):
         for unit in units:
             place = self._place[chunk, unit]
             self._launch_until(block, place + 1 + self._ahead)
-            here = _Pass({unit: self._awaited(block, f"gathered {place}")})
+            here = Gathering({unit: self._awaited(block, f"gathered {place}")})
             self._copy_out(block, here, unit)
             if not self.plan.flat_shards:
                 self._note(block, f"copied {place}", here.copied)
@@ -100,7 +100,7 @@ class FsdpPipeline(_Staged):
         """Gather units up to a place in the sequence."""
         for place in range(self._launched, min(end, len(self._sequence))):
             _, unit = self._sequence[place]
-            here = _Pass()
+            here = Gathering()
             # One buffer more than units ahead: the one before them frees it.
             freed = f"copied {place - self._ahead - 1}"
             self._gather(block, here, unit, self._awaited(block, freed))
@@ -124,7 +124,7 @@ class FsdpPipeline(_Staged):
             if not last:
                 continue
             by, rows = self._rows.get(GRADIENTS, (block, []))
-            here = _Reductions()
+            here = Reductions()
             if not self.plan.flat_shards:  # nothing is copied to a buffer
                 here.latest += rows if by is block else [block.port(GRADIENTS)]
             self._reduce(block, here, unit)
@@ -154,4 +154,4 @@ class PyTorchPipeline(_Staged):
                 if unit.kinds:
                     self._reduce(block, here, unit)
             block.await_next(here.all)
-            self._reducing[chunk] = _Reductions()
+            self._reducing[chunk] = Reductions()

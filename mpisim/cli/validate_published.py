@@ -1,0 +1,64 @@
+"""``mpisim validate published``: the experiments of papers beside what these report."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..errors import UsageError
+
+__all__ = ["add_kind", "run"]
+
+EXAMPLES = """\
+examples:
+  mpisim validate published                        every experiment with published figures
+  mpisim validate published llama3                 those with "llama3" in their name
+  mpisim validate published --markdown docs/published.md
+"""
+
+
+def add_kind(kinds: Any) -> None:
+    """Add the parser of ``mpisim validate published``."""
+    parser = kinds.add_parser(
+        "published",
+        help="experiments of papers beside what these report",
+        description="Simulate the experiments that come with mpisim and have published figures, "
+        "and print both.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("words", metavar="WORD", nargs="*", help="only names with these words")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="also write the table into this page (Markdown)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print the table; under a launcher only the first process does."""
+    from .launch import launched_rank
+    from .output import check_json, page_of
+
+    if launched_rank() != 0:
+        return 0
+    check_json(args)
+    page = "" if args.markdown is None else page_of(args.markdown)
+    from ..validate.published import as_json, markdown, published_runs, render
+
+    runs = published_runs(args.words)
+    if not runs:
+        raise UsageError(
+            f"no experiment with published figures has {' '.join(args.words)!r} in its name; see "
+            "mpisim list experiments"
+        )
+    print(render(runs))
+    if args.markdown is not None:
+        from ..files import staged
+
+        with staged(args.markdown, overwrite=True) as file:
+            file.write(markdown(runs, page).encode())
+    if args.json is not None:
+        from ..files import write_json
+
+        write_json(args.json, as_json(runs))
+    return 0

@@ -1,0 +1,129 @@
+"""The experiments that come with mpisim beside what their sources report of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data import names
+from ..experiment import load
+from ..prediction.case import prepare
+from ..prediction.published import Compared, of_results
+from ..simulate import simulate
+from ..text import aligned, between, markdown_table
+from .cases import summary
+
+__all__ = ["BEGIN", "END", "Run", "as_json", "markdown", "published_runs", "render"]
+
+BEGIN, END = "<!-- figures: mpisim validate published --markdown -->", "<!-- end of figures -->"
+
+HEAD = ("experiment", "figure", "published", "here", "error", "± (one σ)", "source")
+ASSUMED = " *"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment with published figures.
+
+    Attributes
+    ----------
+    name : str
+        As ``mpisim list experiments`` has it.
+    uncertainty : float
+        Of the predicted step time, relative, one standard deviation.
+    figures : tuple of Compared
+    """
+
+    name: str
+    uncertainty: float
+    figures: tuple[Compared, ...]
+
+
+def published_runs(words: Sequence[str] = ()) -> list[Run]:
+    """Simulate all experiments with published figures whose names have all of some words.
+
+    Parameters
+    ----------
+    words : sequence of str
+
+    Returns
+    -------
+    list of Run
+        By name.
+    """
+    found = []
+    for name in names("experiments"):
+        if not all(word.lower() in name for word in words):
+            continue
+        _, experiment = load(name)
+        if not list(experiment.published.figures()):
+            continue
+        results = simulate(prepare(experiment))
+        assert results is not None  # one process
+        error = float(results.attributes["uncertainty"])
+        found.append(Run(name, error, tuple(of_results(experiment, results))))
+    return found
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return figures and their errors as a table for people."""
+    return "\n".join([*aligned([HEAD, *_cells(runs)], left=(0, 1, 6)), "", *_summaries(runs)])
+
+
+def markdown(runs: Sequence[Run], page: str) -> str:
+    """Return a page with the figures between the lines `BEGIN` and `END` written anew."""
+    text = "\n\n".join([markdown_table([HEAD, *_cells(runs)]), *_summaries(runs)])
+    return between(page, BEGIN, END, text)
+
+
+def as_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return all figures, and summaries of their errors."""
+    return {
+        "runs": [
+            {
+                "name": run.name,
+                "uncertainty": run.uncertainty,
+                "figures": [each.as_json() for each in run.figures],
+            }
+            for run in runs
+        ],
+        "errors": summary(_errors(runs, assumed=False)),
+        "errors_assumed": summary(_errors(runs, assumed=True)),
+    }
+
+
+def _cells(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    return [
+        (
+            run.name,
+            each.title,
+            f"{each.published:.4g} {each.unit}",
+            f"{each.predicted:.4g}",
+            f"{100 * each.error:+.1f} %{ASSUMED if each.assumed else ''}",
+            f"{100 * run.uncertainty:.0f} %",
+            each.source,
+        )
+        for run in runs
+        for each in run.figures
+    ]
+
+
+def _errors(runs: Sequence[Run], *, assumed: bool) -> list[float]:
+    """Return the error of the first figure of each run that assumes something, or does not."""
+    firsts = [run.figures[0] for run in runs]
+    return [each.error for each in firsts if bool(each.assumed) is assumed]
+
+
+def _summaries(runs: Sequence[Run]) -> list[str]:
+    lines = []
+    for assumed, which in ((False, "runs"), (True, "runs marked *")):
+        found = summary(_errors(runs, assumed=assumed))
+        if found["n"]:
+            lines.append(
+                f"{found['n']} {which}: mean error {100 * (found['mape'] or 0):.1f} %, median "
+                f"{100 * (found['median'] or 0):.1f} % (absolute, first figure of each)"
+            )
+    missing = sorted({each.assumed for run in runs for each in run.figures if each.assumed})
+    lines += [f"*: not said by the source, and assumed: {each}" for each in missing]
+    return lines
