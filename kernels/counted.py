@@ -38,10 +38,13 @@ class CountedShares:
         number.
     numbers : dict of str to float
         Relative errors of these numbers.
+    text : str
+        The attribute that says so.
     """
 
     shares: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    text: str = ""
 
     @classmethod
     def read(cls, text: str | None, source: str) -> CountedShares:
@@ -63,7 +66,7 @@ class CountedShares:
             numbers = {str(name): float(error) for name, error in found["numbers"].items()}
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"{source}: attribute {COUNTED!r} is damaged: {error}") from error
-        return cls(shares, numbers)
+        return cls(shares, numbers, text)
 
 
 class Counts:

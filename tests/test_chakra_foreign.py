@@ -350,12 +350,14 @@ def test_the_command_line_prices_and_says_so(
     assert len(refused.errors) == 1
     done = run_mpisim([*ask, "--gpu", "h100-sxm", "--overwrite"])
     assert done.rc == 0, done.stderr
-    ran = run_mpisim(["run", "t.h5", "--set", "cluster.preset=dgx-h100", "--json", "t.json"])
+    here = ["--set", "cluster.preset=dgx-h100"]
+    ran = run_mpisim(["run", "t.h5", *here, "--json", "t.json", "--save-program", "again.h5"])
     assert ran.rc == 0, ran.stderr
     assert "priced by roofline" in ran.stdout
     found = json.loads((tmp_path / "t.json").read_text())
     assert found["step_time_ps"] > 10**9
     assert "gemm_fraction" in ran.stdout
+    assert run_mpisim(["run", "again.h5", *here]).stdout == ran.stdout
 
 
 def test_a_gpu_is_for_chakra_alone(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def with_experiment(case: Case | ProgramCase) -> Program:
     """Return the program of a case as it is saved: it says which experiment it is of. Local."""
     program = case.program
     if isinstance(case, ProgramCase):
-        return program
+        said = {COUNTED: case.counted.text} if case.counted.text else {}
+        return program.replace(attributes={**program.attributes, **said})
     return program.replace(attributes={**program.attributes, KEPT: kept(case.experiment)})
 
 
@@ -258,7 +259,9 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
             "say what its kernels do; allowed: overlap.model = 'off'"
         )
     choices = ProgramChoices.of(tables, source)
-    counted = CountedShares.read(program.attributes.get(COUNTED), source)
+    attributes = dict(program.attributes)
+    counted = CountedShares.read(attributes.pop(COUNTED, None), source)
+    program = program.replace(attributes=attributes)
     try:
         program = varied(program, choices.variation)
         if choices.variation.slowest:

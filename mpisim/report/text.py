@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Apart
-from ..kernels.counted import COUNTED
 from ..program import Kind, Operation
 from ..results import Results
 from ..text import aligned, one_line, shortened
@@ -90,8 +89,6 @@ def _head(results: Results) -> list[str]:
         facts.append(("uncertainty", one_line(error)))
     lists: list[str] = []
     for key, value in {**results.program, **attributes}.items():
-        if key == COUNTED:  # for programs; a line beside it is for people
-            continue
         label = shortened(one_line(key).replace("_", " "), 24)
         if isinstance(value, list):
             lists.append(f"{label}:")
