@@ -311,6 +311,10 @@ def test_what_counts_operations_takes_what_the_roofline_says(chakra: Any, tmp_pa
         (counted(1), "neither num_ops nor tensor_size that a GPU's roofline could price"),
         ({"id": 1, "type": "MEM_LOAD_NODE", "name": "kernel 1", "attr": BYTES}, "name a GPU"),
         ({"id": 1, "type": "MEM_STORE_NODE", "name": "kernel 1"}, "neither num_ops nor"),
+        (
+            {**COLLECTIVE, "id": 1, "name": "kernel 1", "attr": {"comm_type": 0}},
+            "it has neither duration_micros nor comm_size",
+        ),
     ],
 )
 def test_what_has_no_duration_is_not_free(

@@ -212,6 +212,9 @@ class _RankReader:
             )  # fmt: skip
         else:
             row, stream = self._pair(node, size, duration, before)
+        barrier = node.attributes.get("comm_type") == CollectiveType.BARRIER
+        if duration == UNPRICED and size < 0 and not barrier:
+            raise self._error(node, "it has neither duration_micros nor comm_size, which price it")
         self.stream_of.append(stream)
         return row
 
