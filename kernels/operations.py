@@ -28,6 +28,7 @@ __all__ = [
     "Attention",
     "Convolution",
     "Copy",
+    "Counted",
     "CrossEntropy",
     "Elementwise",
     "Embedding",
@@ -297,6 +298,36 @@ class Norm(Kernel):
         if self.kind == "batch":
             passes = 5 if self.backward else 3
         return passes * BYTES[self.dtype] * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Counted(Kernel):
+    """A kernel of which no more is known than what it counts, as in traces of other simulators.
+
+    Attributes
+    ----------
+    operations : int
+        Of the matrix units.
+    bytes : int
+        Read and written, together.
+    dtype : Precision
+        Of its operations.
+    """
+
+    family: ClassVar[str] = "counted"
+    operations: int
+    bytes: int
+    dtype: Precision = "bf16"
+
+    @property
+    def flops(self) -> int:
+        """As given."""
+        return self.operations
+
+    @property
+    def traffic(self) -> int:
+        """As given."""
+        return self.bytes
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from .operations import (
     Attention,
     Convolution,
     Copy,
+    Counted,
     CrossEntropy,
     Elementwise,
     Embedding,
@@ -65,7 +66,7 @@ def _gemm_fraction(dtype: str) -> str:
 
 def _terms(kernel: Kernel) -> _Terms:
     match kernel:
-        case Gemm():
+        case Gemm() | Counted():
             rate = (PEAK + kernel.dtype, _gemm_fraction(kernel.dtype))
             return _Terms(rate, STREAMING, "gemm_floor")
         case GroupedGemm():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from mpisim import engine
 from mpisim.errors import InputError
 from mpisim.formats import import_program, read_chakra
 from mpisim.formats.chakra_schema import read_nodes
+from mpisim.kernels import find_gpu
+from mpisim.kernels.counted import PRICED, Counts
 from mpisim.program import UNPRICED, Kind, Operation, Program, Table
 from mpisim.topo import AlphaBeta
 
@@ -268,3 +271,104 @@ def test_bytes_that_are_no_such_file(tmp_path: Path, chakra: Any) -> None:
         with pytest.raises(InputError, match=says) as caught:
             import_program([path])
         assert "\n" not in str(caught.value)
+
+
+# --- operations that are counted, not timed -------------------------------------------------------
+
+COUNTS = {"num_ops": 10**12, "tensor_size": 10**6}
+BYTES = {"tensor_size": 10**9}
+
+
+def counted(id: int, *deps: int, **attributes: int) -> dict[str, Any]:
+    return kernel(id, *deps, us=0, attr=GPU | attributes)
+
+
+def h100(precision: Any = "bf16") -> Counts:
+    return Counts(find_gpu("h100-sxm"), precision)
+
+
+def test_what_counts_operations_takes_what_the_roofline_says(chakra: Any, tmp_path: Path) -> None:
+    nodes = [counted(1, **COUNTS), counted(2, 1, **BYTES), kernel(3, 2, us=7)]
+    write(chakra, tmp_path / "t.0.et", *nodes)
+    program = read_chakra([tmp_path / "t.0.et"], h100())
+    gpu = find_gpu("h100-sxm")
+    rate = gpu.peak("bf16").si * gpu.gemm_fraction.si
+    moved = gpu.bandwidth.si * gpu.memory_fraction.si
+    expected = [
+        1e12 / rate + gpu.gemm_floor.si, 1e9 / moved + gpu.memory_floor.si, 7e-6,
+    ]  # fmt: skip
+    assert only(program).duration / 1e12 == pytest.approx(expected)
+    assert program.attributes[PRICED].startswith("2 nodes without a duration, by num_ops and ")
+    double = read_chakra([tmp_path / "t.0.et"], h100("fp8"))
+    assert only(double).duration[0] < only(program).duration[0]
+    assert only(double).duration[1] == only(program).duration[1]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (counted(1, **COUNTS), "name a GPU .--gpu. whose roofline prices its num_ops"),
+        (counted(1), "neither num_ops nor tensor_size that a GPU's roofline could price"),
+        ({"id": 1, "type": "MEM_LOAD_NODE", "name": "kernel 1", "attr": BYTES}, "name a GPU"),
+        ({"id": 1, "type": "MEM_STORE_NODE", "name": "kernel 1"}, "neither num_ops nor"),
+        (
+            {**COLLECTIVE, "id": 1, "name": "kernel 1", "attr": {"comm_type": 0}},
+            "it has neither duration_micros nor comm_size",
+        ),
+    ],
+)
+def test_what_has_no_duration_is_not_free(
+    chakra: Any, tmp_path: Path, node: dict[str, Any], message: str
+) -> None:
+    write(chakra, tmp_path / "t.0.et", node)
+    with pytest.raises(InputError, match=rf"t.0.et: node 0 \('kernel 1'\): .*{message}") as error:
+        read_chakra([tmp_path / "t.0.et"])
+    assert "\n" not in str(error.value)
+
+
+def test_kernels_recorded_as_nothing_are_counted(chakra: Any, tmp_path: Path) -> None:
+    write(chakra, tmp_path / "t.0.et", kernel(1, us=3), kernel(2, us=0), kernel(3, us=0))
+    program = read_chakra([tmp_path / "t.0.et"])
+    assert only(program).duration.tolist() == [3 * 10**6, 0, 0]
+    assert program.attributes["kernels recorded as 0 µs"] == "2"
+
+
+def test_memory_of_the_host_is_as_far_as_its_link(chakra: Any, tmp_path: Path) -> None:
+    load = {"id": 1, "type": "MEM_LOAD_NODE", "name": "load", "attr": BYTES}
+    write(chakra, tmp_path / "t.0.et", load)
+    gpu = find_gpu("h100-sxm")
+    expected = 1e9 / (gpu.pcie.si * gpu.pcie_fraction.si) + gpu.copy_floor.si
+    found = only(read_chakra([tmp_path / "t.0.et"], h100())).duration[0] / 1e12
+    assert found == pytest.approx(expected)
+
+
+def test_the_command_line_prices_and_says_so(
+    chakra: Any, run_mpisim: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "et").mkdir()
+    for rank in range(2):
+        write(chakra, tmp_path / "et" / f"t.{rank}.et", counted(1, **COUNTS), reduce(2, 1))
+    ask = ["program", "import", "et", "-o", "t.h5"]
+    refused = run_mpisim(ask)
+    assert refused.rc == 2
+    assert len(refused.errors) == 1
+    done = run_mpisim([*ask, "--gpu", "h100-sxm", "--overwrite"])
+    assert done.rc == 0, done.stderr
+    here = ["--set", "cluster.preset=dgx-h100"]
+    ran = run_mpisim(["run", "t.h5", *here, "--json", "t.json", "--save-program", "again.h5"])
+    assert ran.rc == 0, ran.stderr
+    assert "priced by roofline" in ran.stdout
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["step_time_ps"] > 10**9
+    assert "gemm_fraction" in ran.stdout
+    assert run_mpisim(["run", "again.h5", *here]).stdout == ran.stdout
+
+
+def test_a_gpu_is_for_chakra_alone(tmp_path: Path) -> None:
+    (tmp_path / "w.txt").write_text(
+        "DATA\n1\nlayer -1 0 NONE 0 0 NONE 0 0 ALLREDUCE 64 0\n"
+    )
+    with pytest.raises(InputError, match="--gpu is for Chakra traces"):
+        import_program([tmp_path / "w.txt"], 2, h100())
+    said = import_program([tmp_path / "w.txt"], 2).attributes["no compute time"]
+    assert said == "1 of 1 layers; their communications alone take time"

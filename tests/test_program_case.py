@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_speeds import SMALL
 
 from mpisim.errors import InputError
-from mpisim.experiment import load, load_any, read
+from mpisim.experiment import VariationChoice, load, load_any, read
 from mpisim.formats import read_chakra, write_chakra
 from mpisim.prediction.case import Case, prepare
 from mpisim.prediction.program_case import ProgramCase, prepare_program, with_experiment
-from mpisim.program import Program, save
+from mpisim.prediction.variation import revaried, varied
+from mpisim.program import Program, ProgramBuilder, save
 from mpisim.program import load as load_program
 from mpisim.simulate import simulate
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 Run = Callable[..., Any]
 
@@ -63,14 +69,18 @@ def again(path: Path, *changes: str) -> Case | ProgramCase:
     return prepare_program(asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", PACKAGED)
-def test_a_saved_program_is_its_run(name: str, tmp_path: Path) -> None:
+def test_a_saved_program_is_its_run(comm: Intracomm, name: str, tmp_path: Path) -> None:
     case = prepare(load(name)[1])
     path = saved(case, tmp_path / "step.h5")
     found = again(path)
     assert isinstance(found, Case)
     assert not found.notes
-    assert digest(found) == digest(case)
+    results = simulate(found, comm)
+    assert (results is None) == (comm.rank > 0)
+    if results is not None:
+        assert results.digest == digest(case)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +125,31 @@ def test_what_was_saved_can_be_taken_back(changes: list[str], tmp_path: Path) ->
     unset = [f"{key}={value}" for key, value in back.items() if f"{key}=" in changes[0]]
     assert digest(again(path, *changes)) == digest(again(path)) != plain
     assert digest(again(path, *unset)) == plain
+
+
+CHOICES = st.builds(
+    VariationChoice,
+    kernels=st.sampled_from([0.0, 0.1]), gpus=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 9),
+    speeds=st.dictionaries(st.sampled_from("0123"), st.sampled_from([0.3, 0.9, 2.0])),
+)  # fmt: skip
+
+
+@given(CHOICES, CHOICES, st.integers(0, 5))
+def test_one_choice_takes_the_place_of_another(
+    before: VariationChoice, after: VariationChoice, sample: int
+) -> None:
+    builder = ProgramBuilder()
+    rows = builder.table("all")
+    rows.kernel("work", 0, 10**6)
+    builder.add_table(rows.build())
+    for _ in range(4):
+        builder.add_rank(0)
+    program = builder.build()
+    expected = varied(program, after, sample)
+    found = revaried(varied(program, before), before, after, sample)
+    assert found.speed.tolist() == expected.speed.tolist()
+    assert found.jitter == expected.jitter
 
 
 def test_other_seeds_are_those_of_the_experiment(small: Path) -> None:

@@ -360,6 +360,19 @@ def test_overview_counts_what_is_there() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_overview_lists_the_members_of_each_communicator() -> None:
+    builder = ProgramBuilder()
+    builder.add_table(builder.table("all").build())
+    groups = [[0, 1], [2, 3], [3, 2, 1, 0], list(range(30))]
+    numbers = [builder.communicator(tuple(each), f"group {i}") for i, each in enumerate(groups)]
+    for rank in range(30):
+        builder.add_rank(0, [n for n, each in zip(numbers, groups, strict=True) if rank in each])
+    lines = [line.strip() for line in overview(builder.build()).splitlines()]
+    listed = [line.split(None, 2)[2] for line in lines if ": " in line and "group" in line]
+    assert listed[:3] == ["group 0: 0, 1", "group 1: 2, 3", "group 2: 3, 2, 1, 0"]
+    assert listed[3].startswith("group 3: 0, 1, 2, 3, ")
+
+
 def test_rows_of_a_rank() -> None:
     lines = rows(small(), 1).splitlines()
     assert lines[0].startswith("rank 1: table 0 'train', 3 rows, 2 streams, speed 0.5")

@@ -109,6 +109,7 @@ UNUSED = [
     ("dense", "overlap.passes=7", "overlap.passes: no effect, overlap.model is 'static'"),
     ("dense", "variation.seed=7", "variation.seed: no effect, nothing is drawn"),
     ("dense", "run.allow_oom=true", "run.allow_oom: no effect, the plan fits"),
+    ("dense", "calibration.framework=nemo", "no effect, calibration.file is not given"),
     ("dense", "network.contention=false", "network.contention: no effect"),
 ]
 
@@ -141,7 +142,6 @@ def test_what_counts_or_says_what_is_so_is_not(name: str, change: str) -> None:
     [
         ("dense", "model.vocab=1", "vocab is 1: there is nothing to predict; it must be 2 or more"),
         ("resnet", "model.classes=1", "'model.classes' is 1; it must be an integer from 2 to"),
-        ("dense", "calibration.framework=nemo", "framework is 'nemo', but file is not given"),
     ],
 )
 def test_nonsense_is_refused(name: str, change: str, message: str) -> None:
@@ -204,7 +204,7 @@ def plain() -> str:
 )
 def test_no_key_of_other_tables_is_ignored_in_silence(plain: str, table: str, key: str) -> None:
     change = f"{table}.{key}={OTHER_TABLES[table][key]}"
-    if key in ("calibration", "pairs", "framework"):
+    if key in ("calibration", "pairs"):
         with pytest.raises(InputError, match=rf"{key}|none\."):
             simulate(read(LARGE, "e.toml", [change]))
         return

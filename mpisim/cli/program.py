@@ -32,6 +32,7 @@ examples:
 IMPORT_EXAMPLES = """\
 examples:
   mpisim program import et/ -o step.h5               Chakra traces, one file a rank
+  mpisim program import et/ -o step.h5 --gpu h100-sxm   ... with num_ops in place of durations
   mpisim program import workload.txt -o step.h5      a SimAI or ASTRA-sim 1.0 workload
   mpisim program import vgg13/ -o step.h5            a TrioSim trace (trace.csv, tensor.csv)
 """
@@ -42,6 +43,9 @@ examples:
 """
 
 EXPORTS = ("chakra",)
+
+FORMATS = ("bf16", "fp16", "fp32", "tf32", "fp8", "nvfp4")
+"""Number formats of operations that are counted."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -102,6 +106,15 @@ def _add_exchange(actions: Any) -> None:
         "--ranks", type=int, default=0, metavar="N",
         help="number of ranks, for a workload that does not say",
     )  # fmt: skip
+    into.add_argument(
+        "--gpu", metavar="NAME",
+        help="the GPU whose roofline prices Chakra nodes with num_ops and tensor_size in place of "
+        "a duration: a name from mpisim list gpus, or a file (.toml)",
+    )  # fmt: skip
+    into.add_argument(
+        "--precision", choices=FORMATS, default=FORMATS[0],
+        help=f"with --gpu: format of their operations (default: {FORMATS[0]})",
+    )  # fmt: skip
     into.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     into.set_defaults(run=import_)
     out = actions.add_parser(
@@ -145,11 +158,14 @@ def import_(args: argparse.Namespace) -> int:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
     from ..files import check_output
     from ..formats import import_program
+    from ..kernels import find_gpu
+    from ..kernels.counted import Counts
     from ..program import save
     from ..program.show import overview
 
     check_output(args.output, overwrite=args.overwrite)  # before the work, not after
-    program = import_program(args.paths, args.ranks)
+    counts = None if args.gpu is None else Counts(find_gpu(args.gpu), args.precision)
+    program = import_program(args.paths, args.ranks, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))
     return 0

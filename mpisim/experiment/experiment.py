@@ -164,13 +164,6 @@ class CalibrationChoice:
     file: str | None = None
     framework: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.framework is not None and self.file is None:
-            raise InputError(
-                f"framework is {self.framework!r}, but file is not given: there are no constants "
-                "to take from; allowed: file = \"ours\" or a path"
-            )
-
 
 @dataclass(frozen=True)
 class RunChoice:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files import read_text
+from ..kernels.counted import Counts
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder
@@ -26,7 +27,7 @@ def is_chakra(path: Path) -> bool:
     return path.name.endswith(SUFFIXES) or looks_like_chakra(read_head(path))
 
 
-def read_chakra(paths: Iterable[Path | str]) -> Program:
+def read_chakra(paths: Iterable[Path | str], counts: Counts | None = None) -> Program:
     """Read the Chakra execution traces of one job. Local.
 
     Files that `write_chakra` made give back the program that was written; for those of other tools
@@ -38,6 +39,8 @@ def read_chakra(paths: Iterable[Path | str]) -> Program:
         Files (``NAME.<rank>.et``, plain or gzip), or one folder of them. A ``.json`` file in the
         folder, or among the paths, holds process groups as ASTRA-sim's
         ``--comm-group-configuration`` does.
+    counts : Counts, optional
+        Prices nodes of other tools' files that have no duration.
 
     Raises
     ------
@@ -49,6 +52,10 @@ def read_chakra(paths: Iterable[Path | str]) -> Program:
     traces = [(path, *read_nodes(path)) for path in files]
     own = [is_own(metadata) for _, metadata, _ in traces]
     if all(own):
+        if counts is not None:
+            raise InputError(
+                f"{files[0]}: --gpu is for nodes without a duration; mpisim wrote these, with one"
+            )
         return read_own(traces)
     if any(own):
         raise InputError(
@@ -62,7 +69,7 @@ def read_chakra(paths: Iterable[Path | str]) -> Program:
     for (rank, path, _), (other, before, _) in zip(ranked[1:], ranked):
         if rank == other:
             raise InputError(f"{path}: rank {rank} is already given by {before}")
-    return read_foreign(ranked, groups)
+    return read_foreign(ranked, groups, counts)
 
 
 def _files(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..kernels.counted import Counts
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
 from .chakra_attributes import COMM_TYPE
 from .chakra_graph import GraphNode, ordered_nodes
@@ -30,7 +31,9 @@ _WORLD = ("", "0")
 _MOST_BYTES = 2**53
 
 
-def read_foreign(traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]]) -> Program:
+def read_foreign(
+    traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]], counts: Counts | None = None
+) -> Program:
     """Return the program of Chakra traces that another tool wrote.
 
     Streams: the attribute ``stream`` where there is one; otherwise computation is on one stream,
@@ -38,6 +41,8 @@ def read_foreign(traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]])
     operators share one CPU; one that depends on the device waits for it. An all-gather's size is
     one member's share in these files. A communication with a recorded duration takes the shortest
     that any of its members recorded, since the others waited longer; one without is unpriced.
+    Computation without a duration takes what a GPU takes for its ``num_ops`` and ``tensor_size``,
+    remote memory what the GPU's way to the host's takes.
 
     Parameters
     ----------
@@ -45,11 +50,13 @@ def read_foreign(traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]])
         In order of rank; all ranks of a job, or one alone.
     groups : mapping of str to tuple of int
         Ranks of process groups by name. Those that the traces name themselves are added.
+    counts : Counts, optional
+        Prices nodes without a duration.
 
     Raises
     ------
     InputError
-        If the traces cannot be understood.
+        If the traces cannot be understood, or a node has no duration and nothing that prices it.
     """
     ranks = [rank for rank, _, _ in traces]
     if len(ranks) > 1 and ranks != list(range(len(ranks))):
@@ -58,7 +65,7 @@ def read_foreign(traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]])
             f"{traces[0][1].parent}: {len(ranks)} ranks are here, rank {absent} is missing"
         )
     builder = ProgramBuilder()
-    job = _Job(builder, ranks, dict(groups))
+    job = _Job(builder, ranks, dict(groups), counts)
     tables, slots = [], []
     for rank, path, nodes in traces:
         reader = _RankReader(job, rank, path, nodes)
@@ -68,16 +75,20 @@ def read_foreign(traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]])
         builder.add_table(table)
         builder.add_rank(rank, slots[rank])
     said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
-    return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said})
+    priced = {} if counts is None else counts.said()
+    return builder.build(
+        {"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced}
+    )
 
 
 class _Job:
     """What the ranks of a job share."""
 
     def __init__(
-        self, builder: ProgramBuilder, ranks: list[int], groups: dict[str, tuple[int, ...]]
-    ) -> None:
-        self.builder, self.groups = builder, groups
+        self, builder: ProgramBuilder, ranks: list[int], groups: dict[str, tuple[int, ...]],
+        prices: Counts | None,
+    ) -> None:  # fmt: skip
+        self.builder, self.groups, self.prices = builder, groups, prices
         self.index = {rank: i for i, rank in enumerate(ranks)}
         self.counts: Counter[str] = Counter()
 
@@ -100,6 +111,10 @@ class _RankReader:
                 self.groups.update(_groups_of_node(node.inputs.values))
         self.nodes, counts = ordered_nodes(path, nodes)
         job.counts.update(counts)
+        self.recorded = any(
+            node.type is NodeType.COMP_NODE and not node.on_cpu and node.duration
+            for node in self.nodes
+        )
         self.rows = job.builder.table(f"rank {rank}")
         self.slots: dict[int, int] = {}
         self.streams: dict[Hashable, int] = {}
@@ -152,11 +167,33 @@ class _RankReader:
             stream = self._stream(node, "memory" if memory else "compute")
             size = self._whole(node, "tensor_size", -1) if memory else -1
             row = self.rows.kernel(
-                node.name, stream, node.duration, waits=self._latest(before, stream), bytes=size,
+                node.name, stream, self._lasts(node, size, memory),
+                waits=self._latest(before, stream), bytes=size,
                 kind=Kind.COPY if copies else Kind.KERNEL,
             )  # fmt: skip
             self.stream_of.append(stream)
         return row
+
+    def _lasts(self, node: GraphNode, size: int, memory: bool) -> int:
+        """Return how long computation or a use of memory takes, in ps."""
+        if node.duration:
+            return node.duration
+        operations = 0 if memory else self._whole(node, "num_ops", 0)
+        size = size if memory else self._whole(node, "tensor_size", 0)
+        if operations or size > 0:
+            if self.job.prices is None:
+                raise self._error(
+                    node, "duration_micros is missing or 0; name a GPU (--gpu) whose roofline "
+                    "prices its num_ops and tensor_size",
+                )  # fmt: skip
+            return self.job.prices.duration(node.name, operations, max(size, 0), memory=memory)
+        if self.recorded and not memory:
+            self.job.counts["kernels recorded as 0 µs"] += 1
+            return 0
+        raise self._error(
+            node, "duration_micros is missing or 0, and it has neither num_ops nor tensor_size "
+            "that a GPU's roofline could price",
+        )  # fmt: skip
 
     def _communication(self, node: GraphNode, before: Sequence[int]) -> int:
         size = self._whole(node, "comm_size", -1)
@@ -175,6 +212,9 @@ class _RankReader:
             )  # fmt: skip
         else:
             row, stream = self._pair(node, size, duration, before)
+        barrier = node.attributes.get("comm_type") == CollectiveType.BARRIER
+        if duration == UNPRICED and size < 0 and not barrier:
+            raise self._error(node, "it has neither duration_micros nor comm_size, which price it")
         self.stream_of.append(stream)
         return row
 

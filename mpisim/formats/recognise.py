@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError
+from ..kernels.counted import Counts
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder, is_kineto, is_nsys
@@ -29,7 +30,9 @@ _WORKLOAD = re.compile(rb"[A-Z_]{4,40}(\s+[\w:]+)*\s*\n\s*\d+\s*\n")
 """A policy with its sizes, and a line with the number of layers."""
 
 
-def import_program(paths: Sequence[Path | str], n_ranks: int = 0) -> Program:
+def import_program(
+    paths: Sequence[Path | str], n_ranks: int = 0, counts: Counts | None = None
+) -> Program:
     """Read a program from files of another tool. Local.
 
     Parameters
@@ -38,6 +41,8 @@ def import_program(paths: Sequence[Path | str], n_ranks: int = 0) -> Program:
         Files of one format, or a folder of them.
     n_ranks : int
         Number of ranks, for a SimAI workload that does not say.
+    counts : Counts, optional
+        Prices nodes of Chakra traces that have no duration.
 
     Raises
     ------
@@ -50,8 +55,13 @@ def import_program(paths: Sequence[Path | str], n_ranks: int = 0) -> Program:
     kind = recognise(files)
     if n_ranks and kind != "simai":
         raise InputError(f"{files[0]}: --ranks is for a SimAI workload; this is {FORMATS[kind]}")
+    if counts is not None and kind != "chakra":
+        raise InputError(
+            f"{files[0]}: --gpu is for Chakra traces, whose nodes may count operations and bytes "
+            f"in place of a time; this is {FORMATS[kind]}"
+        )
     if kind == "chakra":
-        return read_chakra(files)
+        return read_chakra(files, counts)
     if kind == "simai":
         if len(files) > 1:
             raise InputError(f"{files[1]}: a SimAI workload is one file")

@@ -68,7 +68,19 @@ def simai_program(workload: SimaiWorkload | Path | str, n_ranks: int = 0) -> Pro
             builder.communicator(members, name) for members, name in writers[stage].bound(rank)
         ]
         builder.add_rank(stage, slots)
-    return builder.build({"source": "SimAI", "policy": workload.policy})
+    return builder.build({"source": "SimAI", "policy": workload.policy, **_untimed(workload)})
+
+
+def _untimed(workload: SimaiWorkload) -> dict[str, str]:
+    """Say how many layers have no compute time: SimAI takes them for done at once."""
+    passes = ("forward", "input_gradient", "weight_gradient")
+    without = sum(
+        not any(getattr(layer, each).duration for each in passes) for layer in workload.layers
+    )
+    if not without:
+        return {}
+    of_all = f"{without:,} of {len(workload.layers):,}"
+    return {"no compute time": f"{of_all} layers; their communications alone take time"}
 
 
 def _plan(workload: SimaiWorkload) -> tuple[Pipeline | None, MicroBatches | None]:

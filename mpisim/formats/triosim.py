@@ -160,7 +160,10 @@ def triosim_program(trace: TriosimTrace | Path | str) -> Program:
         rows.kernel(operator.name, 0, operator.duration)
     builder.add_table(rows.build())
     builder.add_rank(0)
-    return builder.build({"source": "TrioSim"})
+    without = sum(not operator.duration for operator in trace.operators)
+    of_all = f"{without:,} of {len(trace.operators):,} operators"
+    said = {"no time": f"{of_all}, which take none"} if without else {}
+    return builder.build({"source": "TrioSim", **said})
 
 
 # --- files --------------------------------------------------------------------------------------

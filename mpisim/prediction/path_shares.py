@@ -32,13 +32,14 @@ class PathShares:
 
     def __init__(self, case: Case | ProgramCase, run: Run) -> None:
         assert run.critical_path is not None
-        assert case.network is not None
         self.case, self.path = case, run.critical_path
         groups = case.program.communicators
-        self.label, self.classes = case.network.group_classes(
-            groups.index, groups.members, case.program.operation_bits
-        )
-        self.communication = cache(case.network.shares)
+        self.label = np.zeros(len(groups), np.int64)
+        if case.network is not None:
+            self.label, self.classes = case.network.group_classes(
+                groups.index, groups.members, case.program.operation_bits
+            )
+            self.communication = cache(case.network.shares)
 
     def __call__(self, piece: int) -> Mapping[str, float]:
         kind = PieceKind(int(self.path.kind[piece]))
@@ -48,8 +49,8 @@ class PathShares:
 
     def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
         path, case = self.path, self.case
-        if not isinstance(case, Case):  # durations as they were recorded
-            return {}
+        if not isinstance(case, Case):  # what was recorded rests on nothing
+            return self._kernel(piece, case.counted.shares) if kind is PieceKind.COMPUTE else {}
         if kind is PieceKind.HOST:
             shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
             if case.constants is None:
@@ -63,10 +64,16 @@ class PathShares:
             return {case.constants.overhead[0]: 1.0}
         if kind is not PieceKind.COMPUTE:
             return {}
-        rank, row = int(path.rank[piece]), int(path.row[piece])
-        table = case.program.table_of(rank)
-        name = case.program.names[table.name[row]]
-        return case.workload.pricing_of(rank).shares.get((name, int(table.duration[row])), {})
+        pricing = case.workload.pricing_of(int(path.rank[piece]))
+        return self._kernel(piece, pricing.shares)
+
+    def _kernel(
+        self, piece: int, shares: Mapping[tuple[str, int], Mapping[str, float]]
+    ) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        table = self.case.program.table_of(rank)
+        name = self.case.program.names[table.name[row]]
+        return shares.get((name, int(table.duration[row])), {})
 
     def _communicates(self, piece: int) -> Mapping[str, float]:
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])

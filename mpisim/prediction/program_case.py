@@ -8,7 +8,7 @@ for besides. Any other program is simulated with what was asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import InputError, UsageError
 from ..experiment import Experiment, ProgramChoices, ProgramExperiment, kept, restored
 from ..experiment.kept import tables_of
+from ..kernels.counted import COUNTED, CountedShares
 from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.speeds import with_speeds
@@ -47,11 +48,14 @@ class ProgramCase:
         Its ranks as different as was asked for.
     asked : AskedNetwork, optional
         None where no network was asked for.
+    counted : CountedShares
+        Of kernels that were priced by what they count.
     """
 
     experiment: ProgramChoices
     program: Program
     asked: AskedNetwork | None
+    counted: CountedShares = field(default_factory=CountedShares)
 
     @cached_property
     def cluster(self) -> Cluster | None:
@@ -73,7 +77,8 @@ def with_experiment(case: Case | ProgramCase) -> Program:
     """Return the program of a case as it is saved: it says which experiment it is of. Local."""
     program = case.program
     if isinstance(case, ProgramCase):
-        return program
+        said = {COUNTED: case.counted.text} if case.counted.text else {}
+        return program.replace(attributes={**program.attributes, **said})
     return program.replace(attributes={**program.attributes, KEPT: kept(case.experiment)})
 
 
@@ -254,6 +259,9 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
             "say what its kernels do; allowed: overlap.model = 'off'"
         )
     choices = ProgramChoices.of(tables, source)
+    attributes = dict(program.attributes)
+    counted = CountedShares.read(attributes.pop(COUNTED, None), source)
+    program = program.replace(attributes=attributes)
     try:
         program = varied(program, choices.variation)
         if choices.variation.slowest:
@@ -261,13 +269,13 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
                 "variation.slowest is true; the program does not say which kernels are products"
             )
         if choices.cluster is None:
-            return ProgramCase(choices, program, None)
+            return ProgramCase(choices, program, None, counted)
         check_speeds(choices.cluster.speeds, choices.network.model)
         preset = find_cluster(choices.cluster.preset)
         folder = Path(source).parent
         placed = choices.cluster
         asked_network = AskedNetwork(preset, placed.nodes, choices.network, placed.speeds, folder)
-        case = ProgramCase(choices, program, asked_network)
+        case = ProgramCase(choices, program, asked_network, counted)
         case.network  # noqa: B018 - errors of what was asked for come before the run
     except InputError as error:
         raise type(error)(f"{source}: {error}") from error

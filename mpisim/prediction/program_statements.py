@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.run import Run
+from ..kernels.counted import PRICED
 from ..quantity import Quantity
 from .path_shares import PathShares
 from .program_case import ProgramCase
@@ -44,8 +45,10 @@ def program_statements(case: ProgramCase, run: Run) -> dict[str, Any]:
     speeds = choices.variation.speeds
     said = [] if varies is None else [varies]
     said += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
+    if case.counted.shares:
+        said.append(f"priced by roofline: {case.program.attributes[PRICED]}")
     if asked is None or cluster is None:
-        return {"assumptions": said} if said else {}
+        return {**({"assumptions": said} if said else {}), **_error_bar(case, run)}
     nodes = f"{asked.nodes} node" + ("s" if asked.nodes > 1 else "")
     shown = {
         key: value
@@ -75,10 +78,13 @@ def program_statements(case: ProgramCase, run: Run) -> dict[str, Any]:
 
 
 def _error_bar(case: ProgramCase, run: Run) -> dict[str, Any]:
-    """Return how far communications that were priced put the step time off."""
-    if run.critical_path is None or case.network is None or not priced(case.program):
+    """Return how far communications and kernels that were priced put the step time off."""
+    errors = case.counted.numbers
+    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
+    if case.network is not None and priced(case.program):
+        numbers |= case.network.numbers
+    if run.critical_path is None or not numbers:
         return {}
-    numbers: dict[str, Quantity] = dict(case.network.numbers)
     found = combine(PathShares(case, run).lengths(), run.step_time, numbers, None)
     return {
         "uncertainty": found.relative,

@@ -286,6 +286,8 @@ def _of_others(case: Case) -> list[str]:
     said = []
     if "overlap.passes" in given and overlap.model != "coupled":
         said.append(f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'")
+    if experiment.calibration.framework is not None and case.constants is None:
+        said.append("calibration.framework: no effect, calibration.file is not given")
     if variation.seed and not variation.random:
         said.append("variation.seed: no effect, nothing is drawn (variation.kernels, .gpus)")
     if experiment.run.allow_oom and case.memory.fits:

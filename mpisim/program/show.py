@@ -37,6 +37,7 @@ def overview(program: Program) -> str:
     lines += [
         shortened(f"{one_line(key):<14} {one_line(value)}", 100)
         for key, value in program.attributes.items()
+        if not value.startswith("{")  # for mpisim, which has lines beside them for people
     ]
     lines += ["", "Tables", *_limited(_table_lines(program), len(program.tables), "tables")]
     if len(program.communicators):
