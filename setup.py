@@ -5,47 +5,61 @@ here. Everything else about the distribution stands in ``pyproject.toml``.
 """
 
 import os
+import runpy
 from pathlib import Path
 
+from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+built = runpy.run_path(str(ROOT / "mpisim/built.py"))  # importing it would need what mpisim needs
+sources = [path.relative_to(ROOT).as_posix() for path in built["sources"](ROOT)]
 
 # Top-level folders that are installed as subpackages of mpisim (the mapping itself is in
 # pyproject.toml), so that nothing called "kernels" lands in site-packages.
 MAPPED = ("kernels", "topo", "data")
-
-CORES = (
-    Path("mpisim/engine/_core"), Path("mpisim/overlap/_core"), Path("mpisim/workloads/_core"),
-)  # fmt: skip
 
 packages = find_packages(include=["mpisim", "mpisim.*"])
 for name in MAPPED:
     packages.append(f"mpisim.{name}")
     packages.extend(f"mpisim.{name}.{sub}" for sub in find_packages(name))
 
+
+class Build(build_ext):
+    """Compile, and leave the digest of the sources beside binaries that stay in the checkout."""
+
+    def run(self) -> None:
+        stamp = ROOT / built["STAMP"]
+        here = self.inplace or getattr(self, "editable_mode", False)
+        if here:
+            stamp.unlink(missing_ok=True)
+        super().run()
+        if here:
+            stamp.write_text(built["digest"](ROOT))
+
+
 extensions = [
     Extension(
-        ".".join(path.with_suffix("").parts),
-        [path.as_posix()],
+        path.removesuffix(".pyx").replace("/", "."),
+        [path],
         # No -march: a build must run on every node of a cluster. No contraction of a*b+c into a
         # fused operation: results must not depend on the compiler's mood. No debugging symbols:
         # they take longer than the code.
         extra_compile_args=["-O3", "-ffp-contract=off", "-g0"],
-        include_dirs=[core.as_posix()],
-        depends=[header.as_posix() for header in core.glob("*.h")],
+        include_dirs=[os.path.dirname(path)],
+        depends=[header for header in sources if header.endswith(".h")],
     )
-    for core in CORES
-    for path in sorted(core.glob("*.pyx"))
+    for path in sources
+    if path.endswith(".pyx")
 ]
 processes = os.cpu_count() or 1
-if extensions:
-    from Cython.Build import cythonize
-
-    extensions = cythonize(
-        extensions, language_level=3, build_dir="build/cython", nthreads=processes
-    )
 
 setup(
     packages=packages,
-    ext_modules=extensions,
+    ext_modules=cythonize(
+        extensions, language_level=3, build_dir="build/cython", nthreads=processes
+    ),
+    cmdclass={"build_ext": Build},
     options={"build_ext": {"parallel": processes}},
 )

@@ -26,17 +26,17 @@ if [ "${MPISIM_SYSTEM_MPI:-0}" = 1 ]; then
     extras="test"
 fi
 
-# Everything that decides what an installation holds. Python files are not in it: the installation
-# is editable.
+# Everything that decides what an installation holds: what compiled modules are made from (by the
+# same list as setup.py's), and what is required. Python files are not in it: the installation is
+# editable.
 state() {
     echo "$("$python" --version) $extras $PWD"
-    find pyproject.toml setup.py mpisim/engine -maxdepth 2 \
-        \( -name pyproject.toml -o -name setup.py -o -name '*.pyx' -o -name '*.pxd' \) \
-        | LC_ALL=C sort | xargs cksum
+    "$python" mpisim/built.py
+    cksum < pyproject.toml
 }
 
 now="$(state)"
-if [ ! -f .venv/mpisim.stamp ] || [ "$now" != "$(cat .venv/mpisim.stamp)" ]; then
+if [ ! -f .venv/mpisim.stamp ] || [ ! -f mpisim/built.stamp ] || [ "$now" != "$(cat .venv/mpisim.stamp)" ]; then
     echo "Setting up .venv (once) ..."
     rm -f .venv/mpisim.stamp
     # None yet, left half made, or of another Python.

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Every check there is: set up, lint, types, the tests in one process, then those that are about
-# several processes on 2 and on 4. Exits with an error if any part fails, after running them all.
+# several processes on 2 and on 4 with Open MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs
+# end under the launchers of these two, and the digests of all three. Exits with an error if any
+# part fails, after running them all. An MPI that cannot be had here (with_mpi.sh) is said and left
+# out; where CI is set that is an error, too.
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail
@@ -23,12 +26,38 @@ part "lint" ruff check .
 part "types" bash run_scripts/typecheck.sh
 part "tests, one process" pytest "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
+quiet=(--color=no -p no:cacheprovider)
 for processes in 2 4; do
-    part "tests, $processes processes" \
-        mpirun -n "$processes" pytest --color=no -p no:cacheprovider "$@"
+    part "tests, $processes processes" mpirun -n "$processes" pytest "${quiet[@]}" "$@"
 done
 
+skipped=()
+for mpi in openmpi4 mpich; do
+    with=(bash run_scripts/with_mpi.sh "$mpi")
+    "${with[@]}" true
+    case "$?" in
+    0)
+        part "tests, $mpi, 2 processes" "${with[@]}" mpirun -n 2 pytest "${quiet[@]}" "$@"
+        part "ends of runs, $mpi" "${with[@]}" pytest "${quiet[@]}" tests/test_launched.py \
+            -k "ends or terminated or four or prints" "$@"
+        ;;
+    77)
+        skipped+=("$mpi")
+        ;;
+    *)
+        failed+=("setting up $mpi")
+        ;;
+    esac
+done
+part "the same digests on three MPIs" python run_scripts/digests.py
+
 printf '\n'
+if [ "${#skipped[@]}" -gt 0 ]; then
+    printf 'skipped: %s\n' "${skipped[@]}"
+    if [ -n "${CI:-}" ]; then
+        failed+=("MPI libraries that cannot be had: ${skipped[*]}")
+    fi
+fi
 if [ "${#failed[@]}" -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"
     exit 1

@@ -83,7 +83,7 @@ def test_what_a_fitted_constant_covers_rests_on_nothing_else() -> None:
 
 
 def test_constants_of_one_change_nothing() -> None:
-    plain = prepare(EXPERIMENT)
+    plain = prepare(dataclasses.replace(EXPERIMENT, calibration=CalibrationChoice()))
     run = engine.simulate(plain.program, network=plain.network)
     assert step(EXPERIMENT, StepConstants())[0] == run.step_time
 

@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from mpisim import __version__
+from mpisim.built import check_built
 from mpisim.cli import launch
 from mpisim.cli.parser import Parser, parse
 from mpisim.cli.signals import Terminated, ended_by_signals
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, commands[0].rpartition(".")[2])
     try:
+        check_built()
         arguments = parse(_parser(words[0], commands), words)
     except MpisimError as error:
         return launch.end(error.exit_code, launch.said(str(error)))

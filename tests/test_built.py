@@ -1,0 +1,71 @@
+"""Stale binaries: what is compiled is known in one place, and a change of it is noticed."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpisim.built import STAMP, check_built, cores, digest, sources
+from mpisim.errors import UsageError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what is compiled, with the digest that a build leaves."""
+    for path in sources(REPOSITORY):
+        copy = tmp_path / path.relative_to(REPOSITORY)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    (tmp_path / STAMP).write_text(digest(tmp_path))
+    return tmp_path
+
+
+def test_every_source_is_known():
+    known = set(sources(REPOSITORY))
+    there = {
+        path
+        for folder in ("mpisim", "kernels", "topo")
+        for ending in ("pyx", "pxd", "pxi", "h")
+        for path in (REPOSITORY / folder).rglob(f"*.{ending}")
+    }
+    assert there <= known
+    assert REPOSITORY / "setup.py" in known
+    assert len(cores(REPOSITORY)) >= 3
+
+
+@pytest.mark.parametrize("path", sources(REPOSITORY), ids=lambda path: path.name)
+def test_a_change_of_any_source_is_noticed(checkout, path):
+    check_built(checkout)
+    with (checkout / path.relative_to(REPOSITORY)).open("a") as file:
+        file.write("\n")
+    with pytest.raises(UsageError, match=r"made from other sources .*run_scripts/setup\.sh"):
+        check_built(checkout)
+
+
+def test_a_new_source_is_noticed(checkout):
+    (cores(checkout)[-1] / "new.h").write_text("")
+    with pytest.raises(UsageError):
+        check_built(checkout)
+
+
+def test_an_installation_without_sources_is_not_looked_at(tmp_path):
+    check_built(tmp_path)
+
+
+def test_the_digest_needs_nothing_but_python(checkout):
+    """As setup.sh calls it, before anything is installed."""
+    (checkout / "mpisim").mkdir(exist_ok=True)
+    shutil.copy(REPOSITORY / "mpisim" / "built.py", checkout / "mpisim")
+    command = [sys.executable, "-S", "-I", "mpisim/built.py"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    assert done.stdout == digest(checkout) + "\n"
+    script = (REPOSITORY / "run_scripts" / "setup.sh").read_text()
+    assert '"$python" mpisim/built.py' in script
+
+
+def test_these_binaries_are_those_of_these_sources():
+    check_built()
