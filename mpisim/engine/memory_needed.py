@@ -29,6 +29,8 @@ from .refine import ranges
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
+    from ..program import Program
+
 __all__ = ["Counts", "Memory", "capacity", "count", "needed", "on_this_machine"]
 
 FILE = "simulation_memory.toml"

@@ -20,7 +20,7 @@ from .experiment import (
     RunChoice,
 )
 from .load import DEFAULT, assigned, defaulted, load, read
-from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
+from .models import FAMILIES, USUAL_LENGTH, Cnn, Dlrm, Model, Transformer
 from .overlap import OverlapChoice
 from .plan import Plan
 from .variation import VariationChoice
@@ -28,6 +28,7 @@ from .variation import VariationChoice
 __all__ = [
     "DEFAULT",
     "FAMILIES",
+    "USUAL_LENGTH",
     "CalibrationChoice",
     "ClusterChoice",
     "Cnn",

@@ -197,6 +197,9 @@ class Experiment:
     defaulted : mapping of str to object
         Keys that neither the file nor the command line gave, by full name (``"plan.bucket"``), with
         their defaults; those of the model are left out.
+    config_length : str
+        The config.json that `seq_len` of the model was read from; empty where it was given, or
+        comes with a preset.
     """
 
     model: Model
@@ -211,6 +214,7 @@ class Experiment:
     title: str = "experiment"
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    config_length: str = field(default="", compare=False, repr=False)
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""

@@ -24,7 +24,7 @@ from .overlap import OverlapChoice
 from .plan import Plan
 from .variation import VariationChoice
 
-__all__ = ["DEFAULT", "assigned", "defaulted", "load", "read"]
+__all__ = ["DEFAULT", "assigned", "defaulted", "load", "model_of", "read"]
 
 DEFAULT = "llama3-8b-8-h100"
 """The experiment that runs when none is named."""
@@ -131,13 +131,16 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     title = table.get("title", Experiment.title)
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
-    model = _model(_table(table, "model", source), source)
+    given = _table(table, "model", source)
+    model = model_of(given, source)
+    config = "" if "seq_len" in given else given.get("hf_config", "")
     parts = {
         key: build(cls, _table(table, key, source), source, key) for key, cls in TABLES.items()
     }
     return Experiment(
-        model=model, title=title, source=source, defaulted=_defaulted(table), **parts
-    )
+        model=model, title=title, source=source, defaulted=_defaulted(table),
+        config_length=config, **parts,
+    )  # fmt: skip
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
@@ -173,7 +176,7 @@ def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
     return found
 
 
-def _model(table: Mapping[str, Any], source: str) -> Model:
+def model_of(table: Mapping[str, Any], source: str) -> Model:
     """Resolve ``[model]``: defaults of the family, then preset or config, then the user's keys."""
     given = dict(table)
     base: dict[str, Any] = {}
