@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from mpisim.errors import InputError
 from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
 from mpisim.kernels import find_gpu
 from mpisim.memory import (
+    Evaluate,
     StageMemory,
     Verdict,
     advice,
@@ -174,7 +176,7 @@ def test_advice_where_nothing_helps_and_where_none_is_needed() -> None:
     plan = Plan(global_batch=32)
     full = Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
     (line,) = advice(plan, full, lambda changed, times: full)
-    assert line.startswith("No single change")
+    assert line == "No change of the plan makes it fit, nor do 3 together."
 
     def refuse(changed: Plan, times: int) -> Verdict:
         raise InputError("no")
@@ -184,17 +186,58 @@ def test_advice_where_nothing_helps_and_where_none_is_needed() -> None:
 
 
 def test_given_dp_shrinks_as_the_model_spreads() -> None:
-    seen: list[Plan] = []
+    seen: list[tuple[Plan, int]] = []
 
     def record(changed: Plan, times: int) -> Verdict:
-        seen.append(changed)
+        seen.append((changed, times))
         return Verdict((stage(0, 90 * GIB),), 80 * GIB, "a GPU")
 
     remedies(Plan(global_batch=64, micro_batch=4, dp=8), record)
-    assert {(p.tp, p.dp) for p in seen if p.tp > 1} == {(2, 4), (4, 2), (8, 1)}
-    assert {p.micro_batch for p in seen} == {4, 2, 1}
-    assert {p.zero for p in seen} == {0, 1, 3}
-    assert any(p.dp == 16 for p in seen)
+    alone = [p for p, times in seen if times == 1 and p.pp == p.cp == 1]
+    assert {(p.tp, p.dp) for p in alone if p.tp > 1} == {(2, 4), (4, 2), (8, 1)}
+    assert all(p.dp is not None and p.tp * p.pp * p.cp * p.dp == 8 * times for p, times in seen)
+    plans = [p for p, _ in seen]
+    assert {p.micro_batch for p in plans} == {4, 2, 1}
+    assert {p.zero for p in plans} == {0, 1, 3}
+    assert any(p.dp == 16 for p in plans)
+
+
+def limited(peak: Callable[[Plan, int], int], room: int) -> Evaluate:
+    """Verdicts that know a plan's sizes alone."""
+
+    def verdict(changed: Plan, times: int) -> Verdict:
+        return Verdict((stage(0, peak(changed, times) * GIB),), room * GIB, "a GPU")
+
+    return verdict
+
+
+def test_more_stages_come_before_tensor_parallelism_across_nodes() -> None:
+    plan = Plan(global_batch=64, tp=8)
+    fits = limited(lambda p, times: 160 // (p.tp * p.pp // 8), 80)
+    changes = [remedy.change for remedy in remedies(plan, fits, node=8)]
+    assert changes.index("pp = 2") < changes.index("tp = 16")
+    # Where a node has room for it, tensor parallelism comes first.
+    changes = [remedy.change for remedy in remedies(plan, fits, node=16)]
+    assert changes.index("tp = 16") < changes.index("pp = 2")
+
+
+def test_changes_are_combined_where_none_is_enough() -> None:
+    """Recomputation halves it, stages (4 at most) quarter it: both together are needed."""
+
+    def peak(changed: Plan, times: int) -> int:
+        if changed.pp > 4 or changed.tp > 1 or changed.cp > 1 or changed.ep > 1:
+            raise InputError("no")
+        return 640 // changed.pp // (2 if changed.recompute == "full" else 1)
+
+    found = remedies(Plan(global_batch=64), limited(peak, 80))
+    assert (found[0].change, found[0].together) == ('pp = 4, recompute = "full"', 2)
+    lines = advice(Plan(global_batch=64), limited(peak, 80)(Plan(global_batch=64), 1),
+                   limited(peak, 80))  # fmt: skip
+    assert lines[0] == "No single change makes it fit; any of these does:"
+    # The smallest that fit: two stages would do with more room.
+    assert remedies(Plan(global_batch=64), limited(peak, 170))[0].change == "pp = 4"
+    wide = remedies(Plan(global_batch=64), limited(lambda p, t: 2 * peak(p, t), 330))
+    assert wide[0].change == "pp = 4"
 
 
 def test_an_experiment_that_is_laid_out() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpisim.errors import InputError
 from mpisim.experiment import Cnn, Dlrm, Plan, Transformer, read
@@ -18,13 +22,19 @@ from mpisim.experiment.experiment import ClusterChoice, KernelChoice, NetworkCho
 from mpisim.experiment.models import FAMILIES
 from mpisim.experiment.presets import find_model, model_presets
 from mpisim.kernels import find_gpu
+from mpisim.memory import assess, capacity
+from mpisim.memory.starting import _spread
 from mpisim.prediction.case import prepare
+from mpisim.prediction.hardware import hardware_of
 from mpisim.schema import build
 from mpisim.topo import find_cluster
+from mpisim.workloads import lay_out
 from mpisim.workloads.closed_forms import parameters
 from mpisim.workloads.grid import Grid
 
 Run = Callable[..., Any]
+
+GIB = 2**30
 
 SECTIONS = {
     "plan": Plan, "cluster": ClusterChoice, "kernels": KernelChoice, "network": NetworkChoice,
@@ -38,7 +48,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def test_every_key_stands_in_the_example_with_its_default() -> None:
-    text = sections(example("llama-3-8b", "dgx-h100"))
+    text = sections(example("llama-3-8b", "dgx-h100").text)
     for name, cls in {"model": Transformer, **SECTIONS}.items():
         for field in dataclasses.fields(cls):
             pattern = rf"^(# )?{field.name} (= .+|is not set)$"
@@ -52,7 +62,7 @@ def test_every_key_is_documented(cls: type) -> None:
 
 
 def test_keys_that_are_uncommented_change_nothing() -> None:
-    text = example("deepseek-v3", "dgx-h800", 256)
+    text = example("deepseek-v3", "dgx-h800", 256).text
     whole = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     assert len(tomllib.loads(whole)["plan"]) > 25
     assert dataclasses.replace(read(whole, "whole"), source="") == dataclasses.replace(
@@ -62,13 +72,14 @@ def test_keys_that_are_uncommented_change_nothing() -> None:
 
 @pytest.mark.parametrize("name", model_presets())
 def test_every_model_gives_an_experiment(name: str) -> None:
-    experiment = read(example(name, "dgx-h100", 64), name)
+    experiment = read(example(name, "dgx-h100", 64).text, name)
     table = find_model(name)
     cls, common = FAMILIES[table["family"]]
     assert experiment.model == build(cls, {**common, **table}, "preset", name)
     plan = experiment.plan
-    assert Grid.of(plan, 64).world == 64
-    assert plan.global_batch % ((plan.dp or 1) * plan.micro_batch) == 0
+    grid = Grid.of(plan, 64)
+    assert (grid.world, plan.dp) == (64, None)
+    assert plan.global_batch % (grid.dp * plan.micro_batch) == 0
     assert experiment.cluster.nodes == 8
 
 
@@ -81,15 +92,14 @@ def test_every_model_gives_an_experiment(name: str) -> None:
 def test_weights_and_states_leave_room_for_activations(
     name: str, cluster: str, gpus: int
 ) -> None:
-    experiment = read(example(name, cluster, gpus), name)
-    plan, model = experiment.plan, experiment.model
-    assert isinstance(model, Transformer)
-    # Weights in 2 bytes and gradients in 4 on every rank of the model, 12 bytes of Adam shared.
-    split = plan.pp * (plan.ep if model.experts else plan.tp)
-    states = parameters(model) * (6 / split + 12 / gpus)
-    memory = find_gpu(find_cluster(cluster).gpu).memory.si
-    assert states < 0.6 * memory
-    assert plan.tp <= find_cluster(cluster).gpus_per_node
+    experiment = read(example(name, cluster, gpus).text, name)
+    hardware = hardware_of(experiment)
+    gpu = find_gpu(find_cluster(cluster).gpu)
+    found = assess(lay_out(experiment, gpus), gpu, node=hardware.cluster.gpus_per_node)
+    assert found.fits
+    assert found.certain
+    assert all(each.activations > 0 for each in found.stages)
+    assert experiment.plan.tp <= find_cluster(cluster).gpus_per_node
 
 
 @pytest.mark.parametrize(
@@ -99,12 +109,136 @@ def test_weights_and_states_leave_room_for_activations(
      ("vit-b-16", "a40-4gpu", 4), ("resnet-50", "dgx-v100", 8), ("dlrm-default", "dgx-a100", 8)],
 )  # fmt: skip
 def test_examples_are_generated_and_fit(name: str, cluster: str, gpus: int) -> None:
-    case = prepare(read(example(name, cluster, gpus), name))
+    case = prepare(read(example(name, cluster, gpus).text, name))
     assert case.program.n_ranks == gpus
 
 
+GRID = list(
+    product(
+        ("llama-3-8b", "llama-3-70b", "llama-3-405b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3"),
+        ("dgx-a100", "dgx-h100", "gb200-nvl72"),
+        (8, 64, 512, 2048),
+    )
+)
+
+
+@pytest.mark.parametrize(("name", "cluster", "gpus"), [*GRID, ("llama-3-405b", "dgx-h100", 16384)])
+def test_plans_fit_or_it_is_said_that_none_does(name: str, cluster: str, gpus: int) -> None:
+    found = example(name, cluster, gpus)
+    experiment = read(found.text, name)
+    hardware = hardware_of(experiment)
+    gpu = next(iter(hardware.named.values()))
+    verdict = assess(lay_out(experiment, gpus), gpu, node=hardware.cluster.gpus_per_node)
+    plan = experiment.plan
+    assert plan.tp <= hardware.cluster.gpus_per_node
+    if verdict.fits:
+        assert verdict.certain
+        assert f"GiB ± {verdict.worst.error / GIB:.1f} of" in found.said[0]
+        assert f"the fullest GPU needs {verdict.peak / GIB:.1f} GiB" in found.said[0]
+        return
+    assert "no plan that was tried fits" in found.said[0]
+    assert re.search(r"[\d,]+ GPUs have room, with tp = [248]", found.said[1])
+    assert f"#   {found.said[0].removeprefix('plan: ')[:60]}" in found.text
+    # 16 bytes of each parameter, shared by all GPUs, nearly fill them.
+    assert isinstance(experiment.model, Transformer)
+    assert 16 * parameters(experiment.model) / gpus > 0.75 * capacity(gpu)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama-3-8b", 8), ("gpt3-175b", 512)])
+@pytest.mark.parametrize("change", ["plan.tp=8", "plan.tp=4", "plan.recompute=full"])
+def test_sizes_can_be_changed(name: str, gpus: int, change: str) -> None:
+    experiment = read(example(name, "dgx-h100", gpus).text, name, [change, "run.allow_oom=true"])
+    layout = lay_out(experiment, gpus)
+    assert layout.grid.world == gpus
+
+
+@given(layers=st.integers(4, 200), pp=st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_layers_are_spread_evenly(layers: int, pp: int) -> None:
+    sizes = _spread(layers, pp).get("stages")
+    if sizes is None:
+        assert layers % pp == 0 or (layers + 2) % pp == 0
+        return
+    assert (sum(sizes), len(sizes)) == (layers, pp)
+    with_ends = [sizes[0] + 1, *sizes[1:-1], sizes[-1] + 1]
+    assert max(with_ends) - min(with_ends) <= 1
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, **keys: object) -> Path:
+    """A folder with a config.json."""
+    folder.mkdir()
+    found = {key: value for key, value in {**CONFIG, **keys}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(found))
+    return folder / "config.json"
+
+
+def test_a_config_has_sequences_as_models_are_trained_on(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "Llama-3.1-8B")
+    found = example(str(path), "dgx-h100", 8, config=True, folder=tmp_path / "runs")
+    assert 'hf_config = "../Llama-3.1-8B/config.json"' not in found.text  # an absolute path is kept
+    experiment = read(found.text, str(tmp_path / "runs" / "mine.toml"))
+    assert isinstance(experiment.model, Transformer)
+    assert (experiment.model.seq_len, experiment.model.layers) == (8192, 32)
+    assert experiment.title == "Llama-3.1-8B on 8 GPUs"
+    assert found.said[0] == (
+        f"seq_len = 8192, a usual length in training: {path} allows 131,072 tokens "
+        "(max_position_embeddings)"
+    )
+    assert "#   seq_len = 8192, a usual length in training" in found.text
+    short = checkpoint(tmp_path / "short", max_position_embeddings=2048)
+    kept = example(str(short), "dgx-h100", 8, config=True)
+    assert read(kept.text, "kept").model.seq_len == 2048  # type: ignore[union-attr]
+    assert len(kept.said) == 1 or "seq_len" not in kept.said[0]
+
+
+@pytest.mark.parametrize("option", ["--config", "--model"])
+def test_new_takes_a_config(run_mpisim: Run, tmp_path: Path, option: str) -> None:
+    config = checkpoint(tmp_path / "model")
+    args = ["new", str(tmp_path / "mine.toml"), option, str(config), "--gpus", "16"]
+    done = run_mpisim(args)
+    assert done.rc == 0
+    assert "(max_position_embeddings)" in done.stderr
+    text = (tmp_path / "mine.toml").read_text()
+    assert prepare(read(text, str(tmp_path / "mine.toml"))).memory.fits
+    config.write_text('{"model_type": "lama"}')
+    again = run_mpisim([*args, "--overwrite"])
+    assert again.rc == 2
+    assert "key 'model_type' is 'lama' (did you mean 'llama'?)" in again.errors[0]
+
+
+def test_a_relative_config_is_found_from_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path / "model")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = example("model", "dgx-h100", 8, config=True, folder="runs")
+    assert 'hf_config = "../model"' in found.text
+    assert read(found.text, "runs/mine.toml").model.layers == 32  # type: ignore[union-attr]
+
+
+def test_sequences_of_a_config_that_are_too_long(run_mpisim: Run, tmp_path: Path) -> None:
+    """Where the length comes from is said, and a shorter one that fits."""
+    checkpoint(tmp_path / "model")
+    text = '[model]\nhf_config = "model"\n[plan]\nglobal_batch = 8\ntp = 2\nzero = 1\n'
+    (tmp_path / "mine.toml").write_text(text + '[cluster]\npreset = "dgx-h100"\n')
+    done = run_mpisim(["run", str(tmp_path / "mine.toml")])
+    assert done.rc == 2
+    (line,) = done.errors
+    assert "model.seq_len = 131072 is the longest that model allows (max_position_emb" in line
+    assert "With model.seq_len = 16384 it fits (" in line
+    given = run_mpisim(["run", str(tmp_path / "mine.toml"), "--set", "model.seq_len=131072"])
+    assert "max_position_embeddings" not in given.errors[0]
+
+
 def test_part_of_a_node() -> None:
-    experiment = read(example("gpt2", "dgx-h100", 12), "e")
+    experiment = read(example("gpt2", "dgx-h100", 12).text, "e")
     assert (experiment.cluster.nodes, experiment.cluster.gpus) == (2, 12)
 
 
@@ -116,7 +250,8 @@ def test_more_than_a_box_is_refused() -> None:
 
 def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_path: Path) -> None:
     printed = run_mpisim(["new", "--model", "gpt3-13b", "--gpus", "16"])
-    assert (printed.rc, printed.stderr) == (0, "")
+    assert printed.rc == 0
+    assert printed.stderr.startswith("mpisim: plan: tp = 2, zero = 1: the fullest GPU needs ")
     assert read(printed.stdout, "printed").cluster.nodes == 2
     path = tmp_path / "mine.toml"
     args = ["new", str(path), "--model", "gpt3-13b", "--gpus", "16"]
@@ -137,6 +272,9 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
         (["--cluster", "dgx-h10"], "unknown cluster 'dgx-h10' (did you mean 'dgx-h100'?)"),
         (["--gpus", "0"], "--gpus is 0; it must be 1 or more"),
         (["--overwrite"], "--overwrite needs a file to write"),
+        (["--config", "none.json"], "none.json: cannot be read: No such file"),
+        (["--model", "no/such"], "no/such: cannot be read: No such file"),
+        (["--config", "c", "--model", "m"], "argument --model: not allowed with argument --config"),
     ],
 )
 def test_bad_arguments_are_one_line(run_mpisim: Run, args: list[str], message: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -14,6 +16,7 @@ examples:
   mpisim new > mine.toml                                Llama-3-8B on the 8 GPUs of a DGX H100
   mpisim new mine.toml --model gpt3-175b --gpus 96      another model, on 96 GPUs
   mpisim new mine.toml --model qwen3-30b-a3b --cluster dgx-a100 --overwrite
+  mpisim new mine.toml --config Llama-3.1-70B/config.json --gpus 64
 """
 
 MODEL, CLUSTER = "llama-3-8b", "dgx-h100"
@@ -24,16 +27,22 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "new",
         help="write an experiment to start from",
-        description="Write an experiment with every key explained, and a plan that fits the "
-        "memory of the GPUs by a rough count: something to start from, not the fastest plan.",
+        description="Write an experiment with every key explained, and a plan that fits into "
+        "the memory of the GPUs: something to start from, not the fastest plan. What was chosen, "
+        "and why, is said on standard error and in the file, and so is that nothing fits.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="where to write it (default: standard output)"
     )
-    parser.add_argument(
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
         "--model", metavar="NAME", default=MODEL,
-        help=f"one of 'mpisim list models' (default: {MODEL})",
+        help=f"one of 'mpisim list models', or as --config (default: {MODEL})",
+    )  # fmt: skip
+    models.add_argument(
+        "--config", metavar="PATH",
+        help="a config.json of Hugging Face, or the folder of a checkpoint, in place of --model",
     )  # fmt: skip
     parser.add_argument(
         "--cluster", metavar="NAME", default=CLUSTER,
@@ -52,13 +61,27 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--gpus is {args.gpus}; it must be 1 or more")
     if args.overwrite and args.file is None:
         raise UsageError("--overwrite needs a file to write: mpisim new FILE")
-    text = example(args.model, args.cluster, args.gpus)
-    if args.file is None:
-        print(text, end="")
-        return 0
+    path = args.config or (args.model if _is_path(args.model) else None)
+    folder = Path(args.file or "").parent
+    name = path or args.model
+    found = example(name, args.cluster, args.gpus, config=path is not None, folder=folder)
+    _write(found.text, args)
+    for line in found.said:
+        print(f"mpisim: {line}", file=sys.stderr)
+    return 0
+
+
+def _is_path(name: str) -> bool:
+    """Whether a model is named by a path: it has folders, or the ending of a config.json."""
+    return name.endswith(".json") or Path(name).name != name
+
+
+def _write(text: str, args: argparse.Namespace) -> None:
     from ..files import staged
 
+    if args.file is None:
+        print(text, end="")
+        return
     with staged(args.file, overwrite=args.overwrite) as file:
         file.write(text.encode())
     print(f"{args.file} is written; run it with: mpisim run {args.file}")
-    return 0

@@ -25,7 +25,7 @@ from .experiment import (
 )
 from .kept import kept, restored
 from .load import DEFAULT, defaulted, load, load_any, read
-from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
+from .models import FAMILIES, USUAL_LENGTH, Cnn, Dlrm, Model, Transformer
 from .of_program import ProgramChoices, ProgramExperiment
 from .overlap import OverlapChoice
 from .plan import Plan
@@ -34,6 +34,7 @@ from .variation import VariationChoice
 __all__ = [
     "DEFAULT",
     "FAMILIES",
+    "USUAL_LENGTH",
     "CalibrationChoice",
     "ClusterChoice",
     "Cnn",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..errors import InputError
 from .experiment import (
@@ -22,16 +23,15 @@ from .experiment import (
     NetworkChoice,
     RunChoice,
 )
-from .models import FAMILIES, Cnn, Model, Transformer
+from .huggingface import from_config
+from .load import model_of
+from .models import USUAL_LENGTH, Model
 from .overlap import OverlapChoice
 from .plan import Plan
 from .presets import find_model, model_presets
 from .variation import VariationChoice
 
-if TYPE_CHECKING:
-    from ..topo import Cluster
-
-__all__ = ["example", "starting_plan"]
+__all__ = ["Example", "example"]
 
 WIDTH = 100
 
@@ -46,45 +46,64 @@ MODEL_NOTE = """\
 # own.
 """
 
-STATES = {0: (18, 0), 1: (6, 12)}
-"""Bytes of weights, gradients and optimizer states of a parameter in mixed precision with Adam, by
-`zero`: what every rank has, and what data-parallel ranks share (arXiv:1910.02054, section 3.1, with
-gradients in fp32 as Megatron-LM keeps them)."""
 
-ENDS = ("account_for_embedding", "account_for_loss")
-"""Keys that make the first and the last stage a layer shorter."""
+class Example(NamedTuple):
+    """An experiment to start from.
 
-FILL = 0.6
-"""Share of a GPU's memory that those may take; the rest is for activations."""
+    Attributes
+    ----------
+    text : str
+        TOML with a comment for every key.
+    said : tuple of str
+        Sentences: which plan was chosen and why, what was chosen for the model.
+    """
+
+    text: str
+    said: tuple[str, ...]
 
 
-def example(name: str, cluster: str, gpus: int | None = None) -> str:
-    """Write an experiment.
+class _Chosen(NamedTuple):
+    """The model of an example: keys of ``[model]`` as written, the model, its name in titles, and
+    what was chosen for it."""
+
+    keys: dict[str, Any]
+    model: Model
+    title: str
+    said: tuple[str, ...]
+
+
+def example(
+    name: str, cluster: str, gpus: int | None = None, *, config: bool = False,
+    folder: str | Path = "",
+) -> Example:  # fmt: skip
+    """Write an experiment, with a plan that fits by the memory model, or that takes least.
 
     Parameters
     ----------
     name : str
-        A model of ``mpisim list models``.
+        A model of ``mpisim list models``, or the path of a config.json.
     cluster : str
         A cluster of ``mpisim list clusters``, or the path of a file with one.
     gpus : int, optional
         GPUs to use; those of one node if not given.
+    config : bool
+        Whether `name` is a path.
+    folder : str or Path
+        Where the experiment will be: paths in it are relative to that.
 
     Returns
     -------
-    str
-        TOML with a comment for every key.
+    Example
 
     Raises
     ------
     InputError
-        If a name is not known, or the cluster has no so many GPUs.
+        If a name is not known, a file cannot be read, or the cluster has no so many GPUs.
     """
+    from ..memory import starting_plan
     from ..topo import find_cluster
 
-    table = find_model(name)
-    cls, common = FAMILIES[table["family"]]
-    model = cls(**{**common, **_tuples(table)})
+    chosen = _of_config(Path(name), Path(folder)) if config else _of_preset(name)
     where = find_cluster(cluster)
     count = where.gpus_per_node if gpus is None else gpus
     nodes = -(-count // where.gpus_per_node)
@@ -95,13 +114,17 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
     choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
     if count != nodes * where.gpus_per_node:
         choice["gpus"] = count
-    title = next(each.title for each in model_presets().values() if dict(each.table) == table)
-    keys = [field.name for field in dataclasses.fields(cls)]
-    resolved = {key: getattr(model, key) for key in keys}
+    start = starting_plan(chosen.model, cluster, where, count)
+    resolved = {f.name: getattr(chosen.model, f.name) for f in dataclasses.fields(chosen.model)}
+    said = (*chosen.said, *(f"plan: {each}" for each in start.why))
+    first = {key: value for key, value in chosen.keys.items() if key in ("preset", "hf_config")}
+    given = {key: value for key, value in chosen.keys.items() if key not in first}
+    head = "".join(f"{key} = {_value(value)}\n" for key, value in first.items())
     parts = [
-        HEAD + f"\ntitle = {_value(f'{title} on {count} GPUs')}\n",
-        f"[model]\n{MODEL_NOTE}preset = {_value(name)}\n\n" + _section(cls, {}, resolved),
-        "[plan]\n" + _section(Plan, starting_plan(model, where, count)),
+        HEAD + f"\ntitle = {_value(f'{chosen.title} on {count} GPUs')}\n",
+        f"[model]\n{MODEL_NOTE}{_comment(chosen.said)}{head}\n"
+        + _section(type(chosen.model), given, resolved),
+        "[plan]\n" + _comment(start.why) + "\n" + _section(Plan, start.keys),
         "[cluster]\n" + _section(ClusterChoice, choice),
         "[kernels]\n" + _section(KernelChoice, {}),
         "[network]\n" + _section(NetworkChoice, {}),
@@ -110,64 +133,39 @@ def example(name: str, cluster: str, gpus: int | None = None) -> str:
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]
-    return "\n".join(parts)
+    return Example("\n".join(parts), said)
 
 
-def starting_plan(model: Model, cluster: Cluster, gpus: int) -> dict[str, Any]:
-    """Return a plan to start from: the least splitting of the model that leaves room.
+def _of_preset(name: str) -> _Chosen:
+    table = find_model(name)
+    model = model_of({"preset": name}, name)
+    title = next(each.title for each in model_presets().values() if dict(each.table) == table)
+    return _Chosen({"preset": name}, model, title, ())
 
-    Tensor parallelism grows first, inside a node, then the pipeline; the remaining GPUs are data
-    parallel and share the optimizer states. It is no search for the fastest plan.
 
-    Parameters
-    ----------
-    model : Model
-    cluster : Cluster
-    gpus : int
+def _of_config(path: Path, folder: Path) -> _Chosen:
+    """Return the model of a config.json, with sequences as models are usually trained on."""
+    found = from_config(path)
+    given = str(path) if path.is_absolute() else os.path.relpath(path, folder)
+    keys: dict[str, Any] = {"hf_config": given}
+    length = found.get("seq_len")
+    said: tuple[str, ...] = ()
+    if length is None or length > USUAL_LENGTH:
+        keys["seq_len"] = USUAL_LENGTH
+        why = f"{path} names no length"
+        if length is not None:
+            why = f"{path} allows {length:,} tokens (max_position_embeddings)"
+        said = (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
+    read = {**keys, "hf_config": os.path.abspath(path)}
+    name = path.parent if path.name == "config.json" else path.with_suffix("")
+    return _Chosen(keys, model_of(read, str(path)), name.resolve().name, said)
 
-    Returns
-    -------
-    dict
-        Keys of ``[plan]``.
-    """
-    from ..kernels import find_gpu
-    from ..workloads.closed_forms import parameters
 
-    plan: dict[str, Any]
-    gpu = find_gpu(cluster.gpu)
-    precision = next(each for each in ("bf16", "fp16", "fp32") if each in gpu.formats)
-    if not isinstance(model, Transformer):
-        batch, optimizer = (64, "momentum") if isinstance(model, Cnn) else (2048, "sgd")
-        plan = {"global_batch": batch * gpus, "micro_batch": batch, "dp": gpus}
-        return plan | {"precision": "fp32", "optimizer": optimizer}
-    total = parameters(model)
-    splits = [
-        (tp, pp)
-        for pp in range(1, model.layers + 1)
-        for tp in (1, 2, 4, 8, 16)
-        if tp <= cluster.gpus_per_node
-        and (model.layers % pp == 0 or (model.layers + len(ENDS)) % pp == 0)
-        and not (model.heads % tp or model.kv % min(tp, model.kv))
-        and not (gpus % (tp * pp) or model.ffn % tp or model.seq_len % tp)
-        and (pp == 1 or (model.family != "t5" and tp == min(8, cluster.gpus_per_node)))
-    ]
-    for tp, pp in splits:
-        dp = gpus // (tp * pp)
-        ep = math.gcd(tp * dp, model.experts) if model.experts else 1
-        own, shared = STATES[min(1, dp - 1)]
-        # Nearly all of a mixture's parameters are its experts'.
-        parts = pp * (ep if model.experts else tp)
-        if total * (own / parts + shared / gpus) <= FILL * gpu.memory.si:
-            break
-    plan = {"tp": tp, "pp": pp, "dp": dp}
-    if model.experts:
-        plan |= {"ep": ep} | ({"etp": 1} if tp > 1 else {})
-    if model.layers % pp:
-        plan |= dict.fromkeys(ENDS, True)
-    if dp > 1:
-        plan["zero"] = 1
-    micro_batches = 8 if pp == 1 else 4 * pp
-    return {"global_batch": micro_batches * dp, "micro_batch": 1, **plan, "precision": precision}
+def _comment(said: Iterable[str]) -> str:
+    """Return sentences as lines of comments, set in: nobody is to take them for keys."""
+    filled = (textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+              for each in said)  # fmt: skip
+    return "".join(f"{line}\n" for lines in filled for line in lines)
 
 
 def _section(cls: type, given: Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> str:
@@ -219,8 +217,3 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
-
-
-def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of TOML with tuples for lists."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}

@@ -203,6 +203,9 @@ class Experiment:
         their defaults; those of the model are left out.
     given : mapping of str to object
         The tables as the file and the command line gave them.
+    config_length : str
+        The config.json that `seq_len` of the model was read from; empty where it was given, or
+        comes with a preset.
     """
 
     model: Model
@@ -219,6 +222,7 @@ class Experiment:
     source: str = "experiment"
     defaulted: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    config_length: str = field(default="", compare=False, repr=False)
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""

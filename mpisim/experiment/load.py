@@ -28,7 +28,7 @@ from .plan import Plan
 from .published import Published
 from .variation import VariationChoice
 
-__all__ = ["DEFAULT", "TABLES", "defaulted", "load", "load_any", "of_table", "read"]
+__all__ = ["DEFAULT", "TABLES", "defaulted", "load", "load_any", "model_of", "of_table", "read"]
 
 DEFAULT = "llama3-8b-8-h100"
 """The experiment that runs when none is named."""
@@ -186,7 +186,8 @@ def of_table(
     if not isinstance(title, str):
         raise InputError(f"{source}: key 'title' is {title!r}; it must be a text in quotes")
     named = _table(table, "model", source)
-    model = _model(named if resolved is None else dict(resolved), source)
+    model = model_of(named if resolved is None else dict(resolved), source)
+    config = "" if "seq_len" in named else named.get("hf_config", "")
     parts = {
         key: build(cls, _table(table, key, source), source, key, LISTED)
         for key, cls in TABLES.items()
@@ -194,7 +195,7 @@ def of_table(
     published = build(Published, _table(table, FOUND, source), source, FOUND)
     return Experiment(
         model=model, title=title, source=source, defaulted=_defaulted(table), given=table,
-        published=published, **parts,
+        published=published, config_length=config, **parts,
     )  # fmt: skip
 
 
@@ -220,7 +221,7 @@ def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
     return found
 
 
-def _model(table: Mapping[str, Any], source: str) -> Model:
+def model_of(table: Mapping[str, Any], source: str) -> Model:
     """Resolve ``[model]``: defaults of the family, then preset or config, then the user's keys."""
     given = dict(table)
     base: dict[str, Any] = {}

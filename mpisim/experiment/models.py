@@ -13,7 +13,11 @@ from typing import Annotated, Any, Literal
 from ..errors import InputError
 from ..schema import Limits
 
-__all__ = ["FAMILIES", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
+__all__ = ["FAMILIES", "USUAL_LENGTH", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
+
+USUAL_LENGTH = 8192
+"""Tokens of the sequences that large language models are trained on, but for a last phase on longer
+ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (arXiv:2412.19437)."""
 
 Count = Annotated[int, Limits(least=1, most=1_000_000)]
 Classes = Annotated[int, Limits(least=2, most=1_000_000)]

@@ -9,8 +9,10 @@
 ``capacity(gpu)``
     What a program can have of a GPU's memory.
 ``remedies(plan, evaluate)``, ``advice(plan, verdict, evaluate)``
-    Single changes that make a plan fit, the cheapest first, as `Remedy` and as text;
+    Changes that make a plan fit, the cheapest first, as `Remedy` and as text;
     ``evaluator(experiment, gpus, gpu)`` returns the `evaluate` of an experiment, an `Evaluate`.
+``starting_plan(model, name, cluster, gpus)``
+    A plan to start from, that fits, as `Start`.
 ``formulas``
     Published formulas, independent of the walk.
 """
@@ -20,12 +22,14 @@ from .assess import assess, evaluator
 from .constants import capacity
 from .model import StageMemory, memory
 from .remedies import Evaluate, Remedy, advice, remedies
+from .starting import Start, starting_plan
 from .verdict import Verdict
 
 __all__ = [
     "Evaluate",
     "Remedy",
     "StageMemory",
+    "Start",
     "Verdict",
     "advice",
     "assess",
@@ -34,4 +38,5 @@ __all__ = [
     "formulas",
     "memory",
     "remedies",
+    "starting_plan",
 ]

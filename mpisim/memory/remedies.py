@@ -1,9 +1,14 @@
-"""What would make a plan fit that does not: single changes, tried by the model itself."""
+"""A plan that does not fit → the changes that make it fit, tried by the model itself.
+
+Single changes first, in the order of what they usually cost a step. Where none is enough, two or
+three together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
 from typing import Any
 
 from ..errors import InputError
@@ -14,6 +19,15 @@ __all__ = ["Evaluate", "Remedy", "advice", "remedies"]
 
 MOST = 64
 """Times that a size of the plan, or the cluster, is multiplied by at most."""
+
+MOST_TOGETHER = 3
+"""Changes that are combined."""
+
+MOST_TRIED = 80
+"""Combinations of so many changes that are looked at."""
+
+OFFERED = 4
+"""Combinations after which no more are looked for."""
 
 Evaluate = Callable[[Plan, int], Verdict]
 """Returns the verdict on a plan where the cluster has so many times the nodes, or raises
@@ -33,21 +47,28 @@ class Remedy:
     nodes : int
         How many times the nodes it takes.
     verdict : Verdict
+    together : int
+        How many changes it is.
     """
 
     change: str
     plan: Plan
     nodes: int
     verdict: Verdict
+    together: int = 1
 
 
-def remedies(plan: Plan, evaluate: Evaluate, *, transformer: bool = True) -> list[Remedy]:
-    """Try single changes of a plan and return those that fit, the cheapest first.
+def remedies(
+    plan: Plan, evaluate: Evaluate, *, transformer: bool = True, node: int = 8
+) -> list[Remedy]:
+    """Try changes of a plan and return those that fit, the cheapest first.
 
     The order is that of what they usually cost a step: sharding states and sequence parallelism
     next to nothing, fused attention less than nothing, then recomputation inside attention, smaller
-    micro-batches, recomputation of everything, sharded parameters, larger model parallelism, and
-    more GPUs. Of each kind the smallest change that fits is returned.
+    micro-batches, tensor and expert parallelism inside a node, more stages, recomputation of
+    everything, sharded parameters, context parallelism, tensor and expert parallelism across nodes,
+    and more GPUs. Of each kind the smallest change that fits is returned. Where no single one fits,
+    combinations of two are tried, then of three.
 
     Parameters
     ----------
@@ -57,32 +78,52 @@ def remedies(plan: Plan, evaluate: Evaluate, *, transformer: bool = True) -> lis
         combinations that cannot work raise `InputError` and are left out.
     transformer : bool
         Of what kind the model is, see `Plan.style`.
+    node : int
+        GPUs of a node.
     """
-    found = []
-    for ladder in _ladders(plan, plan.style(transformer=transformer)):
-        for change, changed, nodes in ladder:
+    verdicts: dict[tuple[Plan, int], Verdict | None] = {}
+
+    def tried(candidate: Candidate) -> Verdict | None:
+        _, changed, nodes = candidate
+        if (changed, nodes) not in verdicts:
             try:
-                verdict = evaluate(changed, nodes)
+                verdicts[changed, nodes] = evaluate(changed, nodes)
             except InputError:
-                continue
-            if verdict.fits:
-                found.append(Remedy(change, changed, nodes, verdict))
-                break
-    return found
+                verdicts[changed, nodes] = None
+        return verdicts[changed, nodes]
+
+    which = plan.style(transformer=transformer)
+    kinds = _kinds(plan, which, node)
+    found = [fitting for kind in kinds if (fitting := _first(kind(plan), tried)) is not None]
+    if found:
+        return found
+    # What helps by itself may be enough with others; more nodes help only what is shared.
+    now = tried(("", plan, 1))
+    peak = MORE_THAN_ANY if now is None else now.peak
+    useful = [kind for kind in kinds if kind is kinds[-1] or _least(kind(plan), tried)[1] < peak]
+    for together in range(2, MOST_TOGETHER + 1):
+        found = _combined(plan, useful, together, tried)
+        if found:
+            return found
+    return []
 
 
 def advice(
-    plan: Plan, verdict: Verdict, evaluate: Evaluate, *, transformer: bool = True
+    plan: Plan, verdict: Verdict, evaluate: Evaluate, *, transformer: bool = True, node: int = 8
 ) -> list[str]:
     """Return lines for people: what would make a plan fit; none where it does."""
     if verdict.fits:
         return []
-    found = remedies(plan, evaluate, transformer=transformer)
+    found = remedies(plan, evaluate, transformer=transformer, node=node)
     if not found:
-        return ["No single change of the plan makes it fit: combine several, or use more GPUs."]
+        return [f"No change of the plan makes it fit, nor do {MOST_TOGETHER} together."]
     width = max(len(remedy.change) for remedy in found)
+    several = found[0].together > 1
+    head = "No single change makes it fit; any of these does:" if several else (
+        "Any of these makes it fit:"
+    )
     return [
-        "Any of these makes it fit:",
+        head,
         *(
             f"  {remedy.change:<{width}}  {remedy.verdict.peak / GIB:.1f} GiB"
             + ("" if remedy.verdict.certain else ", close")
@@ -92,29 +133,100 @@ def advice(
 
 
 Candidate = tuple[str, Plan, int]
+"""What is changed, in the words of an experiment file; the plan; how many times the nodes."""
+
+Kind = Callable[[Plan], list[Candidate]]
+"""Returns changes of one kind, from the smallest to the largest."""
+
+Tried = Callable[[Candidate], Verdict | None]
+"""Returns the verdict on a candidate; None where it cannot work."""
 
 
-def _ladders(plan: Plan, which: str) -> Iterator[list[Candidate]]:
-    """Kinds of changes, the cheapest first; each from the smallest change to the largest."""
+def _first(candidates: list[Candidate], tried: Tried) -> Remedy | None:
+    """Return the first that fits."""
+    for candidate in candidates:
+        verdict = tried(candidate)
+        if verdict is not None and verdict.fits:
+            return Remedy(*candidate, verdict)
+    return None
+
+
+def _combined(plan: Plan, kinds: list[Kind], together: int, tried: Tried) -> list[Remedy]:
+    """Return combinations of so many kinds that fit, each with the smallest changes that do.
+
+    Of each combination that is looked at first which takes least by itself; only if that fits,
+    smaller ones are.
+    """
+    found: list[Remedy] = []
+    for chosen in islice(combinations(kinds, together), MOST_TRIED):
+        rungs = [range(len(kind(plan))) for kind in chosen]
+        best = _applied(plan, chosen, [_least(kind(plan), tried)[0] for kind in chosen])
+        verdict = None if best is None else tried(best)
+        if verdict is not None and verdict.fits:
+            smallest = sorted(product(*rungs), key=sum)
+            steps = (_applied(plan, chosen, each) for each in smallest)
+            remedy = _first([each for each in steps if each is not None], tried)
+            if remedy is not None:
+                found.append(replace(remedy, together=together))
+        if len(found) == OFFERED:
+            break
+    return found
+
+
+def _least(candidates: list[Candidate], tried: Tried) -> tuple[int, int]:
+    """Return the number of the candidate that takes least memory, and how many bytes."""
+    peaks = [
+        MORE_THAN_ANY if (verdict := tried(each)) is None else verdict.peak for each in candidates
+    ]
+    return peaks.index(min(peaks)), min(peaks)
+
+
+MORE_THAN_ANY = 1 << 62
+"""Bytes."""
+
+
+def _applied(plan: Plan, kinds: Sequence[Kind], rungs: Sequence[int]) -> Candidate | None:
+    """Return the plan changed by one change of each kind; None if one has no use after others."""
+    words, nodes = [], 1
+    for kind, rung in zip(kinds, rungs, strict=True):
+        candidates = kind(plan)
+        if rung >= len(candidates):
+            return None
+        word, plan, times = candidates[rung]
+        words.append(word)
+        nodes *= times
+    return ", ".join(words), plan, nodes
+
+
+def _kinds(plan: Plan, which: str, node: int) -> list[Kind]:
+    """Kinds of changes that a plan leaves room for, the cheapest first."""
+    kinds: list[Kind] = []
     if which in ("megatron", "ddp") and plan.zero == 0:
-        yield _keys(plan, zero=1)
+        kinds.append(lambda p: _keys(p, zero=1))
     if which == "deepspeed":
-        yield [each for zero in range(plan.zero + 1, 3) for each in _keys(plan, zero=zero)]
+        kinds.append(
+            lambda p: [each for zero in range(p.zero + 1, 3) for each in _keys(p, zero=zero)]
+        )
     if plan.tp > 1 and not plan.sequence_parallel:
-        yield _keys(plan, sp=True)
+        kinds.append(lambda p: _keys(p, sp=True))
     if plan.kernels == "eager":
-        yield _keys(plan, kernels="flash")
+        kinds.append(lambda p: _keys(p, kernels="flash"))
     if plan.recompute == "none":
-        yield _keys(plan, recompute="selective")
-    smaller = [plan.micro_batch // times for times in _doubled() if times <= plan.micro_batch]
-    yield [each for size in smaller for each in _keys(plan, micro_batch=size)]
+        kinds.append(lambda p: _keys(p, recompute="selective"))
+    kinds.append(_micro_batches)
+    kinds.append(lambda p: _grouped(p, "tp", lambda size: size <= node))
+    kinds.append(lambda p: _grouped(p, "ep", lambda size: size <= node))
+    kinds.append(lambda p: _grouped(p, "pp", lambda size: True))
     if plan.recompute != "full" or plan.recompute_layers is not None:
-        yield _keys(plan, recompute="full", recompute_layers=None)
+        kinds.append(lambda p: _keys(p, recompute="full", recompute_layers=None))
     if plan.zero < 3:
-        yield _keys(plan, dp_style="deepspeed" if which == "deepspeed" else "fsdp", zero=3)
-    for axis in ("tp", "pp", "cp"):
-        yield [each for times in _doubled() for each in _sized(plan, axis, times)]
-    yield [_grown(plan, times) for times in _doubled()]
+        style = "deepspeed" if which == "deepspeed" else "fsdp"
+        kinds.append(lambda p: _keys(p, dp_style=style, zero=3))
+    kinds.append(lambda p: _grouped(p, "cp", lambda size: True))
+    kinds.append(lambda p: _grouped(p, "ep", lambda size: size > node))
+    kinds.append(lambda p: _grouped(p, "tp", lambda size: size > node))
+    kinds.append(lambda p: [_grown(p, times) for times in _doubled()])
+    return [kind for kind in kinds if kind(plan)]
 
 
 def _keys(plan: Plan, **keys: Any) -> list[Candidate]:
@@ -127,10 +239,26 @@ def _keys(plan: Plan, **keys: Any) -> list[Candidate]:
         return []
 
 
+def _micro_batches(plan: Plan) -> list[Candidate]:
+    smaller = [plan.micro_batch // times for times in _doubled() if times <= plan.micro_batch]
+    return [each for size in smaller for each in _keys(plan, micro_batch=size)]
+
+
+def _grouped(plan: Plan, axis: str, allowed: Callable[[int], bool]) -> list[Candidate]:
+    """Multiply tp, pp, cp or ep where the new size is allowed."""
+    return [
+        each
+        for times in _doubled()
+        if allowed(getattr(plan, axis) * times)
+        for each in _sized(plan, axis, times)
+    ]
+
+
 def _sized(plan: Plan, axis: str, times: int) -> list[Candidate]:
-    """Multiply tp, pp or cp on the same number of GPUs: dp shrinks, if it was given."""
+    """Multiply tp, pp, cp or ep on the same number of GPUs: dp shrinks, if it was given, but for
+    experts, which are spread over what there is."""
     keys = {axis: getattr(plan, axis) * times}
-    if plan.dp is not None:
+    if plan.dp is not None and axis != "ep":
         if plan.dp % times:
             return []
         keys["dp"] = plan.dp // times

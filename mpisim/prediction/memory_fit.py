@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..errors import InputError
-from ..experiment import Experiment, Transformer
+from ..experiment import USUAL_LENGTH, Experiment, Transformer
+from ..kernels import Gpu
 from ..memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
 from ..workloads import Layout, lay_out
 from .hardware import Hardware, hardware_of
@@ -56,8 +58,8 @@ def advice_for(
     """Return what would make an experiment fit, lines for people; none if it does."""
     if evaluate is None:
         return ()
-    plan, transformer = _even(experiment).plan, isinstance(experiment.model, Transformer)
-    return tuple(advice(plan, found, evaluate, transformer=transformer))
+    lines = advice(_even(experiment).plan, found, evaluate, **_of(experiment))
+    return (*lines, *_shorter(experiment))
 
 
 def _even(experiment: Experiment) -> Experiment:
@@ -66,13 +68,67 @@ def _even(experiment: Experiment) -> Experiment:
     return replace(experiment, plan=replace(experiment.plan, replica_batch=()))
 
 
+def _of(experiment: Experiment) -> dict[str, Any]:
+    """Return what remedies depend on besides the plan."""
+    node = hardware_of(experiment).cluster.gpus_per_node
+    return {"transformer": isinstance(experiment.model, Transformer), "node": node}
+
+
 def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> InputError:
     """Return the error for a plan that does not fit, with what would."""
-    plan, transformer = _even(experiment).plan, isinstance(experiment.model, Transformer)
-    others = remedies(plan, evaluate, transformer=transformer)
+    others = remedies(_even(experiment).plan, evaluate, **_of(experiment))
     fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in others)
+    single = bool(others) and others[0].together == 1
+    if others:
+        head = "" if single else "No single change makes it fit. "
+        said = f"{head}It fits with any of: {fits}. "
+    else:
+        said = "No change of the plan makes it fit. "
+    said += "".join(f"{line} " for line in _shorter(experiment))
     return InputError(
-        f"the plan {found.sentence()}. "
-        + (f"It fits with any of: {fits}. " if others else "No single change makes it fit. ")
-        + "--allow-oom simulates it all the same"
+        f"the plan {found.sentence()}. {said}--allow-oom simulates it all the same"
     )
+
+
+def _shorter(experiment: Experiment) -> list[str]:
+    """Return sentences about sequences so long that only a config.json asks for them: where the
+    length comes from, and what fits with a shorter one; none otherwise."""
+    model = experiment.model
+    if not experiment.config_length or not isinstance(model, Transformer):
+        return []
+    if model.seq_len <= USUAL_LENGTH:
+        return []
+    lines = [
+        f"model.seq_len = {model.seq_len} is the longest that {experiment.config_length} allows "
+        "(max_position_embeddings), not what models are usually trained on."
+    ]
+    hardware = hardware_of(experiment)
+    smallest = min(hardware.named.values(), key=capacity)
+    length = model.seq_len // 2
+    while length > USUAL_LENGTH and not _verdict(experiment, length, hardware, smallest).fits:
+        length //= 2
+    length = max(length, USUAL_LENGTH)
+    found = _verdict(experiment, length, hardware, smallest)
+    if found.fits:
+        return [*lines, f"With model.seq_len = {length} it fits ({found.peak / GIB:.1f} GiB)."]
+    changed = _even(_with_length(experiment, USUAL_LENGTH))
+    node = hardware.cluster.gpus_per_node
+    others = remedies(
+        changed.plan, evaluator(changed, hardware.gpus, smallest, node=node), **_of(experiment)
+    )
+    if others:
+        lines.append(
+            f"With model.seq_len = {USUAL_LENGTH} and {others[0].change} it fits "
+            f"({others[0].verdict.peak / GIB:.1f} GiB)."
+        )
+    return lines
+
+
+def _with_length(experiment: Experiment, length: int) -> Experiment:
+    assert isinstance(experiment.model, Transformer)
+    return replace(experiment, model=replace(experiment.model, seq_len=length))
+
+
+def _verdict(experiment: Experiment, length: int, hardware: Hardware, gpu: Gpu) -> Verdict:
+    layout = lay_out(_with_length(experiment, length), hardware.gpus)
+    return assess(layout, gpu, node=hardware.cluster.gpus_per_node)
