@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--step", type=int, metavar="N",
-        help="the recorded step that the tables and the critical path are about (default: the last)",
+        help="recorded step that the tables and the critical path are about (default: the last)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-missing-ranks",
@@ -187,7 +187,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
-    worst = max((abs(each.error) for each in plain.steps), default=0.0)
+    from ..replay_error import replay_error
+
+    error = replay_error(asked, plain)
     unmatched = job.counts["kernels without a partner"]
     assumptions = [
         "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
@@ -202,8 +204,8 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
            "than everything they are known to wait for"] if job.late[0] else []),
     ]  # fmt: skip
     return {
-        "uncertainty": worst,
-        "uncertainty_method": "worst step error of the unchanged replay against the recording",
+        "uncertainty": error.value,
+        "uncertainty_method": error.method,
         "assumptions": assumptions,
         "not_modelled": missing,
     }
@@ -249,7 +251,6 @@ def _findings(job: TraceJob) -> str:
 def _figures(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     """Figures of a replay beside those of the report; seconds."""
     return {
-        "rank_steps": asked.rank_steps,
         "measured_steps": _by_rank(plain, "measured"),
         "unchanged_steps": plain.rank_steps,
         "changes": asked.changes,
