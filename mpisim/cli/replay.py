@@ -10,6 +10,7 @@ from .output import add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
+    from ..whatif import WhatIf
 
 __all__ = ["add_parser", "run"]
 
@@ -181,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
         export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
     report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
-        print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
+        print(f"{_steps(asked, plain, what)}\n\n{report}\n\n{_findings(job)}")
     return 0
 
 
@@ -211,7 +212,7 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     }
 
 
-def _steps(asked: Replay, plain: Replay) -> str:
+def _steps(asked: Replay, plain: Replay, what: WhatIf) -> str:
     """Measured and replayed step times, rank by rank; the worst ones of many."""
     changed = bool(asked.changes)
     head = f"{'rank':>6s} {'step':>6s} {'measured':>12s} {'replayed':>12s} {'error':>8s}"
@@ -228,7 +229,11 @@ def _steps(asked: Replay, plain: Replay) -> str:
         lines.append(line)
     if len(shown) < len(pairs):
         lines.append(f"       … {len(pairs) - len(shown)} more steps with smaller errors")
-    return "\n".join([*(f"what if: {line}" for line in asked.changes), *lines])
+    changes = [f"what if: {line}" for line in asked.changes]
+    counts = asked.job.counts
+    if what.comm != 1.0 and not counts["kernels matched"] + counts["kernels without a partner"]:
+        changes.append("--scale-comm changes nothing: this recording has no communications")
+    return "\n".join([*changes, *lines])
 
 
 def _findings(job: TraceJob) -> str:

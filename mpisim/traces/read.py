@@ -249,14 +249,14 @@ def _kept(rank: RankTrace, lowered: Lowered, alone: list[int]) -> dict[int, floa
     rows = np.flatnonzero((lowered.op >= 0) & np.append(True, np.diff(lowered.op) != 0))
     steps = np.full(len(device), -1, np.int64)
     steps[lowered.op[rows]] = lowered.table.step[rows]
-    found: Counter[int] = Counter()
+    found: dict[int, float] = {}
     for step in np.unique(steps).tolist():
-        found[step] += float(unknown[steps == step].sum()) / 1e12
+        found[step] = float(unknown[steps == step].sum()) / 1e12
     first = int(device.begin[0])
     for stall in lowered.stalls:
         if stall.end > first:  # what comes before all work of the device is in no step
-            found[stall.step] += stall.seconds
-    return dict(found)
+            found[stall.step] = found.get(stall.step, 0.0) + stall.seconds
+    return found
 
 
 def _write(
