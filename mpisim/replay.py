@@ -60,6 +60,9 @@ class TraceJob:
         Over all ranks.
     overheads : dict of str to (count, seconds)
         Lin et al.'s T1 to T5, summed over ranks.
+    kept : dict of int to float
+        Seconds over all ranks replayed as recorded though their cause is not known, by step (-1:
+        in none): late starts, stalls, communications without a partner.
     """
 
     traces: TraceProgram
@@ -72,6 +75,7 @@ class TraceJob:
     bytes_read: int
     device_name: str
     overheads: dict[str, tuple[int, float]]
+    kept: dict[int, float]
 
     @property
     def program(self) -> Program:
@@ -165,15 +169,20 @@ def _summed(
         (
             fact.counts + _without_time(fact.lowered, traces.program.names),
             fact.late,
-            [(fact.rank, seconds, name) for seconds, name in fact.lowered.stalls],
+            [(fact.rank, stall.seconds, stall.name) for stall in fact.lowered.stalls],
             fact.kernels,
             fact.bytes_read,
             fact.device_name,
             {k: (fact.overheads.count[k], fact.overheads.total[k]) for k in fact.overheads.count},
+            fact.kept,
         )
         for fact in traces.facts.values()
     ]
     facts = [fact for part in comm.allgather(mine) for fact in part]
+    kept: dict[int, float] = {}
+    for fact in facts:
+        for step, seconds in fact[7].items():
+            kept[step] = kept.get(step, 0.0) + seconds
     counts: Counter[str] = Counter(traces.matching.counts)
     overheads: dict[str, tuple[int, float]] = {}
     for fact in facts:
@@ -192,6 +201,7 @@ def _summed(
         bytes_read=sum(fact[4] for fact in facts),
         device_name=facts[0][5],
         overheads=overheads,
+        kept=kept,
     )
 
 

@@ -158,7 +158,7 @@ def test_stalls_are_listed(tmp_path: Path) -> None:
     made.launch(0, 5, 9, 20)
     made.call("cudaDeviceSynchronize", 30, 1030)
     found, _ = lowered(made, tmp_path)
-    assert found.stalls == [(0.001, "cudaDeviceSynchronize")]
+    assert [stall[:3] for stall in found.stalls] == [(0.001, "cudaDeviceSynchronize", -1)]
 
 
 def test_two_threads_are_one_clock(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from .output import add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
+    from ..whatif import WhatIf
 
 __all__ = ["add_parser", "run"]
 
@@ -49,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--step", type=int, metavar="N",
-        help="the recorded step that tables and critical path are about (default: the last)",
+        help="recorded step that the tables and the critical path are about (default: the last)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-missing-ranks",
@@ -186,14 +187,16 @@ def run(args: argparse.Namespace) -> int:
             export_kineto(asked.program, asked.run, args.export, comm=comm, ranks=job.traces.ranks)
         report = deliver(results, args, comm, _figures(job, asked, plain))
     if first:
-        print(f"{_steps(asked, plain)}\n\n{report}\n\n{_findings(job)}")
+        print(f"{_steps(asked, plain, what)}\n\n{report}\n\n{_findings(job)}")
     advise(comm, seconds, len(job.traces.ranks), "rank(s)")
     return 0
 
 
 def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
-    worst = max((abs(each.error) for each in plain.steps), default=0.0)
+    from ..replay_error import replay_error
+
+    error = replay_error(asked, plain)
     unmatched = job.counts["kernels without a partner"]
     assumptions = [
         "durations, launch latencies, gaps and CPU times as recorded, but for the changes named",
@@ -208,14 +211,14 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
            "than everything they are known to wait for"] if job.late[0] else []),
     ]  # fmt: skip
     return {
-        "uncertainty": worst,
-        "uncertainty_method": "worst step error of the unchanged replay against the recording",
+        "uncertainty": error.value,
+        "uncertainty_method": error.method,
         "assumptions": assumptions,
         "not_modelled": missing,
     }
 
 
-def _steps(asked: Replay, plain: Replay) -> str:
+def _steps(asked: Replay, plain: Replay, what: WhatIf) -> str:
     """Measured and replayed step times, rank by rank; the worst ones of many."""
     changed = bool(asked.changes)
     head = f"{'rank':>6s} {'step':>6s} {'measured':>12s} {'replayed':>12s} {'error':>8s}"
@@ -232,7 +235,11 @@ def _steps(asked: Replay, plain: Replay) -> str:
         lines.append(line)
     if len(shown) < len(pairs):
         lines.append(f"       … {len(pairs) - len(shown)} more steps with smaller errors")
-    return "\n".join([*(f"what if: {line}" for line in asked.changes), *lines])
+    changes = [f"what if: {line}" for line in asked.changes]
+    counts = asked.job.counts
+    if what.comm != 1.0 and not counts["kernels matched"] + counts["kernels without a partner"]:
+        changes.append("--scale-comm changes nothing: this recording has no communications")
+    return "\n".join([*changes, *lines])
 
 
 def _findings(job: TraceJob) -> str:
@@ -255,7 +262,6 @@ def _findings(job: TraceJob) -> str:
 def _figures(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     """Figures of a replay beside those of the report; seconds."""
     return {
-        "rank_steps": asked.rank_steps,
         "measured_steps": _by_rank(plain, "measured"),
         "unchanged_steps": plain.rank_steps,
         "changes": asked.changes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 from typing import Any
 
 __all__ = ["add_parser", "run"]
@@ -24,13 +25,14 @@ def add_parser(subparsers: Any) -> None:
     show = actions.add_parser(
         "show",
         help="print what a trace file holds",
-        description="Print what a trace file holds: a PyTorch Kineto trace, or an execution trace "
-        "(operators and tensors, without times).",
+        description="Print what a trace file holds: a PyTorch Kineto trace, an execution trace "
+        "(operators and tensors, without times), or an Nsight Systems export.",
         epilog=EXAMPLES,
     )
     show.add_argument(
-        "files", metavar="FILE", nargs="+", help="trace files (.json, .json.gz) or folders of them"
-    )
+        "files", metavar="FILE", nargs="+",
+        help="trace files (.json, .json.gz, .sqlite) or folders of them",
+    )  # fmt: skip
     show.add_argument(
         "--join",
         action="store_true",
@@ -42,12 +44,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what traces hold."""
-    from ..traces.show import joined, overview, read_trace, trace_files
+    from ..traces.show import joined, overview, read_traces, trace_files
 
     kept = []
-    for i, path in enumerate(trace_files(args.files)):
-        trace = read_trace(path)
-        print("\n" * (i > 0) + overview(trace))
+    between = ""
+    for trace in chain.from_iterable(map(read_traces, trace_files(args.files))):
+        print(between + overview(trace))
+        between = "\n"
         if args.join:
             kept.append(trace)
     if args.join:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"    FAILS: {error}")
     with agreed(comm):
         if first:
-            print(_summary(validation))
+            print(_summary(validation, _of_changes(moves, across)))
             if args.json is not None:
                 found = _figures(validation, moves, across)
                 write_json(args.json, {**found, "not_replayed": skipped, "failed": failed})
@@ -146,7 +146,19 @@ def _across(steps: list[CrossStep]) -> str:
     )
 
 
-def _summary(validation: Validation) -> str:
+def _of_changes(
+    moves: dict[str, list[Perturbation]], across: dict[str, list[CrossStep]]
+) -> dict[str, dict[str, float | int | None]]:
+    """Errors of changed replays over all traces: fractions (see data/replay.toml)."""
+    from ..validate.cases import summary
+
+    steps = [each.error for found in across.values() for each in found]
+    spreads = [m.spread for found in moves.values() for m in found if m.spread is not None]
+    found = {"step_to_step": steps, "inferred_waits": spreads}
+    return {name: summary(errors) for name, errors in found.items() if errors}
+
+
+def _summary(validation: Validation, changes: dict[str, dict[str, float | int | None]]) -> str:
     """Errors over all steps, and by kind of trace."""
     figures = validation.as_json()
     lines = [""]
@@ -159,6 +171,16 @@ def _summary(validation: Validation) -> str:
                 f"{name[5:]:18s} {group['n']:4d} steps: mean {group['mape']:.2%}, median "
                 f"{group['median']:.2%}, p90 {group['p90']:.2%}, worst {worst.error:+.2%} "
                 f"({worst.id}); baseline mean {base:.1%}"
+            )
+    for name, what in (
+        ("step_to_step", "steps from the one before"),
+        ("inferred_waits", "predicted changes without late-start edges, share of the change"),
+    ):
+        if name in changes:
+            of = changes[name]
+            lines.append(
+                f"{what}: {of['n']}, mean {of['mape']:.2%}, median {of['median']:.2%}, "
+                f"p90 {of['p90']:.2%}"
             )
     for reason, count in figures["skipped"].items():
         lines.append(f"skipped: {count} × {reason}")
@@ -174,7 +196,7 @@ def _figures(
     moves: dict[str, list[Perturbation]],
     across: dict[str, list[CrossStep]],
 ) -> dict[str, Any]:
-    figures = validation.as_json()
+    figures = {**validation.as_json(), "changes": _of_changes(moves, across)}
     if across:
         figures["cross_step"] = [
             {

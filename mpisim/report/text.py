@@ -13,6 +13,7 @@ from ..program import Kind, Operation
 from ..results import Results
 from ..text import aligned, one_line, shortened
 from .figures import path_by
+from .names import short_names
 from .times import Unit, apportioned, duration, percent, quantity, unit_for
 
 __all__ = ["render"]
@@ -57,7 +58,6 @@ def render(results: Results, top: int = 10) -> str:
     else:
         sections.append(["The critical path was not asked for."])
     lines = [line for section in sections if section for line in [*section, ""]][:-1]
-    # Names come last in tables, and those of kernels often differ at both of their ends.
     return "\n".join(shortened(line, WIDTH, tail=16) for line in lines)
 
 
@@ -262,13 +262,21 @@ def _kernels(results: Results, top: int) -> list[str]:
         mean, longest = round(total / count), table["longest"][i]
         rows.append(
             (duration(total), percent(total, whole), f"{count:,}", duration(mean),
-             duration(longest), copy + one_line(table["name"][i]))
+             duration(longest), copy + table["name"][i])
         )  # fmt: skip
     return [
         f"Kernels and copies, {duration(whole)} over all ranks",
-        *(f"  {line}" for line in aligned(rows, left=(5,))),
+        *(f"  {line}" for line in aligned(_names_cut(rows), left=(5,))),
         *_more(n, top, table["total"], whole),
     ]
+
+
+def _names_cut(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Shorten the last column of a table, kernels' names, to what is left of a line."""
+    columns = list(zip(*rows, strict=True))[:-1]
+    width = WIDTH - 2 - sum(max(map(len, column)) + 2 for column in columns)
+    names = short_names([row[-1] for row in rows], width)
+    return [(*row[:-1], name) for row, name in zip(rows, names, strict=True)]
 
 
 def _communications(results: Results, top: int) -> list[str]:
@@ -401,9 +409,9 @@ def _parts(
         shown.append((f"{len(rest):,} more", total, pieces))
     steps = apportioned([total for _, total, _ in shown], unit.step)
     rows = [
-        (unit.show(step), percent(total, whole), f"{pieces:,}", one_line(label))
+        (unit.show(step), percent(total, whole), f"{pieces:,}", label)
         for step, (label, total, pieces) in zip(steps, shown, strict=True)
     ]
     rows.append((unit.show(sum(steps)), "", "", "= step time"))
     header = ("time", "%", "pieces", what)
-    return ["", *(f"  {line}" for line in aligned([header, *rows], left=(3,)))]
+    return ["", *(f"  {line}" for line in aligned(_names_cut([header, *rows]), left=(3,)))]

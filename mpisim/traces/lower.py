@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from .kineto import KERNEL, PS_PER_US, KinetoTrace
 from .timing import DeviceTiming
 from .waits import Inference
 
-__all__ = ["QUEUE_DEPTH", "Lowered", "lower"]
+__all__ = ["QUEUE_DEPTH", "Lowered", "Stall", "lower"]
 
 QUEUE_DEPTH = 1022
 """Launches in flight on one stream before a launching call blocks (measured on V100: 1,020-1,022
@@ -31,6 +32,16 @@ _STALL = 100 * PS_PER_US
 
 EmitCommunication = Callable[[TableBuilder, int, dict[str, int], list[int]], list[int]]
 """Appends the rows of one communication kernel: (rows, operation, host columns, waits)."""
+
+
+class Stall(NamedTuple):
+    """A call that took long without a known cause: kept as CPU time."""
+
+    seconds: float
+    name: str
+    step: int
+    end: int
+    """When it returned, in ps from the file's origin."""
 
 
 @dataclass
@@ -46,7 +57,7 @@ class Lowered:
         Recorded times of each row, in ps from the file's origin; marks of steps have both equal.
     start : int
         When the rank starts, ps from the file's origin: its first event.
-    stalls : list of (seconds, name of the call)
+    stalls : list of Stall
         Blocking calls that returned long after the device was done, and calls of the allocator
         that took long: kept as CPU time.
     """
@@ -56,7 +67,7 @@ class Lowered:
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
     start: int
-    stalls: list[tuple[float, str]] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
 
 
 class _Writer:
@@ -73,7 +84,8 @@ class _Writer:
         self.row_of: dict[int, int] = {}
         self.op: list[int] = []
         self.recorded: list[tuple[int, int]] = []
-        self.stalls: list[tuple[float, str]] = []
+        self.stalls: list[Stall] = []
+        self.step = -1
 
     def note(self, first: int, op: int, begin: int, end: int) -> None:
         """Remember what the rows from `first` on stand for."""
@@ -108,7 +120,7 @@ class _Writer:
     def wait(self, ops: list[int], host: int, tail: int, name: str, at: int, end: int) -> None:
         """Write a wait of the CPU for device operations."""
         if tail > _STALL:
-            self.stalls.append((tail / 1e12, name))
+            self.stalls.append(Stall(tail / 1e12, name, self.step, end))
         first = len(self.rows)
         self.rows.host_wait(self.waits_of(ops), host=host, tail=max(0, tail), name=name)
         self.note(first, -1, at, end)
@@ -158,6 +170,7 @@ def lower(
     for position in order:
         call = calls[position]
         writer.rows.tags(step=call.step)
+        writer.step = call.step
         host = max(0, call.begin - clock)
         if position in inferred.gap_waits:
             ops = inferred.gap_waits[position]
@@ -192,7 +205,8 @@ def lower(
         else:
             # Not a row: its time is CPU time before the next one.
             if call.kind is CallKind.MEMORY and call.end - begin > _STALL:
-                writer.stalls.append(((call.end - begin) / 1e12, call.name))
+                taken = (call.end - begin) / 1e12
+                writer.stalls.append(Stall(taken, call.name, call.step, call.end))
             continue
         clock = max(clock, call.end)
     nvidia = any(call.name.startswith("cu") for call in calls)

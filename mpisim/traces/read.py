@@ -43,6 +43,9 @@ class RankFacts:
         Inference rules used.
     late : tuple of (int, float)
         Device operations that started later than all their known inputs, and by how many seconds.
+    kept : dict of int to float
+        Seconds replayed as recorded though their cause is not known, by step (-1: in none): late
+        starts, stalls, communications without a partner.
     overheads : HostOverheads
     bytes_read : int
         Size of the decompressed file.
@@ -54,6 +57,7 @@ class RankFacts:
     lowered: Lowered
     counts: Counter[str]
     late: tuple[int, float]
+    kept: dict[int, float]
     overheads: HostOverheads
     bytes_read: int
     device_name: str
@@ -145,12 +149,16 @@ def read_program(
     break_cycles(matching)
     ranks = [source.rank for source in sources]
     layout = Layout(matching, ranks)
+    alone: dict[int, list[int]] = {rank: [] for rank in ranks}
+    for of in matching.operations:
+        if len(of.members) == 1:
+            alone[of.members[0].rank].append(of.members[0].op)
     names = Names()
     facts: dict[int, RankFacts] = {}
     tables: list[Table | None] = [None] * len(sources)
     with agreed(comm):
         for i in mine:
-            facts[i] = _write(i, held.pop(i), sources[i], layout, names)
+            facts[i] = _write(i, held.pop(i), sources[i], layout, names, alone[sources[i].rank])
             tables[i] = facts[i].lowered.table
     # Plain integers: picoseconds since the epoch do not fit 64 bits.
     starts = [everyone[i][1] - matching.offset[rank] for i, rank in enumerate(ranks)]
@@ -230,7 +238,30 @@ def _check_one_job(sources: Sequence[Source], everyone: dict[int, Any]) -> None:
             )
 
 
-def _write(index: int, rank: RankTrace, source: Source, layout: Layout, names: Names) -> RankFacts:
+def _kept(rank: RankTrace, lowered: Lowered, alone: list[int]) -> dict[int, float]:
+    """Return what is replayed as recorded though its cause is not known, in seconds by step.
+
+    `alone` are the communications without a partner, whose waiting is included.
+    """
+    device = rank.trace.device
+    unknown = np.maximum(rank.timing.excess, 0)
+    unknown[alone] += (device.end - device.begin)[alone]
+    rows = np.flatnonzero((lowered.op >= 0) & np.append(True, np.diff(lowered.op) != 0))
+    steps = np.full(len(device), -1, np.int64)
+    steps[lowered.op[rows]] = lowered.table.step[rows]
+    found: dict[int, float] = {}
+    for step in np.unique(steps).tolist():
+        found[step] = float(unknown[steps == step].sum()) / 1e12
+    first = int(device.begin[0])
+    for stall in lowered.stalls:
+        if stall.end > first:  # what comes before all work of the device is in no step
+            found[stall.step] = found.get(stall.step, 0.0) + stall.seconds
+    return found
+
+
+def _write(
+    index: int, rank: RankTrace, source: Source, layout: Layout, names: Names, alone: list[int]
+) -> RankFacts:
     """Write the table of one rank."""
     device = rank.trace.device
     lowered = lower(
@@ -248,6 +279,7 @@ def _write(index: int, rank: RankTrace, source: Source, layout: Layout, names: N
         lowered=lowered,
         counts=rank.inferred.counts,
         late=(len(excess), float(excess.sum()) / 1e12),
+        kept=_kept(rank, lowered, alone),
         overheads=rank.overheads,
         bytes_read=rank.trace.size,
         device_name=rank.trace.device_name,

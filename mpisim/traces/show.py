@@ -19,9 +19,10 @@ from .host import host_calls
 from .kernel_order import check_dependencies, kernel_dependencies
 from .kineto import KERNEL, MEMCPY, MEMSET, KinetoTrace, read_kineto
 from .link import link_traces
-from .sources import is_folder, is_kineto, json_files
+from .nsys import nsys_processes, read_nsys
+from .sources import is_folder, is_kineto, is_nsys, json_files, sqlite_files
 
-__all__ = ["joined", "overview", "read_trace", "trace_files"]
+__all__ = ["joined", "overview", "read_traces", "trace_files"]
 
 _MOST = 20
 """Lines of a list before the rest is only counted."""
@@ -44,6 +45,7 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
             continue
         inside = json_files(path)
         traces = [p for p in inside if is_execution_trace(p) or is_kineto(p)]
+        traces += [p for p in sqlite_files(path) if is_nsys(p)]
         if not traces:
             raise TraceError(
                 f"{path}: no trace in this directory, which holds {len(inside)} JSON files"
@@ -52,15 +54,17 @@ def trace_files(paths: Iterable[Path | str]) -> list[Path]:
     return files
 
 
-def read_trace(path: Path) -> KinetoTrace | ExecutionTrace:
-    """Read a trace of either kind.
+def read_traces(path: Path) -> list[KinetoTrace | ExecutionTrace]:
+    """Read the traces in a file of any kind: one, or those of the processes of an export.
 
     Raises
     ------
     TraceError
-        If the file is of neither kind, or cannot be read.
+        If the file is of no kind that is known, or cannot be read.
     """
-    return read_et(path) if is_execution_trace(path) else read_kineto(path)
+    if is_nsys(path):
+        return [read_nsys(path, process) for process in nsys_processes(path)]
+    return [read_et(path) if is_execution_trace(path) else read_kineto(path)]
 
 
 def overview(trace: KinetoTrace | ExecutionTrace) -> str:
@@ -125,9 +129,10 @@ def _kineto(trace: KinetoTrace) -> list[str]:
     steps = [name for name in trace.annotations.name if name.startswith("ProfilerStep#")]
     calls = host_calls(trace)
     kinds = Counter(device.kind.tolist())
+    exported = is_nsys(trace.path)
     lines = _fields(
-        ("kind", "Kineto trace"),
-        ("size", f"{trace.size:,} bytes of JSON"),
+        ("kind", "one process of an Nsight Systems export" if exported else "Kineto trace"),
+        ("size", f"{trace.size:,} bytes of {'SQLite' if exported else 'JSON'}"),
         ("device", trace.device_name or "not recorded"),
         ("rank", _of(trace.rank, trace.world_size)),
         ("backend", trace.backend or "not recorded"),

@@ -28,6 +28,7 @@ __all__ = [
     "is_kineto",
     "is_nsys",
     "json_files",
+    "sqlite_files",
 ]
 
 _MOST = 1 << 24
@@ -83,7 +84,7 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
             exports.append(path)
         elif is_folder(path):
             inside = json_files(path)
-            inside_exports = [] if inside else [p for p in _sqlite_files(path) if is_nsys(p)]
+            inside_exports = [] if inside else [p for p in sqlite_files(path) if is_nsys(p)]
             if inside_exports:
                 exports += inside_exports
                 continue
@@ -145,7 +146,8 @@ def json_files(folder: Path) -> list[Path]:
         raise TraceError(f"{folder}: the folder cannot be read ({error.strerror})") from None
 
 
-def _sqlite_files(folder: Path) -> list[Path]:
+def sqlite_files(folder: Path) -> list[Path]:
+    """Return the SQLite files of a folder, not those of folders in it."""
     suffixes = (".sqlite", ".sqlite.gz")
     return sorted(p for p in folder.iterdir() if p.name.endswith(suffixes) and p.is_file())
 

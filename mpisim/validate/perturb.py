@@ -8,18 +8,21 @@ test                      what a leak would do
 ========================  ======================================================================
 gpu and wire × 0.05       stay, if waiting for the GPU was kept as CPU time
 kernels × 0.5             move too little, if send/receive pairs or waits are wrong
+CPU × 0.5                 move too much, if waiting for the device was kept as CPU time
 wire × 20                 move too little, if waits for communications were lost
 data order                break, if a wait between streams was lost (needs execution traces)
 one rank 50 ms late       leave the others, if recorded NCCL time counts as work
 file shifted by 1 s       change more than one gap, if anything is pinned at recorded times
 without late-start edges  differ much, if edges chosen by recorded times hide lost waits
+… and changed             (each change again, without those edges) tells how much of a predicted
+                          change rests on them
 one rank alone            (waiting removed) tells how much of the time is other ranks' lateness
 ========================  ======================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +41,14 @@ __all__ = ["Perturbation", "perturb_traces"]
 
 DELAY = 0.05
 SHIFT = 1.0
+CHANGES = (
+    ("gpu and wire × 0.05", WhatIf(compute=0.05, comm=0.05)),
+    ("kernels × 0.5", WhatIf(compute=0.5)),
+    ("CPU × 0.5", WhatIf(host=0.5)),
+    ("wire × 20", WhatIf(comm=20.0)),
+)
+LEAST = 0.01
+"""Changes of a step by less than this share of it say nothing of their error."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,9 @@ class Perturbation:
     note : str
     passed : bool or None
         None where there is no bound that holds for every trace.
+    spread : float or None
+        By how much a predicted change differs from the one predicted without the edges that were
+        chosen by recorded times, as a share of the larger.
     """
 
     test: str
@@ -61,6 +75,7 @@ class Perturbation:
     seconds: float
     note: str
     passed: bool | None
+    spread: float | None = None
 
 
 def perturb_traces(result: TraceResult, comm: Any) -> Iterator[Perturbation]:
@@ -68,20 +83,18 @@ def perturb_traces(result: TraceResult, comm: Any) -> Iterator[Perturbation]:
     assert result.job is not None
     assert result.replay is not None
     job, base = result.job, result.replay
-    for test, what in (
-        ("gpu and wire × 0.05", WhatIf(compute=0.05, comm=0.05)),
-        ("kernels × 0.5", WhatIf(compute=0.5)),
-        ("wire × 20", WhatIf(comm=20.0)),
-    ):
+    seconds: dict[str, float] = {}
+    for test, what in CHANGES:
         moved = replay(job, comm, what)
-        yield Perturbation(test, *_moved(base, moved), _device_bound(base), None)
+        change, seconds[test] = _moved(base, moved)
+        yield Perturbation(test, change, seconds[test], _device_bound(base), None)
         kept = _data_order(job, moved, test, comm)
         if kept is not None:
             yield kept
     if len(job.sources) > 1:
         yield _delayed(job, base, comm)
     yield _shifted(job, base, comm)
-    yield _without_edges(job, base, comm)
+    yield from _without_edges(job, base, seconds, comm)
     if len(job.sources) > 1:
         yield _alone(job, base, comm)
 
@@ -172,12 +185,24 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     return Perturbation("half of a file shifted", change, whole, note, passed)
 
 
-def _without_edges(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
-    """Leave out the edges that were chosen by recorded times."""
+def _without_edges(
+    job: TraceJob, base: Replay, seconds: Mapping[str, float], comm: Any
+) -> Iterator[Perturbation]:
+    """Leave out the edges that were chosen by recorded times; and change the times again."""
     edges = sum(n for name, n in job.counts.items() if name.startswith("late start"))
-    moved = replay(read_again(job, comm, late_edges=False), comm)
-    change, seconds = _moved(base, moved)
-    return Perturbation("without late-start edges", change, seconds, f"{edges} edges", None)
+    plain = read_again(job, comm, late_edges=False)
+    without = replay(plain, comm)
+    yield Perturbation(
+        "without late-start edges", *_moved(base, without), f"{edges} edges", None
+    )
+    step = float(np.mean([each.replayed for each in base.steps]))
+    for test, what in CHANGES if edges else ():
+        change, moved = _moved(without, replay(plain, comm, what))
+        most = max(abs(moved), abs(seconds[test]))
+        if most > LEAST * step:
+            spread = abs(moved - seconds[test]) / most
+            note = f"differs by {spread:.1%} of the change"
+            yield Perturbation(f"  {test}", change, moved - seconds[test], note, None, spread)
 
 
 def _alone(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
@@ -190,7 +215,7 @@ def _alone(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
         rows = run.rows(i)
         times = step_times(program.table_of(index), program.names, rows.begin, rows.end)
         measured = step_times(lowered.table, program.names, lowered.begin, lowered.end)
-        mine += [times[step] / 1e12 for step in measured]
+        mine += [times[step] / 1e12 for step in measured if measured[step] > 0]
     after = np.array([t for part in comm.allgather(mine) for t in part])
     before = np.array([each.replayed for each in base.steps])
     change = float(after.mean() / before.mean() - 1)

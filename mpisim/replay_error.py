@@ -1,0 +1,80 @@
+"""How far a replay may be off: of the recording as it was, and of one with changed times.
+
+Unchanged, a replay is measured: its error is that of the worst step. Changed, it is a prediction.
+Its error has four parts, added as squares:
+
+- the error of the unchanged replay;
+- steps differ: what a step predicted from another's times was off by (``data/replay.toml``);
+- waits that were chosen by recorded times, if any: a share of the change (same file);
+- time kept as recorded though its cause is not known: unexplained late starts, stalls of the CPU in
+  calls, communications without a partner, whose waiting is included. The change may have moved it
+  as it moved the rest: its share of the recorded steps, times the change.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from .data import text
+from .quantity import Quantity
+from .schema import build, parse
+
+if TYPE_CHECKING:
+    from .replay import Replay
+
+__all__ = ["ReplayError", "replay_error"]
+
+FILE = "replay.toml"
+
+
+@dataclass(frozen=True)
+class ReplayError:
+    """Relative error of a replayed step time, and where it comes from."""
+
+    value: float
+    method: str
+
+
+@cache
+def _numbers() -> tuple[Quantity, Quantity]:
+    """Return what steps differ by, and how much of a change rests on inferred waits."""
+    found = parse(text(FILE), FILE)
+    first, second = (
+        build(Quantity, found[key], FILE, key) for key in ("step_to_step", "inferred_waits")
+    )
+    return first, second
+
+
+def replay_error(asked: Replay, plain: Replay) -> ReplayError:
+    """Return the error of a replay, given that of the same job unchanged."""
+    own = max((abs(each.error) for each in plain.steps), default=0.0)
+    if not asked.changes:
+        return ReplayError(own, "worst step error of the replay against the recording")
+    job = plain.job
+    steps, waits = _numbers()
+    before, after = (_mean([s.replayed for s in each.steps]) for each in (plain, asked))
+    change = abs(after - before) / after if after > 0 else 0.0
+    edges = any(name.startswith("late start") and n for name, n in job.counts.items())
+    inferred = waits.si if edges else 0.0
+    measured = sum(each.measured for each in plain.steps)
+    kept = sum(job.kept.get(step, 0.0) for step in {each.step for each in plain.steps})
+    kept = min(kept / measured, 1.0) if measured else 0.0
+    value = math.sqrt(own**2 + steps.si**2 + (inferred * change) ** 2 + (kept * change) ** 2)
+    parts = [
+        f"the unchanged replay {own:.2%}",
+        f"steps differ {steps.si:.1%}",
+        f"waits inferred {inferred:.0%} of the change",
+        f"time kept as recorded {kept:.1%} of it",
+    ]
+    return ReplayError(
+        value,
+        f"of a prediction, 9 of 10 within: {', '.join(parts)}; the change is "
+        f"{after / before - 1:+.2%} (data/replay.toml)",
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
