@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Set up, then simulate one training step on 8 GPUs, one simulated rank a process.
 #
-#   bash run_scripts/demo.sh [options of "mpisim demo"]
+#   bash run_scripts/demo.sh [options of "mpisim run"]
+#
+# One process is faster for so small a run: docs/scale.md, "How many processes".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
