@@ -57,7 +57,7 @@ def test_ranks_may_have_more_slots_than_their_table_uses() -> None:
     builder = ProgramBuilder()
     number = builder.add_table(builder.table().build())
     builder.add_rank(number, [builder.communicator((0,))])
-    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 0, 1)
+    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 1, 0, 1)
 
 
 def test_kernels_with_times_of_their_own_are_counted() -> None:
@@ -92,16 +92,16 @@ def test_a_folded_run_counts_classes() -> None:
     cast = quotient(program, COST, None, None)
     assert cast is not None
     found = count(cast, np.arange(cast.n, dtype=np.int32))
-    assert found == (4, 4, 4, 0, 2, 1)
-    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 4, 32, 0, 2, 8)
-    assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0, 0, 0)
+    assert found == (4, 4, 4, 0, 1, 2, 1)
+    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 4, 32, 0, 8, 2, 8)
+    assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0, 0, 0, 0)
 
 
 def test_bytes_are_counts_times_the_data_file() -> None:
-    counts = memory_needed.Counts(10**6, 10**7, 10**9, 10**8, 10**7, 10**5)
+    counts = memory_needed.Counts(10**6, 10**7, 10**9, 10**8, 10**4, 10**7, 10**5)
     of = memory_needed._constants()
     flat = 10**6 * of.dataflow.structure_row.value + 10**7 * of.dataflow.table_row.value
-    flat += 10**8 * of.dataflow.varied_row.value
+    flat += 10**8 * of.dataflow.varied_row.value + 10**4 * of.dataflow.rank.value
     flat += 10**7 * of.dataflow.group.value + 10**5 * of.dataflow.slot.value
     assert needed(counts, contended=False, timeline=False) == round(flat)
     more = needed(counts, contended=False, timeline=True) - needed(counts, False, False)

@@ -45,7 +45,9 @@ class Costs:
 
     structure_row: Quantity
     table_row: Quantity
+    row: Quantity
     varied_row: Quantity
+    rank: Quantity
     group: Quantity
     slot: Quantity
 
@@ -81,13 +83,14 @@ class Counts(NamedTuple):
     rows, varied_rows : int
         Of all simulated ranks; of those whose kernels take other times than their table says, ranks
         that agree in these counted once.
-    groups, slots : int
+    ranks, groups, slots : int
     """
 
     structure_rows: int
     table_rows: int
     rows: int
     varied_rows: int
+    ranks: int
     groups: int
     slots: int
 
@@ -164,6 +167,7 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
         table_rows=int(lengths.sum()),
         rows=int(lengths[entry].sum()),
         varied_rows=_varied_rows(program, ranks, entry, lengths),
+        ranks=len(hosted),
         groups=int(operations.sum()),
         slots=len(at),
     )
@@ -199,7 +203,9 @@ def needed(counts: Counts, contended: bool, timeline: bool) -> int:
     total = (
         counts.structure_rows * costs.structure_row.si
         + counts.table_rows * costs.table_row.si
+        + counts.rows * costs.row.si
         + counts.varied_rows * costs.varied_row.si
+        + counts.ranks * costs.rank.si
         + counts.groups * costs.group.si
         + counts.slots * costs.slot.si
     )
