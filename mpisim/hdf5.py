@@ -40,6 +40,8 @@ __all__ = [
 CHUNK = 1 << 16
 """Elements of a chunk."""
 _QUOTES = "'\""
+MOST_PACKED = 1100
+"""Bytes that a byte of a column may stand for: deflate makes 1,032 of one at most."""
 SMALL = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
@@ -121,6 +123,8 @@ def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
         if "truncated" in text:
             text = "is truncated: the file is shorter than its header says"
         raise InputError(f"{path}: {text}") from error
+    except MemoryError as error:
+        raise InputError(f"{path}: the file is damaged, or too large to read: {error}") from error
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{path}: the file is damaged: {str(error).strip(_QUOTES)}") from error
 
@@ -212,8 +216,18 @@ def read_column(
     found = dataset.attrs.get("units")
     if found != units:
         raise InputError(f"{where}: has units {found!r}; expected {units!r}")
+    _check_stored(dataset, where)
     values: NDArray = dataset[:]
     return values
+
+
+def _check_stored(dataset: Dataset, where: str) -> None:
+    """Refuse a dataset of which parts were never written: they would be read as zeros."""
+    stored = dataset.id.get_storage_size()
+    if not dataset.is_virtual and dataset.nbytes > MOST_PACKED * stored:
+        raise InputError(
+            f"{where}: the file is damaged: {dataset.size} entries, and {stored} bytes of them"
+        )
 
 
 def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
@@ -266,6 +280,9 @@ def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str,
         raise InputError(f"{where}: there is no such dataset{nearest(name, group)}")
     if length is not None and dataset.shape != (length,):
         raise InputError(f"{where}: has {dataset.shape[0]} entries; expected {length}")
+    if dataset.ndim != 1:
+        raise InputError(f"{where}: has shape {dataset.shape}; expected one dimension")
+    _check_stored(dataset, where)
     texts = dataset.asstr()[:].tolist()
     if dataset.attrs.get("encoding") == "json":
         texts = [json.loads(text) for text in texts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -64,9 +65,9 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
     for line, row in table:
         try:
             each = form.row(row)
-            if not each.seconds > 0:
+            if not 0 < each.seconds < math.inf:
                 raise ValueError(f"a time of {each.seconds * 1e3:g} ms")
-        except (KeyError, ValueError, TypeError, InputError) as error:
+        except (KeyError, OverflowError, ValueError, TypeError, InputError) as error:
             raise InputError(f"{path}, line {line}: {_why(error)}") from error
         if each.gpu not in known_gpus:
             known_gpus[each.gpu] = _known(each.gpu, presets)

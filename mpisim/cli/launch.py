@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from mpisim.errors import UsageError
+from mpisim.text import shortened
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
@@ -43,6 +44,11 @@ SIZE_VARIABLES = (
 
 TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_btl", "FI_PROVIDER", "UCX_TLS")
 """What decides how processes reach each other, in Open MPI, MPICH and UCX."""
+
+LONGEST_WORD = 300
+"""Characters of a word of a message: what was found may be a damaged file's longest line."""
+
+LONGEST_LINE = 3000
 
 PATIENCE = 10.0
 """Seconds a failed rank waits for the others to fail too, before it ends them."""
@@ -120,7 +126,8 @@ def fail(message: str, code: int) -> int:
     int
         `code`.
     """
-    line = f"mpisim: error: {' '.join(message.split())}"
+    words = [shortened(word, LONGEST_WORD, tail=40) for word in message.split()]
+    line = f"mpisim: error: {shortened(' '.join(words), LONGEST_LINE, tail=200)}"
     everyone = _everyone()
     if everyone is None:
         if launched_rank() == 0:

@@ -58,7 +58,7 @@ def is_whole_models(path: str | Path) -> bool:
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             return set(COLUMNS) <= set(next(csv.reader(file), []))
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, csv.Error):
         return False
 
 
@@ -90,23 +90,36 @@ def validate_whole_models(
     wanted = {gpu_name(each) for each in gpus}
     models: dict[str, KernelModel] = {}
     for path in paths:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                try:
-                    gpu = gpu_name(row["gpu"])
-                    if wanted and gpu not in wanted:
-                        continue
-                    reason = _unfit(row)
-                    if reason:
-                        found.skipped[reason] += 1
-                        continue
-                    if gpu not in models:
-                        models[gpu] = make(gpu)
-                    found.cases.append(_case(row, gpu, models[gpu]))
-                except (ValueError, KeyError, InputError) as error:
-                    raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+        for line, row in _rows(path):
+            try:
+                gpu = gpu_name(row["gpu"])
+                if wanted and gpu not in wanted:
+                    continue
+                reason = _unfit(row)
+                if reason:
+                    found.skipped[reason] += 1
+                    continue
+                if gpu not in models:
+                    models[gpu] = make(gpu)
+                found.cases.append(_case(row, gpu, models[gpu]))
+            except (ValueError, KeyError, InputError) as error:
+                raise InputError(f"{path}, line {line}: {error}") from error
     return found
+
+
+def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows with the numbers of their lines."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise InputError(f"{path}, line {reader.line_num}: not a cell a column")
+                yield reader.line_num, row
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        except csv.Error as error:
+            raise InputError(f"{path}: not a CSV file: {error}") from error
 
 
 def _unfit(row: Mapping[str, str]) -> str:
@@ -121,7 +134,8 @@ def _unfit(row: Mapping[str, str]) -> str:
 def _case(row: Mapping[str, str], gpu: str, kernels: KernelModel) -> Case:
     training = row["mode"] == "train"
     fused = row["option"] == "fusion"
-    passes = steps(row["model"], int(row["batch"]), int(row["seq_len"]), training, fused)
+    batch, seq_len = (int(_number(row, name, 1)) for name in ("batch", "seq_len"))
+    passes = steps(row["model"], batch, seq_len, training, fused)
     forward, backward = (_time(each, kernels) for each in passes)
     predicted = forward.seconds + (backward.seconds if training else 0.0)
     effects: dict[str, float] = {}
@@ -130,8 +144,8 @@ def _case(row: Mapping[str, str], gpu: str, kernels: KernelModel) -> Case:
             effects[name] = effects.get(name, 0.0) + seconds
     numbers = kernels.numbers
     error = math.hypot(*(s / predicted * numbers[name].error for name, s in effects.items()))
-    measured = float(row["e2e_ms"]) * 1e-3
-    heavy = training and float(row["fwd_ms"]) > HEAVY_ALLOCATION * float(row["bwd_ms"])
+    measured = _number(row, "e2e_ms") * 1e-3
+    heavy = training and _number(row, "fwd_ms") > HEAVY_ALLOCATION * _number(row, "bwd_ms")
     columns = {
         "gpu": gpu,
         "model": row["model"],
@@ -143,6 +157,18 @@ def _case(row: Mapping[str, str], gpu: str, kernels: KernelModel) -> Case:
         extra |= {"forward": forward.seconds, "backward": backward.seconds}
     name = f"{row['gpu']} {row['model']} {row['mode']} {row['batch']}×{row['seq_len']}"
     return Case(f"{name} {row['option']}".strip(), measured, predicted, columns, extra)
+
+
+def _number(row: Mapping[str, str], column: str, least: float = 0.0) -> float:
+    """Return a number above 0, not below `least`."""
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not (least <= value < math.inf and value > 0):
+        allowed = f"{least:g} or more" if least else "above 0"
+        raise InputError(f"{column} is {row[column]!r}; it must be a number, {allowed}")
+    return value
 
 
 @dataclass

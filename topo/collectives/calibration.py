@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.data import text
-from mpisim.errors import InputError
+from mpisim.errors import InputError, nearest
 from mpisim.files import reason
 from mpisim.schema import Limits, build, parse
 
@@ -128,7 +128,13 @@ class Table:
     def __post_init__(self) -> None:
         if not self.errors:
             raise InputError("'errors' is empty; it must have at least one decade")
+        known = [name for names in NUMBERS.values() for name in names]
         for name, value in self.numbers.items():
+            if name not in known:
+                raise InputError(
+                    f"unknown key 'numbers.{name}'{nearest(name, known)}; allowed: "
+                    f"{', '.join(known)}"
+                )
             if not value > 0:
                 raise InputError(f"'numbers.{name}' is {value}; it must be above 0")
 
