@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ from mpisim.formats import write_chakra
 __all__ = ["SEEDS", "Seed", "seed"]
 
 
+_place = tempfile.TemporaryDirectory(prefix="seeds")
+_made: dict[str, Path] = {}
+
+
 @dataclass(frozen=True)
 class Seed:
     """A file that is read.
@@ -56,6 +61,14 @@ class Seed:
     file: str
     args: tuple[str, ...]
     make: Callable[[Path], Any]
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder; they are made once and copied from then on."""
+        if self.name not in _made:
+            _made[self.name] = Path(_place.name) / str(len(_made))
+            _made[self.name].mkdir()
+            self.make(_made[self.name])
+        shutil.copytree(_made[self.name], folder, dirs_exist_ok=True)
 
     def command(self, folder: Path) -> list[str]:
         """Return the arguments of the command for files in `folder`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import tempfile
 import zlib
@@ -44,24 +43,15 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A folder with a folder for the valid files of each format."""
+    """A folder for damaged files."""
     return tmp_path_factory.mktemp("seeds")
-
-
-def valid(seed: Seed, made: Path) -> Path:
-    """Return the folder of a format's valid files, written once."""
-    folder = made / str(SEEDS.index(seed))
-    if not folder.exists():
-        folder.mkdir()
-        seed.make(folder)
-    return folder
 
 
 def tried(child: Child, seed: Seed, made: Path, damages: list[Mutation]) -> str:
     """Damage a copy of a format's file and read it."""
     with tempfile.TemporaryDirectory(dir=made) as place:
         folder = Path(place) / "in"
-        shutil.copytree(valid(seed, made), folder)
+        seed.write(folder)
         mutate(folder / seed.file, damages)
         return complaint(child, seed, folder)
 
@@ -161,7 +151,7 @@ def test_once_found(child, made, what):
     seed = next(each for each in SEEDS if each.name == name)
     with tempfile.TemporaryDirectory(dir=made) as place:
         folder = Path(place) / "in"
-        shutil.copytree(valid(seed, made), folder)
+        seed.write(folder)
         change(folder / seed.file)
         wrong = complaint(child, seed, folder)
         assert not wrong, wrong
@@ -173,7 +163,7 @@ def test_a_small_file_that_unpacks_to_a_gigabyte(child, made, name):
     seed = next(each for each in SEEDS if each.name == name)
     with tempfile.TemporaryDirectory(dir=made) as place:
         folder = Path(place) / "in"
-        shutil.copytree(valid(seed, made), folder)
+        seed.write(folder)
         bomb(folder / seed.file)
         wrong = complaint(child, seed, folder)
         assert not wrong, wrong
@@ -185,8 +175,9 @@ def test_a_small_file_that_unpacks_to_a_gigabyte(child, made, name):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.name)
 def test_damaged_files(child, made, seed):
-    folder = valid(seed, made)
     assert not tried(child, seed, made, [])
+    folder = made / "valid" / str(SEEDS.index(seed))
+    seed.write(folder)
 
     @QUICK
     @given(mutations(folder / seed.file))

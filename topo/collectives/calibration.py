@@ -201,6 +201,8 @@ class Calibration:
             if not isinstance(table, dict):
                 raise InputError(f"{source}: key {owner!r} is {table!r}; it must be a table")
             tables[owner] = build(Table, table, source, owner)
+        if not tables:
+            raise InputError(f"{source}: holds no table of 'mpisim calibrate collectives'")
         return cls(tables, source)
 
     def served(self, owners: Iterable[str]) -> tuple[str, Table]:
