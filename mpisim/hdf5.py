@@ -48,6 +48,8 @@ CHUNK = 1 << 16
 """Elements of a chunk."""
 _QUOTES = "'\""
 _INNER = re.compile(r"\(([^()]+)\)$")
+MOST_PACKED = 1100
+"""Bytes that a byte of a column may stand for: deflate makes 1,032 of one at most."""
 SMALL = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
@@ -315,8 +317,18 @@ def read_column(
     found = dataset.attrs.get("units")
     if found != units:
         raise InputError(f"{where}: has units {found!r}; expected {units!r}")
+    _check_stored(dataset, where)
     values: NDArray = dataset[:]
     return values.view(dtype)  # without the names
+
+
+def _check_stored(dataset: Dataset, where: str) -> None:
+    """Refuse a dataset of which parts were never written: they would be read as zeros."""
+    stored = dataset.id.get_storage_size()
+    if not dataset.is_virtual and dataset.nbytes > MOST_PACKED * stored:
+        raise InputError(
+            f"{where}: the file is damaged: {dataset.size} entries, and {stored} bytes of them"
+        )
 
 
 def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
@@ -369,6 +381,9 @@ def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str,
         raise InputError(f"{where}: there is no such dataset{nearest(name, group)}")
     if length is not None and dataset.shape != (length,):
         raise InputError(f"{where}: has {dataset.shape[0]} entries; expected {length}")
+    if dataset.ndim != 1:
+        raise InputError(f"{where}: has shape {dataset.shape}; expected one dimension")
+    _check_stored(dataset, where)
     texts = dataset.asstr()[:].tolist()
     if dataset.attrs.get("encoding") == "json":
         texts = [json.loads(text) for text in texts]

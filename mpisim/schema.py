@@ -74,7 +74,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise InputError(f"{source}: not valid TOML: {error}{_line_of(error, text)}") from error
 
 

@@ -120,7 +120,8 @@ def test_other_models(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["validate", "collectives", "{rows}", "--grades", "A"], "no row of"),
-        (["validate", "collectives", "{rows}", "--calibration", "{bad}"], "'numbers.latency' is 0"),
+        (["validate", "collectives", "{rows}", "--calibration", "{bad}"],
+         "'numbers.latency_inside' is 0"),
         (["validate", "collectives", "{bad}"], "no known table of measured communications"),
         (["calibrate", "collectives", "none.csv", "-o", "{new}"], "none.csv: cannot be read"),
         (["calibrate", "collectives", "{rows}", "-o", "{bad}"], "exists already"),
@@ -142,7 +143,7 @@ def test_mistakes(
 ) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text(
-        '[any]\nform = "nccl"\nnumbers = { latency = 0 }\nsource = "s"\nfiles = []\n'
+        '[any]\nform = "nccl"\nnumbers = { latency_inside = 0 }\nsource = "s"\nfiles = []\n'
         'split = "all"\ncurves = 1\nrows = 1\nheld_out = "curves"\n'
         "errors = [{ decade = 6, rows = 1, bias = 0, median = 0, p90 = 0 }]\n"
     )

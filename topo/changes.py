@@ -64,19 +64,8 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
         if key is None:
             kept[hit] = False
             continue
-        factor = _FACTOR.fullmatch(value) if isinstance(value, str) else None
-        if factor is None:
-            values[key][hit] = (bandwidth if key == "bandwidth" else latency)(value, repr(name))
-            continue
-        scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
-        if not scale > 0:
-            least = f"above 0 {factor[2]}"
-            cut = f"; to take the link away, links.{pattern} = '{CUT}'"
-            raise InputError(
-                f"{name!r} is {value!r}; a share of what it was must be {least}"
-                f"{cut if key == 'bandwidth' else ''}"
-            )
-        values[key][hit] *= scale
+        scale, new = _read(name, key, value)
+        values[key][hit] = values[key][hit] * scale if new is None else new
     if kept.all():
         cards = topology.kind == LinkKind.NIC
         ratio = values["bandwidth"][cards] / topology.bandwidth[cards]
@@ -96,6 +85,36 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
     )  # fmt: skip
     check_connected(found)
     return found
+
+
+def check_changes(changes: Mapping[str, object]) -> None:
+    """Refuse changes that cannot be understood, whatever topology they are for.
+
+    Raises
+    ------
+    InputError
+        Naming the change, what was found and what is allowed.
+    """
+    for name, value in changes.items():
+        _, key = _target(name, value)
+        if key is not None:
+            _read(name, key, value)
+
+
+def _read(name: str, key: str, value: object) -> tuple[float, float | None]:
+    """Return the factor of a change, and the new value of one that is no factor."""
+    factor = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+    if factor is None:
+        return 1.0, (bandwidth if key == "bandwidth" else latency)(value, repr(name))
+    scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
+    if not scale > 0:
+        least = f"above 0 {factor[2]}".rstrip()
+        cut = f"; to take the link away, {name.removesuffix(f'.{key}')} = '{CUT}'"
+        raise InputError(
+            f"{name!r} is {value!r}; a share of what it was must be {least}"
+            f"{cut if key == 'bandwidth' else ''}"
+        )
+    return scale, None
 
 
 def _number(text: str, name: str, value: object) -> float:

@@ -13,7 +13,7 @@ from mpisim.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
 from .assemble import assemble
-from .changes import changed
+from .changes import changed, check_changes
 from .fabrics import Fabric
 from .files import GRAPHML, read_topology
 from .nodes import Node
@@ -135,6 +135,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         node, fabric = self.node, self.fabric
+        check_changes(self.changes)
         for name in ("node", "fabric", "alpha_beta"):
             _check_units(name, getattr(self, name))
         if node is None:
@@ -265,6 +266,11 @@ def find_cluster(name: str | Path) -> Cluster:
             path = table.get(key)
             if isinstance(path, str) and path.endswith(suffixes):
                 table = table | {key: str(Path(preset.source).parent / path)}
+            elif key == "graph" and isinstance(path, str):
+                raise InputError(
+                    f"{preset.source}: key 'graph' is {path!r}; it must be a file, "
+                    f"{SUFFIX} or {GRAPHML}"
+                )
     return build(Cluster, table, preset.source)
 
 

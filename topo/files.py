@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def _graphml(source: str) -> tuple[str, list[NodeEntry], list[LinkEntry]]:
     import networkx
 
     try:
-        graph = networkx.read_graphml(source, force_multigraph=True)
+        with warnings.catch_warnings(action="ignore"):  # of keys without a type, which are texts
+            graph = networkx.read_graphml(source, force_multigraph=True)
     except OSError as error:
         raise InputError(f"{source}: cannot be read: {reason(error)}") from error
     except Exception as error:  # of the parser, of networkx, of values of a wrong type

@@ -228,6 +228,8 @@ class Calibration:
                     table = build(Table, values, source, where)
                     _check(table, load(family).CONSTANTS, f"{source}: [{where}]")
                     tables[family, gpu, dtype] = table
+        if not tables:
+            raise InputError(f"{source}: holds no table of 'mpisim calibrate kernels'")
         return cls(tables)
 
     def serve(self, family: str, gpu: Machine, dtype: str) -> Served:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -57,12 +58,10 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
     for line, row in table:
         try:
             each = form.row(row)
-            if not each.seconds > 0:
+            if not 0 < each.seconds < math.inf:
                 raise ValueError(f"a time of {each.seconds * 1e3:g} ms")
-        except KeyError as error:  # a column that this form reads besides those it is known by
-            raise InputError(f"{path}, line {line}: there is no column {error}") from error
-        except (ValueError, InputError) as error:
-            raise InputError(f"{path}, line {line}: {error}") from error
+        except (KeyError, OverflowError, ValueError, TypeError, InputError) as error:
+            raise InputError(f"{path}, line {line}: {_why(error)}") from error
         if each.gpu not in known_gpus:
             known_gpus[each.gpu] = _known(each.gpu, presets)
         gpu = known_gpus[each.gpu]
@@ -94,6 +93,11 @@ def _known(gpu: str, presets: set[str]) -> str | None:
     except InputError:
         return None
     return found if found in presets else None
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong with a row; a KeyError is of a column besides those it is known by."""
+    return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _rows(

@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from mpisim.errors import UsageError
+from mpisim.text import shortened
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
@@ -51,6 +52,11 @@ SIZE_VARIABLES = (
 
 TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_btl", "FI_PROVIDER", "UCX_TLS")
 """What decides how processes reach each other, in Open MPI, MPICH and UCX."""
+
+LONGEST_WORD = 300
+"""Characters of a word of a message: what was found may be a damaged file's longest line."""
+
+LONGEST_LINE = 3000
 
 PATIENCE = 1.0
 """Seconds a failed process waits for the others to come to an end too, before it ends them."""
@@ -142,7 +148,8 @@ def alone() -> Iterator[None]:
 
 def said(message: str) -> str:
     """Return the line that reports an error, from its message."""
-    return f"mpisim: error: {' '.join(message.split())}"
+    words = [shortened(word, LONGEST_WORD, tail=40) for word in message.split()]
+    return f"mpisim: error: {shortened(' '.join(words), LONGEST_LINE, tail=200)}"
 
 
 def end(code: int, line: str = "") -> int:

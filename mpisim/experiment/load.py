@@ -274,7 +274,7 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         value = _ASSIGNMENT.sub("", change, count=1)
         try:
             within[last] = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             within[last] = value.strip()
         if path == VARIABLES and type(within[last]) is int:  # as one writes them in a shell
             within[last] = value.strip()
@@ -291,7 +291,7 @@ def _key(change: str) -> list[str]:
     path: list[str] = []
     try:
         within: Any = tomllib.loads(f"{found[0]} 0") if found else {}
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         within = {}
     while isinstance(within, dict) and within:
         ((name, within),) = within.items()

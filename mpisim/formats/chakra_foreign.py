@@ -346,5 +346,5 @@ def _groups_of_node(values: str) -> dict[str, tuple[int, ...]]:
     try:
         listed = json.loads(ast.literal_eval(values)[0])
         return {str(entry["pg_name"]): tuple(map(int, entry["ranks"])) for entry in listed}
-    except (ValueError, SyntaxError, LookupError, TypeError):
-        return {}
+    except (ValueError, SyntaxError, LookupError, TypeError, RecursionError, MemoryError):
+        return {}  # the parser's words for nested too deeply are the last two

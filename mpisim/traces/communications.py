@@ -184,7 +184,7 @@ def _group(
         # A list of more than 30 is cut by the profiler ("[0, ..., 63]") and cannot be used.
         try:
             ranks = json.loads(ranks)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
         return tuple(ranks)
@@ -233,7 +233,7 @@ def _elements(dims: msgspec.Raw) -> int:
         return 0
     try:
         shapes = msgspec.json.decode(dims)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return 0
     sizes = [
         math.prod(shape)

@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import TraceError
 from .et_model import EtCommunication, ExecutionTrace, ProcessGroup
+from .kineto import MOST_RANKS
 
 if TYPE_CHECKING:
     from .et_tensors import Tensors, Values
@@ -76,6 +77,8 @@ def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup
             entries = msgspec.json.decode(record, type=list[dict[str, Any]])
             for entry in entries:
                 size = int(entry["group_size"])
+                if not 0 <= size <= MOST_RANKS:
+                    raise ValueError(f"'group_size' is {size}")
                 groups[str(entry["pg_name"])] = ProcessGroup(
                     name=str(entry["pg_name"]),
                     description=str(entry.get("pg_desc", "")),
@@ -83,7 +86,7 @@ def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup
                     ranks=tuple(int(r) for r in entry["ranks"]) or tuple(range(size)),
                     size=size,
                 )
-        except (msgspec.DecodeError, TypeError, ValueError, KeyError) as error:
+        except (msgspec.DecodeError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise TraceError(
                 f"{path}: node '## process_group:init ##': not a list of process groups ({error})"
             ) from None

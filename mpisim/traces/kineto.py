@@ -34,7 +34,7 @@ __all__ = [
 PS_PER_US = 1_000_000
 _MOST_US = 1_000_000_000_000
 """Longest time (11 days) and largest span of a file: picoseconds and their sums fit 64 bits."""
-_MOST_RANKS = 1 << 24
+MOST_RANKS = 1 << 24
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 
 _OPERATOR = {"cpu_op", "Operator"}
@@ -275,6 +275,8 @@ def _parse(path: Path, text: bytes) -> _File:
         raise TraceError(f"{path}: not a Kineto trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise TraceError(f"{path}: not a Kineto trace: nested too deeply") from None
 
 
 def _columns(path: Path, parsed: _File, size: int) -> KinetoTrace:
@@ -432,8 +434,8 @@ def _groups(path: Path, info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Process groups by name; an empty list of ranks means the whole world."""
     groups: dict[str, tuple[int, ...]] = {}
     world = _whole(info.get("world_size")) or 0
-    if world > _MOST_RANKS:
-        raise TraceError(f"{path}: 'world_size' is {world}; at most {_MOST_RANKS} are read")
+    if world > MOST_RANKS:
+        raise TraceError(f"{path}: 'world_size' is {world}; at most {MOST_RANKS} are read")
     config = info.get("pg_config")
     for entry in config if isinstance(config, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):

@@ -158,10 +158,15 @@ def opened(path: Path) -> Iterator[Export]:
                 f"{path}: an SQLite database, but no export of Nsight Systems "
                 "(make one with 'nsys export --type sqlite')"
             )
-        export.texts = dict(export.rows("SELECT id, value FROM StringIds"))
+        for number, text in export.rows("SELECT id, value FROM StringIds"):
+            if type(number) is not int or type(text) is not str:
+                raise TraceError(f"{path}: table StringIds: {number!r} is {text!r}, not a text")
+            export.texts[number] = text
         yield export
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise TraceError(f"{path}: damaged or truncated SQLite file ({error})") from None
+    except (TypeError, ValueError) as error:  # a column of SQLite holds values of any type
+        raise TraceError(f"{path}: a value is not of its column's type ({error})") from None
     finally:
         if connection is not None:
             connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import zlib
 from pathlib import Path
 
@@ -12,6 +11,10 @@ from ..errors import TraceError
 __all__ = ["open_text", "read_head"]
 
 _HEAD = 1 << 20
+_MOST_UNPACKED = 200
+"""Times its size that a file may unpack to: recorded traces are packed 3 to 110 times."""
+_FREE = 64 << 20
+"""Bytes that any file may unpack to."""
 
 
 def open_text(path: Path) -> bytes:
@@ -28,13 +31,33 @@ def open_text(path: Path) -> bytes:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     if raw[:2] == b"\x1f\x8b":
         try:
-            raw = gzip.decompress(raw)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raw = _unpacked(path, raw)
+        except zlib.error as error:
             raise TraceError(f"{path}: damaged or truncated gzip file ({error})") from None
     raw = raw.removeprefix(codecs.BOM_UTF8)
     if len(raw) < 64 and not raw.strip():
         raise TraceError(f"{path}: the file is empty")
     return raw
+
+
+def _unpacked(path: Path, raw: bytes) -> bytes:
+    """Return the contents of a gzip file, which may have several members."""
+    most = max(_FREE, _MOST_UNPACKED * len(raw))
+    parts: list[bytes] = []
+    while raw[:2] == b"\x1f\x8b":
+        member = zlib.decompressobj(wbits=31)
+        parts.append(member.decompress(raw, most + 1))
+        most -= len(parts[-1])
+        if most < 0:
+            raise TraceError(
+                f"{path}: unpacks to more than {_MOST_UNPACKED} times its size; no trace does"
+            )
+        if not member.eof:
+            raise TraceError(f"{path}: damaged or truncated gzip file (it ends too early)")
+        raw = member.unused_data.lstrip(b"\0")
+    if raw:
+        raise TraceError(f"{path}: damaged gzip file ({len(raw)} bytes behind its end)")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_head(path: Path) -> bytes:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import InputError
 from ..experiment import ClusterChoice, Experiment, Plan, Transformer
@@ -36,6 +36,8 @@ from .cases import Case, Validation
 from .eager_transformers import Eager
 
 __all__ = ["is_whole_models", "steps", "validate_whole_models"]
+
+T = TypeVar("T", int, float)
 
 COLUMNS = ("gpu", "model", "mode", "seq_len", "batch", "option", "e2e_ms", "fwd_ms", "bwd_ms")
 
@@ -102,7 +104,7 @@ def validate_whole_models(
                 if gpu not in models:
                     models[gpu] = make(gpu)
                 found.cases.append(_case(row, gpu, models[gpu]))
-            except (ValueError, InputError) as error:
+            except (ValueError, KeyError, InputError) as error:
                 raise InputError(f"{path}, line {line}: {error}") from error
     return found
 
@@ -119,7 +121,8 @@ def _unfit(row: Cells) -> str:
 def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     training = row["mode"] == "train"
     fused = row["option"] == "fusion"
-    passes = steps(row["model"], row.whole("batch"), row.whole("seq_len"), training, fused)
+    batch, seq_len = (_positive(row.whole, row, each) for each in ("batch", "seq_len"))
+    passes = steps(row["model"], batch, seq_len, training, fused)
     forward, backward = (_time(each, kernels) for each in passes)
     predicted = forward.seconds + (backward.seconds if training else 0.0)
     effects: dict[str, float] = {}
@@ -128,7 +131,7 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
             effects[name] = effects.get(name, 0.0) + seconds
     numbers = kernels.numbers
     error = math.hypot(*(s / predicted * numbers[name].error for name, s in effects.items()))
-    measured = row.number("e2e_ms") * 1e-3
+    measured = _positive(row.number, row, "e2e_ms") * 1e-3
     heavy = training and row.number("fwd_ms") > HEAVY_ALLOCATION * row.number("bwd_ms")
     columns = {
         "gpu": gpu,
@@ -141,6 +144,14 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
         extra |= {"forward": forward.seconds, "backward": backward.seconds}
     name = f"{row['gpu']} {row['model']} {row['mode']} {row['batch']}×{row['seq_len']}"
     return Case(f"{name} {row['option']}".strip(), measured, predicted, columns, extra)
+
+
+def _positive(read: Callable[[str], T], row: Cells, column: str) -> T:
+    """Return a number above 0, as `read` reads it from the row."""
+    value = read(column)
+    if value <= 0:
+        raise row.error(column, "above 0")
+    return value
 
 
 @dataclass

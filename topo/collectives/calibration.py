@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.data import text
-from mpisim.errors import InputError
+from mpisim.errors import InputError, nearest
 from mpisim.files import read_text
 from mpisim.schema import Limits, build, parse
 
@@ -128,7 +128,13 @@ class Table:
     def __post_init__(self) -> None:
         if not self.errors:
             raise InputError("'errors' is empty; it must have at least one decade")
+        known = [name for names in NUMBERS.values() for name in names]
         for name, value in self.numbers.items():
+            if name not in known:
+                raise InputError(
+                    f"unknown key 'numbers.{name}'{nearest(name, known)}; allowed: "
+                    f"{', '.join(known)}"
+                )
             if not value > 0:
                 raise InputError(f"'numbers.{name}' is {value}; it must be above 0")
 
@@ -189,6 +195,8 @@ class Calibration:
             if not isinstance(table, dict):
                 raise InputError(f"{source}: key {owner!r} is {table!r}; it must be a table")
             tables[owner] = build(Table, table, source, owner)
+        if not tables:
+            raise InputError(f"{source}: holds no table of 'mpisim calibrate collectives'")
         return cls(tables, source)
 
     def served(self, owners: Iterable[str]) -> tuple[str, Table]:

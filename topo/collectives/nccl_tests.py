@@ -184,7 +184,10 @@ def _runs(text: str, file: str) -> Iterator[Run]:
             cut += row is None
             rows += [] if row is None else [row]
         elif not rows:
-            before.read(line)
+            try:
+                before.read(line)
+            except ValueError as error:  # a number of thousands of digits
+                raise InputError(f"{file}, line {number}: {error}") from error
     if start:
         yield before.run(file, start, rows, cut)
 

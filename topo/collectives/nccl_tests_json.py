@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -44,11 +45,11 @@ def read_json(text: str, file: str) -> list[Run]:
         line = text.count("\n", 0, at) + 1
         try:
             contents, at = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{file}, line {line}: not valid JSON: {error}") from error
         try:
             runs.append(_run(contents, file, line))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             why = f"no {error} where it should be" if isinstance(error, KeyError) else str(error)
             raise InputError(
                 f"{file}, line {line}: not a JSON file of nccl-tests (option -J): {why}"
@@ -66,9 +67,9 @@ def _run(contents: Mapping[str, Any], file: str, line: int) -> Run:
         Rank(
             number=int(each["rank"]),
             group=int(each["group"]),
-            host=each["hostname"],
+            host=str(each["hostname"]),
             device=f"{each['device']} [{each['device_hex']}]",
-            gpu=each["device_info"] or "",
+            gpu=str(each["device_info"] or ""),
         )
         for each in config["devices"]
     )
@@ -106,14 +107,17 @@ def _row(entry: Mapping[str, Any], line: int, number: int) -> Row | None:
         raise ValueError(
             "its times are of the CPU (option -C); times of the communications are needed"
         )
+    seconds = float(times["time"]) * 1e-6
+    if not 0 <= seconds < math.inf or int(entry["size"]) < 0:
+        raise ValueError(f"row {number} has {entry['size']} bytes in {times['time']} us")
     return Row(
         line=line + number,
         size=int(entry["size"]),
         count=int(entry["count"]),
-        kind=entry["type"],
-        reduction=entry["redop"],
+        kind=str(entry["type"]),
+        reduction=str(entry["redop"]),
         root=int(entry["root"]),
-        seconds=float(times["time"]) * 1e-6,
+        seconds=seconds,
         bandwidth=float(times["alg_bw"]) * 1e9,
         bus=float(times["bus_bw"]) * 1e9,
         wrong=float(times.get("nwrong") or 0),

@@ -240,7 +240,7 @@ def _arch(gpu: str) -> str:
 
 def _with_nics(system: System, words: str) -> System:
     """Return the same with the NICs that a row names, if it names any."""
-    named = re.search(r"(\d+)x(\d+)G\b(.*)", words)
+    named = re.search(r"(\d{1,9})x(\d{1,9})G\b(.*)", words)
     if named is not None:
         count, rate = int(named.group(1)), int(named.group(2)) * 1e9 / 8
         if "per GPU" in named.group(3):

@@ -300,6 +300,8 @@ def _layers(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
     if (layers + 2) % parts == 0:
         keys["plan.account_for_embedding"] = keys["plan.account_for_loss"] = True
         return [*filled, "plan.account_for_embedding, plan.account_for_loss = true"]
+    if parts > layers + 2:
+        raise InputError(f"pp × vpp is {parts}, more than its {layers} layers")
     each = -(-layers // parts)
     counts = [max(0, min(each, layers - each * part)) for part in range(parts)]
     keys["plan.stages"] = counts

@@ -106,7 +106,7 @@ def pairs(rows: Sequence[Compared]) -> list[Pair]:
 
 def _place(each: Compared, column: str) -> tuple[float, str]:
     """Order by number where the column has one, otherwise by text."""
-    return float(each.row.integers.get(column, -1)), each.row.texts[column]
+    return float(each.row.integers.get(column, -1)), each.row.texts.get(column, "")
 
 
 def pair_figures(found: Sequence[Pair]) -> dict[str, dict[str, Any]]:

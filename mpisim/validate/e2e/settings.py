@@ -172,7 +172,7 @@ def assigned(assignment: str) -> tuple[str, Any]:
     key, _, value = assignment.partition("=")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value
 
 
