@@ -118,7 +118,7 @@ def test_blocks_share_a_folder_and_leave_out_what_is_slow() -> None:
         "file", "slow run", "run, slow: false", "output", "not run: needs a GPU"
     ]  # fmt: skip
     assert [bool(each.error) for each in run(text, slow=True)] == [
-        False, True, True, False, False
+        False, True, True, True, False
     ]  # fmt: skip
 
 
