@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks that take too long for every change. Exits with an error if any part fails, after running
-# them all.
+# What takes too long for every change: every bad input on every MPI, ten minutes of damaged files, jobs
+# under Slurm, the blocks of the documentation that take minutes, the whole validation. Needs measured
+# data (MPISIM_SHARED, or ../shared). Exits with an error if any part fails, after running them all.
 #
 #   bash run_scripts/nightly.sh
 set -uo pipefail
@@ -18,13 +19,17 @@ part() {
     "$@" || failed+=("$title")
 }
 
-# --- faults: every bad input on every MPI, ten minutes of damaged files, jobs under Slurm ---------
 part "fault table" python run_scripts/fault_table.py --check
 part "damaged files" env MPISIM_FUZZ_EXAMPLES=600 pytest -q tests/test_fuzz.py
 bash run_scripts/get_slurm.sh
 part "batch systems" pytest -q tests/test_batch_systems.py
+part "documentation, slow blocks too" python run_scripts/documents.py --slow
+part "golden table" python run_scripts/golden.py
+part "headline errors" env CI=1 python run_scripts/headline_errors.py
 
+printf '\n'
 if [ "${#failed[@]}" -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"
     exit 1
 fi
+echo "All nightly checks passed."

@@ -1,56 +1,151 @@
-"""Examples of the pages on the library and on results run, and the page has all there is."""
+"""README.md and docs/: every block runs or says why not, output is today's, links lead somewhere.
+
+``python run_scripts/documents.py --help`` says how blocks are marked; ``--refresh`` writes today's
+output into them. Slow blocks run where ``MPISIM_SLOW`` is set (``run_scripts/nightly.sh``). The
+documents of the tests that were chosen run side by side, two at a time.
+"""
 
 from __future__ import annotations
 
-import re
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import h5py
+import documents
 import pytest
+from documents import Block, Outcome, Session
 
-from mpisim import simulate
-from mpisim.experiment import load
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def results_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``run.h5`` with a timeline, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    text, experiment = load()
-    simulate(experiment, output="run.h5", timeline=True, text=text)
-    return tmp_path / "run.h5"
+SLOW = bool(os.environ.get("MPISIM_SLOW"))
+BLOCKS = [block for document in documents.documents() for block in documents.blocks(document)]
 
 
-@pytest.mark.parametrize("page", ["docs/results.md", "docs/library.md", "README.md"])
-def test_examples_run(results_file: Path, page: str, capsys: Any) -> None:
-    """One after another, as a reader would type them; what is printed is not compared."""
-    examples = re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
-    assert examples
-    names: dict[str, Any] = {}
-    for example in examples:
-        exec(compile(example, page, "exec"), names)
-    assert capsys.readouterr().out
+@pytest.fixture(scope="module")
+def became(request: pytest.FixtureRequest) -> Iterator[Callable[[Block], Outcome]]:
+    """What became of a block."""
+    chosen = [
+        item.callspec.params["block"].document
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == test_block.__name__
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        runs: dict[str, Future[list[Outcome]]] = {
+            name: pool.submit(lambda name=name: list(Session(name, slow=SLOW).run()))
+            for name in dict.fromkeys(chosen)
+        }
+
+        def find(block: Block) -> Outcome:
+            outcomes = runs[block.document].result()
+            return next(each for each in outcomes if each.block.line == block.line)
+
+        yield find
 
 
-def test_every_dataset_is_on_the_page(results_file: Path) -> None:
-    page = (REPOSITORY / "docs/results.md").read_text()
-    listed: dict[str, set[str]] = {}
-    for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE):
-        found = re.findall(r"`([\w/]+)`", cell)
-        group = found[0].rpartition("/")[0]
-        listed.setdefault(group, set()).update(name.rpartition("/")[2] for name in found)
-    with h5py.File(results_file) as file:
-        for group, members in file.items():
-            assert set(members) <= listed.get(group, set()), group
-            assert listed.get(group, set()) <= set(members), group
-        own = {"format", "format_version", "creator", "said", *file.attrs["said"]}
-        assert set(file.attrs) - own <= listed[""]
-        for cell, unit in re.findall(r"^\| (`[^|]*) \| [^|]*\| ([a-z/]+) \|", page, re.MULTILINE):
-            first, *more = re.findall(r"`([\w/]+)`", cell)
-            names = [first, *(f"{first.rpartition('/')[0]}/{name}" for name in more)]
-            if all(isinstance(file.get(name), h5py.Dataset) for name in names):
-                units = {file[name].attrs.get("units", "enum") for name in names}
-                assert unit in units, (cell, unit, units)
+@pytest.mark.timeout(7200 if SLOW else 600)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_block(block: Block, became: Callable[[Block], Outcome]) -> None:
+    outcome = became(block)
+    if outcome.left_out:
+        pytest.skip(outcome.left_out)
+    assert outcome.error == ""
+
+
+@pytest.mark.parametrize("document", documents.documents())
+def test_links_and_files_exist(document: str) -> None:
+    assert documents.broken_links(document) == []
+
+
+# --- the checks themselves ----------------------------------------------------------------------
+
+
+def run(text: str, slow: bool = False) -> list[Outcome]:
+    """Run a document of this text."""
+    return list(Session("README.md", slow=slow, text=text).run())
+
+
+def fenced(body: str, language: str = "sh", *marks: str) -> str:
+    return "".join(f"<!-- test: {mark} -->\n" for mark in marks) + f"```{language}\n{body}\n```\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (fenced("true"), ""),
+        (fenced("echo said; false; true"), "exit code 1\nsaid"),
+        (fenced("true | false"), "exit code 1"),
+        (fenced("import mpisim", "python"), ""),
+        (fenced("1 / 0", "python"), "ZeroDivisionError"),
+        (fenced("true", ""), "without a mark"),
+        (fenced("a = 1", "toml"), "without a mark"),
+        (fenced("true", "sh", "not run:  "), "without a mark"),
+        (fenced("true", "sh", "skip"), "without a mark"),
+        (fenced("cat made", "sh", "setup: touch made"), ""),
+        (fenced("[plan]\ntp = 2", "toml", "keys"), ""),
+        (fenced("[plan]\ntpp = 2", "toml", "keys"), "did you mean 'tp'"),
+        (fenced('recompute = "full"', "toml", "keys: plan"), ""),
+        (fenced("a 1\nb  2", "", "output: printf 'a 1\\nx\\n b 2\\n'"), ""),
+        (fenced("a 1\nb 3", "", "output: printf 'a 1\\nb 2\\n'"), "not in the output:\nb 3"),
+        (fenced("b 2\na 1", "", "output: printf 'a 1\\nb 2\\n'"), "not in the output:\na 1"),
+        (fenced("a …\n…\nb 2", "", "output: printf 'a 1\\nb 2\\n'"), ""),
+        ("<!-- test: figures: echo up 3.14159 % => 3.14 % @ up -->\nIt is 3.14 % of it.\n", ""),
+        ("<!-- test: figures: echo 3.15 => 3.14 -->\nIt is 3.14 of it.\n", "'3.14' is not what"),
+        ("<!-- test: figures: echo 3.14 => 3.14 -->\nIt is 3.15 of it.\n", "is not in the text"),
+        ("<!-- test: figures: echo 3 => 3 @ up -->\nIt is 3.\n", "'3' is not what"),
+        ("<!-- test: figures: echo -0.5 => +0.5 -->\nIt is +0.5.\n", "'+0.5' is not what"),
+        ("<!-- test: figures: thresholds => 1 = nothing -->\nIt is 1.\n", "no measure 'nothing'"),
+    ],
+)
+def test_what_fails(text: str, error: str) -> None:
+    (outcome,) = run(text)
+    assert error in outcome.error
+    assert bool(outcome.error) == bool(error)
+
+
+def test_blocks_share_a_folder_and_leave_out_what_is_slow() -> None:
+    text = (
+        fenced("made", "", "file: name")
+        + fenced("cat name; false", "sh", "slow")
+        + fenced("cat name\nfalse", "sh", "slow: false")
+        + fenced("made", "", "output")
+        + fenced("false", "sh", "not run: needs a GPU")
+    )
+    quick = run(text)
+    assert [each.error for each in quick] == [""] * 5
+    assert [each.left_out for each in quick] == [
+        "", "slow: runs nightly", "", "", "not run: needs a GPU"
+    ]  # fmt: skip
+    assert [each.block.action for each in quick] == [
+        "file", "slow run", "run, slow: false", "output", "not run: needs a GPU"
+    ]  # fmt: skip
+    assert [bool(each.error) for each in run(text, slow=True)] == [
+        False, True, True, True, False
+    ]  # fmt: skip
+
+
+def test_measured_data_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPISIM_SHARED", str(tmp_path))
+    (outcome,) = run(fenced("false", "sh", "needs shared"))
+    assert outcome.left_out == "not run: no measured data; set MPISIM_SHARED"
+
+
+def test_output_is_refreshed() -> None:
+    printed = "output: echo head; echo time 2 ms; echo rate 9"
+    text = "Text.\n\n" + fenced("time 1 ms\nrate 9", "", printed)
+    new = documents.refreshed(text, run(text))
+    assert new == text.replace("time 1 ms", "time 2 ms")
+
+
+def test_links_are_followed() -> None:
+    text = (
+        "# A Head: it's `b_c`\n\n"
+        "[a](#a-head-its-b_c) [b](docs/scale.md#many-plans) [c](https://x.y)\n"
+        "[d](#nowhere) [e](docs/none.md) [f](docs/scale.md#none)\n"
+        "`mpisim/none.py` `data/gpus.toml`\n"
+        "```\n[g](none.md)\n```\n"
+    )
+    assert documents.broken_links("README.md", text) == [
+        "README.md: (#nowhere): no such heading there",
+        "README.md: (docs/none.md): there is no such file",
+        "README.md: (docs/scale.md#none): no such heading there",
+        "README.md: `mpisim/none.py`: there is no such file",
+    ]

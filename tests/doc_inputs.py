@@ -1,0 +1,79 @@
+"""Names of files → small inputs for the commands of README.md and docs/.
+
+    python tests/doc_inputs.py NAME ...
+
+For ``run_scripts/documents.py``. A name that ends in ``/`` is a folder of recorded traces of 8
+ranks; ``pairs.csv`` holds measured pairs for ``mpisim calibrate overlap``, other tables some rows
+of the measured steps in $SHARED. All other files are those that a document writes out.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from pathlib import Path
+
+
+def traces(folder: Path) -> None:
+    """Write the traces of a made-up job of 8 ranks."""
+    from mpi4py import MPI
+    from recorded import recordable_program
+
+    from mpisim.engine import simulate
+    from mpisim.traces.export import export_kineto
+
+    program = recordable_program(1, n_ranks=8, n_events=60)
+    export_kineto(program, simulate(program, MPI.COMM_SELF), folder, comm=MPI.COMM_SELF)
+
+
+def pairs(path: Path) -> None:
+    """Write measured pairs that follow the packaged constants, but for noise."""
+    from test_overlap_pairs import of_law, packaged_constants
+
+    of_law(path, 60, packaged_constants(), noise=0.02)
+
+
+def steps(path: Path) -> None:
+    """Write every 90th row of the table of measured steps."""
+    source = Path(os.environ["SHARED"]) / "groundtruth" / "e2e" / "all.csv"
+    with source.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        heads = reader.fieldnames or []
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, heads)
+        writer.writeheader()
+        writer.writerows(rows[::90])
+
+
+def written_out(name: str) -> str:
+    """The name of a file that a document writes out → its content."""
+    sys.path.insert(0, "run_scripts")
+    from documents import blocks, documents
+
+    (found,) = (
+        block.text
+        for document in documents()
+        for block in blocks(document)
+        if block.kinds.get("file") == name
+    )
+    return found + "\n"
+
+
+def main(names: list[str]) -> None:
+    """Make the inputs of these names in the working folder."""
+    for name in names:
+        path = Path(name)
+        if name.endswith("/"):
+            traces(path)
+        elif path.name == "pairs.csv":
+            pairs(path)
+        elif path.suffix == ".csv":
+            steps(path)
+        else:
+            path.write_text(written_out(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
