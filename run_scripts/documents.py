@@ -9,7 +9,8 @@
 
 The blocks of a document run one after another in a new folder, in which ``run_scripts``, ``data``
 and ``tests`` are those of the repository and ``docs`` is a copy. Blocks of ``sh`` run in bash and
-end with the first command that fails, blocks of ``python`` run as a script. All other blocks, and
+end with the first command that fails, blocks of ``python`` run as a script, each with the names of
+those before it in the document. All other blocks, and
 what is special about a block, need comments on the lines above it:
 
     <!-- test: slow -->                     runs nightly: it takes minutes
@@ -40,6 +41,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -184,6 +186,7 @@ class Session:
         self.shared = shared_folder()
         self.printed = ""
         """By the last commands that ran."""
+        self._typed: list[str] = []  # blocks of Python that ran
 
     def run(self) -> Iterator[Outcome]:
         """Run all blocks → what became of each."""
@@ -201,6 +204,14 @@ class Session:
                     except AssertionError as found:
                         error = str(found)
                 yield Outcome(block, error, self.printed, time.perf_counter() - begin, left_out)
+
+    def _python(self, text: str, folder: Path) -> str:
+        """Run a block of Python behind those before it, which print nothing again → its output."""
+        silent = "import contextlib as _, io as __\nwith _.redirect_stdout(__.StringIO()):\n"
+        before = textwrap.indent("\n".join(["pass", *self._typed]), "    ")
+        printed = self._script([sys.executable, "-c", f"{silent}{before}\n{text}"], folder)
+        self._typed.append(text)
+        return printed
 
     def _left_out(self, block: Block) -> str:
         if block.action.startswith("not run"):
@@ -226,7 +237,7 @@ class Session:
         if action == "run":
             text = block.text if self.slow else block.quick
             if block.language == "python":
-                self.printed = self._script([sys.executable, "-c", text], folder)
+                self.printed = self._python(text, folder)
             else:
                 self.printed = self._bash(text, folder)
         elif action == "file":
