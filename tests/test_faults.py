@@ -15,6 +15,8 @@ from fault_events import EVENTS
 from mpisim.cli import main
 from mpisim.cli.launch import launched_size
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+
 ALONE = pytest.mark.skipif(launched_size() > 1, reason="starts its own processes")
 
 
@@ -26,6 +28,15 @@ def test_there_are_many():
         "run", "new", "list", "topo", "comm", "replay", "report", "program", "trace", "validate",
         "calibrate",
     }  # fmt: skip
+
+
+def test_the_page_is_of_these_cases():
+    """docs/reliability.md has a row for every case, and says of none that anything is wrong."""
+    text = PAGE.read_text()
+    for case in CASES:
+        words = f"`mpisim {' '.join(case.args)}`".replace("|", "\\|")
+        assert f"| {words} | {case.code} |" in text, case.name
+    assert "**" not in text, "python run_scripts/fault_table.py writes the page"
 
 
 @ALONE
