@@ -3,13 +3,15 @@
     python tests/doc_inputs.py NAME ...
 
 For ``run_scripts/documents.py``. A name that ends in ``/`` is a folder of recorded traces of 8
-ranks; ``pairs.csv`` holds measured pairs for ``mpisim calibrate overlap``, other tables some rows
-of the measured steps in $SHARED. All other files are those that a document writes out.
+ranks; ``pairs.csv`` holds measured pairs for ``mpisim calibrate overlap``, ``config.json``
+a model, other tables some rows of the measured steps in $SHARED. All other files are those that a
+document writes out.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import sys
 from pathlib import Path
@@ -47,6 +49,16 @@ def steps(path: Path) -> None:
         writer.writerows(rows[::90])
 
 
+def config(path: Path) -> None:
+    """Write the configuration of a Hugging Face model: Llama-3.1-8B's sizes."""
+    sizes = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path.write_text(json.dumps(sizes), encoding="utf-8")
+
+
 def written_out(name: str) -> str:
     """The name of a file that a document writes out → its content."""
     sys.path.insert(0, "run_scripts")
@@ -69,6 +81,8 @@ def main(names: list[str]) -> None:
             traces(path)
         elif path.name == "pairs.csv":
             pairs(path)
+        elif path.name == "config.json":
+            config(path)
         elif path.suffix == ".csv":
             steps(path)
         else:

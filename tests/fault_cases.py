@@ -186,7 +186,7 @@ WORDS = [
     _words("program", 2, "ACTION"),
     _words("program rnu", 2, "'rnu' is not one of", "did you mean 'run'?"),
     _words("program run @/p.h5 --cluster nowhere", 2, "nowhere", make=seed("program").write),
-    _words("program run @/p.h5 --set network.model=nccl", 2, "--set", make=seed("program").write),
+    _words("program run @/p.h5 --set network.model=nccl", 2, "network", make=seed("program").write),
     _words("program import @/job -o @/o.h5", 2, "@/job", make=whole_job),
     _words("program import @/none -o @/o.h5", 2, "@/none"),
     _words("program export @/p.h5 -o @/e --format otf", 2, "otf", make=seed("program").write),

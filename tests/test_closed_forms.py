@@ -84,7 +84,7 @@ def test_a_mask_leaves_half_of_attention() -> None:
 
 
 def test_a_window_leaves_what_is_in_it() -> None:
-    windowed = model("llama", layers=1, hidden=4, heads=1, seq_len=8, vocab=1, window=3)
+    windowed = model("llama", layers=1, hidden=4, heads=1, seq_len=8, vocab=2, window=3)
     pairs = sum(min(i + 1, 3) for i in range(8))  # 21; half of each diagonal pair is masked
     assert closed_forms.attention_flops(windowed, 1) == 2 * (4 + 4) * 20
     assert pairs == pytest.approx(20, rel=0.05)

@@ -39,6 +39,7 @@ NO_FILE = [
     (["program", "import", "no.txt", "-o", "out.h5"], "no.txt"),
     (["program", "export", "no.h5", "-o", "out"], "no.h5: there is no such file"),
     (["trace", "show", "no.json"], "no.json"),
+    (["validate", "published", "--markdown", "no/page.md"], "there is no folder"),
     (["validate", "traces", "no"], "no: no such file or directory"),
     (["validate", "kernels", "no.csv"], "no.csv"),
     (["validate", "collectives", "no.csv"], "no.csv"),

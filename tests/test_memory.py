@@ -287,7 +287,7 @@ def test_gradients_are_added_up_from_the_first_backward_of_a_chunk_to_its_last()
     # One round of micro-batches: each chunk's backwards follow each other, the last chunk's first.
     once = pipeline("interleaved", 2, 2, 2).actions[0]
     twice = pipeline("interleaved", 2, 4, 2).actions[0]
-    chunks = [Chunk(1, 0, 1, 0, 0, 0)] * 2
+    chunks = [Chunk(1, 0, 1, 0, 0, 0, (1,), (0,))] * 2
     assert peak(once, chunks).total == 4
     worst = peak(once, chunks, [100, 30])
     assert (worst.kept, worst.gradients, worst.total) == (2, 100, 102)  # the last chunk's are done

@@ -117,7 +117,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "multicast" in shown
     assert "60 pairs" in shown
     assert read_constants(out).matrix.value > packaged_constants().matrix.value
-    assert main(arguments) == 1  # the file exists
+    assert main(arguments) == 2  # the file exists
 
 
 @pytest.mark.parametrize(

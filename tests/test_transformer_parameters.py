@@ -54,7 +54,7 @@ def models(draw: st.DrawFn) -> Transformer:
         "hidden": 64 * draw(st.integers(1, 4)),
         "heads": 8,
         "seq_len": 64,
-        "vocab": draw(st.integers(1, 3000)),
+        "vocab": draw(st.integers(2, 3000)),
         "ffn_hidden": 8 * draw(st.integers(1, 40)),
         "bias": draw(st.booleans()),
         "qk_norm": draw(st.booleans()),

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
-        from ..prediction.case import prepare
+        from ..prediction.case import Case, prepare
         from ..prediction.program_case import prepare_program, with_experiment
         from ..prediction.published import of_results
         from ..program import save
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
             text=text, fold=args.fold, seeds=args.seeds, progress=True,
         )  # fmt: skip
         extra: dict[str, Any] = {}
-        if results is not None and isinstance(experiment, Experiment):
-            found = of_results(experiment, results)
+        if results is not None and isinstance(case, Case):
+            found = of_results(case.experiment, results)
             extra["published"] = [each.as_json() for each in found]
         report = deliver(results, args, comm, extra)
     if comm.rank == 0:

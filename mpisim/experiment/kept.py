@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InputError
 from ..presets import SUFFIX
 from .experiment import Experiment
-from .load import of_table
+from .load import FOUND, REQUIRED, of_table
 
 __all__ = ["OURS", "Tables", "kept", "restored", "tables_of"]
 
@@ -43,6 +43,8 @@ def kept(experiment: Experiment) -> str:
     """Return an experiment as a text from which `restored` makes it again. Local."""
     model = {key: value for key, value in asdict(experiment.model).items() if value is not None}
     tables = tables_of(experiment.given, experiment.source)
+    if not list(experiment.published.figures()):
+        tables.pop(FOUND, None)  # of the run without the changes made to it
     return json.dumps({"tables": tables, "model": model})
 
 
@@ -86,6 +88,8 @@ def restored(text: str, source: str, over: Tables | None = None) -> Experiment:
         tables, model = dict(found["tables"]), dict(found["model"])
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{source}: the experiment kept in it is damaged: {error}") from error
+    if any(name in REQUIRED for name in over or {}):
+        tables.pop(FOUND, None)
     return of_table({**tables, **(over or {})}, source, model)
 
 
