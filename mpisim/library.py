@@ -1,8 +1,10 @@
-"""What mpisim relies on of an MPI library, tried once when several processes start."""
+"""How an MPI library is loaded, and what is relied on of it, tried when several processes start."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,35 @@ from .reductions import added, largest, smallest
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["check_library", "library_name"]
+__all__ = ["check_library", "library_name", "no_transports"]
+
+ONLY_SELF = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
+"""Settings by which a process of Open MPI reaches nobody but itself."""
+
+
+@contextmanager
+def no_transports() -> Iterator[None]:
+    """Load MPI within this block in a process that no launcher started.
+
+    Open MPI 5 makes a segment of shared memory even for a process that is alone, and leaves it in
+    ``/dev/shm`` when it ends; it also looks for network cards, which takes a second. Neither
+    happens here. Settings that are the user's own (not those of ``run_scripts/env.sh``) stay.
+    After the block the environment is as before: an ``mpirun`` started later inherits nothing.
+    """
+    before = {key: os.environ.get(key) for key in ONLY_SELF}
+    if any(before.values()) and not os.environ.get("MPISIM_ONE_MACHINE"):
+        yield
+        return
+    os.environ.update(ONLY_SELF)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
 
 def library_name() -> str:
     """Return the name and version of the MPI library: ``Open MPI v5.0.11``, ``MPICH 5.0.2``."""
@@ -54,7 +84,8 @@ def _tried(comm: Intracomm) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np
     """Yield each operation's name, what it gave, and what is right."""
     n, rank = comm.size, comm.rank
     all_ranks = np.arange(n, dtype=np.int64)
-    # Large and small, of either sign, and of both signs in one place.
+    # Three values a process: the outer two near the ends of int64, with their signs exchanged on
+    # odd processes, so that a comparison of unsigned or of 32-bit integers would be seen.
     each = all_ranks[:, None] + np.array([-(2**62), 0, 2**62], np.int64)
     each[1::2] *= np.array([1, -1, 1])
     yield "MAX", largest(each[rank], comm), each.max(axis=0)
@@ -63,7 +94,8 @@ def _tried(comm: Intracomm) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np
     triangle = n * (n - 1) // 2
     yield "SUM", added(halves, comm), np.array([-triangle, 2**32 * triangle], np.int64)
 
-    # Every other process gets nothing from this one; odd ones contribute nothing.
+    # To every other process nothing: process r sends to those p for which p + r is odd, the number
+    # p * n + r, and gets as many back.
     sent = (all_ranks + rank) % 2
     received = np.full(int(sent.sum()), -1, np.int64)
     ends = np.cumsum(sent)
@@ -71,6 +103,7 @@ def _tried(comm: Intracomm) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np
         [all_ranks[sent == 1] * n + rank, (sent, ends - sent)], [received, (sent, ends - sent)]
     )
     yield "Alltoallv", received, rank * n + all_ranks[sent == 1]
+    # Each even process gives its number twice, each odd one nothing.
     counts = np.where(all_ranks % 2 == 0, 2, 0)
     joined = np.full(int(counts.sum()), -1, np.int64)
     own = np.full(int(counts[rank]), rank, np.int64)

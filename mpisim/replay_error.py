@@ -9,6 +9,9 @@ Its error has four parts, added as squares:
 - time kept as recorded though its cause is not known: unexplained late starts, stalls of the CPU in
   calls, communications without a partner, whose waiting is included. The change may have moved it
   as it moved the rest: its share of the recorded steps, times the change.
+
+The error is relative to the changed time, and so is the change that the last two are shares of: a
+step that falls from 100 ms to 80 ms is said to change by -20 %, and counts with 20 / 80 = 25 %.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def replay_error(asked: Replay, plain: Replay) -> ReplayError:
     job = plain.job
     steps, waits = _numbers()
     before, after = (_mean([s.replayed for s in each.steps]) for each in (plain, asked))
-    change = abs(after - before) / after if after > 0 else 0.0
+    change = abs(after - before) / after if after > 0 else 0.0  # of the changed time, as `value`
     edges = any(name.startswith("late start") and n for name, n in job.counts.items())
     inferred = waits.si if edges else 0.0
     measured = sum(each.measured for each in plain.steps)

@@ -7,6 +7,9 @@
 #
 #   qsub -v MPISIM_ARGS="replay TRACES/ -o run.h5" run_scripts/pbs.sh
 #
+# Arguments are split at blanks, and qsub ends a variable at a comma: what has either in it goes into a
+# copy of this script, in place of "${arguments[@]}".
+#
 # Eight processes on one machine: each needs most of a second of CPU time to start, and only long runs
 # and jobs of many traces have enough to do for more (docs/scale.md, "How many processes").
 #

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Every check there is: set up, lint, types, the tests in one process, then those that are about
+# Every check of a change: set up, lint, types, the tests in one process, then those that are about
 # several processes on 2 and on 4 with Open MPI 5, on 2 with Open MPI 4.1 and with MPICH, how runs
 # end under the launchers of these two, the digests of all three, and headline errors against
 # measured data (4 minutes; without arguments only). Exits with an error if any part fails, after
 # running them all. An MPI that cannot be had here (with_mpi.sh) is said and left out; where CI is set
-# that is an error, too. What takes longer runs in nightly.sh.
+# that is an error, too. What takes longer runs in nightly.sh. As root on Debian or Ubuntu, packages that
+# some tests need are installed by apt-get: Slurm and munge (get_slurm.sh), openmpi-bin (with_mpi.sh).
 #
 #   bash run_scripts/test.sh [arguments for pytest, given to each of its runs]
 set -uo pipefail

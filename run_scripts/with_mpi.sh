@@ -12,8 +12,12 @@
 # cannot be had here.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-name="${1:-}"
-shift || true
+if [ "$#" -lt 2 ]; then
+    echo "usage: bash run_scripts/with_mpi.sh openmpi5|openmpi4|mpich COMMAND [ARGUMENT ...]" >&2
+    exit 2
+fi
+name="$1"
+shift
 
 skip() {
     echo "skipped: $1" >&2

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import pytest
 
-from mpisim.cli.launch import launched_rank, launched_size
+from mpisim.cli.launch import launched_rank, launched_size, unlaunched
+from mpisim.library import no_transports
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -44,6 +45,9 @@ hypothesis.settings.load_profile("mpi" if launched_size() > 1 else "serial")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if unlaunched():
+        with no_transports():  # else each run of the tests leaves a segment in /dev/shm
+            import mpi4py.MPI  # noqa: F401
     if launched_size() > 1:
         config.option.no_summary = True  # failures are printed as they happen, below
     if launched_rank() > 0:

@@ -146,6 +146,26 @@ def test_one_process_prints(run_mpisim, nprocs):
     assert done.stdout.count("Llama 3 8B") == 1
 
 
+TRANSPORTS = """
+import os
+settings = {key: value for key, value in os.environ.items() if key.startswith("OMPI_MCA_")}
+from mpisim.cli.launch import world
+world().Barrier()
+assert settings == {k: v for k, v in os.environ.items() if k.startswith("OMPI_MCA_")}
+print([line for line in open("/proc/self/maps") if "/dev/shm/" in line])
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"OMPI_MCA_pml": "", "OMPI_MCA_btl": ""}], ids=["", "no"])
+def test_a_process_without_launcher_leaves_no_shared_memory(launch_environment, settings):
+    """With the settings of env.sh and with none; what mpirun inherits stays as it was."""
+    environment = {k: v for k, v in {**launch_environment, **settings}.items() if v}
+    done = subprocess.run(
+        [sys.executable, "-c", TRANSPORTS], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
 # --- ends of another kind ------------------------------------------------------------------------
 
 # Commands that one process runs, and one that all run, which end in every way there is.

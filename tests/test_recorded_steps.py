@@ -144,6 +144,17 @@ def test_a_saved_program_says_the_same(folder: Path, run_mpisim: Callable[..., A
     again = json.loads((folder / "p.out").read_text())
     for key in ("step_time_ps", "job_steps", "shown_ps", "recording_ps", "ranks", "kernels"):
         assert again[key] == found[key]
+    assert "changed" not in again["program"]
+
+
+def test_a_saved_program_names_its_changes(folder: Path, run_mpisim: Callable[..., Any]) -> None:
+    what = ["--scale-comm", "0.5", "--delay", "6:0.001"]
+    found, _ = figures_of(folder, run_mpisim, *what, "--save-program", str(folder / "p.h5"))
+    done = run_mpisim(["program", "run", folder / "p.h5", "--json", folder / "p.out"])
+    again = json.loads((folder / "p.out").read_text())
+    assert again["digest"] == found["digest"]
+    assert again["program"]["changed"] == "; ".join(found["changes"])
+    assert "communication wire times × 0.5; rank 6 starts 0.001 s late" in done.stdout
 
 
 def test_a_file_without_steps(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mpisim.experiment import Experiment, read
 from mpisim.experiment.load import TABLES
 from mpisim.prediction.alike import alike
 from mpisim.prediction.case import Case, prepare
-from mpisim.prediction.unused_keys import SURE, _surely, others, unused_keys
+from mpisim.prediction.unused_keys import SURE, _counts_surely, other_values, unused_keys
 from mpisim.simulate import simulate
 
 WORDS = (
@@ -59,7 +59,7 @@ def settings(experiment: Experiment) -> Iterator[tuple[str, Any]]:
     for table in ("model", "plan"):
         for each in fields(getattr(experiment, table)):
             name = f"{table}.{each.name}"
-            yield name, others(experiment, name)
+            yield name, other_values(experiment, name)
 
 
 def changed(case: Case, name: str, value: object) -> Case | None:
@@ -84,7 +84,7 @@ def test_no_key_of_model_or_plan_is_ignored_in_silence(case: Case) -> None:
             alike_with.append(found)
         else:
             for found in alike_with:
-                assert not _surely(name, found.experiment), (name, found.experiment)
+                assert not _counts_surely(name, found.experiment), (name, found.experiment)
 
 
 UNUSED = [

@@ -18,7 +18,7 @@ import time
 import traceback
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
 __all__ = [
-    "abort", "alone", "end", "launched_rank", "launched_size", "meet", "said", "world",
+    "abort", "alone", "end", "launched_rank", "launched_size", "meet", "said", "unlaunched",
+    "world",
 ]  # fmt: skip
 
 # The first that is set counts: an mpirun inside a Slurm allocation sees the variables of both.
@@ -78,6 +79,14 @@ def launched_size() -> int:
     return _first_number(SIZE_VARIABLES, 1)
 
 
+def unlaunched() -> bool:
+    """Whether no launcher started this process, so that it surely has nobody to talk to.
+
+    ``PMIX_RANK`` alone tells that there is a launcher, not how many processes it started.
+    """
+    return launched_size() == 1 and "PMIX_RANK" not in os.environ
+
+
 @cache
 def world() -> Intracomm:
     """Start MPI and return a communicator of all processes for the command's use.
@@ -94,12 +103,13 @@ def world() -> Intracomm:
         raise RuntimeError("a command that one process runs must not communicate")
     import mpi4py
 
-    from mpisim.library import check_library, library_name
+    from mpisim.library import check_library, library_name, no_transports
 
     # Only the main thread communicates, and Open MPI is quicker when it knows.
     mpi4py.rc.thread_level = "funneled"
     try:
-        from mpi4py import MPI
+        with no_transports() if unlaunched() else nullcontext():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(
             f"MPI cannot be loaded ({str(error).splitlines()[0]}); install an MPI library, or the "

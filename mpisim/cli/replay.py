@@ -180,6 +180,9 @@ def run(args: argparse.Namespace) -> int:
             whole = gather(asked.program, comm)
             with agreed(comm):
                 if whole is not None:
+                    if asked.changes:
+                        said = {**whole.attributes, "changed": "; ".join(asked.changes)}
+                        whole = whole.replace(attributes=said)
                     save(whole, args.save_program, overwrite=args.overwrite)
         if args.export is not None:
             from ..traces.export import export_kineto

@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     across: dict[str, list[CrossStep]] = {}
     failed: dict[str, str] = {}
     skipped: dict[str, str] = {}
-    if first:
-        print(HEAD)
-    for result in validate_traces(args.paths, comm):
+    for number, result in enumerate(validate_traces(args.paths, comm)):
         add_to(validation, result)
         if first:
+            if number == 0:  # not above the line of an error
+                print(HEAD)
             print(_line(result))
             sys.stdout.flush()
         if result.skipped:
@@ -185,6 +185,7 @@ def _summary(validation: Validation, changes: dict[str, dict[str, float | int | 
     for reason, count in figures["skipped"].items():
         lines.append(f"skipped: {count} × {reason}")
     lines.append(
+        "measured, replayed: of the rank and step with the worst error.\n"
         "baseline: largest sum of kernel time over streams, as recorded. unmatched: communication\n"
         "kernels without a partner in the files at hand, replayed as recorded."
     )

@@ -2,7 +2,9 @@
 
 A key has no effect if the step without it, and with any other value of it, is the same: what ranks
 do, how long their kernels take, what memory they need. That is found out by making the step again,
-for keys that may be without effect: those of `SURE` have one in every experiment of their kind.
+without the key and with its other values, and comparing (`mpisim.prediction.alike`). It takes time,
+so keys that are known to have an effect are spared: `SURE` has them, each with the experiments in
+which that is so. A key of `SURE` outside these experiments is tried as any other.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from ..spans import span
 from .alike import alike
 from .case import Case, prepare
 
-__all__ = ["SURE", "others", "unused_keys"]
+__all__ = ["SURE", "other_values", "unused_keys"]
 
 Holds = Callable[[Experiment], bool]
+"""Whether an experiment is of some kind: has experts, is a pipeline, …"""
 
 
 def _always(experiment: Experiment) -> bool:
@@ -172,9 +175,9 @@ def unused_keys(case: Case) -> list[str]:
     list of str
     """
     experiment = case.experiment
-    asked = [each for each in _given(experiment) if not _surely(each, experiment)]
+    asked = [each for each in _given(experiment) if not _counts_surely(each, experiment)]
     said = [line for name in asked for line in _of_key(name, case)]
-    return [*said, *_of_others(case)]
+    return [*said, *_of_other_tables(case)]
 
 
 def _given(experiment: Experiment) -> Iterator[str]:
@@ -184,7 +187,7 @@ def _given(experiment: Experiment) -> Iterator[str]:
             yield f"{table}.{key}"
 
 
-def _surely(name: str, experiment: Experiment) -> bool:
+def _counts_surely(name: str, experiment: Experiment) -> bool:
     """Whether a key surely counts, or says nothing but what is so without it."""
     table, _, key = name.partition(".")
     sure = SURE.get(name)
@@ -206,7 +209,7 @@ def _of_key(name: str, case: Case) -> list[str]:
             for entry in value
             if _same(name, tuple(each for each in value if each != entry), case)
         ]
-    if all(_same(name, each, case) for each in (None, *others(experiment, name))):
+    if all(_same(name, each, case) for each in (None, *other_values(experiment, name))):
         return [f"{name}: no effect, without it the step is the same"]
     return []
 
@@ -234,7 +237,7 @@ def _is_choice(experiment: Experiment, table: str, key: str) -> bool:
     return get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal
 
 
-def others(experiment: Experiment, name: str) -> list[Any]:
+def other_values(experiment: Experiment, name: str) -> list[Any]:
     """Return other values that a key may have, as far as its type tells. Local.
 
     Parameters
@@ -273,18 +276,12 @@ def _kind(cls: type, key: str) -> Any:
     return kind
 
 
-def _of_others(case: Case) -> list[str]:
-    """Return lines for keys of the other tables."""
+def _of_other_tables(case: Case) -> list[str]:
+    """Return lines for keys of other tables than model and plan; no step is made for them."""
     experiment = case.experiment
-    given = {
-        f"{table}.{key}": value
-        for table, keys in experiment.given.items()
-        if isinstance(keys, dict)
-        for key, value in keys.items()
-    }
     variation, overlap = experiment.variation, experiment.overlap
     said = []
-    if "overlap.passes" in given and overlap.model != "coupled":
+    if "passes" in experiment.given.get("overlap", {}) and overlap.model != "coupled":
         said.append(f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'")
     if experiment.calibration.framework is not None and case.constants is None:
         said.append("calibration.framework: no effect, calibration.file is not given")

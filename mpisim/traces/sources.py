@@ -93,8 +93,9 @@ def find_sources(paths: Iterable[Path | str], allow_missing: bool = False) -> li
             kineto = [p for p in inside if is_kineto(p)]
             if not kineto:
                 raise TraceError(
-                    f"{path}: no Kineto trace (.json or .json.gz with 'traceEvents') in this "
-                    f"directory, which holds {len(inside)} JSON files"
+                    f"{path}: no Kineto trace (.json or .json.gz with 'traceEvents') and no Nsight "
+                    f"Systems export (.sqlite) in this directory, which holds {len(inside)} JSON "
+                    f"files{'; folders in it are not searched' if _has_folders(path) else ''}"
                 )
             files += kineto
         else:
@@ -168,6 +169,10 @@ def is_kineto(path: Path) -> bool:
     """Whether the head of a file looks like a Kineto trace."""
     head = read_head(path)
     return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
+
+
+def _has_folders(path: Path) -> bool:
+    return any(inside.is_dir() for inside in path.iterdir())
 
 
 def _is_broken(path: Path) -> bool:
