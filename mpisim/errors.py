@@ -110,7 +110,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     >>> nearest("colour", ["bandwidth", "latency"])
     ''
     """
-    close = difflib.get_close_matches(name, list(allowed), n=1)
+    allowed = list(allowed)
+    close = [each for each in allowed if each.casefold() == name.casefold()]
+    close = close or difflib.get_close_matches(name, allowed, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -105,7 +105,7 @@ def check_output(path: str | Path, *, overwrite: bool = False, device: bool = Fa
                 return Path(path)
             raise DestinationError(f"{path}: is not a regular file; name another file to write")
         if target.exists() and not overwrite:
-            raise DestinationError(f"{path}: exists already; remove it or name another file")
+            raise DestinationError(f"{path}: exists already; name another file, or --overwrite it")
         if not target.parent.is_dir():
             raise DestinationError(f"{path}: there is no folder {target.parent}")
         if not os.access(target.parent, os.W_OK | os.X_OK):

@@ -187,6 +187,9 @@ BAD = [
     (SMALL, "title", "title = ", "not valid TOML"),
     (SMALL, "[plan]", "[plans]", "unknown key 'plans' at the top level (did you mean 'plan'?)"),
     (SMALL, '[cluster]\npreset = "dgx-h100"', "", "key 'cluster' is missing"),
+    (SMALL, SMALL, "# nothing", "holds no key; 'mpisim new' writes an experiment"),
+    (SMALL, 'title = "small"', "tp = 3", "unknown key 'tp' at the top level (did you mean 'plan."),
+    (SMALL, 'title = "small"', "preset = 3", "(did you mean 'cluster.preset' or 'model.preset'?)"),
     (SMALL, 'title = "small"', "title = 3", "key 'title' is 3; it must be a text"),
     (SMALL, 'title = "small"', "network = 3", "key 'network' is 3; it must be a table"),
     # [model]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -116,3 +117,12 @@ def test_samples_have_their_names() -> None:
     assert said["images"] == 512
     assert result("lin-dlrm-ddp-4-a100").attributes["samples"] == 4096
     assert "tokens" in result("llama3-8b-8-h100").attributes
+
+
+def test_rates_have_no_exponent_and_images_no_tokens() -> None:
+    many = result("lin-dlrm-ddp-4-a100").attributes["throughput"]
+    assert re.match(r"[\d,]+ samples/s", many)
+    seen = result("llama3-8b-8-h100", "model.preset=vit-b-16", "model.seq_len=197").attributes
+    assert re.match(r"[\d.,]+ images/s", seen["throughput"])
+    assert "tokens" not in seen
+    assert seen["images"] == 8

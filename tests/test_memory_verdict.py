@@ -240,6 +240,22 @@ def test_changes_are_combined_where_none_is_enough() -> None:
     assert wide[0].change == "pp = 4"
 
 
+def test_changes_are_combined_where_one_is_enough_but_dear() -> None:
+    """16 tensor-parallel ranks fit, across nodes; so do 8 that recompute, inside of one."""
+
+    def peak(changed: Plan, times: int) -> int:
+        if changed.pp > 1 or changed.cp > 1 or changed.ep > 1 or changed.zero == 3 or times > 1:
+            raise InputError("no")
+        return 1280 // changed.tp // (2 if changed.recompute == "full" else 1)
+
+    plan, fits = Plan(global_batch=64), limited(peak, 80)
+    changes = [remedy.change for remedy in remedies(plan, fits, node=8)]
+    assert changes == ['tp = 8, recompute = "full"', "tp = 16"]
+    assert advice(plan, fits(plan, 1), fits, node=8)[0] == "Any of these makes it fit:"
+    # Where nodes have room for 16, one change is enough.
+    assert all(remedy.together == 1 for remedy in remedies(plan, fits, node=16))
+
+
 def test_an_experiment_that_is_laid_out() -> None:
     laid = lay_out(experiment(tp=8, global_batch=4), 8)
     found = assess(laid, H100)

@@ -260,7 +260,7 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
     again = run_mpisim(args)
     assert again.rc == 2
     assert again.errors == [
-        f"mpisim: error: {path}: exists already; remove it or name another file"
+        f"mpisim: error: {path}: exists already; name another file, or --overwrite it"
     ]
     assert run_mpisim([*args, "--overwrite"], 2).rc == 0
 
@@ -270,7 +270,8 @@ def test_it_is_printed_or_written_and_never_over_a_file(run_mpisim: Run, tmp_pat
     [
         (["--model", "lama-3-8b"], "unknown model 'lama-3-8b' (did you mean 'llama-3-8b'?)"),
         (["--cluster", "dgx-h10"], "unknown cluster 'dgx-h10' (did you mean 'dgx-h100'?)"),
-        (["--gpus", "0"], "--gpus is 0; it must be 1 or more"),
+        (["--gpus", "0"], "--gpus is 0; it must be from 1 to 10000000"),
+        (["--gpus", "99999999999"], "--gpus is 99999999999; it must be from 1 to 10000000"),
         (["--overwrite"], "--overwrite needs a file to write"),
         (["--config", "none.json"], "none.json: cannot be read: No such file"),
         (["--model", "no/such"], "no/such: cannot be read: No such file"),

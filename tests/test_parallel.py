@@ -126,3 +126,4 @@ def test_errors_pickle(name):
 def test_nearest_suggests_only_what_is_close():
     assert nearest("all_reduc", ["all_reduce", "broadcast"]) == " (did you mean 'all_reduce'?)"
     assert nearest("gather", ["broadcast"]) == ""
+    assert nearest("FP8", ["bf16", "fp8"]) == " (did you mean 'fp8'?)"

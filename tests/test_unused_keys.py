@@ -13,6 +13,7 @@ from mpisim.experiment import Experiment, read
 from mpisim.experiment.load import TABLES
 from mpisim.prediction.alike import alike
 from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.statements import _matters
 from mpisim.prediction.unused_keys import SURE, _counts_surely, other_values, unused_keys
 from mpisim.simulate import simulate
 
@@ -85,6 +86,14 @@ def test_no_key_of_model_or_plan_is_ignored_in_silence(case: Case) -> None:
         else:
             for found in alike_with:
                 assert not _counts_surely(name, found.experiment), (name, found.experiment)
+
+
+def test_defaults_that_are_told_can_have_changed_the_answer(case: Case) -> None:
+    """Of a GPT in bf16 no report speaks of fp8; of a DLRM none of positions."""
+    for name, value in case.experiment.left_to_defaults().items():
+        if name.startswith("plan.") and _matters(name, value, case):
+            found = [changed(case, name, each) for each in other_values(case.experiment, name)]
+            assert any(each is None or not alike(case, each) for each in found), name
 
 
 UNUSED = [

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+MOST_GPUS = 10_000_000
+"""Of a cluster."""
+
+
 @dataclass(frozen=True)
 class ClusterChoice:
     """Where it runs.
@@ -52,7 +56,7 @@ class ClusterChoice:
 
     preset: str
     nodes: Count = 1
-    gpus: Annotated[int, Limits(least=1, most=10_000_000)] | None = None
+    gpus: Annotated[int, Limits(least=1, most=MOST_GPUS)] | None = None
     other_gpus: dict[str, str] = field(default_factory=dict)
     nic_bandwidth: str | None = None
     link_bandwidth: str | None = None

@@ -21,7 +21,7 @@ from .experiment import (
     NetworkChoice,
     RunChoice,
 )
-from .models import FAMILIES, Model
+from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
 from .of_program import ProgramExperiment, of_program
 from .overlap import OverlapChoice
 from .plan import Plan
@@ -161,6 +161,15 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     return experiment
 
 
+def _home(key: str) -> str:
+    """Suggest the tables that have a key which was given without one; empty if none has."""
+    homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
+    tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
+    tables += ["model"] if key in ("preset", "hf_config") else []
+    found = [f"{name}.{key}" for name in dict.fromkeys(tables)]
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+
+
 def of_table(
     table: dict[str, Any], source: str, resolved: Mapping[str, Any] | None = None
 ) -> Experiment:
@@ -173,12 +182,13 @@ def of_table(
     resolved : mapping, optional
         All keys of the model, in place of the preset or the configuration that ``[model]`` names.
     """
+    if not table:
+        raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
     allowed = ("title", "model", *TABLES, FOUND)
     for key in table:
         if key not in allowed:
-            raise InputError(
-                f"{source}: unknown key {key!r} at the top level{one_of(key, allowed)}"
-            )
+            near = _home(key) or one_of(key, allowed)
+            raise InputError(f"{source}: unknown key {key!r} at the top level{near}")
     for key in REQUIRED:
         if key not in table:
             raise InputError(f"{source}: key {key!r} is missing: the table [{key}]")

@@ -75,7 +75,10 @@ def _check_data_parallel(plan: Plan) -> None:
         choices = ", ".join(map(str, allowed[style]))
         raise InputError(f"zero is {plan.zero}; dp_style = {style!r} allows {choices}")
     if plan.zero == 3 and plan.pp > 1:
-        raise InputError("zero is 3 with pp > 1: no framework shards parameters of a pipeline")
+        raise InputError(
+            "zero is 3 with pp > 1: no framework gathers parameters for each micro-batch of a "
+            "pipeline; dp_style = 'fsdp' with zero = 2 shards them, and gathers them once a step"
+        )
     if plan.zero_group is not None and not plan.zero:
         raise InputError("zero_group is given, but zero is 0: nothing is sharded")
 

@@ -68,7 +68,7 @@ def remedies(
     micro-batches, tensor and expert parallelism inside a node, more stages, recomputation of
     everything, sharded parameters, context parallelism, tensor and expert parallelism across nodes,
     and more GPUs. Of each kind the smallest change that fits is returned. Where no single one fits,
-    combinations of two are tried, then of three.
+    or only one of the last two kinds, combinations of two are tried, then of three.
 
     Parameters
     ----------
@@ -95,17 +95,20 @@ def remedies(
     which = plan.style(transformer=transformer)
     kinds = _kinds(plan, which, node)
     found = [fitting for kind in kinds if (fitting := _first(kind(plan), tried)) is not None]
-    if found:
+    if not all(_is_dear((each.change, each.plan, each.nodes), plan, node) for each in found):
         return found
     # What helps by itself may be enough with others; more nodes help only what is shared.
     now = tried(("", plan, 1))
     peak = MORE_THAN_ANY if now is None else now.peak
     useful = [kind for kind in kinds if kind is kinds[-1] or _least(kind(plan), tried)[1] < peak]
+    if found:  # at the price of tensor parallelism across nodes, or of more nodes
+        dear = [kind for kind in useful if any(_is_dear(each, plan, node) for each in kind(plan))]
+        useful = [kind for kind in useful if kind not in dear]
     for together in range(2, MOST_TOGETHER + 1):
-        found = _combined(plan, useful, together, tried)
-        if found:
-            return found
-    return []
+        several = _combined(plan, useful, together, tried)
+        if several:
+            return several + found
+    return found
 
 
 def advice(
@@ -118,7 +121,7 @@ def advice(
     if not found:
         return [f"No change of the plan makes it fit, nor do {MOST_TOGETHER} together."]
     width = max(len(remedy.change) for remedy in found)
-    several = found[0].together > 1
+    several = all(remedy.together > 1 for remedy in found)
     head = "No single change makes it fit; any of these does:" if several else (
         "Any of these makes it fit:"
     )
@@ -140,6 +143,12 @@ Kind = Callable[[Plan], list[Candidate]]
 
 Tried = Callable[[Candidate], Verdict | None]
 """Returns the verdict on a candidate; None where it cannot work."""
+
+
+def _is_dear(candidate: Candidate, plan: Plan, node: int) -> bool:
+    """Whether a change takes more nodes, or tensor parallelism across nodes."""
+    _, changed, nodes = candidate
+    return nodes > 1 or changed.tp > max(plan.tp, node)
 
 
 def _first(candidates: list[Candidate], tried: Tried) -> Remedy | None:

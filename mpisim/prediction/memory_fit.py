@@ -78,7 +78,7 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
     """Return the error for a plan that does not fit, with what would."""
     others = remedies(_even(experiment).plan, evaluate, **_of(experiment))
     fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in others)
-    single = bool(others) and others[0].together == 1
+    single = any(each.together == 1 for each in others)
     if others:
         head = "" if single else "No single change makes it fit. "
         said = f"{head}It fits with any of: {fits}. "

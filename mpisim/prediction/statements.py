@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.run import Run
-from ..experiment import Cnn, Dlrm, Experiment, Transformer, VariationChoice
+from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..program import Program
 from ..quantity import PICOSECONDS
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import limit_of_nics
+from ..workloads.transformer.eager import LOADED
 from .case import Case
 from .error_bar import error_bar
 from .published import compared
@@ -78,15 +79,16 @@ def statements(
     peak = case.peak / work.layout.grid.world
     a_gpu = work.flops / seconds / work.layout.grid.world
     model = case.experiment.model
-    rate = f"{plan.global_batch / seconds:,.4g} {model.samples}/s"
-    if isinstance(model, Transformer):
+    words = model.samples == "sequences"
+    rate = f"{_digits(plan.global_batch / seconds)} {model.samples}/s"
+    if words:
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
     said = {
         "throughput": (
             f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
             f"{case.format} peak"
         ),
-        "tokens" if isinstance(model, Transformer) else model.samples: work.tokens,
+        "tokens" if words else model.samples: work.tokens,
         "model_flops": float(work.flops),
         "executed_flops": float(work.executed_flops),
         "utilisation": a_gpu / peak,
@@ -107,7 +109,7 @@ def statements(
             *(
                 f"{key} = {worded(value)} (default)"
                 for key, value in defaults.items()
-                if _matters(key, value, case.experiment)
+                if _matters(key, value, case)
             ),
         ],
         "not_modelled": [
@@ -121,6 +123,11 @@ def statements(
     }
     found = compared(case.experiment, seconds, {**said, "gpus": work.layout.grid.world})
     return {**({"published": [str(each) for each in found]} if found else {}), **said}
+
+
+def _digits(number: float) -> str:
+    """Return a number with four digits or more, and never with an exponent."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:,.4g}"
 
 
 def sources(found: Uncertainty) -> list[str]:
@@ -216,15 +223,24 @@ def _left_out(case: Case) -> list[str]:
     return [f"jitter{slow} ([variation])"]
 
 
-def _matters(key: str, value: object, experiment: Experiment) -> bool:
+def _matters(key: str, value: object, case: Case) -> bool:
     """Whether a default is worth saying: it does something, and can have changed the answer."""
     if value is not True and value in (None, False, 0, 1, (), {}):
         return False
+    experiment, grid = case.experiment, case.workload.layout.grid
     plan, model = experiment.plan, experiment.model
     transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
     mixture = isinstance(model, Transformer) and model.experts > 0
     staged = plan.pp > 1 and plan.style(transformer=transformer) == "fsdp"
+    rotary = isinstance(model, Transformer) and (
+        model.position == "rotary" or model.attention == "mla"
+    )
+    scaled = transformer and plan.precision in ("fp8", "nvfp4")
     conditions = {
+        **{f"plan.{each}": scaled for each in vars(plan) if each.startswith("fp8_")},
+        "plan.sp_style": plan.tp > 1,
+        "plan.dp_overlap": grid.dp * grid.cp > 1,
+        "plan.rotary": rotary,
         "plan.order": sum(size > 1 for size in (plan.tp, plan.cp, plan.ep, plan.pp)) > 0,
         "plan.schedule": plan.pp > 1,
         "plan.cp_style": plan.cp > 1,
@@ -233,7 +249,7 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "plan.broadcast_buffers": images and plan.style(transformer=transformer) == "ddp",
         "plan.kernels": transformer,
         "plan.attention": transformer and plan.kernels == "flash",
-        "plan.unaligned": transformer and plan.kernels == "eager",
+        "plan.unaligned": isinstance(model, Transformer) and _unaligned(model, plan),
         "plan.scores_softmax": transformer and plan.kernels == "eager" and plan.fused,
         "plan.norm_fusion": images,
         "plan.image_layout": images,
@@ -250,6 +266,13 @@ def _matters(key: str, value: object, experiment: Experiment) -> bool:
         "overlap.passes": experiment.overlap.model == "coupled",
     }
     return conditions.get(key, True)
+
+
+def _unaligned(model: Transformer, plan: Plan) -> bool:
+    """Whether products of scores in memory have sizes that matrix units do not load at once."""
+    widths = (model.head, model.value_head, model.seq_len, model.decoder_seq_len or 0)
+    odd = any(2 * width % LOADED for width in widths)
+    return plan.kernels == "eager" and plan.weight_format != "fp32" and odd
 
 
 def worded(value: object) -> str:
