@@ -77,7 +77,7 @@ class Verdict:
     def sentence(self) -> str:
         """Say it in one line."""
         worst = self.worst
-        what = "fits" if self.fits else "does not fit"
+        what = "fits" if self.fits else "does not fit" if self.certain else "may not fit"
         many = len(self.stages) > 1
         where = f"stage {worst.stage} of {len(self.stages)}" if many else "every GPU"
         needs = f"{_gib(worst.total)} ± {worst.error / GIB:,.1f} of {_gib(self.capacity)}"
