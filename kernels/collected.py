@@ -23,7 +23,8 @@ COLUMNS = ("gpu", "family", "operation", "median_us", "repeats")
 KINDS: dict[str, type[Kernel]] = {
     each.family: each
     for each in vars(operations).values()
-    if isinstance(each, type) and issubclass(each, Kernel)
+    if isinstance(each, type)
+    and issubclass(each, Kernel)
     and each not in (Kernel, operations.Counted)  # no kernel in particular
 }
 

@@ -169,12 +169,14 @@ def blend(kin: Fit, wide: Fit, members: int, share: float) -> Fit:
         return {"": weight * first + (1 - weight) * second}
 
     return Fit(
-        {name: weight * kin.constants[name] + (1 - weight) * wide.constants[name]
-         for name in kin.constants},
+        {
+            name: weight * kin.constants[name] + (1 - weight) * wide.constants[name]
+            for name in kin.constants
+        },
         between(kin.launch, wide.launch),
         kin.rows,
         between(kin.growth, wide.growth),
-    )  # fmt: skip
+    )
 
 
 def shrinkage(module: FamilyModule, found: Sequence[Stranger]) -> float:

@@ -223,9 +223,16 @@ def is_refused(error: OSError) -> bool:
 
 
 _REFUSED = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
-    errno.EACCES, errno.EPERM, errno.EROFS,
-}  # fmt: skip
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 def reason(error: Exception) -> str:

@@ -142,8 +142,14 @@ def _hdf5(bare: BinaryIO, format: str) -> File:
 
 
 DAMAGES = (
-    AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What reading a damaged HDF5 file raises."""
 
 
@@ -229,9 +235,12 @@ def write_column(
     """
     values = np.asarray(values, None if stored is None else _dtype(stored))
     dataset = group.create_dataset(
-        name, data=values, dtype=None if stored is None else _in_file(stored), track_times=False,
+        name,
+        data=values,
+        dtype=None if stored is None else _in_file(stored),
+        track_times=False,
         **_packed(values.size),
-    )  # fmt: skip
+    )
     if units is not None:
         dataset.attrs["units"] = units
     if about is not None:
@@ -349,14 +358,15 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
         stored = [(text if plain else json.dumps(text)).encode() for text in texts]
         longest = max(map(len, stored), default=0)
     if len(stored) > SMALL and (
-        isinstance(stored, np.ndarray)
-        or 0 < longest * len(stored) <= 2 * sum(map(len, stored))
+        isinstance(stored, np.ndarray) or 0 < longest * len(stored) <= 2 * sum(map(len, stored))
     ):
         # Texts of one length are compressed; HDF5 keeps others one by one.
         dataset = group.create_dataset(
-            name, data=np.array(stored, h5py.string_dtype("utf-8", longest)), track_times=False,
+            name,
+            data=np.array(stored, h5py.string_dtype("utf-8", longest)),
+            track_times=False,
             **_packed(len(stored)),
-        )  # fmt: skip
+        )
     else:
         dataset = group.create_dataset(
             name, (len(stored),), h5py.string_dtype("utf-8"), track_times=False

@@ -113,9 +113,15 @@ def simulate(
             check_seeds(case, seeds)
 
     run, overlap = execute(
-        case, comm, network=network, contention=contention, fold=fold, critical_path=True,
-        progress=progress, timeline=timeline,
-    )  # fmt: skip
+        case,
+        comm,
+        network=network,
+        contention=contention,
+        fold=fold,
+        critical_path=True,
+        progress=progress,
+        timeline=timeline,
+    )
 
     said = dict(attributes or {})
     if not isinstance(case, Program) and seeds > 1:
@@ -132,9 +138,15 @@ def simulate(
         if output is None:
             return collect(run, comm=comm, experiment=text, attributes=said, network=network)
         return write_results(
-            run, output, comm=comm, timeline=timeline, experiment=text, overwrite=overwrite,
-            attributes=said, network=network,
-        )  # fmt: skip
+            run,
+            output,
+            comm=comm,
+            timeline=timeline,
+            experiment=text,
+            overwrite=overwrite,
+            attributes=said,
+            network=network,
+        )
 
 
 def _ready(

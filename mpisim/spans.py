@@ -36,7 +36,7 @@ def span(text: str, key: str, what: str, count: int | None = None) -> list[int]:
         first, dash, last = (each.strip() for each in part.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise InputError(
-                f"{key}: {text!r} does not name {what}s; write them as \"3\" or \"0-7,16\""
+                f'{key}: {text!r} does not name {what}s; write them as "3" or "0-7,16"'
             )
         low, high = int(first), int(last or first)
         if low > high:

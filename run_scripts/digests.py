@@ -37,13 +37,28 @@ CASES = {
     "pipeline": GPT,
     "links shared, every rank": [*GPT, "--no-fold"],
     "undisturbed": [*GPT, "--no-fold", "--set", "network.contention=false"],
-    "experts": ["run", "--set", "model.preset=qwen3-30b-a3b", "--set", "plan.ep=8",
-                "--allow-oom", "--no-fold"],
+    "experts": [
+        "run",
+        "--set",
+        "model.preset=qwen3-30b-a3b",
+        "--set",
+        "plan.ep=8",
+        "--allow-oom",
+        "--no-fold",
+    ],
     "recommendation": ["run", "lin-dlrm-default-4-a100", "--no-fold"],
     "saved program": ["program", "run", "step.h5", "--cluster", "dgx-h100", "--no-fold"],
-    "collectives": ["comm", "all_reduce", "--cluster", "dgx-h100", "--nodes", "4",
-                    "--size", "1M:1G:8"],
-}  # fmt: skip
+    "collectives": [
+        "comm",
+        "all_reduce",
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        "4",
+        "--size",
+        "1M:1G:8",
+    ],
+}
 """By name: the arguments of mpisim. Those without a digest are compared by all their figures."""
 
 

@@ -118,9 +118,12 @@ def _launch(
     with open(folder / "stderr", "w+b") as errors:
         process = subprocess.Popen(
             [*launcher.command(processes), sys.executable, str(WORKER), str(folder)],
-            env=launcher.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=errors, start_new_session=True,
-        )  # fmt: skip
+            env=launcher.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
         seen, moved = 0, began
         while process.poll() is None:
             time.sleep(0.05)
@@ -180,8 +183,11 @@ sample on two, `bash run_scripts/nightly.sh` all of this.
 
 def page(results: dict[str, dict[int, Left]], outcomes: list[Outcome], head: str) -> str:
     """Return the page in Markdown."""
-    lines = [head, f"{_bad(results)} of {len(CASES) * len(results)} runs of bad inputs are not as"
-             " they should be.\n"]  # fmt: skip
+    lines = [
+        head,
+        f"{_bad(results)} of {len(CASES) * len(results)} runs of bad inputs are not as"
+        " they should be.\n",
+    ]
     lines += ["## While a command runs\n"]
     lines += ["| fault | MPI | exit code | seconds | last line | left behind | |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]

@@ -133,8 +133,12 @@ def run(commands: Sequence[str], folder: Path, shared: Path) -> None:
     for command in commands:
         done = subprocess.run(
             ["bash", "-c", f'source "{REPOSITORY}/run_scripts/env.sh" && {command}'],
-            cwd=folder, env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=folder,
+            env=settings,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
 

@@ -14,12 +14,22 @@ from typing import Any
 import pytest
 
 LISTS = {
-    "DoubleList": "double", "FloatList": "float", "Int32List": "int32", "Int64List": "int64",
-    "Uint32List": "uint32", "Uint64List": "uint64", "Sint32List": "sint32",
-    "Sint64List": "sint64", "Fixed32List": "fixed32", "Fixed64List": "fixed64",
-    "Sfixed32List": "sfixed32", "Sfixed64List": "sfixed64", "BoolList": "bool",
-    "StringList": "string", "BytesList": "bytes",
-}  # fmt: skip
+    "DoubleList": "double",
+    "FloatList": "float",
+    "Int32List": "int32",
+    "Int64List": "int64",
+    "Uint32List": "uint32",
+    "Uint64List": "uint64",
+    "Sint32List": "sint32",
+    "Sint64List": "sint64",
+    "Fixed32List": "fixed32",
+    "Fixed64List": "fixed64",
+    "Sfixed32List": "sfixed32",
+    "Sfixed64List": "sfixed64",
+    "BoolList": "bool",
+    "StringList": "string",
+    "BytesList": "bytes",
+}
 VALUES = """
 double double_val 3, DoubleList double_list 4, float float_val 5, FloatList float_list 6,
 int32 int32_val 7, Int32List int32_list 8, int64 int64_val 9, Int64List int64_list 10,
@@ -36,14 +46,30 @@ repeated uint64 data_deps 5, uint64 start_time_micros 6, uint64 duration_micros 
 IOInfo outputs 9, repeated AttributeProto attr 10, bytes storage 11
 """
 NODE_TYPES = [
-    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE",
-    "COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE",
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
     "CHECKPOINT_NODE",
-]  # fmt: skip
+]
 COMM_TYPES = [
-    "ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL",
-    "REDUCE_SCATTER", "REDUCE_SCATTER_BLOCK", "BARRIER",
-]  # fmt: skip
+    "ALL_REDUCE",
+    "REDUCE",
+    "ALL_GATHER",
+    "GATHER",
+    "SCATTER",
+    "BROADCAST",
+    "ALL_TO_ALL",
+    "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK",
+    "BARRIER",
+]
 
 
 def _fields(text: str) -> str:

@@ -52,10 +52,16 @@ def steps(path: Path) -> None:
 def config(path: Path) -> None:
     """Write the configuration of a Hugging Face model: Llama-3.1-8B's sizes."""
     sizes = {
-        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
-        "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    }
     path.write_text(json.dumps(sizes), encoding="utf-8")
 
 

@@ -52,10 +52,13 @@ class Writer:
         else:
             node["ctrl_deps"] = parent
             node["attrs"] = [
-                {"name": key, "type": "string" if isinstance(value, str) else "int64",
-                 "value": value}
+                {
+                    "name": key,
+                    "type": "string" if isinstance(value, str) else "int64",
+                    "value": value,
+                }
                 for key, value in facts.items()
-            ]  # fmt: skip
+            ]
         self.nodes.append(node)
         return number
 

@@ -26,9 +26,13 @@ def gb(value: float) -> Quantity:
 def cluster(gpus: int = 2, nics: int | None = None, **fabric: Any) -> Cluster:
     """Nodes with an NVSwitch and as many NICs as GPUs (or `nics`), in a fabric."""
     node = Node(
-        kind="nvswitch", link_bandwidth=gb(1000), pcie_bandwidth=gb(1000),
-        nics=gpus if nics is None else nics, nic_bandwidth=gb(PORT / 1e9), nic_path="pix",
-    )  # fmt: skip
+        kind="nvswitch",
+        link_bandwidth=gb(1000),
+        pcie_bandwidth=gb(1000),
+        nics=gpus if nics is None else nics,
+        nic_bandwidth=gb(PORT / 1e9),
+        nic_path="pix",
+    )
     one = Quantity(1.0, "1", 0.1, "made up")
     return Cluster("made up", "h100-sxm", gpus, node, Fabric(nic_efficiency=one, **fabric))
 

@@ -223,7 +223,7 @@ WORDS = [
     _words("program export @/p.h5 -o @/no/x", 2, "there is no folder @/no", make=_there),
     _words("validate kernels @/k.csv --json @/no/x", 2, "@/no/x: there is no", make=_there),
     _words("validate e2e @/s.csv --json @/no/x", 2, "@/no/x: there is no", make=_there),
-]  # fmt: skip
+]
 
 
 def _of_table(bad: Bad) -> Case:

@@ -21,9 +21,15 @@ __all__ = ["EVENTS", "Outcome"]
 
 PATIENCE = 60.0
 RUN = [
-    "run", "echo-gpt3-175b-1024-h800", "--set", "variation.kernels=0.02", "--seeds", "2000",
-    "-o", "r.h5",
-]  # fmt: skip
+    "run",
+    "echo-gpt3-175b-1024-h800",
+    "--set",
+    "variation.kernels=0.02",
+    "--seeds",
+    "2000",
+    "-o",
+    "r.h5",
+]
 """Runs for minutes."""
 
 
@@ -56,8 +62,15 @@ class Outcome:
 
     def row(self) -> str:
         """Return a row of a table in Markdown."""
-        cells = (self.fault, self.mpi, str(self.code), f"{self.seconds:.1f}", self.line,
-                 ", ".join(self.left), f"**{self.wrong}**" if self.wrong else "ok")  # fmt: skip
+        cells = (
+            self.fault,
+            self.mpi,
+            str(self.code),
+            f"{self.seconds:.1f}",
+            self.line,
+            ", ".join(self.left),
+            f"**{self.wrong}**" if self.wrong else "ok",
+        )
         return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
 
 
@@ -91,15 +104,25 @@ def _outliving(ranks: Sequence[int], seconds: float) -> list[int]:
 
 
 def struck(
-    number: signal.Signals, whom: str, processes: int, mpi: str, mpirun: str,
-    environment: Mapping[str, str], folder: Path,
-) -> Outcome:  # fmt: skip
+    number: signal.Signals,
+    whom: str,
+    processes: int,
+    mpi: str,
+    mpirun: str,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> Outcome:
     """Send a signal to the launcher or to the last rank, in the middle of a run."""
     process = subprocess.Popen(
-        _command(mpirun, processes, RUN), env=dict(environment), cwd=folder, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        _command(mpirun, processes, RUN),
+        env=dict(environment),
+        cwd=folder,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
     time.sleep(5)
     ranks = _ranks(process.pid)
     began = time.monotonic()
@@ -120,12 +143,16 @@ def struck(
     if not wrong:
         alive = _outliving(ranks, 5.0)
         wrong = (
-            "exit code 0" if process.returncode == 0
-            else "a traceback" if "Traceback" in said
-            else "leaves files" if left
-            else f"{len(alive)} ranks live on" if alive
+            "exit code 0"
+            if process.returncode == 0
+            else "a traceback"
+            if "Traceback" in said
+            else "leaves files"
+            if left
+            else f"{len(alive)} ranks live on"
+            if alive
             else ""
-        )  # fmt: skip
+        )
     fault = f"{number.name} to {whom} of {processes}"
     return Outcome(fault, mpi, process.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
 
@@ -153,9 +180,15 @@ WRITERS: dict[str, list[str]] = {
 
 
 def unwritable(
-    how: str, writer: str, code: int, processes: int, mpi: str, mpirun: str,
-    environment: Mapping[str, str], folder: Path,
-) -> Outcome:  # fmt: skip
+    how: str,
+    writer: str,
+    code: int,
+    processes: int,
+    mpi: str,
+    mpirun: str,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> Outcome:
     """Write to a disk that is full, or read-only."""
     fault = f"{how} disk, {writer}, {processes} processes"
     try:
@@ -166,9 +199,14 @@ def unwritable(
             before = set(place.iterdir())
             began = time.monotonic()
             done = subprocess.run(
-                _command(mpirun, processes, WRITERS[writer]), env=dict(environment), cwd=folder,
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
-            )  # fmt: skip
+                _command(mpirun, processes, WRITERS[writer]),
+                env=dict(environment),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
             seconds = time.monotonic() - began
             left = tuple(sorted(path.name for path in set(place.iterdir()) - before))
     except subprocess.TimeoutExpired:
@@ -178,13 +216,18 @@ def unwritable(
     said = done.stderr.replace(str(folder), "@").splitlines()
     lines = [line for line in said if line.startswith("mpisim: error:")]
     wrong = (
-        f"exit code {done.returncode}, not {code}" if done.returncode != code
-        else "a traceback" if "Traceback" in done.stderr
-        else f"{len(lines)} lines" if len(lines) != 1
-        else "leaves files" if left
-        else "no file named" if "disk/" not in lines[0]
+        f"exit code {done.returncode}, not {code}"
+        if done.returncode != code
+        else "a traceback"
+        if "Traceback" in done.stderr
+        else f"{len(lines)} lines"
+        if len(lines) != 1
+        else "leaves files"
+        if left
+        else "no file named"
+        if "disk/" not in lines[0]
         else ""
-    )  # fmt: skip
+    )
     return Outcome(fault, mpi, done.returncode, seconds, "; ".join(lines[-1:]), left, wrong)
 
 

@@ -62,9 +62,11 @@ class Child:
         if self._process is None:
             single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
             self._process = subprocess.Popen(
-                [sys.executable, str(CHILD)], env={**os.environ, **single},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                [sys.executable, str(CHILD)],
+                env={**os.environ, **single},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         return self._process
 
     def close(self) -> None:

@@ -19,25 +19,85 @@ from hypothesis import strategies as st
 __all__ = ["Mutation", "mutate", "mutations"]
 
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**70, -(2**63), 1e308, -1e308, 1e-320, 0.5,
-    float("nan"), float("inf"), "", "x", "nan", "-1", "1e999", "\x00", "é", "a" * 300,
-    [], [1], [[]], {}, {"a": 1},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**70,
+    -(2**63),
+    1e308,
+    -1e308,
+    1e-320,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "nan",
+    "-1",
+    "1e999",
+    "\x00",
+    "é",
+    "a" * 300,
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": 1},
+)
 """What stands in the place of a value."""
 
 WORDS = tuple(
     word.encode()
     for word in (
-        "NaN", "nan", "-1", "0", "1e308", "-1e308", "inf", "99999999999999999999999", "1e-400",
-        "", "x", '"', "'", "[", "{", "}", "\n", ",", ",,", "=", "\x00", "\ufeff", "é", "two",
-        "0x10", "1_000", "true", "null", "[" * 3000, '{"a":' * 3000, "9" * 5000,
+        "NaN",
+        "nan",
+        "-1",
+        "0",
+        "1e308",
+        "-1e308",
+        "inf",
+        "99999999999999999999999",
+        "1e-400",
+        "",
+        "x",
+        '"',
+        "'",
+        "[",
+        "{",
+        "}",
+        "\n",
+        ",",
+        ",,",
+        "=",
+        "\x00",
+        "\ufeff",
+        "é",
+        "two",
+        "0x10",
+        "1_000",
+        "true",
+        "null",
+        "[" * 3000,
+        '{"a":' * 3000,
+        "9" * 5000,
     )
-)  # fmt: skip
+)
 """What stands in the place of bytes or of a number in a text."""
 
 UNCHANGED = (
-    sqlite3.Error, OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError,
-)  # fmt: skip
+    sqlite3.Error,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    OverflowError,
+)
 """What says that a file was damaged before, or that a value cannot stand there."""
 
 NUMBER = re.compile(rb"-?\d+(\.\d+)?([eE][-+]?\d+)?")

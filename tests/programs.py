@@ -88,9 +88,19 @@ class _Writer:
     def write(self, n_events: int) -> Program:
         rng = self.rng
         events: list[Callable[[], None]] = [
-            self.kernel, self.kernel, self.kernel, self.host, self.host_wait,
-            self.across, self.across, self.replicas, self.everyone, self.pair, self.swap, self.ring,
-        ]  # fmt: skip
+            self.kernel,
+            self.kernel,
+            self.kernel,
+            self.host,
+            self.host_wait,
+            self.across,
+            self.across,
+            self.replicas,
+            self.everyone,
+            self.pair,
+            self.swap,
+            self.ring,
+        ]
         for _ in range(n_events):
             rng.choice(events)()
         for rows in self.tables:
@@ -113,9 +123,11 @@ class _Writer:
     def call(self) -> dict[str, int]:
         pick = self.rng.randint
         return {
-            "host": pick(0, 5), "launch": pick(-2, 6), "launch_cost": pick(0, 3),
+            "host": pick(0, 5),
+            "launch": pick(-2, 6),
+            "launch_cost": pick(0, 3),
             "gap": self.rng.choice([0, 0, pick(-1, 3)]),
-        }  # fmt: skip
+        }
 
     def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
         device = rows.device_rows
@@ -142,9 +154,13 @@ class _Writer:
         rows = self.rng.choice(self.tables)
         kind = self.rng.choice([Kind.KERNEL, Kind.KERNEL, Kind.COPY])
         row = rows.kernel(
-            f"{kind.name.lower()} {self.rng.randrange(3)}", self.stream(), self.rng.randint(0, 20),
-            waits=self.waits(rows), kind=kind, **self.call(),
-        )  # fmt: skip
+            f"{kind.name.lower()} {self.rng.randrange(3)}",
+            self.stream(),
+            self.rng.randint(0, 20),
+            waits=self.waits(rows),
+            kind=kind,
+            **self.call(),
+        )
         self.device[rows].append(row)
 
     def host(self) -> None:
@@ -180,11 +196,15 @@ class _Writer:
             communicators = [self.builder.communicator(group, name) for group in groups[t]]
             rows = self.tables[t]
             row = rows.collective(
-                operation, self.slot(t, communicators), self.stream(), size,
+                operation,
+                self.slot(t, communicators),
+                self.stream(),
+                size,
                 duration=length + (self.rng.choice([0, 0, 5]) if length >= 0 else 0),
-                waits=self.waits(rows), flags=Flag.EAGER if t == eager else Flag.NONE,
+                waits=self.waits(rows),
+                flags=Flag.EAGER if t == eager else Flag.NONE,
                 **self.call(),
-            )  # fmt: skip
+            )
             self.device[rows].append(row)
 
     def pair(self) -> None:
@@ -221,8 +241,14 @@ class _Writer:
                 if eager and kind is Kind.SEND:
                     flags |= Flag.EAGER
                 row = rows.point_to_point(
-                    kind, self.slot(t, bound), stream, size, duration=length, flags=flags,
-                    waits=() if joined else self.waits(rows), **({} if joined else self.call()),
-                )  # fmt: skip
+                    kind,
+                    self.slot(t, bound),
+                    stream,
+                    size,
+                    duration=length,
+                    flags=flags,
+                    waits=() if joined else self.waits(rows),
+                    **({} if joined else self.call()),
+                )
                 written.add(t)
                 self.device[rows].append(row)

@@ -114,9 +114,17 @@ class _Writer:
         for _ in range(5):
             self.collective(everyone, Operation.ALL_REDUCE, "clocks")
         events = [
-            self.kernel, self.kernel, self.kernel, self.copy, self.host, self.host_wait,
-            self.some_collective, self.some_collective, self.some_collective, self.pair,
-        ]  # fmt: skip
+            self.kernel,
+            self.kernel,
+            self.kernel,
+            self.copy,
+            self.host,
+            self.host_wait,
+            self.some_collective,
+            self.some_collective,
+            self.some_collective,
+            self.pair,
+        ]
         steps = sorted(self.rng.choices(range(n_events + 1), k=2))
         for event in range(n_events):
             for rows in self.tables:
@@ -145,8 +153,12 @@ class _Writer:
     # --- columns --------------------------------------------------------------------------------
 
     def call(self) -> dict[str, Any]:
-        return {"host": self.time(5, 80), "launch": self.latency, "gap": self.gap,
-                "launch_cost": self.time(2, 8)}  # fmt: skip
+        return {
+            "host": self.time(5, 80),
+            "launch": self.latency,
+            "gap": self.gap,
+            "launch_cost": self.time(2, 8),
+        }
 
     def waits(self, rank: int) -> list[int]:
         """Some earlier rows: the last ones of streams, or any."""
@@ -157,9 +169,14 @@ class _Writer:
         return sorted({*last, *self.rng.sample(device, self.rng.randint(0, min(1, len(device))))})
 
     def _device(
-        self, rank: int, stream: int, duration: int, waits: list[int] | None = None,
-        kind: Kind = Kind.KERNEL, name: str = "kernel 0",
-    ) -> int:  # fmt: skip
+        self,
+        rank: int,
+        stream: int,
+        duration: int,
+        waits: list[int] | None = None,
+        kind: Kind = Kind.KERNEL,
+        name: str = "kernel 0",
+    ) -> int:
         row = self.tables[rank].kernel(
             name, stream, duration, waits=waits or [], kind=kind, **self.call()
         )

@@ -58,7 +58,9 @@ class Nodes:
             self.capacity[at] = max(1, int(self.capacity[at] * factor))
 
     def group_classes(
-        self, index: NDArray[np.int64], members: NDArray[np.int32],
+        self,
+        index: NDArray[np.int64],
+        members: NDArray[np.int32],
         operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], list[Any]]:
         """Return classes (number of members, number of nodes)."""

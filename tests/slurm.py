@@ -104,9 +104,12 @@ class Slurm:
         """Run a command of Slurm to its end."""
         return subprocess.run(
             [str(word) for word in command],
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
             timeout=timeout,
-        )  # fmt: skip
+        )
 
     def submit(
         self,
@@ -118,9 +121,16 @@ class Slurm:
     ) -> str:
         """Submit a script, with `tasks` processes a node, and return the number of the job."""
         done = self.call(
-            "sbatch", "--parsable", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--time=5",
-            f"--chdir={folder or self.folder}", f"--output={self.folder}/%j.log", script, *args,
-        )  # fmt: skip
+            "sbatch",
+            "--parsable",
+            f"--nodes={nodes}",
+            f"--ntasks-per-node={tasks}",
+            "--time=5",
+            f"--chdir={folder or self.folder}",
+            f"--output={self.folder}/%j.log",
+            script,
+            *args,
+        )
         assert done.returncode == 0, done
         return done.stdout.strip()
 
@@ -149,8 +159,11 @@ class Slurm:
         with open(self.folder / f"{name}.out", "ab") as log:
             process = subprocess.Popen(
                 [path, *options],
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         self._daemons.append(process)
 
     def stop(self) -> None:
@@ -191,10 +204,15 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[Slurm]:
     slurm = Slurm(folder, {**environment, "SLURM_CONF": f"{folder}/slurm.conf"})
     try:
         slurm.start(
-            "munged", "--foreground", "--force", f"--key-file={key}",
-            f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
-            f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed",
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge.pid",
+            f"--log-file={folder}/munge.log",
+            f"--seed-file={folder}/munge.seed",
+        )
         _until(slurm, lambda: (folder / "munge.socket").exists())
         slurm.start("slurmctld", "-D", "-c")
         for i in range(NODES):

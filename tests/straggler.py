@@ -22,8 +22,17 @@ US = 1_000_000
 """Picoseconds."""
 STEP = 241 * US
 
-BREAKDOWN = ("compute", "copy", "communication", "exposed", "exposed_wire", "exposed_waiting",
-             "idle", "host_busy", "host_waiting")  # fmt: skip
+BREAKDOWN = (
+    "compute",
+    "copy",
+    "communication",
+    "exposed",
+    "exposed_wire",
+    "exposed_waiting",
+    "idle",
+    "host_busy",
+    "host_waiting",
+)
 # The CPU makes four calls of 2 µs, waits, and works 1 µs more.
 OTHERS = (150, 20, 100, 80, 50, 30, 11, 9, 232)
 LAST = (200, 20, 50, 30, 30, 0, 11, 9, 232)
@@ -42,9 +51,14 @@ def straggler(n_ranks: int = 2, steps: int = 1, labels: bool = True) -> Program:
             first = table.kernel("gemm", 0, gemm * US, launch=10 * US, launch_cost=2 * US)
             table.kernel("HtoD", 0, 20 * US, kind=Kind.COPY, launch_cost=2 * US, bytes=1 << 20)
             met = table.collective(
-                Operation.ALL_REDUCE, 0, 1, 4096, duration=50 * US, waits=[first],
+                Operation.ALL_REDUCE,
+                0,
+                1,
+                4096,
+                duration=50 * US,
+                waits=[first],
                 launch_cost=2 * US,
-            )  # fmt: skip
+            )
             last = table.kernel("adam", 0, 30 * US, waits=[met], launch_cost=2 * US)
             table.host_wait([last], tail=1 * US)
         tables.append(builder.add_table(table.build()))

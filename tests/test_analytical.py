@@ -33,9 +33,16 @@ def toy(monkeypatch):
 def table(efficiency: float, *, p90: float = 0.1645, **keys) -> Table:
     bins = (Bin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), Bin(-3, 100, 0.0, 0.2, 0.05, p90))
     return Table(
-        source="nobody", files=("toy.csv",), gpus=("v100-pcie-32gb",), splits=("train",), rows=200,
-        held_out="GPUs", constants=TRUE | {"efficiency": efficiency}, errors=bins, **keys,
-    )  # fmt: skip
+        source="nobody",
+        files=("toy.csv",),
+        gpus=("v100-pcie-32gb",),
+        splits=("train",),
+        rows=200,
+        held_out="GPUs",
+        constants=TRUE | {"efficiency": efficiency},
+        errors=bins,
+        **keys,
+    )
 
 
 def throttling(gpu: Machine) -> float:
@@ -276,8 +283,12 @@ def test_the_packaged_calibration():
     # FlashAttention in Triton, norms in registers and some products take a multiple of another
     # kernel's time.
     multiples = {
-        "attention_triton", "norm_persistent", "gemm_cores", "gemm_split", "grouped_gemm_split",
-    }  # fmt: skip
+        "attention_triton",
+        "norm_persistent",
+        "gemm_cores",
+        "gemm_split",
+        "grouped_gemm_split",
+    }
     families = set(MODULES.values()) - multiples
     assert {family for family, _, _ in tables} == families
     for name in gpu_names():

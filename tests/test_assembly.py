@@ -42,9 +42,14 @@ def test_a_table_is_its_blocks_one_after_another(
     move = np.concatenate([[0], np.cumsum(parts[1])[:-1]]).astype(np.int64)[: len(used)]
     outside = [(row, 0) for row in range(1, n) if data.draw(st.booleans())]
     index, row = waits(
-        inside[:, 0].copy(), inside[:, 1].copy(), begin[used].astype(np.int64),
-        counts[used].astype(np.int64), move, np.array(outside, np.int64).reshape(-1, 2), n,
-    )  # fmt: skip
+        inside[:, 0].copy(),
+        inside[:, 1].copy(),
+        begin[used].astype(np.int64),
+        counts[used].astype(np.int64),
+        move,
+        np.array(outside, np.int64).reshape(-1, 2),
+        n,
+    )
     awaited: list[list[int]] = [[] for _ in range(n)]
     for at, number in zip(move.tolist(), used, strict=True):
         for waiter, other in pairs[number]:

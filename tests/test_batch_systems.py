@@ -74,9 +74,15 @@ def check_pmix(slurm: Slurm) -> None:
 def test_slurm_job(slurm, run_mpisim, traces, alone, tmp_path, nodes, tasks):
     """Submitted, run, its report in the log, its result readable: on as many processes as tasks."""
     number = slurm.submit(
-        SCRIPTS / "slurm.sh", "replay", traces, "-o", tmp_path / "r.h5",
-        nodes=nodes, tasks=tasks, folder=REPOSITORY,
-    )  # fmt: skip
+        SCRIPTS / "slurm.sh",
+        "replay",
+        traces,
+        "-o",
+        tmp_path / "r.h5",
+        nodes=nodes,
+        tasks=tasks,
+        folder=REPOSITORY,
+    )
     done = slurm.wait(number)
     assert (done.state, done.code) == ("COMPLETED", 0), done
     assert digest(done.log) == alone
@@ -104,9 +110,16 @@ def test_slurm_job_of_bad_input(slurm, tmp_path):
 def test_srun_without_mpi_is_refused(slurm):
     """Tasks of a step that each see themselves alone would all write the same result."""
     done = slurm.call(
-        "srun", "--mpi=none", "--ntasks=2", "--nodes=1", "--time=2",
-        sys.executable, "-m", "mpisim", "run",
-    )  # fmt: skip
+        "srun",
+        "--mpi=none",
+        "--ntasks=2",
+        "--nodes=1",
+        "--time=2",
+        sys.executable,
+        "-m",
+        "mpisim",
+        "run",
+    )
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpisim: error:")]
     assert len(lines) == 1
@@ -120,9 +133,17 @@ def test_srun_with_pmix(slurm, traces, alone):
     """A step of two tasks is one run of two processes."""
     check_pmix(slurm)
     done = slurm.call(
-        "srun", "--mpi=pmix", "--ntasks=2", "--nodes=1", "--time=2",
-        sys.executable, "-m", "mpisim", "replay", traces,
-    )  # fmt: skip
+        "srun",
+        "--mpi=pmix",
+        "--ntasks=2",
+        "--nodes=1",
+        "--time=2",
+        sys.executable,
+        "-m",
+        "mpisim",
+        "replay",
+        traces,
+    )
     assert done.returncode == 0, done
     assert digest(done.stdout) == alone
     assert f"{WORLD} on 2 processes" in done.stdout
@@ -133,9 +154,19 @@ def test_step_whose_tasks_cannot_reach_each_other(slurm):
     """Shared memory alone, which PMIx does not always show: through, or one line, no traceback."""
     check_pmix(slurm)
     done = slurm.call(
-        "srun", "--mpi=pmix", "--ntasks=2", "--nodes=1", "--time=2", "env", "OMPI_MCA_pml=ob1",
-        "OMPI_MCA_btl=self,sm", sys.executable, "-m", "mpisim", "run",
-    )  # fmt: skip
+        "srun",
+        "--mpi=pmix",
+        "--ntasks=2",
+        "--nodes=1",
+        "--time=2",
+        "env",
+        "OMPI_MCA_pml=ob1",
+        "OMPI_MCA_btl=self,sm",
+        sys.executable,
+        "-m",
+        "mpisim",
+        "run",
+    )
     assert "Traceback" not in done.stderr
     if done.returncode:
         assert "cannot reach the others" in done.stderr
@@ -156,10 +187,19 @@ def test_serial_command_in_a_batch_script(slurm, traces, alone, tmp_path):
 def test_cancelled_job_leaves_nothing(slurm, tmp_path):
     """Cancelled while it simulates: no result, whole or in part."""
     number = slurm.submit(
-        SCRIPTS / "slurm.sh", "run", "echo-gpt3-175b-1024-h800", "--no-fold", "--timeline",
-        "--set", "variation.kernels=0.02", "--seeds", "200", "-o", tmp_path / "r.h5",
+        SCRIPTS / "slurm.sh",
+        "run",
+        "echo-gpt3-175b-1024-h800",
+        "--no-fold",
+        "--timeline",
+        "--set",
+        "variation.kernels=0.02",
+        "--seeds",
+        "200",
+        "-o",
+        tmp_path / "r.h5",
         folder=REPOSITORY,
-    )  # fmt: skip
+    )
     limit = time.monotonic() + 30
     while slurm.state(number)["JobState"] != "RUNNING":
         assert time.monotonic() < limit
@@ -231,9 +271,13 @@ def test_script_in_its_environment(launch_environment, traces, alone, tmp_path, 
     clean = {k: v for k, v in launch_environment.items() if not k.startswith("OMPI_MCA")}
     done = subprocess.run(
         ["bash", SCRIPTS / f"{system}.sh", *(command.split() if system == "flux" else [])],
-        cwd=REPOSITORY, env={**clean, **settings, "PATH": path}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env={**clean, **settings, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done
     assert digest(done.stdout) == alone
     assert f"{WORLD} on 2 processes" in done.stdout

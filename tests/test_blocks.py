@@ -169,10 +169,11 @@ def test_pairs_in_one_batch_share_a_stream() -> None:
 def test_where_blocks_are_cut_does_not_matter(cuts: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     steps = [
-        kernel(f"k{i}") if random.random() < 0.6
+        kernel(f"k{i}")
+        if random.random() < 0.6
         else Communicate(f"c{i}", GATHER, ("tp", "cp")[i % 2], 8 * i + 8)
         for i in range(12)
-    ]  # fmt: skip
+    ]
     whole = builder()
     for step in steps:
         whole.steps([step])

@@ -114,9 +114,7 @@ def test_astra_sim_finds_what_it_needs(chakra: Any, tmp_path: Path) -> None:
     by_name: dict[str, list[Any]] = {}
     for node in nodes:
         by_name.setdefault(node.name, []).append(node)
-    gemm, gather, send, recv = (
-        by_name[name][0] for name in ("gemm", "all_gather", "send", "recv")
-    )
+    gemm, gather, send, recv = (by_name[name][0] for name in ("gemm", "all_gather", "send", "recv"))
     kinds = [NODE_TYPES[node.type] for node in (gemm, gather, send, recv)]
     assert kinds == ["COMP_NODE", "COMM_COLL_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"]
     assert gemm.duration_micros == 2  # 2.5 µs at twice the speed, rounded up

@@ -43,9 +43,13 @@ def waits(table: Table, row: int) -> list[int]:
 
 def kernel(id: int, *deps: int, us: int = 1, **more: Any) -> dict[str, Any]:
     return {
-        "id": id, "type": "COMP_NODE", "name": f"kernel {id}", "duration_micros": us,
-        "data_deps": deps, **more,
-    }  # fmt: skip
+        "id": id,
+        "type": "COMP_NODE",
+        "name": f"kernel {id}",
+        "duration_micros": us,
+        "data_deps": deps,
+        **more,
+    }
 
 
 def cpu(id: int, *deps: int, us: int = 1, **more: Any) -> dict[str, Any]:
@@ -54,9 +58,11 @@ def cpu(id: int, *deps: int, us: int = 1, **more: Any) -> dict[str, Any]:
 
 def reduce(id: int, *deps: int, **attributes: Any) -> dict[str, Any]:
     return {
-        **COLLECTIVE, "id": id, "data_deps": deps, "attr": {"comm_type": 0, "comm_size": 64} | GPU
-        | attributes,
-    }  # fmt: skip
+        **COLLECTIVE,
+        "id": id,
+        "data_deps": deps,
+        "attr": {"comm_type": 0, "comm_size": 64} | GPU | attributes,
+    }
 
 
 # --- order, streams, waits ----------------------------------------------------------------------
@@ -147,13 +153,25 @@ def test_the_wire_time_is_that_of_the_last_to_come(chakra: Any, tmp_path: Path) 
 
 def test_messages(chakra: Any, tmp_path: Path) -> None:
     def half(id: int, kind: str, **attributes: int) -> dict[str, Any]:
-        return {"id": id, "type": f"COMM_{kind}_NODE", "name": kind.lower(),
-                "attr": {"comm_size": 1000, **attributes}}  # fmt: skip
+        return {
+            "id": id,
+            "type": f"COMM_{kind}_NODE",
+            "name": kind.lower(),
+            "attr": {"comm_size": 1000, **attributes},
+        }
 
-    write(chakra, tmp_path / "a.0.et", half(1, "SEND", comm_dst=1, comm_tag=5),
-          half(2, "RECV", comm_src=1))  # fmt: skip
-    write(chakra, tmp_path / "a.1.et", half(1, "SEND", comm_src=1, comm_dst=0),
-          half(2, "RECV", comm_src=0, comm_dst=1, comm_tag=5))  # fmt: skip
+    write(
+        chakra,
+        tmp_path / "a.0.et",
+        half(1, "SEND", comm_dst=1, comm_tag=5),
+        half(2, "RECV", comm_src=1),
+    )
+    write(
+        chakra,
+        tmp_path / "a.1.et",
+        half(1, "SEND", comm_src=1, comm_dst=0),
+        half(2, "RECV", comm_src=0, comm_dst=1, comm_tag=5),
+    )
     program = read_chakra([tmp_path])
     assert program.communicators.names == ("0 to 1, tag 5", "1 to 0, tag 0")
     assert [program.communicators.group(c) for c in range(2)] == [(0, 1), (1, 0)]
@@ -162,8 +180,12 @@ def test_messages(chakra: Any, tmp_path: Path) -> None:
 
 def test_groups_that_pytorch_names(chakra: Any, tmp_path: Path) -> None:
     described = [{"pg_name": "0", "ranks": []}, {"pg_name": "7", "ranks": [1, 0]}]
-    init = {"id": 9, "type": "METADATA_NODE", "name": "## process_group:init ##",
-            "inputs": chakra.IOInfo(values=repr([json.dumps(described)]))}  # fmt: skip
+    init = {
+        "id": 9,
+        "type": "METADATA_NODE",
+        "name": "## process_group:init ##",
+        "inputs": chakra.IOInfo(values=repr([json.dumps(described)])),
+    }
     for rank in range(3):
         nodes = [reduce(1, pg_name="0"), *([reduce(2, 1, pg_name="7")] if rank < 2 else [])]
         write(chakra, tmp_path / f"a.{rank}.et", init, *nodes)
@@ -295,8 +317,10 @@ def test_what_counts_operations_takes_what_the_roofline_says(chakra: Any, tmp_pa
     rate = gpu.peak("bf16").si * gpu.gemm_fraction.si
     moved = gpu.bandwidth.si * gpu.memory_fraction.si
     expected = [
-        1e12 / rate + gpu.gemm_floor.si, 1e9 / moved + gpu.memory_floor.si, 7e-6,
-    ]  # fmt: skip
+        1e12 / rate + gpu.gemm_floor.si,
+        1e9 / moved + gpu.memory_floor.si,
+        7e-6,
+    ]
     assert only(program).duration / 1e12 == pytest.approx(expected)
     assert program.attributes[PRICED].startswith("2 nodes without a duration, by num_ops and ")
     double = read_chakra([tmp_path / "t.0.et"], h100("fp8"))
@@ -365,9 +389,7 @@ def test_the_command_line_prices_and_says_so(
 
 
 def test_a_gpu_is_for_chakra_alone(tmp_path: Path) -> None:
-    (tmp_path / "w.txt").write_text(
-        "DATA\n1\nlayer -1 0 NONE 0 0 NONE 0 0 ALLREDUCE 64 0\n"
-    )
+    (tmp_path / "w.txt").write_text("DATA\n1\nlayer -1 0 NONE 0 0 NONE 0 0 ALLREDUCE 64 0\n")
     with pytest.raises(InputError, match="--gpu is for Chakra traces"):
         import_program([tmp_path / "w.txt"], 2, h100())
     said = import_program([tmp_path / "w.txt"], 2).attributes["no compute time"]

@@ -9,7 +9,7 @@ import pytest
 import mpisim
 
 # A command whose runs end in every way there is.
-PROGRAM = '''\
+PROGRAM = """\
 import sys, types
 
 from mpisim import cli
@@ -59,7 +59,7 @@ def run(args):
 command.add_parser = add_parser
 sys.modules["trial"] = command
 sys.exit(cli.main(commands=["trial"]))
-'''
+"""
 
 
 @pytest.fixture

@@ -120,8 +120,10 @@ def test_other_models(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["validate", "collectives", "{rows}", "--grades", "A"], "no row of"),
-        (["validate", "collectives", "{rows}", "--calibration", "{bad}"],
-         "'numbers.latency_inside' is 0"),
+        (
+            ["validate", "collectives", "{rows}", "--calibration", "{bad}"],
+            "'numbers.latency_inside' is 0",
+        ),
         (["validate", "collectives", "{bad}"], "no known table of measured communications"),
         (["calibrate", "collectives", "none.csv", "-o", "{new}"], "none.csv: cannot be read"),
         (["calibrate", "collectives", "{rows}", "-o", "{bad}"], "exists already"),
@@ -147,8 +149,12 @@ def test_mistakes(
         'split = "all"\ncurves = 1\nrows = 1\nheld_out = "curves"\n'
         "errors = [{ decade = 6, rows = 1, bias = 0, median = 0, p90 = 0 }]\n"
     )
-    names = {"{rows}": str(table(tmp_path)), "{bad}": str(bad), "{new}": str(tmp_path / "new.toml"),
-             "{log}": str(LOGS / "all_reduce_8.log")}  # fmt: skip
+    names = {
+        "{rows}": str(table(tmp_path)),
+        "{bad}": str(bad),
+        "{new}": str(tmp_path / "new.toml"),
+        "{log}": str(LOGS / "all_reduce_8.log"),
+    }
     assert main([names.get(each, each) for each in arguments]) != 0
     error = capsys.readouterr().err
     assert message in error

@@ -68,9 +68,7 @@ def test_alpha_beta(capsys: pytest.CaptureFixture[str]) -> None:
         (["comm", "all_reduce", "--cluster", "a40-4gpu", *USUAL[4:], "--nodes", "2"], "no NIC"),
     ],
 )
-def test_errors(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert message in err

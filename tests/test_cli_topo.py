@@ -36,8 +36,23 @@ def test_what_nodes_carry(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 def test_links_are_set_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "net.svg"
     slow = "links.node0.nic3->*.bandwidth=1 GB/s"
-    assert main(["topo", "show", "dgx-h100", "--test", "--set", slow, "--nodes", "2",
-                 "--draw", str(path)]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "topo",
+                "show",
+                "dgx-h100",
+                "--test",
+                "--set",
+                slow,
+                "--nodes",
+                "2",
+                "--draw",
+                str(path),
+            ]
+        )
+        == 0
+    )
     assert "7 of 48.9 GB/s, 1 of 1.0 GB/s" in capsys.readouterr().out
     assert path.read_text().startswith("<svg")
 

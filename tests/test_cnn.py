@@ -88,9 +88,15 @@ def test_parameters_and_flops_are_those_published(
     )
     assert ahead / 2 / 2e9 == pytest.approx(giga_macs, abs=0.005)
     # Backward the same twice, but for the images, which need no gradient.
-    first = next(
-        step.kernel.flops for step in found.layers[0].kernels() if step.name in ("conv0", "conv1")
-    ) if family != "vgg" else 2 * 2 * 224**2 * 64 * 27  # fmt: skip
+    first = (
+        next(
+            step.kernel.flops
+            for step in found.layers[0].kernels()
+            if step.name in ("conv0", "conv1")
+        )
+        if family != "vgg"
+        else 2 * 2 * 224**2 * 64 * 27
+    )
     assert found.flops == 3 * ahead - first
     assert found.tokens == 2
 
@@ -322,9 +328,7 @@ def test_dense_layers_add_their_gradients() -> None:
     # The third dense layer: the pool's 64 channels and two layers of 32, on 16 × 16.
     layer = found.layers[3]
     each = 4 * 2 * 16**2
-    assert (layer.name, layer.checkpoint, layer.output) == (
-        "denseblock1.3", 128 * each, 160 * each
-    )  # fmt: skip
+    assert (layer.name, layer.checkpoint, layer.output) == ("denseblock1.3", 128 * each, 160 * each)
     assert forward(layer)[0] == ("concatenation", Elementwise(2 * 128 * each))
     assert backward(layer)[-3:] == [
         ("add gradients", Elementwise(3 * channels * each)) for channels in (64, 32, 32)
@@ -454,9 +458,13 @@ def test_the_operators_of_a_recorded_vgg(shared: Path) -> None:
     with gzip.open(path, "rt") as file:
         rows = list(csv.DictReader(file))
     kinds = {
-        "aten::conv2d": "conv", "aten::relu_": "relu", "aten::max_pool2d": "maxpool",
-        "aten::adaptive_avg_pool2d": "avgpool", "aten::linear": "fc", "aten::dropout": "dropout",
-    }  # fmt: skip
+        "aten::conv2d": "conv",
+        "aten::relu_": "relu",
+        "aten::max_pool2d": "maxpool",
+        "aten::adaptive_avg_pool2d": "avgpool",
+        "aten::linear": "fc",
+        "aten::dropout": "dropout",
+    }
     recorded = [
         (kinds[row["OperatorName"]], int(row["OutputSize"].strip("[]").split(";")[0]))
         for row in rows
@@ -507,8 +515,9 @@ def test_a_step_on_two_ranks_and_a_pipeline() -> None:
         ]
         # Statistics once a step, then gradients; those of autocast are in fp32.
         assert found[:2] == [
-            (Operation.BROADCAST, 2 * 4 * channels), (Operation.BROADCAST, 8 * norms)
-        ]  # fmt: skip
+            (Operation.BROADCAST, 2 * 4 * channels),
+            (Operation.BROADCAST, 8 * norms),
+        ]
         assert {operation for operation, _ in found[2:]} == {Operation.ALL_REDUCE}
         assert sum(size for _, size in found[2:]) == 4 * parameters
         names = [done.program.names[name] for name in table.name]

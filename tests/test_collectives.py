@@ -45,10 +45,16 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "rows.csv"
 
 
 def measurement(
-    curve: str, *, gpus: int = 16, nodes: int = 2, across: str = "8x400G NDR IB",
-    gpu: str = "H100-SXM-80GB", bytes: int = 1 << 30, seconds: float = 4.5e-3,
+    curve: str,
+    *,
+    gpus: int = 16,
+    nodes: int = 2,
+    across: str = "8x400G NDR IB",
+    gpu: str = "H100-SXM-80GB",
+    bytes: int = 1 << 30,
+    seconds: float = 4.5e-3,
     operation: Operation = Operation.ALL_REDUCE,
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     return Measurement(
         operation, bytes, seconds, gpus, nodes, gpu, "NVLink4", across, curve, "rows.csv", 2
     )
@@ -94,10 +100,11 @@ class TestReading:
     def test_grades_are_joined_by_curve(self, tmp_path: Path) -> None:
         path = table(tmp_path, ROW)
         graded = table(
-            tmp_path, "B,all_reduce,H100-SXM-80GB,16,2,fp32,1,2.20.3,github:a/b:log,",
+            tmp_path,
+            "B,all_reduce,H100-SXM-80GB,16,2,fp32,1,2.20.3,github:a/b:log,",
             header="grade,op,gpu,num_gpus,num_nodes,dtype,points,nccl_version,source,notes",
             name="grades.csv",
-        )  # fmt: skip
+        )
         assert read([path])[0][0].grade == ""
         assert read([path, graded])[0][0].grade == "B"
 
@@ -156,8 +163,9 @@ class TestHalves:
     def test_repetitions_stay_together(self) -> None:
         rows = [
             replace(measurement(f"run {run} of {setup}"), setup=f"set-up {setup}")
-            for run in range(5) for setup in range(6)
-        ]  # fmt: skip
+            for run in range(5)
+            for setup in range(6)
+        ]
         sides: dict[str, set[str]] = {}
         for each in batches(rows)[0]:
             sides.setdefault(each.rows[0].setup, set()).add(each.split)
@@ -234,9 +242,12 @@ class TestPlatforms:
 class TestFitting:
     def test_known_factors_are_found(self) -> None:
         truth = {
-            "bandwidth_inside": 0.9, "bandwidth_across": 0.8, "latency_inside": 1.5,
-            "latency_across": 2.0, "latency_bulk": 3.0,
-        }  # fmt: skip
+            "bandwidth_inside": 0.9,
+            "bandwidth_across": 0.8,
+            "latency_inside": 1.5,
+            "latency_across": 2.0,
+            "latency_bulk": 3.0,
+        }
         groups = [(8, 1), (4, 1), (16, 2), (32, 4), (128, 16)]
         found = fits.fit(NcclForm(), synthetic(truth, groups))
         assert found.curves == 5
@@ -263,8 +274,9 @@ class TestFitting:
         curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4), (64, 8)])
         mixed = [
             replace(each, platform=replace(each.platform, name=name), seconds=each.seconds * times)
-            for name, times in (("a", 1), ("b", 1), ("odd", 5)) for each in curves
-        ]  # fmt: skip
+            for name, times in (("a", 1), ("b", 1), ("odd", 5))
+            for each in curves
+        ]
         found = fits.fit(NcclForm(), mixed)
         # Two of the platforms take NCCL's own times, the third five times as long.
         assert found.numbers["bandwidth_across"] == pytest.approx(1, rel=0.1)
@@ -287,8 +299,9 @@ class TestFitting:
         platforms = [replace(curves[0].platform, name=name) for name in ("a", "slow")]
         members = [
             replace(each, platform=where, seconds=each.seconds * (1 if where.name == "a" else 3))
-            for where in platforms for each in curves
-        ]  # fmt: skip
+            for where in platforms
+            for each in curves
+        ]
         unseen = fits.cross_validate(NcclForm(), members, dict(NcclForm.start))
         # Each platform is predicted from the other, which is three times as fast or slow.
         assert all(np.abs(errors).max() > 0.7 for _, errors in unseen)
@@ -315,8 +328,11 @@ class TestFitting:
         own = [Bin(8, 3, 0.0, 0.01, 0.02), Bin(9, 3, 0.0, 0.01, 0.02)]
         found = completed(own, wider)
         assert [(each.decade, each.p90) for each in found] == [
-            (2, 0.5), (5, 0.5), (8, 0.02), (9, 0.02),
-        ]  # fmt: skip
+            (2, 0.5),
+            (5, 0.5),
+            (8, 0.02),
+            (9, 0.02),
+        ]
 
     def test_percentiles_are_of_three_decades_and_of_one_more_set_up(self) -> None:
         curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
@@ -381,10 +397,16 @@ class TestModels:
         # where latency and transfer are alike.
         sizes = [1 << k for k in range(8, 34, 2)]
         rows = [
-            measurement("line", gpus=8, nodes=1, across="none", bytes=size,
-                        seconds=30e-6 + 1.75 * size / 200e9)
+            measurement(
+                "line",
+                gpus=8,
+                nodes=1,
+                across="none",
+                bytes=size,
+                seconds=30e-6 + 1.75 * size / 200e9,
+            )
             for size in sizes
-        ]  # fmt: skip
+        ]
         measured, _ = batches(rows)
         predicted, error = predictor(name, ours(), measured)(measured[0])
         assert error is None

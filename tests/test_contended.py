@@ -126,10 +126,12 @@ def test_send_beside_an_all_reduce(core: Core) -> None:
         builder.add_rank(rank, [pair])
     network = Links(
         (1, 1),
-        {"ring": tuple(((rank // 2, 1.0),) for rank in range(4)),
-         "pair": tuple(((rank // 2, 1.0),) for rank in range(4))},
+        {
+            "ring": tuple(((rank // 2, 1.0),) for rank in range(4)),
+            "pair": tuple(((rank // 2, 1.0),) for rank in range(4)),
+        },
         by_operation={Operation.SEND_RECV: "pair"},
-    )  # fmt: skip
+    )
     run = simulate(builder.build(), network=network, critical_path=True, fold=False, core=core)
     # The all-reduce has 1 until 500, then 1/2 until the message of 300 is through at 1100 (800
     # bytes by then), then 1 again for the other 2200.
@@ -263,9 +265,7 @@ def test_links_that_are_never_full_change_nothing(program: Program, seed: int) -
     The latency is longer than kernels of these programs begin before what they wait for has ended.
     """
     network = dataclasses.replace(huge(random_links(seed, program.n_ranks)), latency=20)
-    alone = simulate(
-        program, network=network, fold=False, contention=False, critical_path=True
-    )
+    alone = simulate(program, network=network, fold=False, contention=False, critical_path=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contention, "can_be_full", all_loaded)
         shared = simulate(program, network=network, fold=False, critical_path=True)

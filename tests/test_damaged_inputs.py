@@ -178,7 +178,7 @@ def test_a_bad_cell_is_named(tmp_path: Path, cells: dict[str, str], said: str) -
         (("tp = 8", "tp: 8"), "(at line 5, column 3), which reads 'tp: 8'"),
         (("tp = 8", "tpp = 8"), "unknown key 'tpp' in [plan] (did you mean 'tp'?); docs/exper"),
         (("tp = 8", "zzz = 8"), "unknown key 'zzz' in [plan]; docs/experiments.md and 'mpi"),
-        (("preset = \"dgx-h100\"", "preset = \"zz\""), "'zz'; 'mpisim list clusters' shows them"),
+        (('preset = "dgx-h100"', 'preset = "zz"'), "'zz'; 'mpisim list clusters' shows them"),
         (("[plan]", "[plna]"), "unknown key 'plna' at the top level (did you mean 'plan'?)"),
     ],
 )

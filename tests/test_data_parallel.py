@@ -56,15 +56,29 @@ def test_ddp_reduces_full_buckets_beside_the_backward() -> None:
     program = stepped(NET, 2, dp_style="ddp", bucket=100).program
     assert told(program) == [
         *FORWARD,
-        "head backward", COPY_IN, "b1 backward", COPY_IN, "b0 backward", COPY_IN,
+        "head backward",
+        COPY_IN,
+        "b1 backward",
+        COPY_IN,
+        "b0 backward",
+        COPY_IN,
         f"gradient all-reduce [dp 108] < {COPY_IN}",
-        "a1 backward", COPY_IN, "a0 backward", COPY_IN, "embedding backward", COPY_IN,
+        "a1 backward",
+        COPY_IN,
+        "a0 backward",
+        COPY_IN,
+        "embedding backward",
+        COPY_IN,
         f"gradient all-reduce [dp 108] < {COPY_IN}",
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
         "adam",
         "convert weights",
-    ]  # fmt: skip
+    ]
 
 
 def test_ddp_reduces_in_the_last_micro_batch_alone() -> None:
@@ -80,12 +94,16 @@ def test_ddp_without_overlap_reduces_at_the_end() -> None:
     assert rows[at + 1 :] == [
         COPY_IN,
         f"gradient all-reduce [dp 108] < {COPY_IN}",
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
         f"gradient all-reduce [dp 108] < {COPY_OUT}",
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
         "adam",
         "convert weights",
-    ]  # fmt: skip
+    ]
 
 
 def test_ddp_first_bucket_is_small_unless_a_size_is_given() -> None:
@@ -101,8 +119,11 @@ def test_ddp_first_bucket_is_small_unless_a_size_is_given() -> None:
 
 def test_ddp_on_one_rank_does_nothing() -> None:
     assert told(stepped(NET, 1, dp_style="ddp").program) == [
-        *FORWARD, *BACKWARD, "adam", "convert weights"
-    ]  # fmt: skip
+        *FORWARD,
+        *BACKWARD,
+        "adam",
+        "convert weights",
+    ]
 
 
 def test_zero_redundancy_optimizer_broadcasts_every_parameter() -> None:
@@ -127,37 +148,46 @@ def test_megatron_reduces_buckets_in_fp32_beside_the_backward() -> None:
     assert told(stepped(NET, 2, dp_style="megatron", bucket=100).program) == [
         "zero gradients",
         *FORWARD,
-        "head backward", "b1 backward", "b0 backward", "scale gradients",
+        "head backward",
+        "b1 backward",
+        "b0 backward",
+        "scale gradients",
         "gradient all-reduce [dp 216] < scale gradients",
-        "a1 backward", "a0 backward", "scale gradients",
+        "a1 backward",
+        "a0 backward",
+        "scale gradients",
         "gradient all-reduce [dp 184] < scale gradients",
-        "embedding backward", "scale gradients",
+        "embedding backward",
+        "scale gradients",
         "gradient all-reduce [dp 32] < scale gradients",
         "gradient norm < gradient all-reduce, gradient all-reduce, gradient all-reduce",
         *END,
-    ]  # fmt: skip
+    ]
 
 
 def test_nccl_divides_where_it_averages() -> None:
     rows = told(
-        stepped(
-            NET, 2, dp_style="megatron", dp_overlap=False, average_in_collective=True
-        ).program
-    )  # fmt: skip
+        stepped(NET, 2, dp_style="megatron", dp_overlap=False, average_in_collective=True).program
+    )
     assert rows[: len(FORWARD) + len(BACKWARD) + 2] == [
-        "zero gradients", *FORWARD, *BACKWARD,
+        "zero gradients",
+        *FORWARD,
+        *BACKWARD,
         "gradient all-reduce [dp 432] < embedding backward",
-    ]  # fmt: skip
+    ]
 
 
 def test_megatron_without_overlap_reduces_one_buffer_at_the_end() -> None:
     rows = told(stepped(NET, 2, dp_style="megatron", dp_overlap=False, bucket=100).program)
     assert rows == [
-        "zero gradients", *FORWARD, *BACKWARD, "scale gradients",
+        "zero gradients",
+        *FORWARD,
+        *BACKWARD,
+        "scale gradients",
         "gradient all-reduce [dp 432] < scale gradients",
         "gradient norm < gradient all-reduce",
         *END,
-    ]  # fmt: skip
+    ]
 
 
 def test_distributed_optimizer_with_overlap() -> None:
@@ -175,33 +205,42 @@ def test_distributed_optimizer_with_overlap() -> None:
         f"a0 forward < {gather}",
         "a1 forward",
         f"b0 forward < {gather}",
-        "b1 forward", "head forward",
-        "head backward", "b1 backward", "b0 backward", "scale gradients",
+        "b1 forward",
+        "head forward",
+        "head backward",
+        "b1 backward",
+        "b0 backward",
+        "scale gradients",
         "gradient reduce-scatter [dp 1024] < scale gradients",
-        "a1 backward", "a0 backward", "scale gradients",
+        "a1 backward",
+        "a0 backward",
+        "scale gradients",
         "gradient reduce-scatter [dp 512] < scale gradients",
-        "embedding backward", "scale gradients",
+        "embedding backward",
+        "scale gradients",
         "gradient reduce-scatter [dp 512] < scale gradients",
-        "gradient norm < gradient reduce-scatter, gradient reduce-scatter, "
-        "gradient reduce-scatter",
+        "gradient norm < gradient reduce-scatter, gradient reduce-scatter, gradient reduce-scatter",
         "gradient norm all-reduce [instance 4] < gradient norm",
         "read gradient norm < gradient norm all-reduce",
         *END[1:],
-    ]  # fmt: skip
+    ]
 
 
 def test_distributed_optimizer_without_overlap() -> None:
     rows = told(stepped(NET, 2, dp_style="megatron", zero=1, dp_overlap=False).program)
     # 0-8, 64-70, 128-168, 192-198, 256-296, 320-328 -> 384 elements in one bucket.
     assert rows == [
-        "zero gradients", *FORWARD, *BACKWARD, "scale gradients",
+        "zero gradients",
+        *FORWARD,
+        *BACKWARD,
+        "scale gradients",
         "gradient reduce-scatter [dp 1536] < scale gradients",
         "gradient norm < gradient reduce-scatter",
         "gradient norm all-reduce [instance 4] < gradient norm",
         "read gradient norm < gradient norm all-reduce",
         *END[1:],
         "parameter all-gather [dp 768] < convert weights",
-    ]  # fmt: skip
+    ]
 
 
 def test_only_the_last_backward_reduces_and_only_the_first_forward_gathers() -> None:
@@ -247,9 +286,11 @@ def test_experts_have_buckets_and_ranks_of_their_own() -> None:
     at = rows.index("a0 backward")
     assert rows[at - 3 :] == [
         # The experts are complete with the first of layer a's operators, in reverse.
-        "a1 backward", "scale gradients",
+        "a1 backward",
+        "scale gradients",
         "gradient all-reduce [edp 800] < scale gradients",
-        "a0 backward", "scale gradients",
+        "a0 backward",
+        "scale gradients",
         "gradient all-reduce [dp 320] < scale gradients",
         "gradient norm < gradient all-reduce, gradient all-reduce",
         *END[:2],
@@ -257,7 +298,7 @@ def test_experts_have_buckets_and_ranks_of_their_own() -> None:
         "gradient norm all-reduce [emodel 4] < gradient norm",
         "read gradient norm < gradient norm all-reduce",
         *END[1:],
-    ]  # fmt: skip
+    ]
 
 
 def test_distributed_optimizer_of_several_instances() -> None:
@@ -285,12 +326,26 @@ def test_interleaved_chunks_are_gathered_and_reduced_whole() -> None:
     gather, scatter = "parameter all-gather [dp 256]", "gradient reduce-scatter [dp 512]"
     assert rows[: rows.index("gradient norm")] == [
         *["zero gradients"] * 3,
-        gather, gather,  # of two chunks at once
-        "l0 forward", "l0 forward",
+        gather,
+        gather,  # of two chunks at once
+        "l0 forward",
+        "l0 forward",
         gather,  # of the third, when the second begins
-        "l2 forward", "l2 forward", "l4 forward", "l4 forward",
-        "l4 backward", "l4 backward", "scale gradients", scatter,
-        "l2 backward", "l2 backward", "scale gradients", scatter,
-        "l0 backward", "l0 backward", "scale gradients", scatter,
-    ]  # fmt: skip
+        "l2 forward",
+        "l2 forward",
+        "l4 forward",
+        "l4 forward",
+        "l4 backward",
+        "l4 backward",
+        "scale gradients",
+        scatter,
+        "l2 backward",
+        "l2 backward",
+        "scale gradients",
+        scatter,
+        "l0 backward",
+        "l0 backward",
+        "scale gradients",
+        scatter,
+    ]
     assert "l0 forward < parameter all-gather" in told_all

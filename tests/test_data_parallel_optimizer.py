@@ -31,7 +31,8 @@ def test_sequence_parallel_ranks_add_up_what_they_hold_in_common() -> None:
     assert rows == [
         "flatten gradients",
         "replicated gradient all-reduce [tp 128] < flatten gradients",
-        "unflatten gradient < replicated gradient all-reduce", "unflatten gradient",
+        "unflatten gradient < replicated gradient all-reduce",
+        "unflatten gradient",
         "gradient norm",
         "gradient norm all-reduce [model 4] < gradient norm",
         "read gradient norm < gradient norm all-reduce",
@@ -39,7 +40,7 @@ def test_sequence_parallel_ranks_add_up_what_they_hold_in_common() -> None:
         "clip gradients",
         "adam",
         "convert weights",
-    ]  # fmt: skip
+    ]
     without = told(stepped(net, 2, tp=2, sp=False, global_batch=1).program)
     assert not any("replicated" in row for row in without)
 
@@ -58,8 +59,13 @@ def test_norms_of_heads_are_added_up_without_sequence_parallelism_too() -> None:
 
 
 def test_tied_embeddings_are_added_up_over_first_and_last_stage() -> None:
-    net = (layer("embedding", WORDS), layer("a", 40), layer("b", 40), layer("c", 40),
-           layer("head", WORDS))  # fmt: skip
+    net = (
+        layer("embedding", WORDS),
+        layer("a", 40),
+        layer("b", 40),
+        layer("c", 40),
+        layer("head", WORDS),
+    )
     program = stepped(net, 3, pp=3, global_batch=3).program
     tied = "embedding gradient all-reduce [embedding 256]"
     for rank, times in ((0, 1), (1, 0), (2, 1)):
@@ -209,21 +215,31 @@ def test_stages_without_experts_join_in_their_norm(zero: int) -> None:
     [
         {"dp_style": style, "zero": zero, "dp_overlap": overlap, **more}
         for style, stages in (
-            ("ddp", (0, 1)), ("megatron", (0, 1)), ("deepspeed", (0, 1, 2, 3)), ("fsdp", (2, 3))
+            ("ddp", (0, 1)),
+            ("megatron", (0, 1)),
+            ("deepspeed", (0, 1, 2, 3)),
+            ("fsdp", (2, 3)),
         )
         for zero in stages
         for overlap in (True, False)
         for more in (
-            {}, {"recompute": "full"}, {"pp": 2}, {"pp": 2, "schedule": "zb-h1"},
-            {"pp": 2, "schedule": "dualpipe"}, {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+            {},
+            {"recompute": "full"},
+            {"pp": 2},
+            {"pp": 2, "schedule": "zb-h1"},
+            {"pp": 2, "schedule": "dualpipe"},
+            {"pp": 2, "vpp": 2, "schedule": "interleaved"},
         )
         if zero < 3 or "pp" not in more
     ],
-)  # fmt: skip
+)
 def test_every_step_comes_to_its_end(plan: dict[str, object]) -> None:
     expert = Parameter("expert", 100, expert=True)
-    net = (layer("embedding", WORDS), *(layer(name, 40, expert, NORM) for name in "abcd"),
-           layer("head", WORDS))  # fmt: skip
+    net = (
+        layer("embedding", WORDS),
+        *(layer(name, 40, expert, NORM) for name in "abcd"),
+        layer("head", WORDS),
+    )
     done = stepped(net, 8, tp=2, ep=2, etp=1, global_batch=32, **plan)
     run = engine.simulate(done.program, network=Free())
     assert run.step_time > 0

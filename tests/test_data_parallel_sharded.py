@@ -32,30 +32,50 @@ NORM = [
 # bf16, 50 elements a bucket: head 8, b1 6; b0 40, a1 6; a0 40, embedding 8: each closes before the
 # gradient that would not fit.
 STAGE_2 = [
-    "head backward", COPY_IN, "b1 backward", COPY_IN, "b0 backward",
+    "head backward",
+    COPY_IN,
+    "b1 backward",
+    COPY_IN,
+    "b0 backward",
     "gradient all-reduce [dp 28] < b0 backward",
-    COPY_IN, "a1 backward", COPY_IN, "a0 backward",
+    COPY_IN,
+    "a1 backward",
+    COPY_IN,
+    "a0 backward",
     "gradient all-reduce [dp 92] < a0 backward",
-    COPY_IN, "embedding backward", COPY_IN,
+    COPY_IN,
+    "embedding backward",
+    COPY_IN,
     f"gradient all-reduce [dp 96] < {COPY_IN}",
     "wait for gradients < gradient all-reduce, gradient all-reduce, gradient all-reduce",
-]  # fmt: skip
+]
 
 
 def test_deepspeed_without_zero_reduces_after_the_backward() -> None:
     # In the order of registration, closed by the parameter that exceeds 50: 8 + 40 + 6, 40 + 6 + 8.
     rows = told(stepped(NET, 2, dp_style="deepspeed", bucket=100).program)
     assert rows == [
-        *FORWARD, *BACKWARD,
-        COPY_IN, COPY_IN, COPY_IN, f"gradient all-reduce [dp 108] < {COPY_IN}",
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
-        COPY_IN, COPY_IN, COPY_IN, f"gradient all-reduce [dp 108] < {COPY_IN}",
-        f"{COPY_OUT} < gradient all-reduce", COPY_OUT, COPY_OUT,
+        *FORWARD,
+        *BACKWARD,
+        COPY_IN,
+        COPY_IN,
+        COPY_IN,
+        f"gradient all-reduce [dp 108] < {COPY_IN}",
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
+        COPY_IN,
+        COPY_IN,
+        COPY_IN,
+        f"gradient all-reduce [dp 108] < {COPY_IN}",
+        f"{COPY_OUT} < gradient all-reduce",
+        COPY_OUT,
+        COPY_OUT,
         "convert gradients",
         "gradient norm",
         "read gradient norm",
         *NORM[4:],
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -65,8 +85,13 @@ def test_zero_1_reduces_in_the_last_micro_batch_and_zero_2_in_every_one(stage: i
     first = BACKWARD if stage == 1 else STAGE_2
     # 108 elements are a multiple of 2 × 2 ranks: no padding.
     assert rows == [
-        *FORWARD, *first, *FORWARD, *STAGE_2, *NORM, f"{GATHER} [dp 216] < convert weights",
-    ]  # fmt: skip
+        *FORWARD,
+        *first,
+        *FORWARD,
+        *STAGE_2,
+        *NORM,
+        f"{GATHER} [dp 216] < convert weights",
+    ]
 
 
 def test_zero_1_without_overlap_reduces_after_the_backward() -> None:
@@ -74,11 +99,18 @@ def test_zero_1_without_overlap_reduces_after_the_backward() -> None:
     rows = told(stepped(NET, 2, **plan).program)
     # In the order of registration: 8 + 40; 6 + 40; 6 + 8.
     assert rows[: -len(NORM) - 1] == [
-        *FORWARD, *BACKWARD,
-        COPY_IN, COPY_IN, f"gradient all-reduce [dp 96] < {COPY_IN}",
-        f"{COPY_IN} < gradient all-reduce", COPY_IN, f"gradient all-reduce [dp 92] < {COPY_IN}",
-        f"{COPY_IN} < gradient all-reduce", COPY_IN, f"gradient all-reduce [dp 28] < {COPY_IN}",
-    ]  # fmt: skip
+        *FORWARD,
+        *BACKWARD,
+        COPY_IN,
+        COPY_IN,
+        f"gradient all-reduce [dp 96] < {COPY_IN}",
+        f"{COPY_IN} < gradient all-reduce",
+        COPY_IN,
+        f"gradient all-reduce [dp 92] < {COPY_IN}",
+        f"{COPY_IN} < gradient all-reduce",
+        COPY_IN,
+        f"gradient all-reduce [dp 28] < {COPY_IN}",
+    ]
 
 
 def test_zero_1_pads_what_it_gathers() -> None:
@@ -142,15 +174,22 @@ def test_zero_3_of_a_small_network() -> None:
         f"{GATHER} [dp 400004]",
         f"a0 forward < {GATHER}",
         f"a1 forward < {GATHER}",
-        "b0 forward", "b1 forward",
-        "b1 backward", COPY_IN, "b0 backward", COPY_IN,
-        "a1 backward", COPY_IN, "a0 backward", COPY_IN,
+        "b0 forward",
+        "b1 forward",
+        "b1 backward",
+        COPY_IN,
+        "b0 backward",
+        COPY_IN,
+        "a1 backward",
+        COPY_IN,
+        "a0 backward",
+        COPY_IN,
         # 10, 12 and twice 200,002 elements in one bucket
         f"gradient reduce-scatter [dp 800052] < {COPY_IN}",
         "wait for gradients < gradient reduce-scatter",
         *NORM,
         f"{GATHER} [dp 44] < convert weights",
-    ]  # fmt: skip
+    ]
 
 
 def test_mics_reduces_shards_over_replicas_in_the_last_micro_batch() -> None:
@@ -158,16 +197,20 @@ def test_mics_reduces_shards_over_replicas_in_the_last_micro_batch() -> None:
     plan = {"dp_style": "deepspeed", "zero": 3, "zero_group": 2, "global_batch": 8}
     rows = told(stepped(net, 4, **plan).program)
     backward = [
-        "a backward", COPY_IN,
+        "a backward",
+        COPY_IN,
         f"gradient reduce-scatter [shard 400000] < {COPY_IN}",
-    ]  # fmt: skip
+    ]
     forward = [f"{GATHER} [shard 400000]", f"a forward < {GATHER}"]
     assert rows[: rows.index("convert gradients")] == [
-        *forward, *backward, "wait for gradients < gradient reduce-scatter",
-        *forward, *backward,
+        *forward,
+        *backward,
+        "wait for gradients < gradient reduce-scatter",
+        *forward,
+        *backward,
         "gradient shard all-reduce [replica 200000] < gradient reduce-scatter",
         "wait for gradients < gradient reduce-scatter, gradient shard all-reduce",
-    ]  # fmt: skip
+    ]
 
 
 def test_deepspeed_knows_groups_with_stage_3_only() -> None:
@@ -196,22 +239,35 @@ FSDP_END = [
 def test_fsdp_gathers_as_fast_as_memory_allows_and_before_it_reduces() -> None:
     assert told(stepped(NET, 2, zero=3).program) == [
         f"{GATHER} [dp 32]",  # the root: embedding and head
-        f"{OUT} < {GATHER}", "embedding forward",
+        f"{OUT} < {GATHER}",
+        "embedding forward",
         f"{GATHER} [dp 92]",
-        f"{OUT} < {GATHER}", "a0 forward", "a1 forward",
+        f"{OUT} < {GATHER}",
+        "a0 forward",
+        "a1 forward",
         f"{GATHER} [dp 92] < {OUT}",  # the root's
-        f"{OUT} < {GATHER}", "b0 forward", "b1 forward",
+        f"{OUT} < {GATHER}",
+        "b0 forward",
+        "b1 forward",
         "head forward",
         "head backward",
-        f"{GATHER} [dp 92]", f"{OUT} < {GATHER}", f"{GATHER} [dp 92] < {OUT}",
-        "b1 backward", "b0 backward",
-        IN, f"{SCATTER} [dp 92] < {IN}",
-        f"{OUT} < {GATHER}", "a1 backward", "a0 backward",
-        f"{IN} < {SCATTER}", f"{SCATTER} [dp 92] < {IN}",
+        f"{GATHER} [dp 92]",
+        f"{OUT} < {GATHER}",
+        f"{GATHER} [dp 92] < {OUT}",
+        "b1 backward",
+        "b0 backward",
+        IN,
+        f"{SCATTER} [dp 92] < {IN}",
+        f"{OUT} < {GATHER}",
+        "a1 backward",
+        "a0 backward",
+        f"{IN} < {SCATTER}",
+        f"{SCATTER} [dp 92] < {IN}",
         "embedding backward",
-        f"{IN} < {SCATTER}", f"{SCATTER} [dp 32] < {IN}",
+        f"{IN} < {SCATTER}",
+        f"{SCATTER} [dp 32] < {IN}",
         *FSDP_END,
-    ]  # fmt: skip
+    ]
 
 
 def test_what_fsdp_copies_is_read_and_written_once() -> None:
@@ -236,13 +292,19 @@ def test_collectives_of_fsdp_share_the_stream_of_their_communicator() -> None:
 def test_fsdp_that_stays_gathered(plan: dict[str, object]) -> None:
     rows = told(stepped(NET, 2, **plan, global_batch=4).program)
     backward = [
-        "head backward", "b1 backward", "b0 backward",
-        IN, f"{SCATTER} [dp 92] < {IN}",
-        "a1 backward", "a0 backward",
-        f"{IN} < {SCATTER}", f"{SCATTER} [dp 92] < {IN}",
+        "head backward",
+        "b1 backward",
+        "b0 backward",
+        IN,
+        f"{SCATTER} [dp 92] < {IN}",
+        "a1 backward",
+        "a0 backward",
+        f"{IN} < {SCATTER}",
+        f"{SCATTER} [dp 92] < {IN}",
         "embedding backward",
-        f"{IN} < {SCATTER}", f"{SCATTER} [dp 32] < {IN}",
-    ]  # fmt: skip
+        f"{IN} < {SCATTER}",
+        f"{SCATTER} [dp 32] < {IN}",
+    ]
     forward = rows[: rows.index("head backward")]
     assert len(forward) == 12
     # Every micro-batch reduces, and the next starts to gather when that is done.
@@ -256,18 +318,28 @@ def test_fsdp_that_stays_gathered(plan: dict[str, object]) -> None:
 def test_fsdp_without_overlap_waits_for_everything() -> None:
     rows = told(stepped(NET, 2, zero=3, dp_overlap=False).program)
     assert rows[:11] == [
-        f"{GATHER} [dp 32]", f"{OUT} < {GATHER}", "embedding forward",
-        f"{GATHER} [dp 92] < embedding forward", f"{OUT} < {GATHER}", "a0 forward", "a1 forward",
-        f"{GATHER} [dp 92] < a1 forward", f"{OUT} < {GATHER}", "b0 forward", "b1 forward",
-    ]  # fmt: skip
+        f"{GATHER} [dp 32]",
+        f"{OUT} < {GATHER}",
+        "embedding forward",
+        f"{GATHER} [dp 92] < embedding forward",
+        f"{OUT} < {GATHER}",
+        "a0 forward",
+        "a1 forward",
+        f"{GATHER} [dp 92] < a1 forward",
+        f"{OUT} < {GATHER}",
+        "b0 forward",
+        "b1 forward",
+    ]
     assert f"{GATHER} [dp 92] < {IN}, {SCATTER}" in rows
 
 
 def test_units_of_several_blocks() -> None:
     rows = told(stepped(NET, 2, zero=3, wrap_layers=2).program)
     assert [row for row in rows if row.startswith(GATHER)] == [
-        f"{GATHER} [dp 32]", f"{GATHER} [dp 184]", f"{GATHER} [dp 184]",
-    ]  # fmt: skip
+        f"{GATHER} [dp 32]",
+        f"{GATHER} [dp 184]",
+        f"{GATHER} [dp 184]",
+    ]
 
 
 def test_parameters_are_padded_each() -> None:
@@ -284,12 +356,23 @@ def test_more_units_ahead() -> None:
     gather, out = f"{GATHER} [dp 20]", f"{OUT} < {GATHER}"
     after = f"{gather} < {OUT}"
     assert rows[: rows.index("d backward")] == [
-        gather, out, gather, "a forward",
-        out, after, "b forward",
-        out, after, "c forward",
-        out, "d forward",
-        gather, out, after, after,
-    ]  # fmt: skip
+        gather,
+        out,
+        gather,
+        "a forward",
+        out,
+        after,
+        "b forward",
+        out,
+        after,
+        "c forward",
+        out,
+        "d forward",
+        gather,
+        out,
+        after,
+        after,
+    ]
 
 
 def test_without_prefetching_a_unit_is_gathered_when_it_is_needed() -> None:
@@ -297,12 +380,20 @@ def test_without_prefetching_a_unit_is_gathered_when_it_is_needed() -> None:
     rows = told(stepped(net, 2, zero=3, prefetch=0).program)
     gather, out = f"{GATHER} [dp 20]", f"{OUT} < {GATHER}"
     assert rows[:13] == [
-        gather, out, "a forward",
-        f"{gather} < a forward", out, "b forward",
-        f"{gather} < b forward", out, "c forward",
-        f"{gather} < c forward", out, "c backward",
+        gather,
+        out,
+        "a forward",
+        f"{gather} < a forward",
+        out,
+        "b forward",
+        f"{gather} < b forward",
+        out,
+        "c forward",
+        f"{gather} < c forward",
+        out,
+        "c backward",
         IN,
-    ]  # fmt: skip
+    ]
 
 
 def test_hybrid_sharding_reduces_shards_over_replicas() -> None:
@@ -311,34 +402,48 @@ def test_hybrid_sharding_reduces_shards_over_replicas() -> None:
     gather, out = f"{GATHER} [shard 20]", f"{OUT} < {GATHER}"
     shard = f"gradient shard all-reduce [replica 10] < {SCATTER}"
     assert rows == [
-        gather, out, "a forward", gather, out, "b forward",
-        gather, out, f"{gather} < {OUT}", "b backward",
-        IN, f"{SCATTER} [shard 20] < {IN}", shard,
-        out, "a backward",
-        f"{IN} < {SCATTER}", f"{SCATTER} [shard 20] < {IN}", shard,
+        gather,
+        out,
+        "a forward",
+        gather,
+        out,
+        "b forward",
+        gather,
+        out,
+        f"{gather} < {OUT}",
+        "b backward",
+        IN,
+        f"{SCATTER} [shard 20] < {IN}",
+        shard,
+        out,
+        "a backward",
+        f"{IN} < {SCATTER}",
+        f"{SCATTER} [shard 20] < {IN}",
+        shard,
         f"gradient norm < {SCATTER}, gradient shard all-reduce, "
         f"{SCATTER}, gradient shard all-reduce",
         "gradient norm all-reduce [shard 4] < gradient norm",
         "clip gradients < gradient norm all-reduce",
         "adam",
-    ]  # fmt: skip
+    ]
 
 
 def test_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
     net = (layer("a", 40, Parameter("expert", 100, expert=True)),)
     rows = told(stepped(net, 4, dp_style="fsdp", zero=3, ep=2).program)
     assert rows[:4] == [
-        f"{GATHER} [dp 80]", f"{GATHER} [edp 200]", f"{OUT} < {GATHER}, {GATHER}", OUT,
-    ]  # fmt: skip
+        f"{GATHER} [dp 80]",
+        f"{GATHER} [edp 200]",
+        f"{OUT} < {GATHER}, {GATHER}",
+        OUT,
+    ]
     assert f"{SCATTER} [dp 80] < {IN}" in rows
     assert f"{SCATTER} [edp 200] < {IN}" in rows
 
 
 def test_units_in_one_buffer_are_not_copied() -> None:
     net = (layer("a", 40), layer("b", 40))
-    steps = (
-        stepped(net, 4, dp_style="fsdp", zero=3, flat_shards=flat) for flat in (False, True)
-    )
+    steps = (stepped(net, 4, dp_style="fsdp", zero=3, flat_shards=flat) for flat in (False, True))
     apart, flat = ([row.partition(" <")[0] for row in told(step.program)] for step in steps)
     copies = [row for row in apart if row.startswith("copy ")]
     assert copies

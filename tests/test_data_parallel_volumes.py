@@ -25,9 +25,11 @@ from mpisim.workloads.groups import Groups
 from mpisim.workloads.operators import Layer, Parameter
 
 WEIGHT = {
-    Operation.ALL_REDUCE: 2, Operation.REDUCE_SCATTER: 1, Operation.ALL_GATHER: 1,
+    Operation.ALL_REDUCE: 2,
+    Operation.REDUCE_SCATTER: 1,
+    Operation.ALL_GATHER: 1,
     Operation.BROADCAST: 1,
-}  # fmt: skip
+}
 """How often a rank sends the buffer, up to (N - 1) / N: an all-reduce is a reduce-scatter and an
 all-gather."""
 
@@ -100,9 +102,7 @@ def test_zero_2_and_3_move_gradients_in_every_micro_batch() -> None:
         ({"zero": 2}, 0, 2 * PSI),
     ):
         for micro_batches in (1, 3):
-            done = stepped(
-                LAYERS, 4, grad_precision="bf16", global_batch=4 * micro_batches, **plan
-            )  # fmt: skip
+            done = stepped(LAYERS, 4, grad_precision="bf16", global_batch=4 * micro_batches, **plan)
             assert volume(done.program) == 2 * (once + micro_batches * each)
 
 
@@ -131,9 +131,13 @@ def buckets_of(layers: tuple[Layer, ...], **plan: object) -> list[Bucket]:
     return list(found.buckets[0])
 
 
-@given(networks, st.integers(2, 20_000), st.sampled_from(
-    [("ddp", 0), ("megatron", 0), ("megatron", 1), ("deepspeed", 1), ("deepspeed", 2)]
-))  # fmt: skip
+@given(
+    networks,
+    st.integers(2, 20_000),
+    st.sampled_from(
+        [("ddp", 0), ("megatron", 0), ("megatron", 1), ("deepspeed", 1), ("deepspeed", 2)]
+    ),
+)
 def test_every_parameter_is_in_one_bucket_in_reverse_order(
     layers: tuple[Layer, ...], bucket: int, style: tuple[str, int]
 ) -> None:
@@ -167,19 +171,35 @@ def reductions(done: Workload) -> list[tuple[int, int, list[int]]]:
 
 @settings(max_examples=40)
 @given(
-    networks, st.integers(2, 20_000), st.integers(1, 2),
+    networks,
+    st.integers(2, 20_000),
+    st.integers(1, 2),
     st.sampled_from(
-        [("ddp", 0), ("megatron", 0), ("megatron", 1), ("deepspeed", 1), ("deepspeed", 2),
-         ("deepspeed", 3), ("fsdp", 2), ("fsdp", 3)]
+        [
+            ("ddp", 0),
+            ("megatron", 0),
+            ("megatron", 1),
+            ("deepspeed", 1),
+            ("deepspeed", 2),
+            ("deepspeed", 3),
+            ("fsdp", 2),
+            ("fsdp", 3),
+        ]
     ),
-)  # fmt: skip
+)
 def test_gradients_are_reduced_once_and_when_complete(
     layers: tuple[Layer, ...], bucket: int, micro_batches: int, style: tuple[str, int]
 ) -> None:
     done = stepped(
-        layers, 4, ep=2, dp_style=style[0], zero=style[1], bucket=bucket,
-        global_batch=4 * micro_batches, grad_precision="fp32",
-    )  # fmt: skip
+        layers,
+        4,
+        ep=2,
+        dp_style=style[0],
+        zero=style[1],
+        bucket=bucket,
+        global_batch=4 * micro_batches,
+        grad_precision="fp32",
+    )
     program, table = done.program, done.program.table_of(0)
     names = [program.names[name] for name in table.name]
     found = reductions(done)

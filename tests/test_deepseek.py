@@ -22,9 +22,13 @@ from mpisim.workloads.transformer.flex_dispatch import places
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 MLA: dict[str, Any] = {
-    "attention": "mla", "q_lora_rank": 8, "kv_lora_rank": 4, "qk_nope_head_size": 4,
-    "qk_rope_head_size": 2, "v_head_size": 4,
-}  # fmt: skip
+    "attention": "mla",
+    "q_lora_rank": 8,
+    "kv_lora_rank": 4,
+    "qk_nope_head_size": 4,
+    "qk_rope_head_size": 2,
+    "v_head_size": 4,
+}
 MIXED = model(
     "moe", **SIZES, **MLA, experts=8, topk=2, moe_ffn_hidden=32, shared_experts=1, dense_layers=1
 )
@@ -35,8 +39,12 @@ TOKENS = 8
 
 
 @settings(deadline=None, max_examples=60)
-@given(groups=st.sampled_from([1, 2, 4]), chosen=st.integers(1, 4), topk=st.integers(1, 4),
-       parts=st.sampled_from([1, 2, 4, 8]))  # fmt: skip
+@given(
+    groups=st.sampled_from([1, 2, 4]),
+    chosen=st.integers(1, 4),
+    topk=st.integers(1, 4),
+    parts=st.sampled_from([1, 2, 4, 8]),
+)
 def test_places_are_those_of_all_choices(groups: int, chosen: int, topk: int, parts: int) -> None:
     experts = 8
     assume(chosen <= groups and topk <= chosen * experts // groups)
@@ -98,9 +106,10 @@ def test_pairs_take_turns_also_where_exchanges_have_tokens() -> None:
         sent = [each for each in waits(table, row) if names[each].endswith("dispatch")]
         if names[row].endswith("experts") and sent:
             others = [
-                each for each in kernels
+                each
+                for each in kernels
                 if sent[0] < each < row and table.micro_batch[each] != table.micro_batch[row]
-            ]  # fmt: skip
+            ]
             between.append(len(others))
     # Paired passes: kernels of the other micro-batch while one waits, not its own alone.
     assert any(between)

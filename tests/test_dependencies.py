@@ -50,8 +50,9 @@ def test_in_place_and_views(writer, depends):
     a = writer.add("aten::mm", [tensor(1), tensor(2)], [tensor(3)], MM)
     writer.add("aten::view", [tensor(3), [2, 2]], [tensor(3, identity=50)], VIEW)
     # In place on the view: reads what a wrote, and is what the next one reads.
-    b = writer.add("aten::add_", [tensor(3, identity=50), tensor(4)],
-                   [tensor(3, identity=50)], ADD_)  # fmt: skip
+    b = writer.add(
+        "aten::add_", [tensor(3, identity=50), tensor(4)], [tensor(3, identity=50)], ADD_
+    )
     c = writer.add("aten::mm", [tensor(3), tensor(2)], [tensor(5)], MM)
     # A copy overwrites: the old content is not read.
     d = writer.add("aten::copy_", [tensor(3), tensor(5), 0], [tensor(3)], COPY_)
@@ -72,8 +73,9 @@ def test_composite_operators_leave_it_to_those_inside(writer, depends):
 def test_numbers_of_freed_storages_come_back(writer, depends):
     a = writer.add("aten::mm", [tensor(1), tensor(2)], [tensor(3)], MM)
     writer.add("aten::empty", [[4]], [tensor(3, identity=70)], EMPTY)
-    b = writer.add("aten::add_", [tensor(3, identity=70), tensor(1)],
-                   [tensor(3, identity=70)], ADD_)  # fmt: skip
+    b = writer.add(
+        "aten::add_", [tensor(3, identity=70), tensor(1)], [tensor(3, identity=70)], ADD_
+    )
     assert depends(writer) == {a: [], b: []}
 
 

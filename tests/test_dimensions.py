@@ -73,9 +73,7 @@ def test_what_all_pairs_have_in_common(
 def test_blocks_are_found_wherever_they_are(data: st.DataObject, kind: str) -> None:
     dims = data.draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))
     found = topology(kind, dims)
-    axes = [
-        data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)) for n in dims
-    ]
+    axes = [data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)) for n in dims]
     members = np.ravel_multi_index(np.meshgrid(*axes, indexing="ij"), dims).reshape(-1)
     order = np.array(data.draw(st.permutations(range(len(members)))), np.int64)
     (each,) = in_blocks(found, members[order], np.zeros(1, np.int64), 1)
@@ -100,17 +98,19 @@ def test_groups_of_one_arrangement_may_be_ordered_differently() -> None:
     """Two rows of a mesh: the comb goes through them from opposite ends."""
     found = by_tour(topology("mesh", [4, 4]), np.array([1, 2, 3]), np.array([4, 8]))
     assert [(each.which.tolist(), each.members.tolist()) for each in found] == [
-        ([0], [1, 3, 2]), ([1], [1, 2, 3]),
-    ]  # fmt: skip
+        ([0], [1, 3, 2]),
+        ([1], [1, 2, 3]),
+    ]
 
 
 @given(
     sizes=st.lists(st.integers(2, 6), min_size=1, max_size=4),
-    rings=st.booleans(), inside=st.booleans(),
+    rings=st.booleans(),
+    inside=st.booleans(),
     operation=st.sampled_from(
         [Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER]
     ),
-)  # fmt: skip
+)
 @settings(deadline=None)
 def test_everyone_sends_and_receives_what_it_has_to(
     sizes: list[int], rings: bool, inside: bool, operation: Operation

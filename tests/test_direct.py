@@ -52,9 +52,7 @@ def test_an_all_reduce_on_a_wafer_takes_what_its_corners_take(speed: float) -> N
     the buffer have to come through them: S × 83 / 84 / 2 each, twice. Parts that begin with either
     dimension keep both links busy all the time; x of the data begins along 12, where
     11/12 (x + (1 - x) / 7) = 6/7 (1 - x + x / 12)."""
-    net = network(
-        84, injection=4 * speed, kind="wafer", dims=(12, 7), link_bandwidth=gb(speed)
-    )
+    net = network(84, injection=4 * speed, kind="wafer", dims=(12, 7), link_bandwidth=gb(speed))
     bound = SIZE * 83 / 84 / (speed * 1e9)
     assert bound < seconds(net, Operation.ALL_REDUCE) < 1.002 * bound
     group = class_of(net, range(84))
@@ -76,9 +74,14 @@ def test_a_ring_goes_round_a_torus_both_ways() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "dims", "cables"),
-    [("torus", (4, 4), 2 * 4), ("torus", (8, 4, 2), 2 * 8), ("mesh", (4, 4), 4),
-     ("mesh", (8, 2, 3), 6), ("torus", (6, 4), 2 * 4)],
-)  # fmt: skip
+    [
+        ("torus", (4, 4), 2 * 4),
+        ("torus", (8, 4, 2), 2 * 8),
+        ("mesh", (4, 4), 4),
+        ("mesh", (8, 2, 3), 6),
+        ("torus", (6, 4), 2 * 4),
+    ],
+)
 def test_an_all_to_all_takes_what_the_bisection_takes(
     kind: str, dims: tuple[int, ...], cables: int
 ) -> None:
@@ -96,13 +99,14 @@ def test_an_all_to_all_takes_what_the_bisection_takes(
 GRIDS = st.one_of(
     st.builds(
         lambda kind, dims: {"kind": kind, "dims": tuple(dims)},
-        st.sampled_from(["torus", "mesh"]), st.lists(st.integers(1, 4), min_size=2, max_size=3),
+        st.sampled_from(["torus", "mesh"]),
+        st.lists(st.integers(1, 4), min_size=2, max_size=3),
     ),
     st.just({"kind": "wafer", "dims": (3, 2), "edge_bandwidth": gb(2)}),
     st.just({"kind": "dragonfly", "router_ports": 2, "routers": 2, "global_links": 1}),
     st.just({"kind": "fat-tree", "leaf": 4, "oversubscription": 2.0}),
     st.just({"kind": "switch"}),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -125,16 +129,18 @@ def asked(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, Operation, list[in
 
 
 @given(
-    case=asked(), size=st.integers(1, 1 << 34), seed=st.integers(0, 99),
-    choice=st.sampled_from(
-        [{}, {"algorithm": "ring"}, {"ring_order": "ranks"}]
-    ),
-)  # fmt: skip
+    case=asked(),
+    size=st.integers(1, 1 << 34),
+    seed=st.integers(0, 99),
+    choice=st.sampled_from([{}, {"algorithm": "ring"}, {"ring_order": "ranks"}]),
+)
 @settings(deadline=None, max_examples=120)
 def test_no_communication_beats_a_cut(
-    case: tuple[dict[str, Any], int, int, Operation, list[int]], size: int, seed: int,
+    case: tuple[dict[str, Any], int, int, Operation, list[int]],
+    size: int,
+    seed: int,
     choice: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """For any members S: what must leave S over the largest flow out of it (`bounds.crossing`)."""
     fabric, nodes, gpus, operation, group = case
     net = network(nodes, gpus, choice, **fabric)
@@ -146,14 +152,20 @@ def test_no_communication_beats_a_cut(
 
 
 @given(
-    case=asked(), size=st.integers(0, 1 << 32), link=st.integers(0, 1 << 20),
-    factor=st.sampled_from(["50 %", "99 %", "3 x"]), key=st.sampled_from(["bandwidth", "latency"]),
-)  # fmt: skip
+    case=asked(),
+    size=st.integers(0, 1 << 32),
+    link=st.integers(0, 1 << 20),
+    factor=st.sampled_from(["50 %", "99 %", "3 x"]),
+    key=st.sampled_from(["bandwidth", "latency"]),
+)
 @settings(deadline=None, max_examples=80)
 def test_more_never_slows_and_less_never_speeds(
-    case: tuple[dict[str, Any], int, int, Operation, list[int]], size: int, link: int,
-    factor: str, key: str,
-) -> None:  # fmt: skip
+    case: tuple[dict[str, Any], int, int, Operation, list[int]],
+    size: int,
+    link: int,
+    factor: str,
+    key: str,
+) -> None:
     fabric, nodes, gpus, operation, group = case
     plain = network(nodes, gpus, **fabric)
     names = plain.topology.link_names
@@ -181,8 +193,12 @@ def test_the_fastest_algorithm_is_taken() -> None:
     for operation in (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST):
         for size in (1, 1 << 14, 1 << 20, 1 << 30):
             found = seconds(net, operation, size)
-            for choice in ({"algorithm": "ring"}, {"algorithm": "dimensions"},
-                           {"ring_order": "ranks"}, {"ring_order": "fabric"}):  # fmt: skip
+            for choice in (
+                {"algorithm": "ring"},
+                {"algorithm": "dimensions"},
+                {"ring_order": "ranks"},
+                {"ring_order": "fabric"},
+            ):
                 assert found <= seconds(network(16, choice=choice, **fabric), operation, size)
 
 
@@ -339,16 +355,23 @@ def test_a_step_on_a_wafer(tmp_path: Path, run_mpisim: Callable[..., Any]) -> No
         said[0].split()
     )
     table = run_mpisim(
-        ["comm", "all_reduce", "--cluster", str(tmp_path / "cluster.toml"), "--size", "1M:1G:32",
-         "--nodes", "16", "--why"]
-    )  # fmt: skip
+        [
+            "comm",
+            "all_reduce",
+            "--cluster",
+            str(tmp_path / "cluster.toml"),
+            "--size",
+            "1M:1G:32",
+            "--nodes",
+            "16",
+            "--why",
+        ]
+    )
     assert table.rc == 0, table.stderr
     assert "dimensions" in table.stdout
 
 
-def test_a_graph_without_nics_needs_no_node(
-    tmp_path: Path, run_mpisim: Callable[..., Any]
-) -> None:
+def test_a_graph_without_nics_needs_no_node(tmp_path: Path, run_mpisim: Callable[..., Any]) -> None:
     """From a to b the link between them is the way, from b to a the switch: 12.5 GB/s."""
     text = 'title = "Two"\ngpu = "h100-sxm"\ngpus_per_node = 2\ngraph = "net.toml"\n'
     path = written(tmp_path, text, "tp = 2\ndp = 1", nodes=1, batch=2)

@@ -31,9 +31,14 @@ from mpisim.workloads.pricing import Pricing
 from mpisim.workloads.slots import Slots
 
 TINY = Dlrm(
-    "dlrm", table_entries=(100, 10, 1000), embedding=4, bottom_mlp=(5, 4), top_mlp=(6, 1),
-    pooling=(2, 1, 3), dense_features=3,
-)  # fmt: skip
+    "dlrm",
+    table_entries=(100, 10, 1000),
+    embedding=4,
+    bottom_mlp=(5, 4),
+    top_mlp=(6, 1),
+    pooling=(2, 1, 3),
+    dense_features=3,
+)
 KEYS = {"precision": "fp32", "optimizer": "sgd", "micro_batch": 2}
 
 
@@ -114,9 +119,7 @@ def test_greedy_sharders_differ_in_their_cost() -> None:
     ranks=st.integers(1, 9),
     sizes=st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 99)), min_size=1, max_size=40),
 )
-def test_every_table_is_placed_once(
-    sharder: str, ranks: int, sizes: list[tuple[int, int]]
-) -> None:
+def test_every_table_is_placed_once(sharder: str, ranks: int, sizes: list[tuple[int, int]]) -> None:
     tables = [Table(entries, 16, pooling) for entries, pooling in sizes]
     placed = place(sharder, tables, ranks)
     assert sorted(number for numbers in placed for number in numbers) == list(range(len(tables)))
@@ -146,18 +149,23 @@ def test_a_step_on_two_ranks_by_hand() -> None:
     first, second = found
     exchange = (Operation.ALL_TO_ALL, "dp", 4 * 4 * 2 * 4)  # fp32, samples, tables of rank 1, width
     dense = [
-        ("bottom 1", gemm(2, 5, 3)), ("bottom 1 relu", Elementwise(2 * 4 * 10)),
-        ("bottom 2", gemm(2, 4, 5)), ("bottom 2 relu", Elementwise(2 * 4 * 8)),
+        ("bottom 1", gemm(2, 5, 3)),
+        ("bottom 1 relu", Elementwise(2 * 4 * 10)),
+        ("bottom 2", gemm(2, 4, 5)),
+        ("bottom 2 relu", Elementwise(2 * 4 * 8)),
         # Four vectors of 4 for each of 2 samples; 6 pairs of them.
         ("features concatenation", Elementwise(2 * 4 * 2 * 4 * 4)),
         ("interaction", gemm(4, 4, 4, 2)),
         ("pairs", Elementwise(2 * 4 * 2 * 6 + 2 * 8 * 6)),
         ("interaction concatenation", Elementwise(2 * 4 * 2 * 10)),
-        ("top 1", gemm(2, 6, 10)), ("top 1 relu", Elementwise(2 * 4 * 12)),
-        ("top 2", gemm(2, 1, 6)), ("top 2 sigmoid", Elementwise(2 * 4 * 2)),
+        ("top 1", gemm(2, 6, 10)),
+        ("top 1 relu", Elementwise(2 * 4 * 12)),
+        ("top 2", gemm(2, 1, 6)),
+        ("top 2 sigmoid", Elementwise(2 * 4 * 2)),
         ("copy labels", Copy(8, "host")),
-        ("binary cross-entropy", Elementwise(3 * 8)), ("mean", Elementwise(8 + 4)),
-    ]  # fmt: skip
+        ("binary cross-entropy", Elementwise(3 * 8)),
+        ("mean", Elementwise(8 + 4)),
+    ]
     inputs = [
         ("copy dense features", Copy(4 * 4 * 3, "host")),
         ("copy offsets", Copy(8 * 4 * 3, "host")),
@@ -173,8 +181,11 @@ def test_a_step_on_two_ranks_by_hand() -> None:
     ]
     for network, lookup, update in zip(found, lookups, updates, strict=True):
         assert [described(step) for step in forward(network)] == [
-            *inputs, ("tables", lookup), ("rows all-to-all", exchange), *dense
-        ]  # fmt: skip
+            *inputs,
+            ("tables", lookup),
+            ("rows all-to-all", exchange),
+            *dense,
+        ]
         assert [described(step) for step in backward(network)] == [
             ("loss gradient", Copy(4, "fill")),
             ("binary cross-entropy backward", Elementwise(3 * 8)),
@@ -206,7 +217,7 @@ def test_a_step_on_two_ranks_by_hand() -> None:
             ("bottom 1 weight gradient", gemm(5, 3, 2)),
             ("bottom 1 bias gradient", Elementwise(4 * 3 * 5)),
             ("tables update", update),
-        ]  # fmt: skip
+        ]
     assert [p.size for layer in first.layers for p in layer.parameters if p.local] == [4000]
     assert [p.size for layer in second.layers for p in layer.parameters if p.local] == [400, 40]
     matrices = [p.size for layer in second.layers for p in layer.parameters if not p.local]
@@ -224,9 +235,10 @@ def test_the_bottom_layers_run_beside_both_exchanges() -> None:
         ([each.forward for each in operators], "rows all-to-all", "features concatenation"),
         (
             [each.backward for each in reversed(operators)],
-            "rows gradient all-to-all", "tables update",
+            "rows gradient all-to-all",
+            "tables update",
         ),
-    ):  # fmt: skip
+    ):
         names = Names()
         block = BlockBuilder(names, Pricing(Times()), Slots({"dp": 2}))
         for steps in passes:
@@ -292,7 +304,7 @@ def test_one_rank_exchanges_nothing() -> None:
 def test_features_side_by_side() -> None:
     model = Dlrm(
         "dlrm", table_entries=(8, 8), embedding=4, bottom_mlp=(4,), top_mlp=(1,), interaction="cat"
-    )  # fmt: skip
+    )
     network = networks(model)[0][0]
     steps = dict(described(step) for step in forward(network))
     assert steps["features concatenation"] == Elementwise(2 * 4 * 2 * 3 * 4)
@@ -301,9 +313,7 @@ def test_features_side_by_side() -> None:
 
 
 def test_ranks_with_the_same_tables_share_a_network() -> None:
-    model = Dlrm(
-        "dlrm", table_entries=(8, 9) * 4, embedding=4, bottom_mlp=(4,), top_mlp=(1,)
-    )  # fmt: skip
+    model = Dlrm("dlrm", table_entries=(8, 9) * 4, embedding=4, bottom_mlp=(4,), top_mlp=(1,))
     found, of = networks(model, gpus=4, sharder="naive")
     assert of.tolist() == [0, 1, 0, 1]
     assert len(found) == 2
@@ -325,9 +335,13 @@ def test_what_holds_for_every_placement(
     entries: list[int], gpus: int, sharder: str, fused: bool
 ) -> None:
     model = Dlrm(
-        "dlrm", table_entries=tuple(entries), embedding=4, bottom_mlp=(4,), top_mlp=(1,),
+        "dlrm",
+        table_entries=tuple(entries),
+        embedding=4,
+        bottom_mlp=(4,),
+        top_mlp=(1,),
         pooling=(3,),
-    )  # fmt: skip
+    )
     found, of = networks(model, gpus, sharder=sharder, fused=fused)
     ranks = [found[i] for i in of]
     parameters = [p for n in ranks for layer in n.layers for p in layer.parameters]
@@ -399,9 +413,13 @@ def test_volumes_of_a_recorded_job(shared: Path) -> None:
         if node["name"] == "record_param_comms" and node["input_shapes"][0] not in ([], [[112]])
     ]
     model = Dlrm(
-        "dlrm", table_entries=(1000,) * 26, embedding=16, bottom_mlp=(256, 128, 16),
-        top_mlp=(512, 512, 256, 1), dense_features=13,
-    )  # fmt: skip
+        "dlrm",
+        table_entries=(1000,) * 26,
+        embedding=16,
+        bottom_mlp=(256, 128, 16),
+        top_mlp=(512, 512, 256, 1),
+        dense_features=13,
+    )
     (network, *_), _ = networks(model, gpus=8, micro_batch=16, sharder="naive-chunk")
     matrices = [p for layer in network.layers for p in layer.parameters if not p.local]
     buckets, limit = [0], 2**20
@@ -412,13 +430,9 @@ def test_volumes_of_a_recorded_job(shared: Path) -> None:
         buckets[-1] += parameter.size
     assert [size for size in recorded if size in buckets] == buckets == [394_241, 226_960]
 
-    model = Dlrm(
-        "dlrm", table_entries=(1000,) * 24, embedding=16, bottom_mlp=(16,), top_mlp=(1,)
-    )  # fmt: skip
+    model = Dlrm("dlrm", table_entries=(1000,) * 24, embedding=16, bottom_mlp=(16,), top_mlp=(1,))
     (network, *_), _ = networks(model, gpus=8, micro_batch=16, sharder="naive-chunk")
     exchanged = [
-        s.bytes // 4
-        for s in (*forward(network), *backward(network))
-        if isinstance(s, Communicate)
+        s.bytes // 4 for s in (*forward(network), *backward(network)) if isinstance(s, Communicate)
     ]
     assert [size for size in recorded if size in exchanged] == exchanged == [6144, 6144]

@@ -112,14 +112,20 @@ def test_blocks_share_a_folder_and_leave_out_what_is_slow() -> None:
     quick = run(text)
     assert [each.error for each in quick] == [""] * 5
     assert [each.left_out for each in quick] == [
-        "", "slow: runs nightly", "", "", "not run: needs a GPU"
-    ]  # fmt: skip
+        "",
+        "slow: runs nightly",
+        "",
+        "",
+        "not run: needs a GPU",
+    ]
     assert [each.block.action for each in quick] == [
-        "file", "slow run", "run, slow: false", "output", "not run: needs a GPU"
-    ]  # fmt: skip
-    assert [bool(each.error) for each in run(text, slow=True)] == [
-        False, True, True, True, False
-    ]  # fmt: skip
+        "file",
+        "slow run",
+        "run, slow: false",
+        "output",
+        "not run: needs a GPU",
+    ]
+    assert [bool(each.error) for each in run(text, slow=True)] == [False, True, True, True, False]
 
 
 def test_measured_data_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

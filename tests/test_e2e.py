@@ -32,63 +32,165 @@ from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.rows import COLUMNS
 
 EXTRA = (
-    "notes", "precision_as_printed", "zero_stage_as_printed", "activation_recompute_as_printed",
-    "overlap_as_printed", "cpu_offload", "source_version",
-)  # fmt: skip
+    "notes",
+    "precision_as_printed",
+    "zero_stage_as_printed",
+    "activation_recompute_as_printed",
+    "overlap_as_printed",
+    "cpu_offload",
+    "source_version",
+)
 
 VTRAIN: dict[str, Any] = {
     # VIA-Research/vTrain data/ground_truth_multi.csv, its shape cut to 8 GPUs and 4 layers.
-    "id": "vtrain", "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
-    "model": "GPT", "layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn_hidden": 4096,
-    "seq_len": 1024, "gpu": "A100-SXM-80GB", "gpus_per_node": 8, "num_gpus": 8, "tp": 2, "pp": 2,
-    "vpp": 1, "dp": 2, "cp": 1, "ep": 1, "sp": "False", "zero_stage": 0, "micro_batch": 2,
-    "global_batch": 16, "precision": "fp16", "activation_recompute": "full",
-    "framework": "Megatron-DeepSpeed", "step_time_ms": 60.0, "step_time_basis": "printed",
-    "trust": "A", "tp_overlap": "False", "dp_overlap": "False", "node_network_gbps": 800,
-}  # fmt: skip
+    "id": "vtrain",
+    "source": "VIA-Research/vTrain data/ground_truth_multi.csv (MICRO 2024)",
+    "model": "GPT",
+    "layers": 4,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 16,
+    "ffn_hidden": 4096,
+    "seq_len": 1024,
+    "gpu": "A100-SXM-80GB",
+    "gpus_per_node": 8,
+    "num_gpus": 8,
+    "tp": 2,
+    "pp": 2,
+    "vpp": 1,
+    "dp": 2,
+    "cp": 1,
+    "ep": 1,
+    "sp": "False",
+    "zero_stage": 0,
+    "micro_batch": 2,
+    "global_batch": 16,
+    "precision": "fp16",
+    "activation_recompute": "full",
+    "framework": "Megatron-DeepSpeed",
+    "step_time_ms": 60.0,
+    "step_time_basis": "printed",
+    "trust": "A",
+    "tp_overlap": "False",
+    "dp_overlap": "False",
+    "node_network_gbps": 800,
+}
 
 BRIDGE: dict[str, Any] = {
     # NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, 26.04.01 container.
     "id": "mb-26.04.01-pt-deepseekv3-GB200-256g-mxfp8-gbs4096",
     "source": "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md",
-    "model": "DeepSeek-V3", "layers": 61, "hidden": 7168, "heads": 128, "ffn_hidden": 18432,
-    "vocab": 129280, "num_experts": 256, "topk": 8, "moe_ffn": 2048, "seq_len": 4096,
-    "gpu": "GB200", "num_gpus": 256, "tp": 1, "pp": 4, "vpp": 4, "dp": 64, "cp": 1, "ep": 64,
-    "zero_stage": 0, "micro_batch": 1, "global_batch": 4096, "precision": "mxfp8",
-    "framework": "Megatron-Bridge/Megatron-Core", "step_time_ms": 13000.0, "trust": "A",
+    "model": "DeepSeek-V3",
+    "layers": 61,
+    "hidden": 7168,
+    "heads": 128,
+    "ffn_hidden": 18432,
+    "vocab": 129280,
+    "num_experts": 256,
+    "topk": 8,
+    "moe_ffn": 2048,
+    "seq_len": 4096,
+    "gpu": "GB200",
+    "num_gpus": 256,
+    "tp": 1,
+    "pp": 4,
+    "vpp": 4,
+    "dp": 64,
+    "cp": 1,
+    "ep": 64,
+    "zero_stage": 0,
+    "micro_batch": 1,
+    "global_batch": 4096,
+    "precision": "mxfp8",
+    "framework": "Megatron-Bridge/Megatron-Core",
+    "step_time_ms": 13000.0,
+    "trust": "A",
     "zero_stage_as_printed": "ddp (FSDP=0)",
-}  # fmt: skip
+}
 
 TITAN: dict[str, Any] = {
     # pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1.
-    "id": "tt-l8b-8g-eager-bf16", "source": "pytorch/torchtitan benchmarks/llama3_h100_202412",
-    "model": "Llama-3.1-8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
-    "ffn_hidden": 14336, "vocab": 128256, "seq_len": 8192, "gpu": "H100-SXM-96GB-500W",
-    "gpus_per_node": 8, "num_gpus": 8, "tp": 1, "pp": 1, "dp": 8, "cp": 1, "zero_stage": 3,
-    "micro_batch": 2, "global_batch": 16, "precision": "bf16", "activation_recompute": "selective",
-    "framework": "torchtitan (PyTorch FSDP2)", "step_time_ms": 2843.46, "trust": "A",
-    "notes": "eager; TPS read at one iteration", "dp_overlap": "True", "node_network_gbps": 3200,
-}  # fmt: skip
+    "id": "tt-l8b-8g-eager-bf16",
+    "source": "pytorch/torchtitan benchmarks/llama3_h100_202412",
+    "model": "Llama-3.1-8B",
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn_hidden": 14336,
+    "vocab": 128256,
+    "seq_len": 8192,
+    "gpu": "H100-SXM-96GB-500W",
+    "gpus_per_node": 8,
+    "num_gpus": 8,
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "cp": 1,
+    "zero_stage": 3,
+    "micro_batch": 2,
+    "global_batch": 16,
+    "precision": "bf16",
+    "activation_recompute": "selective",
+    "framework": "torchtitan (PyTorch FSDP2)",
+    "step_time_ms": 2843.46,
+    "trust": "A",
+    "notes": "eager; TPS read at one iteration",
+    "dp_overlap": "True",
+    "node_network_gbps": 3200,
+}
 
 NEUSIGHT: dict[str, Any] = {
     # sitar-lab/NeuSight scripts/asplos/label/Tesla_V100-PCIE-32GB/gpt2_large-train-1024-1.json
-    "id": "ns-gpt2_large", "source": "sitar-lab/NeuSight scripts/asplos/label/Tesla_V100-PCIE",
-    "model": "GPT-2-Large", "layers": 36, "hidden": 1280, "heads": 20, "kv_heads": 20,
-    "ffn_hidden": 5120, "vocab": 50257, "seq_len": 1024, "gpu": "V100-PCIe-32GB",
-    "gpus_per_node": 1, "num_gpus": 1, "tp": 1, "pp": 1, "dp": 1, "cp": 1, "zero_stage": 0,
-    "micro_batch": 1, "global_batch": 1, "precision": "fp32", "activation_recompute": "none",
-    "framework": "HuggingFace/PyTorch", "step_time_ms": 576.921, "trust": "B",
+    "id": "ns-gpt2_large",
+    "source": "sitar-lab/NeuSight scripts/asplos/label/Tesla_V100-PCIE",
+    "model": "GPT-2-Large",
+    "layers": 36,
+    "hidden": 1280,
+    "heads": 20,
+    "kv_heads": 20,
+    "ffn_hidden": 5120,
+    "vocab": 50257,
+    "seq_len": 1024,
+    "gpu": "V100-PCIe-32GB",
+    "gpus_per_node": 1,
+    "num_gpus": 1,
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "cp": 1,
+    "zero_stage": 0,
+    "micro_batch": 1,
+    "global_batch": 1,
+    "precision": "fp32",
+    "activation_recompute": "none",
+    "framework": "HuggingFace/PyTorch",
+    "step_time_ms": 576.921,
+    "trust": "B",
     "step_time_basis": "measured, but EXCLUDES optimizer step",
-}  # fmt: skip
+}
 
 RESNET: dict[str, Any] = {
     # Oneflow-Inc/DLPerf reports/dlperf_benchmark_test_report_v1.md
-    "id": "rn50", "source": "Oneflow-Inc/DLPerf reports/dlperf_benchmark_test_report_v1.md",
-    "model": "ResNet50-v1.5", "gpu": "V100-SXM2-16GB", "gpus_per_node": 8, "num_gpus": 1, "tp": 1,
-    "pp": 1, "dp": 1, "cp": 1, "zero_stage": 0, "micro_batch": 128, "global_batch": 128,
-    "precision": "fp32", "framework": "OneFlow", "step_time_ms": 321.899, "trust": "B",
+    "id": "rn50",
+    "source": "Oneflow-Inc/DLPerf reports/dlperf_benchmark_test_report_v1.md",
+    "model": "ResNet50-v1.5",
+    "gpu": "V100-SXM2-16GB",
+    "gpus_per_node": 8,
+    "num_gpus": 1,
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "cp": 1,
+    "zero_stage": 0,
+    "micro_batch": 128,
+    "global_batch": 128,
+    "precision": "fp32",
+    "framework": "OneFlow",
+    "step_time_ms": 321.899,
+    "trust": "B",
     "node_network_gbps": 100,
-}  # fmt: skip
+}
 
 
 def table(path: Path, *rows: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> Path:
@@ -159,9 +261,23 @@ def test_a_mixture_in_a_rack(row: Any) -> None:
 
 def test_embedding_and_loss_take_the_place_of_layers(row: Any) -> None:
     # 126 + 2 = 128 = 8 × 8 × 2.
-    changes = {"model": "Llama-3.1-405B", "layers": 126, "pp": 8, "vpp": 8, "num_experts": "",
-               "topk": "", "moe_ffn": "", "hidden": 16384, "heads": 128, "kv_heads": 8,
-               "ffn_hidden": 53248, "ep": 1, "tp": 4, "dp": 8, "global_batch": 64}  # fmt: skip
+    changes = {
+        "model": "Llama-3.1-405B",
+        "layers": 126,
+        "pp": 8,
+        "vpp": 8,
+        "num_experts": "",
+        "topk": "",
+        "moe_ffn": "",
+        "hidden": 16384,
+        "heads": 128,
+        "kv_heads": 8,
+        "ffn_hidden": 53248,
+        "ep": 1,
+        "tp": 4,
+        "dp": 8,
+        "global_batch": 64,
+    }
     plan = mapped(row(BRIDGE, **changes)).experiment.plan
     assert plan.account_for_embedding
     assert plan.account_for_loss
@@ -192,10 +308,23 @@ def test_a_gpu_that_no_cluster_has(row: Any) -> None:
 
 def test_layers_from_the_number_of_parameters(row: Any) -> None:
     # (181e9 - 250,880 × 14,336) / (12 × 14,336²) = 71.9: on 12 stages 72.
-    base = {"source": "bigscience-workshop/bigscience", "layers": "", "hidden": 14336,
-            "heads": 64, "kv_heads": 64, "ffn_hidden": 57344, "seq_len": 2048, "params_b": 181,
-            "tp": 8, "pp": 12, "dp": 4, "num_gpus": 384, "global_batch": 2048, "zero_stage": 1,
-            "node_network_gbps": 400}  # fmt: skip
+    base = {
+        "source": "bigscience-workshop/bigscience",
+        "layers": "",
+        "hidden": 14336,
+        "heads": 64,
+        "kv_heads": 64,
+        "ffn_hidden": 57344,
+        "seq_len": 2048,
+        "params_b": 181,
+        "tp": 8,
+        "pp": 12,
+        "dp": 4,
+        "num_gpus": 384,
+        "global_batch": 2048,
+        "zero_stage": 1,
+        "node_network_gbps": 400,
+    }
     found = mapped(row(VTRAIN, **base))
     assert isinstance(found.experiment.model, Transformer)
     assert found.experiment.model.layers == 72
@@ -278,10 +407,15 @@ def test_conditions(tmp_path: Path) -> None:
 
 
 def test_the_json_form(tmp_path: Path) -> None:
-    file = table(tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "twice", "step_time_ms": 80.0},
-                 {**VTRAIN, "id": "mb4", "micro_batch": 4}, NEUSIGHT,
-                 {**VTRAIN, "id": "odd", "global_batch": 15},
-                 {**VTRAIN, "id": "f", "trust": "F"})  # fmt: skip
+    file = table(
+        tmp_path / "t.csv",
+        VTRAIN,
+        {**VTRAIN, "id": "twice", "step_time_ms": 80.0},
+        {**VTRAIN, "id": "mb4", "micro_batch": 4},
+        NEUSIGHT,
+        {**VTRAIN, "id": "odd", "global_batch": 15},
+        {**VTRAIN, "id": "f", "trust": "F"},
+    )
     found = compare(file, MPI.COMM_SELF)
     assert found is not None
     figures = as_json(found, str(file))

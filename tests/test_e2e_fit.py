@@ -58,11 +58,18 @@ def made(
     """Steps as they would be with these constants: parts in different proportions."""
     parts = [(1.0, 0.1, 0.0), (0.2, 1.0, 0.0), (0.5, 0.5, 0.0), (0.1, 0.05, 0.0)]
     return [
-        step(f"{framework} {i}", a * products + b * memory + overhead, a, b, c, 0.0,
-             framework=framework)
+        step(
+            f"{framework} {i}",
+            a * products + b * memory + overhead,
+            a,
+            b,
+            c,
+            0.0,
+            framework=framework,
+        )
         for i in range(families)
         for a, b, c in parts
-    ]  # fmt: skip
+    ]
 
 
 def whole(found: StepConstants, kind: str, gpu: str, framework: str) -> float:
@@ -92,11 +99,17 @@ def test_steps_of_models_with_experts_tell_nothing() -> None:
 def test_what_one_framework_shows_is_not_all_the_gpus() -> None:
     def attending(framework: str, times: float) -> list[Linear]:
         return [
-            Linear("row", (f"{framework} {i}", "", ""), a * times + b, a + b,
-                   {ATTENTION: a, "memory of h100": b}, framework)
+            Linear(
+                "row",
+                (f"{framework} {i}", "", ""),
+                a * times + b,
+                a + b,
+                {ATTENTION: a, "memory of h100": b},
+                framework,
+            )
             for i in range(5)
             for a, b in [(1.0, 0.1), (0.2, 1.0), (0.5, 0.5), (0.1, 0.05)]
-        ]  # fmt: skip
+        ]
 
     odd = attending("odd", 1.6)
     alone = fit(odd, NOTHING)
@@ -113,8 +126,10 @@ def test_families_pull_and_rows_do_not() -> None:
     def value(families: int, rows: int) -> float:
         steps = [step(f"{i}", 1.3, 1.0, 0.0, 0.0) for i in range(families) for _ in range(rows)]
         # A step of another kind keeps the spread of what is left from vanishing.
-        other = [Linear("x", (f"x{i}", "", ""), 1.0 + 0.2 * (-1) ** i, 1.0, {"memory of a100": 1.0})
-                 for i in range(20)]  # fmt: skip
+        other = [
+            Linear("x", (f"x{i}", "", ""), 1.0 + 0.2 * (-1) ** i, 1.0, {"memory of a100": 1.0})
+            for i in range(20)
+        ]
         found = fit(steps + other, NOTHING)
         return whole(found, "products", "h100 bf16", "theirs")
 
@@ -133,9 +148,10 @@ def test_what_is_far_off_pulls_no_harder() -> None:
 @given(st.floats(0.5, 2), st.floats(0.5, 2), st.floats(0, 0.05))
 def test_foretelling_is_exact_where_the_path_stays(a: float, b: float, late: float) -> None:
     constants = StepConstants(
-        products={"h100 bf16": Quantity(a, "1", 0, "x")}, memory={"h100": Quantity(b, "1", 0, "x")},
+        products={"h100 bf16": Quantity(a, "1", 0, "x")},
+        memory={"h100": Quantity(b, "1", 0, "x")},
         overhead={"theirs": Quantity(late, "s", 0, "x")},
-    )  # fmt: skip
+    )
     one = step("f", 1.0, 0.7, 0.3, 0.0, 0.0)
     assert foretold(one, NOTHING, constants) == pytest.approx(0.7 * a + 0.3 * b + late)
 
@@ -155,9 +171,10 @@ def test_error_bars_of_constants_are_those_of_the_step() -> None:
 @given(
     st.lists(
         st.tuples(st.floats(-1, 1), st.floats(0, 0.3)).filter(lambda each: abs(each[0]) > 1e-6),
-        min_size=1, max_size=60,
+        min_size=1,
+        max_size=60,
     )
-)  # fmt: skip
+)
 def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
     residuals, inputs = [a for a, _ in rows], [b for _, b in rows]
     error = sufficient(residuals, inputs)
@@ -179,10 +196,14 @@ def rows_of(tmp_path: Path) -> Path:
 
     one = {**TITAN, "source_version": "1"}
     return table(
-        tmp_path / "t.csv", VTRAIN, {**VTRAIN, "id": "mb4", "micro_batch": 4, "step_time_ms": 55.0},
-        one, {**one, "id": "later", "source_version": "2", "step_time_ms": 2800.0},
-        NEUSIGHT, {**VTRAIN, "id": "f", "trust": "F", "hidden": 2048},
-    )  # fmt: skip
+        tmp_path / "t.csv",
+        VTRAIN,
+        {**VTRAIN, "id": "mb4", "micro_batch": 4, "step_time_ms": 55.0},
+        one,
+        {**one, "id": "later", "source_version": "2", "step_time_ms": 2800.0},
+        NEUSIGHT,
+        {**VTRAIN, "id": "f", "trust": "F", "hidden": 2048},
+    )
 
 
 def test_calibrated_and_crossed(tmp_path: Path) -> None:
@@ -219,9 +240,7 @@ def test_calibrated_and_crossed(tmp_path: Path) -> None:
     assert markdown(found, page) == page
 
 
-def test_what_was_simulated_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_simulated_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = rows_of(tmp_path)
     found = compare(file, MPI.COMM_SELF)
     assert found is not None
@@ -277,10 +296,22 @@ def test_a_step_of_1f1b_is_composed_as_its_formula_says() -> None:
     # step = m (L/p a + c) + (p - 1) L/p a, with a = 3 ms and c = 5 ms.
     def row(p: int, layers: int, m: int) -> Row:
         seconds = (m * (layers / p * 3 + 5) + (p - 1) * layers / p * 3) / 1e3
-        integers = {"layers": layers, "hidden": 64, "tp": 1, "pp": p, "dp": 1, "micro_batch": 1,
-                    "global_batch": m}  # fmt: skip
-        return Row("here", {"id": f"{p} {layers} {m}", "trust": "F"},
-                   {"step_time_ms": seconds * 1e3}, integers, {})  # fmt: skip
+        integers = {
+            "layers": layers,
+            "hidden": 64,
+            "tp": 1,
+            "pp": p,
+            "dp": 1,
+            "micro_batch": 1,
+            "global_batch": m,
+        }
+        return Row(
+            "here",
+            {"id": f"{p} {layers} {m}", "trust": "F"},
+            {"step_time_ms": seconds * 1e3},
+            integers,
+            {},
+        )
 
     rows = [row(p, layers, m) for p in (1, 2, 4) for layers in (8, 16) for m in (4, 8, 16)]
     for each in composed(rows):

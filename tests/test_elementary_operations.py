@@ -37,9 +37,12 @@ def test_primitive_operations() -> None:
     dropout = lines(operator(found, "attention dropout add").forward)
     hidden = TOKENS * 16
     assert [line.partition(": ")[2] for line in dropout[:5]] == [
-        f"{2 * hidden} bytes", f"{(2 + 1) * hidden} bytes", f"{4 * hidden} bytes",
-        f"{(1 + 2) * hidden} bytes", f"{6 * hidden} bytes",
-    ]  # fmt: skip
+        f"{2 * hidden} bytes",
+        f"{(2 + 1) * hidden} bytes",
+        f"{4 * hidden} bytes",
+        f"{(1 + 2) * hidden} bytes",
+        f"{6 * hidden} bytes",
+    ]
 
 
 @pytest.mark.parametrize(("clip", "precision"), [(None, "bf16"), (True, "bf16"), (True, "fp16")])

@@ -163,9 +163,7 @@ def test_collective_starts_with_its_last_member(core: Core) -> None:
         rows.kernel("free", 0, 5)
         rows.kernel("bound", 0, 5, waits=[c])
     group = builder.communicator((0, 1))
-    run = simulate(
-        program(*tables, builder=builder, slots=[[group], [group]]), core=core
-    )
+    run = simulate(program(*tables, builder=builder, slots=[[group], [group]]), core=core)
     # Ready at 100 and 40; both start at 100. Each has its own duration.
     assert run.rows(0).begin.tolist() == [0, 100, 100, 130]
     assert run.rows(1).begin.tolist() == [0, 40, 40, 135]
@@ -248,9 +246,7 @@ def test_send_and_receive(core: Core) -> None:
     r = receiver.point_to_point(Kind.RECV, 0, 1, 100, duration=20)
     receiver.kernel("b", 0, 5, waits=[r])
     pair = builder.communicator((0, 1))
-    run = simulate(
-        program(sender, receiver, builder=builder, slots=[[pair], [pair]]), core=core
-    )
+    run = simulate(program(sender, receiver, builder=builder, slots=[[pair], [pair]]), core=core)
     assert run.rows(0).end.tolist() == [50, 70]
     assert run.rows(1).begin.tolist() == [0, 70]
     assert run.rows(1).wire.tolist() == [50, 70]
@@ -270,10 +266,9 @@ def test_eager_member_does_not_wait_but_is_waited_for(core: Core) -> None:
     assert run.rows(1).end.tolist() == [100, 110, 111]
 
     late_root = simulate(
-        program(
-            *reversed(tables), builder=_like(builder), slots=[[0], [0]]
-        ), core=core,
-    )  # fmt: skip
+        program(*reversed(tables), builder=_like(builder), slots=[[0], [0]]),
+        core=core,
+    )
     assert late_root.rows(0).end.tolist() == [100, 110, 111]
 
 
@@ -300,7 +295,7 @@ def test_batch_is_ready_together_and_frees_the_stream_when_all_have_ended(core: 
     run = simulate(
         program(middle, left, right, builder=builder, slots=[[a, b], [a], [b]]),
         core=core,
-    )  # fmt: skip
+    )
     # The batch is ready at 6; its send runs 50 to 60, its receive 100 to 120. A wait for the
     # send is a wait for the kernel, which ends at 120.
     assert run.rows(0).begin.tolist() == [6, 6, 120, 120]

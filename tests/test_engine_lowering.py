@@ -85,8 +85,14 @@ def test_kernels_of_a_table() -> None:
     assert code.communications["row"].tolist() == [1, 2]
     assert code.n_eager == 1
     assert [Opcode(o).name for o in code.instructions["opcode"]] == [
-        "KERNEL", "BATCH", "JOIN", "PLAIN", "PLAIN", "HOST_WAIT", "KERNEL",
-    ]  # fmt: skip
+        "KERNEL",
+        "BATCH",
+        "JOIN",
+        "PLAIN",
+        "PLAIN",
+        "HOST_WAIT",
+        "KERNEL",
+    ]
 
 
 def test_a_long_chain_needs_one_register() -> None:

@@ -153,9 +153,13 @@ def crossed(first_bytes: int = 64) -> Program:
         order = (0, 1) if rank == 0 else (1, 0)
         for slot in order:
             row = rows.collective(
-                Operation.ALL_REDUCE, slot, 0, first_bytes if slot == 0 else 8, duration=5,
+                Operation.ALL_REDUCE,
+                slot,
+                0,
+                first_bytes if slot == 0 else 8,
+                duration=5,
                 name=f"sum {slot}",
-            )  # fmt: skip
+            )
             rows.host_wait([row], name=f"wait {slot}")
         builder.add_table(rows.build())
         builder.add_rank(rank, [builder.communicator((0, 1), n) for n in ("left", "right")])
@@ -231,9 +235,11 @@ def test_table_held_elsewhere(comm: Intracomm) -> None:
 
 @pytest.mark.parametrize(
     ("placement", "message"),
-    [([0], r"placement has shape \(1,\); 4 ranks need \(4,\)"),
-     ([0, 0, 0, 99], "placement: rank 3 is on process 99; there are")],
-)  # fmt: skip
+    [
+        ([0], r"placement has shape \(1,\); 4 ranks need \(4,\)"),
+        ([0, 0, 0, 99], "placement: rank 3 is on process 99; there are"),
+    ],
+)
 def test_bad_placement(comm: Intracomm, placement: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         simulate(random_program(1), comm, placement=placement)

@@ -44,13 +44,28 @@ def test_both_layouts_give_the_same(schema, tmp_path):
 def test_strides_tell_the_extent_of_a_view(tmp_path):
     # Two columns of a 3 × 8 matrix: 6 elements, from the first to the last (2·8 + 1) + 1 = 18.
     node = {
-        "id": 1, "name": "aten::sum", "parent": 1, "rf_id": 1, "fw_parent": 0, "seq_id": -1,
-        "scope": 0, "tid": 1, "fw_tid": 0, "op_schema": "",
-        "inputs": {"values": [tensor(4, 6)], "shapes": [[3, 2]], "types": ["Tensor(float)"],
-                   "strides": [[8, 1]]},
-        "outputs": {"values": [[9, 0, 0, 0, 0, ""]], "shapes": [[]],
-                    "types": ["Tensor(nullptr (uninitialized))"]},
-    }  # fmt: skip
+        "id": 1,
+        "name": "aten::sum",
+        "parent": 1,
+        "rf_id": 1,
+        "fw_parent": 0,
+        "seq_id": -1,
+        "scope": 0,
+        "tid": 1,
+        "fw_tid": 0,
+        "op_schema": "",
+        "inputs": {
+            "values": [tensor(4, 6)],
+            "shapes": [[3, 2]],
+            "types": ["Tensor(float)"],
+            "strides": [[8, 1]],
+        },
+        "outputs": {
+            "values": [[9, 0, 0, 0, 0, ""]],
+            "shapes": [[]],
+            "types": ["Tensor(nullptr (uninitialized))"],
+        },
+    }
     path = tmp_path / "et.json"
     path.write_text(json.dumps({"schema": "1.1.1", "nodes": [node]}))
     et = read_et(path)
@@ -90,18 +105,37 @@ def test_communications_by_position(tmp_path):
 def test_communications_by_attributes_and_groups(tmp_path):
     writer = Writer()
     config = [
-        {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "ranks": [],
-         "group_size": 4, "group_count": 2},
-        {"pg_name": "1", "pg_desc": "dp", "backend_config": "cuda:nccl", "ranks": [1, 3],
-         "group_size": 2, "group_count": 2},
-    ]  # fmt: skip
+        {
+            "pg_name": "0",
+            "pg_desc": "default_pg",
+            "backend_config": "cuda:nccl",
+            "ranks": [],
+            "group_size": 4,
+            "group_count": 2,
+        },
+        {
+            "pg_name": "1",
+            "pg_desc": "dp",
+            "backend_config": "cuda:nccl",
+            "ranks": [1, 3],
+            "group_size": 2,
+            "group_count": 2,
+        },
+    ]
     writer.add("## process_group:init ##", [json.dumps(config)])
     attributes = {
-        "collective_name": "_allgather_base", "dtype": "BFloat16", "in_msg_nelems": 10,
-        "out_msg_nelems": 20, "in_split_size": "[]", "out_split_size": "[]",
-        "global_rank_start": 1, "global_rank_stride": 2, "pg_name": "1", "pg_desc": "dp",
+        "collective_name": "_allgather_base",
+        "dtype": "BFloat16",
+        "in_msg_nelems": 10,
+        "out_msg_nelems": 20,
+        "in_split_size": "[]",
+        "out_split_size": "[]",
+        "global_rank_start": 1,
+        "global_rank_stride": 2,
+        "pg_name": "1",
+        "pg_desc": "dp",
         "pg_size": 2,
-    }  # fmt: skip
+    }
     inputs = [3, ["1", "dp"], 0, "_allgather_base", [], [], 1, 2, 2]
     writer.add("record_param_comms", inputs, **attributes)
     wait = attributes | {"collective_name": "wait", "pg_size": 1}
@@ -131,10 +165,14 @@ def test_gloo_is_read_from_its_operators(tmp_path):
 
 def test_names_of_collectives():
     spellings = {
-        "allreduce_coalesced": "all_reduce", "REDUCE_SCATTER": "reduce_scatter",
-        "_reduce_scatter_base": "reduce_scatter", "ALLTOALL_BASE": "all_to_all", "send": "send",
-        "reduce": "reduce", "something": "something",
-    }  # fmt: skip
+        "allreduce_coalesced": "all_reduce",
+        "REDUCE_SCATTER": "reduce_scatter",
+        "_reduce_scatter_base": "reduce_scatter",
+        "ALLTOALL_BASE": "all_to_all",
+        "send": "send",
+        "reduce": "reduce",
+        "something": "something",
+    }
     assert {name: collective_name(name) for name in spellings} == spellings
 
 
@@ -207,15 +245,24 @@ def test_other_files_are_told_apart(tmp_path):
     ("file", "schema", "nodes", "communications", "groups"),
     [
         ("dlrm_v100_8rank/et_rank5.json.gz", "1.0.1", 1675, 8, 0),
-        ("et_schema_samples/resnet_1gpu_1.0.3-chakra.0.0.4.json.gz", "1.0.3-chakra.0.0.4",
-         14391, 21, 0),
-        ("et_schema_samples/resnet_rank1of2_1.1.0-chakra.0.0.4.json.gz", "1.1.0-chakra.0.0.4",
-         14392, 21, 1),
-        ("et_schema_samples/pt2_triton_1.1.1-chakra.0.0.4.json.gz", "1.1.1-chakra.0.0.4",
-         20, 0, 0),
+        (
+            "et_schema_samples/resnet_1gpu_1.0.3-chakra.0.0.4.json.gz",
+            "1.0.3-chakra.0.0.4",
+            14391,
+            21,
+            0,
+        ),
+        (
+            "et_schema_samples/resnet_rank1of2_1.1.0-chakra.0.0.4.json.gz",
+            "1.1.0-chakra.0.0.4",
+            14392,
+            21,
+            1,
+        ),
+        ("et_schema_samples/pt2_triton_1.1.1-chakra.0.0.4.json.gz", "1.1.1-chakra.0.0.4", 20, 0, 0),
         ("gloo_cpu_ddp_2rank_torch2.13/et_rank1.json.gz", "1.1.1-chakra.0.0.4", 1063, 14, 2),
     ],
-)  # fmt: skip
+)
 def test_recorded_traces(shared, file, schema, nodes, communications, groups):
     et = read_et(shared / "traces" / file)
     assert (et.schema, len(et), len(et.communications)) == (schema, nodes, communications)

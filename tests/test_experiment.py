@@ -247,8 +247,12 @@ BAD = [
     (SMALL, "tp = 2\ndp = 2", "tp = 16", "the plan needs 16 GPUs (dp = 1, tp"),
     (SMALL, "global_batch = 12", "global_batch = 240000", "40000 micro-batches of dp ×"),
     (SMALL, "tp = 2", "pp = 2\nstages = [1, 2]", "adds up to 3 layers; the model has 4"),
-    (SMALL, "tp = 2", 'pp = 2\nvpp = 2\nschedule = "interleaved"\nglobal_batch = 18',
-     "interleaved"),
+    (
+        SMALL,
+        "tp = 2",
+        'pp = 2\nvpp = 2\nschedule = "interleaved"\nglobal_batch = 18',
+        "interleaved",
+    ),
     (SMALL, "tp = 2", 'pp = 4\nschedule = "dualpipe"', "dualpipe"),
     (MIXTURE, "ep = 2", "ep = 3", "etp × ep is 2 × 3 = 6, which does not divide"),
     # [cluster], [kernels], [network], [run]
@@ -261,7 +265,7 @@ BAD = [
     (SMALL, "[plan]", '[network]\nmodel = "ab"\n[plan]', "allowed: nccl, alpha-beta"),
     (SMALL, "[plan]", "[run]\nallow_oom = 1\n[plan]", "key 'run.allow_oom' is 1; it must be true"),
     (SMALL, "[plan]", '[kernels]\ngpu = "v100-sxm2-32gb"\n[plan]', "bf16"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("good", "old", "new", "message"), BAD, ids=[each[3][:50] for each in BAD])

@@ -12,9 +12,16 @@ from mpisim.topo.explain import explain
 from mpisim.topo.nccl_network import NcclNetwork
 
 ALL = (
-    Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL,
-    Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER, Operation.SEND_RECV,
-)  # fmt: skip
+    Operation.ALL_REDUCE,
+    Operation.ALL_GATHER,
+    Operation.REDUCE_SCATTER,
+    Operation.ALL_TO_ALL,
+    Operation.BROADCAST,
+    Operation.REDUCE,
+    Operation.GATHER,
+    Operation.SCATTER,
+    Operation.SEND_RECV,
+)
 
 
 @pytest.mark.parametrize("name", cluster_names())

@@ -68,24 +68,29 @@ def test_the_new_style(tmp_path: Path) -> None:
     info = file["distributedInfo"]
     assert (info["rank"], info["world_size"], info["backend"]) == (4, 7, "nccl")
     assert [(group["pg_desc"], group["ranks"]) for group in info["pg_config"]] == [
-        ("data", [4, 6]), ("group 1", [6, 4]),
-    ]  # fmt: skip
+        ("data", [4, 6]),
+        ("group 1", [6, 4]),
+    ]
     (gemm,) = file["X"]["gemm"]
     # 20 µs of CPU time, 7 until it starts.
     assert (gemm["ts"], gemm["dur"], gemm["args"]["stream"]) == (27, 100, 7)
     launch = next(
-        e for e in file["traceEvents"]
-        if e["ph"] == "X" and e["cat"] == "cuda_runtime"
+        e
+        for e in file["traceEvents"]
+        if e["ph"] == "X"
+        and e["cat"] == "cuda_runtime"
         and e["args"]["correlation"] == gemm["args"]["correlation"]
-    )  # fmt: skip
+    )
     assert (launch["name"], launch["ts"], launch["dur"]) == ("cudaLaunchKernel", 20, 5)
     (kernel,) = file["X"]["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
     # Ready at 27 + 100 + 1; rank 6 is at 27 + 150 + 1; 30 on the wire.
     assert (kernel["ts"], kernel["dur"]) == (128, 50 + 30)
     args = kernel["args"]
     assert (args["Collective name"], args["In msg nelems"], args["dtype"]) == (
-        "allreduce", 1024, "Float",
-    )  # fmt: skip
+        "allreduce",
+        1024,
+        "Float",
+    )
     assert (args["Process Group Ranks"], args["Group size"], args["Seq"]) == ("[4, 6]", 2, 0)
     (message,) = file["X"]["ncclDevKernel_SendRecv"]
     assert (message["args"]["Src Rank"], message["args"]["Dst Rank"]) == (6, 4)
@@ -119,10 +124,10 @@ def test_operators_enclose_their_launch(tmp_path: Path) -> None:
         launch = file["X"]["cudaLaunchKernelExC"][0]
         for name in ("c10d::allreduce_", "record_param_comms", "nccl:all_reduce"):
             (around,) = [
-                e for e in file["X"][name]
-                if e["ts"] <= launch["ts"]
-                and launch["ts"] + launch["dur"] <= e["ts"] + e["dur"]
-            ]  # fmt: skip
+                e
+                for e in file["X"][name]
+                if e["ts"] <= launch["ts"] and launch["ts"] + launch["dur"] <= e["ts"] + e["dur"]
+            ]
             assert around["tid"] == launch["tid"]
 
 
@@ -157,9 +162,14 @@ def test_a_batch_is_one_kernel(tmp_path: Path) -> None:
         kinds = (Kind.SEND, Kind.RECV) if rank == 0 else (Kind.RECV, Kind.SEND)
         for slot, kind in enumerate(kinds):
             rows.point_to_point(
-                kind, slot, 1, 64, duration=20 * US, host=0 if slot else 50 * US,
+                kind,
+                slot,
+                1,
+                64,
+                duration=20 * US,
+                host=0 if slot else 50 * US,
                 flags=Flag.JOINED if slot else Flag.NONE,
-            )  # fmt: skip
+            )
         builder.add_rank(builder.add_table(rows.build()), [there, back])
     of = builder.build()
     file = events(export_kineto(of, recorded(of), tmp_path / "traces")[1])

@@ -28,15 +28,25 @@ TREES = [
     ({"kind": "fat-tree", **TREE, "spines": 4, "ecmp": "ecmp"}, 8, 4 + 4, 16 * 2, 4 * PORT),
     ({"kind": "fat-tree", **TREE, "spines": 4, "ecmp": "adaptive"}, 8, 8, 16 * 2, 4 * PORT),
     # Pods of 2 leaves: what those send up, 4 × PORT, halved again on the way to the core.
-    ({"kind": "fat-tree", **TREE, "pod": 2, "core_oversubscription": 2.0}, 8, 4 + 2 + 1,
-     (4 + 2) * 2, 2 * PORT),
+    (
+        {"kind": "fat-tree", **TREE, "pod": 2, "core_oversubscription": 2.0},
+        8,
+        4 + 2 + 1,
+        (4 + 2) * 2,
+        2 * PORT,
+    ),
     # A leaf a rail for 4 nodes: 2 rows of 2 leaves; a row is a half.
     ({"kind": "rail-fat-tree", **TREE}, 8, 4 + 1, 4 * 2, 2 * 2 * PORT),
     # The same in two planes, each of half the bandwidth.
     ({"kind": "hpn", **TREE}, 8, 2 * (4 + 1), 2 * 4 * 2, 2 * 2 * PORT),
-    ({"kind": "hpn", **TREE, "pod": 1, "core_oversubscription": 4.0}, 8, 2 * (4 + 2 + 1),
-     2 * (4 + 2) * 2, 2 * 2 * PORT / 4),
-]  # fmt: skip
+    (
+        {"kind": "hpn", **TREE, "pod": 1, "core_oversubscription": 4.0},
+        8,
+        2 * (4 + 2 + 1),
+        2 * (4 + 2) * 2,
+        2 * 2 * PORT / 4,
+    ),
+]
 
 # Fabric, nodes of one GPU, routers, links between routers, bisection.
 GRIDS = [
@@ -162,18 +172,30 @@ COUNTS = st.integers(1, 5)
 FABRICS = st.one_of(
     st.builds(
         lambda kind, mode, **keys: {
-            "kind": kind, **keys,
+            "kind": kind,
+            **keys,
             **({"spines": 3, "ecmp": mode} if mode != "ideal" else {}),
         },
         st.sampled_from(["fat-tree", "rail-fat-tree", "hpn"]),
         st.sampled_from(["ideal", "ecmp", "adaptive"]),
-        leaf=COUNTS, pod=COUNTS, oversubscription=st.sampled_from([1.0, 3.0]),
+        leaf=COUNTS,
+        pod=COUNTS,
+        oversubscription=st.sampled_from([1.0, 3.0]),
     ),
-    st.builds(dict, kind=st.just("dragonfly"), router_ports=st.integers(2, 4),
-              routers=st.integers(3, 5), global_links=st.integers(2, 4)),
-    st.builds(dict, kind=st.just("torus"), dims=st.tuples(COUNTS, COUNTS, st.just(9)),
-              link_bandwidth=st.just(direct(kind="mesh", dims=(1,)).node.link_bandwidth)),
-)  # fmt: skip
+    st.builds(
+        dict,
+        kind=st.just("dragonfly"),
+        router_ports=st.integers(2, 4),
+        routers=st.integers(3, 5),
+        global_links=st.integers(2, 4),
+    ),
+    st.builds(
+        dict,
+        kind=st.just("torus"),
+        dims=st.tuples(COUNTS, COUNTS, st.just(9)),
+        link_bandwidth=st.just(direct(kind="mesh", dims=(1,)).node.link_bandwidth),
+    ),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -193,10 +215,14 @@ def test_any_fabric_joins_all(fabric: dict[str, Any], gpus: int, nics: int, node
     [
         ({"kind": "torus", "dims": (2, 2)}, 5, r"dims = \[2, 2\] has 4 places, and there are 5 no"),
         ({"kind": "wafer", "dims": (2, 2)}, 6, r"has 4 places a wafer, and there are 6 nodes: no"),
-        ({"kind": "dragonfly", "router_ports": 1, "routers": 2, "global_links": 1}, 7,
-         r"a dragonfly of 2 routers with 1 global links each has 3 groups at most, of 2 ports; 7"),
+        (
+            {"kind": "dragonfly", "router_ports": 1, "routers": 2, "global_links": 1},
+            7,
+            r"a dragonfly of 2 routers with 1 global links each has 3 groups at most, "
+            r"of 2 ports; 7",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(fabric: dict[str, Any], nodes: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         direct(**fabric).topology(nodes)

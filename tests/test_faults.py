@@ -25,9 +25,18 @@ def test_there_are_many():
     names = [(case.group, case.name) for case in CASES]
     assert len(set(names)) == len(names) >= 150
     assert {case.args[0] for case in CASES} >= {
-        "run", "new", "list", "topo", "comm", "replay", "report", "program", "trace", "validate",
+        "run",
+        "new",
+        "list",
+        "topo",
+        "comm",
+        "replay",
+        "report",
+        "program",
+        "trace",
+        "validate",
         "calibrate",
-    }  # fmt: skip
+    }
 
 
 def test_the_page_is_of_these_cases():
@@ -58,13 +67,20 @@ def test_in_this_process(tmp_path, capsys, case: Case):
 
 
 SAMPLE = [
-    case for case in CASES
-    if case.name in (
-        "program: cut in half", "results: zeros", "kernel measurements: no such file",
-        "experiment: empty", "topo show nowhere", "calibrate overlap @/none -o @/o",
-        "run --set plan.tp=two", "run -o @/there.h5",
+    case
+    for case in CASES
+    if case.name
+    in (
+        "program: cut in half",
+        "results: zeros",
+        "kernel measurements: no such file",
+        "experiment: empty",
+        "topo show nowhere",
+        "calibrate overlap @/none -o @/o",
+        "run --set plan.tp=two",
+        "run -o @/there.h5",
     )
-]  # fmt: skip
+]
 
 
 @ALONE

@@ -77,16 +77,19 @@ late = st.dictionaries(st.integers(0, 50), st.sampled_from([1, 7, 40]), max_size
 
 
 @given(
-    program=programs(max_tables=4, max_replicas=6, unpriced=True), odd=few, late=late,
+    program=programs(max_tables=4, max_replicas=6, unpriced=True),
+    odd=few,
+    late=late,
     node=st.sampled_from([1, 2, 3, 8]),
-)  # fmt: skip
+)
 @settings(max_examples=200)
 def test_random_programs(
     world: Intracomm, program: Program, odd: dict[int, float], late: dict[int, int], node: int
 ) -> None:
     """Few odd ranks; communicators cost more across nodes, whose borders break symmetries."""
-    network = AlphaBeta(latency=9e-12, bandwidth=2e14, node_latency=1e-12, node_bandwidth=9e14,
-                     ranks_per_node=node)  # fmt: skip
+    network = AlphaBeta(
+        latency=9e-12, bandwidth=2e14, node_latency=1e-12, node_bandwidth=9e14, ranks_per_node=node
+    )
     folded = check(symmetric(program, odd, late), world, network)
     event(f"{10 * len(folded.classes) // program.n_ranks * 10} % of the ranks are simulated")
 

@@ -46,8 +46,9 @@ def test_plans(world: Intracomm, name: str, data: st.DataObject) -> None:
         start[data.draw(st.integers(0, program.n_ranks - 1))] = 12_345
     program = program.replace(speed=speed, start=start)
     node = data.draw(st.sampled_from([2, 3, 8]))
-    network = AlphaBeta(latency=9e-6, bandwidth=2e10, node_latency=1e-6, node_bandwidth=9e10,
-                     ranks_per_node=node)  # fmt: skip
+    network = AlphaBeta(
+        latency=9e-6, bandwidth=2e10, node_latency=1e-6, node_bandwidth=9e10, ranks_per_node=node
+    )
     whole = simulate(program, network=network, critical_path=True, fold=False)
     folded = simulate(program, world, network=network, critical_path=True, fold=True)
     assert_same(folded, whole)

@@ -39,10 +39,13 @@ def placed(seed: int, n_tables: int, n_replicas: int, layout: str) -> tuple[Prog
     for i, rank in enumerate(writer.numbers):
         table, replica = divmod(i, n_replicas)
         node[rank] = {
-            "alone": i, "by table": table, "by replica": replica,
-            "in pairs": table * n_replicas + replica // 2, "swapped": replica,
+            "alone": i,
+            "by table": table,
+            "by replica": replica,
+            "in pairs": table * n_replicas + replica // 2,
+            "swapped": replica,
             "any": seed % (i + 1),
-        }[layout]  # fmt: skip
+        }[layout]
     if layout == "swapped":
         a, b = writer.numbers[0], writer.numbers[-1]
         node[a], node[b] = node[b], node[a]
@@ -60,9 +63,12 @@ def world() -> Iterator[Intracomm]:
 
 
 cases = st.builds(
-    placed, seed=st.integers(0, 2**32 - 1), n_tables=st.integers(1, 3),
-    n_replicas=st.integers(2, 6), layout=st.sampled_from(LAYOUTS),
-)  # fmt: skip
+    placed,
+    seed=st.integers(0, 2**32 - 1),
+    n_tables=st.integers(1, 3),
+    n_replicas=st.integers(2, 6),
+    layout=st.sampled_from(LAYOUTS),
+)
 slow_links = st.dictionaries(st.integers(0, 99), st.sampled_from([0.3, 0.5, 1e-12]), max_size=2)
 ports, ups = st.sampled_from([30, 100, 130]), st.sampled_from([50, 150, 1000])
 
@@ -73,14 +79,17 @@ def seldom(some: st.SearchStrategy[dict[int, T]]) -> st.SearchStrategy[dict[int,
     return st.one_of(nothing, nothing, nothing, some)
 
 
-@given(
-    case=cases, odd=seldom(few), late=seldom(late), slow=seldom(slow_links), port=ports, up=ups
-)  # fmt: skip
+@given(case=cases, odd=seldom(few), late=seldom(late), slow=seldom(slow_links), port=ports, up=ups)
 @settings(max_examples=220)
 def test_random_programs(
-    world: Intracomm, case: tuple[Program, list[int]], odd: dict[int, float],
-    late: dict[int, int], slow: dict[int, float], port: int, up: int,
-) -> None:  # fmt: skip
+    world: Intracomm,
+    case: tuple[Program, list[int]],
+    odd: dict[int, float],
+    late: dict[int, int],
+    slow: dict[int, float],
+    port: int,
+    up: int,
+) -> None:
     """Odd ranks and slow links, ranks on nodes evenly and unevenly."""
     program, node = case
     program = symmetric(program, odd, late)
@@ -155,9 +164,7 @@ def test_rates_on_the_quotient(
         if rng.random() < 0.8
     }
     small = flowed(folded, [(route, *flow) for route, flow in flows.items()])
-    large = flowed(
-        routes, [(i, *flows[route]) for i, route in enumerate(stands) if route in flows]
-    )
+    large = flowed(routes, [(i, *flows[route]) for i, route in enumerate(stands) if route in flows])
     said = {route: (end, rate) for route, end, rate in small}
     assert len(large) == sum(route in flows for route in stands)
     for i, end, rate in large:
@@ -243,5 +250,8 @@ def test_a_neighbour_on_a_link_tells_ranks_apart(comm: Intracomm) -> None:
     assert run.rank_end.tolist() == [24, 24, 19, 19, 24, 24, 24, 24]
     assert run.classes.count.tolist() == [1, 1, 2, 4]
     assert run.classes.apart.tolist() == [
-        Apart.START, Apart.NEIGHBOURS, Apart.NEIGHBOURS, Apart.NOT
-    ]  # fmt: skip
+        Apart.START,
+        Apart.NEIGHBOURS,
+        Apart.NEIGHBOURS,
+        Apart.NOT,
+    ]

@@ -34,12 +34,16 @@ def test_there_and_back(run_mpisim: Run, program: Path, tmp_path: Path) -> None:
     done = run_mpisim(["program", "import", "et", "-o", "back.h5"])
     assert done.rc == 0
     assert "ranks" in done.stdout
-    shown = [run_mpisim(["program", "show", name, "--rank", 0]).stdout
-             for name in ("step.h5", "back.h5")]  # fmt: skip
+    shown = [
+        run_mpisim(["program", "show", name, "--rank", 0]).stdout for name in ("step.h5", "back.h5")
+    ]
     assert shown[0] == shown[1]
-    digests = [line for name in ("step.h5", "back.h5")
-               for line in run_mpisim(["program", "run", name]).stdout.splitlines()
-               if line.startswith("digest")]  # fmt: skip
+    digests = [
+        line
+        for name in ("step.h5", "back.h5")
+        for line in run_mpisim(["program", "run", name]).stdout.splitlines()
+        if line.startswith("digest")
+    ]
     assert digests[0] == digests[1]
 
 

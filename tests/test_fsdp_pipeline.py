@@ -69,8 +69,10 @@ def test_gathers_come_first_and_reductions_follow_the_last_backward_of_their_uni
     assert rows.count("gradient accumulation") == 4 * 3
     scatters = [i for i, row in enumerate(rows) if row.startswith(SCATTER)]
     assert [rows[i].partition("[")[2].partition("]")[0] for i in scatters] == [
-        "dp 80", "dp 80", "dp 16",
-    ]  # fmt: skip
+        "dp 80",
+        "dp 80",
+        "dp 16",
+    ]
     names = ("b", "a", "embedding")
     last = [max(i for i, r in enumerate(rows) if r.startswith(f"{x} backward")) for x in names]
     assert last[0] < scatters[0] < last[1] < scatters[1] < last[2] < scatters[2]
@@ -115,8 +117,12 @@ def test_everything_is_gathered_before_its_use_and_reduced_once(way: str, schedu
 
 
 @settings(deadline=None, max_examples=20)
-@given(stages=st.integers(2, 4), chunks=st.sampled_from([1, 2, 3]), gather=st.integers(1, 300),
-       scatter=st.integers(1, 300))  # fmt: skip
+@given(
+    stages=st.integers(2, 4),
+    chunks=st.sampled_from([1, 2, 3]),
+    gather=st.integers(1, 300),
+    scatter=st.integers(1, 300),
+)
 def test_what_is_exposed_is_the_first_gather_and_the_last_reduction(
     stages: int, chunks: int, gather: int, scatter: int
 ) -> None:
@@ -139,8 +145,14 @@ sizes = st.integers(0, 3000)
 
 
 @settings(deadline=None, max_examples=30)
-@given(stages=st.integers(2, 4), chunks=st.sampled_from([1, 2]), more=st.integers(0, 1),
-       gather=sizes, scatter=sizes, wrap=st.integers(1, 2))  # fmt: skip
+@given(
+    stages=st.integers(2, 4),
+    chunks=st.sampled_from([1, 2]),
+    more=st.integers(0, 1),
+    gather=sizes,
+    scatter=sizes,
+    wrap=st.integers(1, 2),
+)
 def test_overlap_is_never_slower(
     stages: int, chunks: int, more: int, gather: int, scatter: int, wrap: int
 ) -> None:

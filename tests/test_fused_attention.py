@@ -58,9 +58,7 @@ def test_triton_is_a_multiple() -> None:
         model = Analytical(find_gpu(gpu))
         for backward, ratio in ((False, 1.4), (True, 2.0)):
             shape = (2, 16, 16, 4096, 4096, 128, 128, True, backward)
-            slow, fast = (
-                model.estimate(ATTENTION[each](*shape)) for each in ("triton", "flash-2")
-            )
+            slow, fast = (model.estimate(ATTENTION[each](*shape)) for each in ("triton", "flash-2"))
             assert slow.duration == pytest.approx(ratio * fast.duration, rel=1e-6)
             assert slow.error > fast.error
 

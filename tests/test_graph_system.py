@@ -66,10 +66,13 @@ def listed(cluster: Cluster, nodes: int, folder: Path, **changed: float) -> Clus
         ends = f"['{name.replace('->', chr(39) + ', ' + chr(39))}']"
         speed = float(topology.bandwidth[link]) * changed.get(name, 1.0)
         lines += [
-            "[[links]]", f"ends = {ends}", f"bandwidth = '{speed!r} B/s'", "one_way = true",
+            "[[links]]",
+            f"ends = {ends}",
+            f"bandwidth = '{speed!r} B/s'",
+            "one_way = true",
             f"latency = '{float(topology.latency[link])!r} s'",
             f"kind = '{LinkKind(int(topology.kind[link])).name.lower()}'",
-        ]  # fmt: skip
+        ]
     path = folder / "listed.toml"
     path.write_text("\n".join(lines))
     fabric, node = cluster.fabric, cluster.node
@@ -112,9 +115,11 @@ def test_a_middle_link_counts(tmp_path: Path) -> None:
     text = ["nodes = ["]
     for node in range(2):
         text += [f"{{ name = 'gpu{2 * node + i}', kind = 'gpu' }}," for i in range(2)]
-        text += [f"{{ name = 'nv{node}', kind = 'nvswitch' }},",
-                 f"{{ name = 'nic{node}', kind = 'nic' }},",
-                 f"{{ name = 'sw{node}', kind = 'switch' }},"]  # fmt: skip
+        text += [
+            f"{{ name = 'nv{node}', kind = 'nvswitch' }},",
+            f"{{ name = 'nic{node}', kind = 'nic' }},",
+            f"{{ name = 'sw{node}', kind = 'switch' }},",
+        ]
     text.append("]")
     ends = [(f"gpu{2 * n + i}", f"nv{n}", 300) for n in range(2) for i in range(2)]
     ends += [(f"gpu{2 * n + i}", f"nic{n}", 50) for n in range(2) for i in range(2)]
@@ -122,8 +127,9 @@ def test_a_middle_link_counts(tmp_path: Path) -> None:
     times = {}
     for middle in (50, 5, 0.05):
         rows = [*ends, ("sw0", "sw1", middle)]
-        links = [f"[[links]]\nends = ['{a}', '{b}']\nbandwidth = '{speed} GB/s'"
-                 for a, b, speed in rows]  # fmt: skip
+        links = [
+            f"[[links]]\nends = ['{a}', '{b}']\nbandwidth = '{speed} GB/s'" for a, b, speed in rows
+        ]
         (tmp_path / "net.toml").write_text("\n".join([*text, *links]))
         (tmp_path / "cluster.toml").write_text(
             "title = 'two'\ngpu = 'h100-sxm'\ngpus_per_node = 2\ngraph = 'net.toml'\n"

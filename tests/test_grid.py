@@ -21,15 +21,26 @@ def test_the_example_of_megatron() -> None:
     # megatron/core/parallel_state.py, initialize_model_parallel: 16 GPUs, tp 2, pp 4.
     found = grid(16, tp=2, pp=4)
     assert found.groups("dp").tolist() == [
-        [0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]
-    ]  # fmt: skip
+        [0, 2],
+        [1, 3],
+        [4, 6],
+        [5, 7],
+        [8, 10],
+        [9, 11],
+        [12, 14],
+        [13, 15],
+    ]
     assert found.groups("tp").tolist() == [[i, i + 1] for i in range(0, 16, 2)]
     assert found.groups("pp").tolist() == [
-        [0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]
-    ]  # fmt: skip
+        [0, 4, 8, 12],
+        [1, 5, 9, 13],
+        [2, 6, 10, 14],
+        [3, 7, 11, 15],
+    ]
     assert found.groups("tp-pp").tolist() == [
-        [0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]
-    ]  # fmt: skip
+        [0, 1, 4, 5, 8, 9, 12, 13],
+        [2, 3, 6, 7, 10, 11, 14, 15],
+    ]
 
 
 def test_context_and_expert_parallel() -> None:
@@ -39,8 +50,12 @@ def test_context_and_expert_parallel() -> None:
     assert found.groups("cp")[:2].tolist() == [[0, 2], [1, 3]]
     assert found.groups("dp-cp")[0].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     # Experts are laid out on the same ranks: etp 1, then ep over neighbours, then edp.
-    assert found.groups("ep").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11],
-                                           [12, 13, 14, 15]]  # fmt: skip
+    assert found.groups("ep").tolist() == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+    ]
     assert found.groups("edp")[0].tolist() == [0, 4, 8, 12]
 
 
@@ -76,9 +91,12 @@ sizes = st.sampled_from([1, 2, 3, 4])
 
 
 @given(
-    tp=sizes, cp=sizes, dp=sizes, pp=sizes,
+    tp=sizes,
+    cp=sizes,
+    dp=sizes,
+    pp=sizes,
     order=st.permutations(["tp", "cp", "ep", "dp", "pp"]),
-)  # fmt: skip
+)
 def test_every_axis_partitions_the_ranks(
     tp: int, cp: int, dp: int, pp: int, order: list[str]
 ) -> None:

@@ -85,14 +85,20 @@ def test_what_kin_count_is_found_by_leaving_chips_out():
 def test_calibration_of_several_gpus():
     slow = TRUE | {"efficiency": 0.5}
     tables = list(
-        calibrate([
-            batch("v100-pcie-32gb"), batch("a100-pcie-40gb"), batch("p100-pcie", constants=slow)
-        ])
-    )  # fmt: skip
+        calibrate(
+            [batch("v100-pcie-32gb"), batch("a100-pcie-40gb"), batch("p100-pcie", constants=slow)]
+        )
+    )
     names = [owner for (_, owner, _), _ in tables]
     assert names == [
-        "any", "ampere", "a100-pcie-40gb", "pascal", "p100-pcie", "volta", "v100-pcie-32gb",
-    ]  # fmt: skip
+        "any",
+        "ampere",
+        "a100-pcie-40gb",
+        "pascal",
+        "p100-pcie",
+        "volta",
+        "v100-pcie-32gb",
+    ]
     found = dict(zip(names, (table for _, table in tables)))
     assert found["p100-pcie"].constants["efficiency"] == pytest.approx(0.5, rel=0.03)
     assert found["v100-pcie-32gb"].constants["efficiency"] == pytest.approx(0.7, rel=0.03)

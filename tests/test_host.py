@@ -13,17 +13,31 @@ from mpisim.traces.host import CallKind, communication_stem, is_communication_ke
 def test_kinds_of_calls(tmp_path: Path) -> None:
     made = HandMade()
     for at, name in enumerate(
-        ["cudaStreamWaitEvent", "cudaStreamSynchronize", "cudaDeviceSynchronize",
-         "cudaEventSynchronize", "cudaEventRecord", "cudaFree", "hipStreamWaitEvent",
-         "cudaEventQuery", "cudaStreamIsCapturing"]
-    ):  # fmt: skip
+        [
+            "cudaStreamWaitEvent",
+            "cudaStreamSynchronize",
+            "cudaDeviceSynchronize",
+            "cudaEventSynchronize",
+            "cudaEventRecord",
+            "cudaFree",
+            "hipStreamWaitEvent",
+            "cudaEventQuery",
+            "cudaStreamIsCapturing",
+        ]
+    ):
         made.call(name, 10 * at, 10 * at + 5)
     made.launch(100, 105, 110, 120)
     _, calls = made.read(tmp_path)
     assert [call.kind.name for call in calls] == [
-        "WAIT_EVENT", "SYNC_STREAM", "SYNC_DEVICE", "SYNC_EVENT", "RECORD", "MEMORY",
-        "WAIT_EVENT", "LAUNCH",
-    ]  # fmt: skip
+        "WAIT_EVENT",
+        "SYNC_STREAM",
+        "SYNC_DEVICE",
+        "SYNC_EVENT",
+        "RECORD",
+        "MEMORY",
+        "WAIT_EVENT",
+        "LAUNCH",
+    ]
 
 
 def test_one_launch_of_several_operations(tmp_path: Path) -> None:
@@ -82,9 +96,11 @@ def test_steps(tmp_path: Path) -> None:
     made.launch(95, 96, 97, 98)
     _, calls = made.read(tmp_path)
     assert [(call.name, call.step) for call in calls if call.kind is CallKind.MARK] == [
-        ("ProfilerStep#7 begin", 7), ("ProfilerStep#7 end", 7),
-        ("ProfilerStep#8 begin", 8), ("ProfilerStep#8 end", 8),
-    ]  # fmt: skip
+        ("ProfilerStep#7 begin", 7),
+        ("ProfilerStep#7 end", 7),
+        ("ProfilerStep#8 begin", 8),
+        ("ProfilerStep#8 end", 8),
+    ]
     # Before the first step: none. Behind the last: still that step.
     launches = [call.step for call in calls if call.kind is CallKind.LAUNCH]
     assert launches == [-1, 7, 8, 8]

@@ -207,9 +207,12 @@ def comparable(table: dict[str, Any]) -> Transformer:
     model = build(cls, {"seq_len": 2048, **common, **table}, "test", "model")
     assert isinstance(model, Transformer)
     model = replace(
-        model, kv_heads=model.kv, ffn_hidden=model.ffn, qkv_bias=model.has_qkv_bias,
+        model,
+        kv_heads=model.kv,
+        ffn_hidden=model.ffn,
+        qkv_bias=model.has_qkv_bias,
         moe_ffn_hidden=model.expert_ffn if model.experts else None,
-    )  # fmt: skip
+    )
     if model.family != "vit":
         model = replace(model, seq_len=2048, decoder_seq_len=None)
     if model.attention == "mha":
@@ -232,10 +235,19 @@ def test_every_model_type_is_covered_by_a_file() -> None:
 def test_mpt(tmp_path: Path) -> None:
     found = from_config(written(tmp_path, MPT_7B))
     assert found == {
-        "family": "gpt", "layers": 32, "hidden": 4096, "heads": 32, "vocab": 50432,
-        "seq_len": 2048, "ffn_hidden": 16384, "position": "alibi", "bias": False,
-        "qk_norm": False, "dropout": False, "tied_embeddings": True,
-    }  # fmt: skip
+        "family": "gpt",
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "vocab": 50432,
+        "seq_len": 2048,
+        "ffn_hidden": 16384,
+        "position": "alibi",
+        "bias": False,
+        "qk_norm": False,
+        "dropout": False,
+        "tied_embeddings": True,
+    }
 
 
 def test_sequences_are_as_long_as_the_file_allows(tmp_path: Path) -> None:

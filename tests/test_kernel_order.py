@@ -35,16 +35,44 @@ def story(tmp_path):
     correlation = 0
     for k, (name, at, kernels) in enumerate(STORY):
         args = {"Record function id": k + 3}
-        events.append({"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1,
-                       "ts": at - 0.5, "dur": 2.5, "args": args})  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": name,
+                "pid": 1,
+                "tid": 1,
+                "ts": at - 0.5,
+                "dur": 2.5,
+                "args": args,
+            }
+        )
         for i, (stream, begin, end) in enumerate(kernels):
             correlation += 1
-            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1,
-                           "tid": 1, "ts": at + i * 0.5, "dur": 0.25,
-                           "args": {"correlation": correlation}})  # fmt: skip
-            events.append({"ph": "X", "cat": "kernel", "name": f"{name}_{i}", "pid": 0,
-                           "tid": stream, "ts": begin, "dur": end - begin,
-                           "args": {"correlation": correlation, "stream": stream}})  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "cuda_runtime",
+                    "name": "cudaLaunchKernel",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": at + i * 0.5,
+                    "dur": 0.25,
+                    "args": {"correlation": correlation},
+                }
+            )
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": f"{name}_{i}",
+                    "pid": 0,
+                    "tid": stream,
+                    "ts": begin,
+                    "dur": end - begin,
+                    "args": {"correlation": correlation, "stream": stream},
+                }
+            )
     path = tmp_path / "kineto.json"
     path.write_text(json.dumps({"traceEvents": events}))
     trace = read_kineto(path)
@@ -54,9 +82,7 @@ def story(tmp_path):
 def test_dependencies_pass_through_operators_without_kernels(story):
     trace, found = story
     names = trace.device.name
-    pairs = [
-        (names[a], names[b]) for a, b in zip(found.source, found.target, strict=True)
-    ]  # fmt: skip
+    pairs = [(names[a], names[b]) for a, b in zip(found.source, found.target, strict=True)]
     # The last kernel of aten::mm stands for it. What aten::join reads on its own stream from
     # aten::other, and on the other from the copy.
     assert sorted(pairs) == [

@@ -49,9 +49,7 @@ class TestTiles:
     def test_full_waves_run_at_the_peak(self) -> None:
         # 12 × 18 tiles are two waves of 108 multiprocessors.
         m, n, k = 12 * 128, 18 * 256, 4096
-        (found,) = times(
-            [Cut(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
-        )
+        (found,) = times([Cut(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL)
         assert found[0] == pytest.approx(2 * m * n * k / A100.peaks["bf16"])
 
     def test_one_tile_more_is_one_wave_more(self) -> None:
@@ -326,8 +324,8 @@ class TestConvolution:
         kernel = Convolution(64, 512, 512, 32, 32, 3)
         assert kernel.flops / seconds(kernel, A100) > 1.2 * A100.peaks["fp32"]
         assert kernel.flops / seconds(replace(kernel, stride=2), A100) < A100.peaks["fp32"]
-        assert kernel.flops / seconds(replace(kernel, direction="weight"), A100) < (
-            A100.peaks["fp32"]
+        assert (
+            kernel.flops / seconds(replace(kernel, direction="weight"), A100) < (A100.peaks["fp32"])
         )
 
     def test_winograd_likes_multiples_of_four(self) -> None:

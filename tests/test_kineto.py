@@ -103,8 +103,18 @@ def test_recorded_synchronisation(tmp_path: Path) -> None:
     made = HandMade()
     made.launch(1, 2, 3, 4, stream=7)
     made.launch(5, 6, 7, 8, stream=20)
-    made.add("cuda_sync", "Stream Wait Event", 5, 5, 20, device=0, stream=20, wait_on_stream=7,
-             wait_on_cuda_event_record_corr_id=77, correlation=78)  # fmt: skip
+    made.add(
+        "cuda_sync",
+        "Stream Wait Event",
+        5,
+        5,
+        20,
+        device=0,
+        stream=20,
+        wait_on_stream=7,
+        wait_on_cuda_event_record_corr_id=77,
+        correlation=78,
+    )
     (sync,) = read_kineto(made.write(tmp_path)).syncs
     assert (sync.name, sync.stream, sync.source) == ("Stream Wait Event", 1, 0)
     assert (sync.record, sync.correlation) == (77, 78)
@@ -130,8 +140,16 @@ def test_second_half_is_shifted(tmp_path: Path) -> None:
 
 
 def event(**changes: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 2,
-            **changes}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "gemm",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 2,
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -142,13 +160,13 @@ def event(**changes: Any) -> dict[str, Any]:
         (b'{"other": 1}', "not a Kineto trace"),
         (b'{"traceEvents": {}}', "not a Kineto trace"),
         (b'{"traceEvents": []}', "not a Kineto trace"),
-        (b'[1, 2]', "not a Kineto trace"),
+        (b"[1, 2]", "not a Kineto trace"),
         (json.dumps([event(dur=-3)]).encode(), "'gemm'.*negative.*-3"),
         (json.dumps([event(ts=None)]).encode(), "'gemm'.*'ts'"),
         (json.dumps([event(dur="long")]).encode(), "'dur'|float"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": NaN, "dur": 1}]}', "JSON|NaN"),
     ],
-)  # fmt: skip
+)
 def test_bad_text(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(text)

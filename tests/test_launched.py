@@ -79,9 +79,7 @@ def leaves(parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
     """Return the words of every command that can be run."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            return [
-                (name, *rest) for name, sub in action.choices.items() for rest in leaves(sub)
-            ]
+            return [(name, *rest) for name, sub in action.choices.items() for rest in leaves(sub)]
     return [()]
 
 
@@ -169,7 +167,7 @@ def test_a_process_without_launcher_leaves_no_shared_memory(launch_environment, 
 # --- ends of another kind ------------------------------------------------------------------------
 
 # Commands that one process runs, and one that all run, which end in every way there is.
-PROGRAM = '''\
+PROGRAM = """\
 import os, sys, time, types
 
 from mpisim import cli
@@ -224,7 +222,7 @@ def run(args):
 command.add_parser = add_parser
 sys.modules["trial"] = command
 sys.exit(cli.main(["trial", *sys.argv[1:]], commands=["trial"]))
-'''
+"""
 
 ENDS = {
     "input": (2, "mpisim: error: bad input"),
@@ -273,9 +271,13 @@ def test_terminated(launch_environment, trial, tmp_path, nprocs, who):
     mpirun = shutil.which("mpirun", path=launch_environment["PATH"])
     launcher = [mpirun, "-n", str(nprocs)] if nprocs > 1 else []
     with subprocess.Popen(
-        [*launcher, sys.executable, str(trial), f"{who}wait"], env=launch_environment,
-        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [*launcher, sys.executable, str(trial), f"{who}wait"],
+        env=launch_environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         deadline = time.monotonic() + LIMIT
         while not (tmp_path / "begun").exists():
             assert process.poll() is None

@@ -22,10 +22,18 @@ def write_et(path, names):
 
 def write_kineto(path, names, args=lambda k: {}, thread=lambda k: 1):
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": thread(k), "ts": 10 * k,
-         "dur": 5, "args": args(k)}
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": name,
+            "pid": 1,
+            "tid": thread(k),
+            "ts": 10 * k,
+            "dur": 5,
+            "args": args(k),
+        }
         for k, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     path.write_text(json.dumps({"traceEvents": events}))
     return read_kineto(path)
 

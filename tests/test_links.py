@@ -44,7 +44,7 @@ def test_two_flows_that_overlap() -> None:
         two_links(5, 6),
         flows((0, 0, 600 * ms, GB // 2), (1, 400 * ms, 1000 * ms, GB // 2)),
         1000 * ms,
-    )  # fmt: skip
+    )
     assert found.links["name"].tolist() == ["one", "two"]
     assert found.links["count"].tolist() == [1, 2]
     assert found.links["bytes"].tolist() == [GB, GB // 4]
@@ -73,7 +73,7 @@ def test_what_is_spread_over_the_step_adds_up(entries: list[tuple[int, int, int,
         two_links(0, 1),
         flows(*((route, begin, begin + length, size) for route, begin, length, size in entries)),
         until,
-    )  # fmt: skip
+    )
     carried = found.utilisation.sum(axis=1) / BINS * until * 1e-12 * found.links["capacity"]
     assert carried == pytest.approx(found.links["bytes"].astype(float), rel=1e-6, abs=1)
     assert (found.links["shared"] <= found.links["busy"]).all()
@@ -88,11 +88,7 @@ def test_nothing_flowed() -> None:
     assert not len(found.sharing["link"])
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 6)), max_size=14
-    )
-)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 6)), max_size=14))
 def test_every_moment_of_one_or_more_is_counted(entries: list[tuple[int, int, int]]) -> None:
     place, begin, length = np.array(entries, np.int64).reshape(-1, 3).T.copy()
     index = np.concatenate([[0], np.cumsum(np.bincount(place, minlength=4))])

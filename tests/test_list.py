@@ -77,8 +77,14 @@ def test_nothing_found_is_one_line(run_mpisim: Run, args: list[str], message: st
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(8_030_261_248, "8.03 B"), (405_853_388_800, "406 B"), (1_008e9, "1.01 T"),
-     (999.7e9, "1 T"), (124_439_808, "124 M"), (512, "512 ")],
-)  # fmt: skip
+    [
+        (8_030_261_248, "8.03 B"),
+        (405_853_388_800, "406 B"),
+        (1_008e9, "1.01 T"),
+        (999.7e9, "1 T"),
+        (124_439_808, "124 M"),
+        (512, "512 "),
+    ],
+)
 def test_parameters_have_three_digits(number: int, text: str) -> None:
     assert _billions(number) == text

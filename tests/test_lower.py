@@ -60,8 +60,9 @@ def test_rows_and_cpu_time(tmp_path: Path) -> None:
 def test_blocking_copies_are_waits(tmp_path: Path) -> None:
     made = HandMade()
     made.launch(0, 5, 9, 500)
-    made.launch(10, 525, 502, 510, name="Memcpy DtoH (Device -> Pageable)", call="cudaMemcpyAsync",
-                bytes=4)  # fmt: skip
+    made.launch(
+        10, 525, 502, 510, name="Memcpy DtoH (Device -> Pageable)", call="cudaMemcpyAsync", bytes=4
+    )
     made.launch(530, 535, 539, 550)
     found, names = lowered(made, tmp_path)
     assert found.table.kind.tolist() == [Kind.KERNEL, Kind.COPY, Kind.HOST_WAIT, Kind.KERNEL]
@@ -95,9 +96,13 @@ def test_steps_are_marks(tmp_path: Path) -> None:
     found, names = lowered(made, tmp_path)
     texts = list(names)
     assert [texts[i] for i in found.table.name.tolist()] == [
-        "ProfilerStep#3 begin", "gemm", "ProfilerStep#3 end",
-        "ProfilerStep#4 begin", "gemm", "ProfilerStep#4 end",
-    ]  # fmt: skip
+        "ProfilerStep#3 begin",
+        "gemm",
+        "ProfilerStep#3 end",
+        "ProfilerStep#4 begin",
+        "gemm",
+        "ProfilerStep#4 end",
+    ]
     assert found.table.step.tolist() == [3, 3, 3, 4, 4, 4]
     assert_replays(found, names)
 
@@ -111,8 +116,11 @@ def test_unlaunched_operations_follow_their_stream(tmp_path: Path) -> None:
     found, names = lowered(made, tmp_path)
     texts = list(names)
     assert [texts[i] for i in found.table.name.tolist()] == [
-        "in flight", "launched", "no call of its own", "last",
-    ]  # fmt: skip
+        "in flight",
+        "launched",
+        "no call of its own",
+        "last",
+    ]
     assert found.table.launch_cost.tolist() == [0, 5 * US, 0, 5 * US]
     assert_replays(found, names)
 

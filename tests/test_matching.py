@@ -48,9 +48,7 @@ def members(matching: Matching) -> set[tuple[tuple[int, int], ...]]:
 
 def begins(rng: random.Random, n: int, ranks: int) -> list[list[float]]:
     """Begins of n operations, 1 ms apart or so."""
-    return [
-        [1000 * op + rng.randint(0, 400) for _ in range(ranks)] for op in range(n)
-    ]  # fmt: skip
+    return [[1000 * op + rng.randint(0, 400) for _ in range(ranks)] for op in range(n)]
 
 
 # --- wire time ----------------------------------------------------------------------------------
@@ -146,9 +144,7 @@ def test_two_groups_in_lockstep_stay_apart() -> None:
             for rank, at in zip(pair, start, strict=True):
                 ranks[rank].append(communication(rank, op, at, max(start) + 50))
     found = match_communications(ranks)
-    assert members(found) == {
-        ((a, op), (a + 1, op)) for a in (0, 2) for op in range(30)
-    }  # fmt: skip
+    assert members(found) == {((a, op), (a + 1, op)) for a in (0, 2) for op in range(30)}
     assert found.counts["communicators found by equal ends"] == 2
 
 
@@ -176,9 +172,17 @@ def test_two_communicators_of_the_same_ranks() -> None:
             for rank in (0, 1):
                 order = op if rank == 0 else 1 - op
                 ranks[rank].append(
-                    communication(rank, 2 * n + order, 1000 * n + 10 * order, 1000 * n + 90,
-                                  stream=stream, group=(0, 1), group_name=name, sequence=n)
-                )  # fmt: skip
+                    communication(
+                        rank,
+                        2 * n + order,
+                        1000 * n + 10 * order,
+                        1000 * n + 90,
+                        stream=stream,
+                        group=(0, 1),
+                        group_name=name,
+                        sequence=n,
+                    )
+                )
     for line in ranks.values():
         line.sort(key=lambda item: item.op)
     found = match_communications(ranks)
@@ -218,9 +222,15 @@ def test_one_distance_of_ranks() -> None:
             end = 1000 * op + rng.randint(0, 60)
             for rank, way in ((source, "S"), (source + 2, "R")):
                 ranks[rank].append(
-                    communication(rank, op, end - 200, end + rng.randint(0, 40),
-                                  Operation.SEND_RECV, directions=way)
-                )  # fmt: skip
+                    communication(
+                        rank,
+                        op,
+                        end - 200,
+                        end + rng.randint(0, 40),
+                        Operation.SEND_RECV,
+                        directions=way,
+                    )
+                )
     found = match_communications(ranks)
     assert members(found) == {((a, op), (a + 2, op)) for a in (0, 1) for op in range(10)}
     assert found.counts["send/receive pairs at a distance of 2 ranks"] == 20
@@ -235,9 +245,16 @@ def both_ways(offset: float, lag: float, known: bool) -> dict[int, list[Communic
             sends = rank == source
             end = 1000 * op + 100 - (lag if sends else 0)
             ranks[rank].append(
-                communication(rank, op, 1000 * op + 20 * rank, end, Operation.SEND_RECV,
-                              directions="S" if sends else "R", peer=1 - rank if known else -1)
-            )  # fmt: skip
+                communication(
+                    rank,
+                    op,
+                    1000 * op + 20 * rank,
+                    end,
+                    Operation.SEND_RECV,
+                    directions="S" if sends else "R",
+                    peer=1 - rank if known else -1,
+                )
+            )
     shifted(ranks, {1: offset})
     return ranks
 
@@ -261,9 +278,16 @@ def test_known_pairs_go_by_order_not_by_time() -> None:
     for op in range(6):
         for rank, way in ((0, "S"), (1, "R")):
             ranks[rank].append(
-                communication(rank, op, 100 * op, 100 * op + 50, Operation.SEND_RECV,
-                              directions=way, peer=1 - rank)
-            )  # fmt: skip
+                communication(
+                    rank,
+                    op,
+                    100 * op,
+                    100 * op + 50,
+                    Operation.SEND_RECV,
+                    directions=way,
+                    peer=1 - rank,
+                )
+            )
     shifted(ranks, {1: 100})
     assert members(match_communications(ranks)) == {((0, op), (1, op)) for op in range(6)}
 

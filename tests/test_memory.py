@@ -39,9 +39,14 @@ def plan(**keys: object) -> Plan:
 
 
 def operator(
-    saved: int = 0, forward: int = 0, backward: int = 0, *, selective: bool = False,
-    parameters: tuple[Parameter, ...] = (), gemm: Gemm | None = None,
-) -> Operator:  # fmt: skip
+    saved: int = 0,
+    forward: int = 0,
+    backward: int = 0,
+    *,
+    selective: bool = False,
+    parameters: tuple[Parameter, ...] = (),
+    gemm: Gemm | None = None,
+) -> Operator:
     """An operator whose kernels have results of given bytes."""
     weights = (Compute("weight", gemm, weight=True),) if gemm else ()
     return Operator(
@@ -74,9 +79,7 @@ def part(*layers: Layer) -> Part:
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("n", [1, 4, 64])
 def test_zero_as_published(stage: int, n: int) -> None:
-    found = states(
-        [layer(size=6400)], plan(dp_style="deepspeed", zero=stage), ALONE | {"shard": n}
-    )
+    found = states([layer(size=6400)], plan(dp_style="deepspeed", zero=stage), ALONE | {"shard": n})
     assert sum(vars(found).values()) == zero_states(6400, stage, n)
 
 
@@ -209,8 +212,9 @@ def test_what_gradients_of_weights_need() -> None:
 def test_forward_leaves_what_it_saves_and_backward_frees_it() -> None:
     found = chunk(
         part(layer(operator(100, 10, 30), operator(50, 20, 40)), layer(operator(70, 60, 5))),
-        plan(), ALONE,
-    )  # fmt: skip
+        plan(),
+        ALONE,
+    )
     assert found.kept == 220
     # The last operator has saved 70 and makes 60.
     assert found.forward == 150 + 70 + 60

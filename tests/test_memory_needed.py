@@ -149,14 +149,23 @@ def test_processes_of_a_machine_share_it(comm: Intracomm) -> None:
     ("lines", "files", "expected"),
     [
         ("0::/\n", {"sys/fs/cgroup/memory.max": "5000"}, [5000]),
-        ("0::/job/step\n", {"sys/fs/cgroup/job/memory.max": "700",
-                            "sys/fs/cgroup/job/step/memory.max": "max"}, [700]),
-        ("3:cpu,memory:/job\n1:name=x:/\n", {"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9",
-                                             "sys/fs/cgroup/cpu/job/memory.max": "1"}, [9]),
+        (
+            "0::/job/step\n",
+            {"sys/fs/cgroup/job/memory.max": "700", "sys/fs/cgroup/job/step/memory.max": "max"},
+            [700],
+        ),
+        (
+            "3:cpu,memory:/job\n1:name=x:/\n",
+            {
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9",
+                "sys/fs/cgroup/cpu/job/memory.max": "1",
+            },
+            [9],
+        ),
         ("0::/gone\n", {}, []),
         (None, {}, []),
     ],
-)  # fmt: skip
+)
 def test_limits_of_control_groups(
     tmp_path: Path, lines: str | None, files: dict[str, str], expected: list[int]
 ) -> None:

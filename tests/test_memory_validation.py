@@ -27,8 +27,12 @@ GIB = 2**30
 ROWS = list(csv.DictReader(text("validation/memory.csv").splitlines()))
 
 LLAMA = {
-    "position": "rotary", "norm": "rms", "bias": False, "dropout": False, "tied_embeddings": False,
-}  # fmt: skip
+    "position": "rotary",
+    "norm": "rms",
+    "bias": False,
+    "dropout": False,
+    "tied_embeddings": False,
+}
 
 WITHIN = {"formula": 0.03, "measured": 0.10}
 """Of states and activations, and of peaks on Megatron-LM."""
@@ -122,9 +126,15 @@ def test_a_layer_keeps_what_korthikanti_says(tp: int, sp: bool, recompute: str) 
     """Table 2 of arXiv:2205.05198, byte for byte."""
     gpt = Transformer("gpt", layers=2, hidden=1024, heads=16, seq_len=512, vocab=51200)
     chosen = Plan(
-        global_batch=2, micro_batch=2, tp=tp, sp=sp, dp=1, kernels="eager", precision="fp16",
+        global_batch=2,
+        micro_batch=2,
+        tp=tp,
+        sp=sp,
+        dp=1,
+        kernels="eager",
+        precision="fp16",
         recompute=recompute,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     network = transformer_network(gpt, chosen, Grid.of(chosen, tp))
     (block, _) = network.of_role("block")
     kept = {

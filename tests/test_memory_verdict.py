@@ -28,10 +28,21 @@ from mpisim.workloads import lay_out
 GIB = 2**30
 
 LLAMA = Transformer(
-    "llama", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, seq_len=8192,
-    vocab=128256, position="rotary", norm="rms", activation="swiglu", bias=False, dropout=False,
+    "llama",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    ffn_hidden=14336,
+    seq_len=8192,
+    vocab=128256,
+    position="rotary",
+    norm="rms",
+    activation="swiglu",
+    bias=False,
+    dropout=False,
     tied_embeddings=False,
-)  # fmt: skip
+)
 
 
 def stage(number: int, total: int, error: int = 0) -> StageMemory:
@@ -231,8 +242,9 @@ def test_changes_are_combined_where_none_is_enough() -> None:
 
     found = remedies(Plan(global_batch=64), limited(peak, 80))
     assert (found[0].change, found[0].together) == ('pp = 4, recompute = "full"', 2)
-    lines = advice(Plan(global_batch=64), limited(peak, 80)(Plan(global_batch=64), 1),
-                   limited(peak, 80))  # fmt: skip
+    lines = advice(
+        Plan(global_batch=64), limited(peak, 80)(Plan(global_batch=64), 1), limited(peak, 80)
+    )
     assert lines[0] == "No single change makes it fit; any of these does:"
     # The smallest that fit: two stages would do with more room.
     assert remedies(Plan(global_batch=64), limited(peak, 170))[0].change == "pp = 4"
@@ -266,8 +278,13 @@ def test_an_experiment_that_is_laid_out() -> None:
 
 def test_resnet_50_on_one_gpu() -> None:
     """256 images in fp32 are known to fill most of 24 GB, and DDP copies gradients to buckets."""
-    resnet = experiment(Cnn("resnet", 50), precision="fp32", micro_batch=256, global_batch=2048,
-                        optimizer="momentum")  # fmt: skip
+    resnet = experiment(
+        Cnn("resnet", 50),
+        precision="fp32",
+        micro_batch=256,
+        global_batch=2048,
+        optimizer="momentum",
+    )
     (found,) = assess(lay_out(resnet, 8), H100).stages
     assert found.buckets == found.gradients == 4 * 25_557_032
     assert 20 * GIB < found.total < 24 * GIB

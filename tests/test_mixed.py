@@ -58,16 +58,25 @@ def whole(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Posteri
     of_row = layout.family[layout.group]
     both = np.hstack([slope, np.eye(families)[of_row], np.eye(groups)[layout.group]])
     weight = known.weights / known.rest[layout.of_rows]
-    prior = np.concatenate([
-        known.kinds[layout.kind], known.family[layout.sort], known.group[layout.of_groups],
-    ])  # fmt: skip
+    prior = np.concatenate(
+        [
+            known.kinds[layout.kind],
+            known.family[layout.sort],
+            known.group[layout.of_groups],
+        ]
+    )
     covariance = np.linalg.inv((both.T * weight) @ both + np.diag(1 / prior))
     mean = covariance @ (both.T @ (weight * z))
     variances, end = np.diag(covariance), numbers + families
     return Posterior(
-        mean[:numbers], covariance[:numbers, :numbers], mean[numbers:end], variances[numbers:end],
-        mean[end:], variances[end:], np.einsum("ij,jk,ik->i", both, covariance, both),
-    )  # fmt: skip
+        mean[:numbers],
+        covariance[:numbers, :numbers],
+        mean[numbers:end],
+        variances[numbers:end],
+        mean[end:],
+        variances[end:],
+        np.einsum("ij,jk,ik->i", both, covariance, both),
+    )
 
 
 def test_families_and_groups_may_be_eliminated() -> None:
@@ -75,9 +84,12 @@ def test_families_and_groups_may_be_eliminated() -> None:
     layout = layout._replace(sort=np.arange(8) % 2)
     random = np.random.default_rng(3)
     known = Variances(
-        np.array([0.1, 0.02]), np.array([0.03, 0.2]), np.array([0.02, 0.07]),
-        np.array([0.01, 0.05]), random.random(72),
-    )  # fmt: skip
+        np.array([0.1, 0.02]),
+        np.array([0.03, 0.2]),
+        np.array([0.02, 0.07]),
+        np.array([0.01, 0.05]),
+        random.random(72),
+    )
     for one, other in zip(
         expected(slope, z, layout, known), whole(slope, z, layout, known), strict=True
     ):
@@ -86,13 +98,17 @@ def test_families_and_groups_may_be_eliminated() -> None:
 
 def test_rows_that_ran_alike_say_little_more_than_one() -> None:
     """Of two groups that differ in what rests on a number, many rows leave it as unknown as few."""
+
     def error(rows: int) -> float:
         group = np.repeat([0, 1], rows)
         layout = Layout(np.zeros(1, np.int64), group, np.zeros(2, np.int64), np.zeros(1, np.int64))
         known = Variances(
-            np.array([1.0]), np.array([0.04]), np.array([0.01]), np.array([1e-4]),
+            np.array([1.0]),
+            np.array([0.04]),
+            np.array([0.01]),
+            np.array([1e-4]),
             np.ones(2 * rows),
-        )  # fmt: skip
+        )
         slope = (0.1 + 0.4 * group)[:, None]
         return float(expected(slope, np.zeros(2 * rows), layout, known).covariance[0, 0] ** 0.5)
 

@@ -54,9 +54,7 @@ def inside(cluster: Cluster, nodes: int) -> int:
 
 
 @pytest.mark.parametrize(("over", "left_out"), [(1.0, True), (1.01, False)])
-def test_a_leaf_that_sends_on_all_it_is_sent_holds_nobody_back(
-    over: float, left_out: bool
-) -> None:
+def test_a_leaf_that_sends_on_all_it_is_sent_holds_nobody_back(over: float, left_out: bool) -> None:
     cluster = find_cluster("dgx-h100")
     assert cluster.fabric is not None
     fabric = dataclasses.replace(cluster.fabric, leaf=2, oversubscription=over)

@@ -18,16 +18,17 @@ KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 US = 1e-6
 
 H200 = System("hopper", 8, "nvswitch", 370.8e9, 48e9, nics=8, nic_bandwidth=50e9)
-A100 = System(
-    "ampere", 8, "nvswitch", 240e9, 24e9, nics=8, nic_bandwidth=25e9, cpu="amd"
-)  # fmt: skip
+A100 = System("ampere", 8, "nvswitch", 240e9, 24e9, nics=8, nic_bandwidth=25e9, cpu="amd")
 L40S = System("ada", 4, "pcie", pcie_bandwidth=24e9, nics=2, nic_bandwidth=50e9, nic_path="phb")
 
 ALL_REDUCE = Operation.ALL_REDUCE
 COLLECTIVES = (
-    Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.BROADCAST,
+    Operation.ALL_REDUCE,
+    Operation.ALL_GATHER,
+    Operation.REDUCE_SCATTER,
+    Operation.BROADCAST,
     Operation.REDUCE,
-)  # fmt: skip
+)
 SENDS = (Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER)
 
 
@@ -233,9 +234,13 @@ SYSTEMS = st.sampled_from([H200, A100, L40S])
 class TestProperties:
     @settings(max_examples=60, deadline=None)
     @given(
-        SYSTEMS, st.integers(1, 20), st.integers(1, 4), st.sampled_from(COLLECTIVES),
-        st.integers(0, 34), st.floats(1.0, 4.0),
-    )  # fmt: skip
+        SYSTEMS,
+        st.integers(1, 20),
+        st.integers(1, 4),
+        st.sampled_from(COLLECTIVES),
+        st.integers(0, 34),
+        st.floats(1.0, 4.0),
+    )
     def test_larger_takes_longer(
         self, system: System, nodes: int, per_node: int, operation: Operation, log: int, more: float
     ) -> None:
@@ -305,8 +310,6 @@ class TestErrors:
 
     def test_wafers_have_no_nccl(self) -> None:
         cluster = find_cluster("dgx-h100")
-        node = replace(
-            cluster.node, kind="direct", pcie_bandwidth=None, nics=0, nic_bandwidth=None
-        )  # fmt: skip
+        node = replace(cluster.node, kind="direct", pcie_bandwidth=None, nics=0, nic_bandwidth=None)
         with pytest.raises(InputError, match="needs GPUs in nodes"):
             System.of(replace(cluster, node=node))

@@ -63,12 +63,18 @@ def shape_of(system: System, nodes: int, part: float) -> Shape:
 
 @settings(deadline=None)
 @given(
-    SYSTEMS, FACTORS, SETTINGS, EVERY, st.integers(1, 20), st.floats(0, 1), st.integers(0, 34),
+    SYSTEMS,
+    FACTORS,
+    SETTINGS,
+    EVERY,
+    st.integers(1, 20),
+    st.floats(0, 1),
+    st.integers(0, 34),
     st.sampled_from(
         ["link_bandwidth", "pcie_bandwidth", "nic_bandwidth", "socket_bandwidth", "nic_latency"]
     ),
     st.floats(1.001, 8),
-)  # fmt: skip
+)
 def test_faster_hardware_is_never_slower(
     system: System,
     factors: Factors,
@@ -90,16 +96,23 @@ def test_faster_hardware_is_never_slower(
     after = Nccl(system, chosen, factors, faster).candidates(operation, size, shape)
     for old, new in zip(before, after, strict=True):
         assert (old.algorithm, old.protocol, old.channels) == (
-            new.algorithm, new.protocol, new.channels,
-        )  # fmt: skip
+            new.algorithm,
+            new.protocol,
+            new.channels,
+        )
         assert new.seconds(size) <= old.seconds(size) * (1 + 1e-12)
 
 
 @settings(deadline=None)
 @given(
-    SYSTEMS, FACTORS, EVERY, st.integers(1, 20), st.floats(0, 1), st.integers(0, 34),
+    SYSTEMS,
+    FACTORS,
+    EVERY,
+    st.integers(1, 20),
+    st.floats(0, 1),
+    st.integers(0, 34),
     st.floats(1, 3),
-)  # fmt: skip
+)
 def test_larger_takes_longer_with_the_choice_held(
     system: System,
     factors: Factors,
@@ -219,10 +232,23 @@ class TestBetter:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "comm.json"
-    assert main([
-        "comm", "all_gather", "--cluster", "gb200-nvl72", "--gpus-per-node", "64",
-        "--size", "64M:4G:64", "--json", str(target),
-    ]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "comm",
+                "all_gather",
+                "--cluster",
+                "gb200-nvl72",
+                "--gpus-per-node",
+                "64",
+                "--size",
+                "64M:4G:64",
+                "--json",
+                str(target),
+            ]
+        )
+        == 0
+    )
     out = " ".join(capsys.readouterr().out.split())
     assert "67108864 B: NCCL's tuner takes nvls simple. By this model ring ll128" in out
     assert "(NCCL_ALGO=Ring NCCL_PROTO=LL128)" in out

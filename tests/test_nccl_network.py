@@ -30,9 +30,7 @@ def network(name: str, nodes: int = NODES, **changes: object) -> NcclNetwork:
     )
 
 
-NETWORKS = {
-    name: network(name, NODES if find_cluster(name).fabric else 1) for name in CLUSTERS
-}
+NETWORKS = {name: network(name, NODES if find_cluster(name).fabric else 1) for name in CLUSTERS}
 
 
 @given(st.data())

@@ -35,10 +35,17 @@ def found_in(text: str, said: Said | None = None) -> list[Measurement | str]:
 
 
 def log(
-    program: str, *, gpus: int = 8, hosts: int = 1, size: int = 1 << 30, time: float = 5000.0,
-    gpu: str = "NVIDIA H100 80GB HBM3", name: bool = True, devices: bool = True,
+    program: str,
+    *,
+    gpus: int = 8,
+    hosts: int = 1,
+    size: int = 1 << 30,
+    time: float = 5000.0,
+    gpu: str = "NVIDIA H100 80GB HBM3",
+    name: bool = True,
+    devices: bool = True,
     title: str = TITLE,
-) -> str:  # fmt: skip
+) -> str:
     """The output of one program with one row, as nccl-tests 2.17 prints it."""
     operation = PROGRAMS[program]
     split = program in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")
@@ -80,8 +87,10 @@ class TestPrinted:
     def test_two_runs_of_mpirun_with_messages_between(self) -> None:
         rows, skipped = read([LOGS / "two_nodes.log"])
         assert skipped == {
-            "a size of 0": 1, "results with wrong values": 1, "a row that is cut off": 1
-        }  # fmt: skip
+            "a size of 0": 1,
+            "results with wrong values": 1,
+            "a row that is cut off": 1,
+        }
         gather = [each for each in rows if each.operation is Operation.ALL_GATHER]
         assert [each.bytes for each in gather] == [1 << 10, 1 << 15, 1 << 20, 1 << 30]
         assert {(each.gpus, each.nodes, each.gpu) for each in rows} == {(4, 2, "a100-sxm-40gb")}
@@ -95,8 +104,10 @@ class TestPrinted:
         rows, skipped = read([LOGS / "old.log"])
         assert not skipped
         assert Counter(each.operation for each in rows) == {
-            Operation.REDUCE_SCATTER: 2, Operation.BROADCAST: 2, Operation.ALL_GATHER: 1
-        }  # fmt: skip
+            Operation.REDUCE_SCATTER: 2,
+            Operation.BROADCAST: 2,
+            Operation.ALL_GATHER: 1,
+        }
         assert (rows[1].line, rows[1].bytes) == (14, 1 << 27)
         assert rows[1].seconds == pytest.approx(1154.6e-6)
         assert platform_of(rows[0]).name == "dgx-v100"
@@ -202,32 +213,37 @@ class TestSaid:
             (log("all_reduce"), Said(operation="gossip"), "'gossip' is unknown; allowed"),
             (log("all_reduce", gpu=""), Said(), "no name of a GPU.*--cluster"),
             (
-                log("all_reduce").replace("all_reduce_perf", "broadcast_perf"), Said(),
+                log("all_reduce").replace("all_reduce_perf", "broadcast_perf"),
+                Said(),
                 "the table of broadcast_perf has the columns of all_reduce, sendrecv",
             ),
             (
-                log("all_reduce").replace("Rank  3", "Rank 11"), Said(),
+                log("all_reduce").replace("Rank  3", "Rank 11"),
+                Said(),
                 "ranks 0, 1, 2, 4, 5, 6, …, not all up to 11",
             ),
             (
                 re.sub(r"node-\d device +\d", "pod device 0", log("all_reduce", hosts=2)).replace(
                     "[0000:07:00]", "[0000:00:00]"
                 ),
-                Said(), "2 ranks use device 0 .* say how many there are with --nodes",
+                Said(),
+                "2 ranks use device 0 .* say how many there are with --nodes",
             ),
             (log("all_reduce").replace(" time ", " cputime "), Said(), "times of the CPU"),
             (
-                log("all_gather").replace(f"{1 << 30:12d}", f"{1 << 27:12d}"), Said(),
+                log("all_gather").replace(f"{1 << 30:12d}", f"{1 << 27:12d}"),
+                Said(),
                 "the table of all_gather_perf has the columns of sendrecv",
             ),
             (
-                log("all_reduce").replace(" redop", " operator"), Said(),
+                log("all_reduce").replace(" redop", " operator"),
+                Said(),
                 r"line 13: no known table of nccl-tests: its columns are size count type operator",
             ),
             (log("all_reduce").split("#       size")[0], Said(), "ends before a table"),
             (log("all_reduce").split("float")[0], Said(), "no row of size"),
         ],
-    )  # fmt: skip
+    )
     def test_unclear_logs(self, text: str, said: Said, message: str) -> None:
         with pytest.raises(InputError, match=message) as caught:
             found_in(text, said)

@@ -110,9 +110,7 @@ def test_less_never_helps_and_more_never_hurts(
     except Exception:
         return  # no link of that name here
     net = network(of, plain)
-    new = NcclNetwork(
-        Nccl(net.nccl.system, machine=system_seen(net.nccl.system, other)), other
-    )
+    new = NcclNetwork(Nccl(net.nccl.system, machine=system_seen(net.nccl.system, other)), other)
     before, after = (duration(each, operation, size, members) for each in (net, new))
     better = up == (key == "bandwidth")
     slack = 1 + before // 10**9  # rounding of rates and weights
@@ -148,19 +146,26 @@ def test_one_capacity_one_answer(fabric: str) -> None:
     names = ["*nic*->*", "*->*nic*"]
     if "tree" in fabric or fabric == "hpn":
         names += ["*leaf*->*spine*", "*spine*->*leaf*", "*spine*->*core*", "*core*->*spine*"]
-    present = {f"links.{name}.bandwidth": "50 %" for name in names
-               if any(fnmatchcase(link, name) for link in plain.link_names)}  # fmt: skip
+    present = {
+        f"links.{name}.bandwidth": "50 %"
+        for name in names
+        if any(fnmatchcase(link, name) for link in plain.link_names)
+    }
     # A card's links inside its node are PCIe; they stay.
-    inside = {f"links.{link}.bandwidth": "2 x" for link, kind in
-              zip(plain.link_names, plain.kind.tolist(), strict=True)
-              if kind == LinkKind.PCIE and "nic" in link}  # fmt: skip
+    inside = {
+        f"links.{link}.bandwidth": "2 x"
+        for link, kind in zip(plain.link_names, plain.kind.tolist(), strict=True)
+        if kind == LinkKind.PCIE and "nic" in link
+    }
     half = changed(plain, present | inside)
     assert (half.bandwidth == built.topology.bandwidth).all()
     net = network(CLUSTERS[fabric], half)
     for operation in OPERATIONS:
-        groups = [[3, 11], [0, 95]] if operation is Operation.SEND_RECV else [
-            list(range(96)), [8 * i + 1 for i in range(12)], [0, 9, 17, 40], [0, 1, 2]
-        ]  # fmt: skip
+        groups = (
+            [[3, 11], [0, 95]]
+            if operation is Operation.SEND_RECV
+            else [list(range(96)), [8 * i + 1 for i in range(12)], [0, 9, 17, 40], [0, 1, 2]]
+        )
         for members in groups:
             for size in (1 << 12, 1 << 22, 1 << 31):
                 one, two = (
@@ -192,10 +197,16 @@ def leaves(oversubscription: float, nodes: int, leaf: int, **fabric: Any) -> Ncc
     """DGX H100 on rails: leaves of `leaf` nodes."""
     base = find_cluster("dgx-h100")
     kind = fabric.pop("kind", "rail-fat-tree")
-    of = dataclasses.replace(base, fabric=Fabric(
-        kind=kind, leaf=leaf, oversubscription=oversubscription, nic_efficiency=EFFICIENCY,
-        **fabric,
-    ))  # fmt: skip
+    of = dataclasses.replace(
+        base,
+        fabric=Fabric(
+            kind=kind,
+            leaf=leaf,
+            oversubscription=oversubscription,
+            nic_efficiency=EFFICIENCY,
+            **fabric,
+        ),
+    )
     return network(of, of.topology(nodes))
 
 
@@ -231,9 +242,15 @@ def test_racks_over_a_thin_spine() -> None:
     # buffer to the other rack, over a sixteenth of what the rack's cards carry.
     base = find_cluster("gb200-nvl72")
     assert base.node.nic_bandwidth is not None
-    of = dataclasses.replace(base, fabric=Fabric(
-        kind="rail-fat-tree", leaf=1, oversubscription=16.0, nic_efficiency=EFFICIENCY,
-    ))  # fmt: skip
+    of = dataclasses.replace(
+        base,
+        fabric=Fabric(
+            kind="rail-fat-tree",
+            leaf=1,
+            oversubscription=16.0,
+            nic_efficiency=EFFICIENCY,
+        ),
+    )
     net = network(of, of.topology(2))
     everyone = list(range(144))
     cards = base.node.nics * base.node.nic_bandwidth.si

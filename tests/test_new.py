@@ -37,9 +37,12 @@ Run = Callable[..., Any]
 GIB = 2**30
 
 SECTIONS = {
-    "plan": Plan, "cluster": ClusterChoice, "kernels": KernelChoice, "network": NetworkChoice,
+    "plan": Plan,
+    "cluster": ClusterChoice,
+    "kernels": KernelChoice,
+    "network": NetworkChoice,
     "run": RunChoice,
-}  # fmt: skip
+}
 
 
 def sections(text: str) -> dict[str, str]:
@@ -85,13 +88,16 @@ def test_every_model_gives_an_experiment(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "cluster", "gpus"),
-    [("llama-3-8b", "dgx-h100", 8), ("gpt3-175b", "dgx-a100", 96), ("gpt2", "gv100-4gpu", 4),
-     ("llama-3-405b", "dgx-h100", 1024), ("qwen3-30b-a3b", "dgx-h100", 16),
-     ("deepseek-v3", "dgx-h800", 2048)],
-)  # fmt: skip
-def test_weights_and_states_leave_room_for_activations(
-    name: str, cluster: str, gpus: int
-) -> None:
+    [
+        ("llama-3-8b", "dgx-h100", 8),
+        ("gpt3-175b", "dgx-a100", 96),
+        ("gpt2", "gv100-4gpu", 4),
+        ("llama-3-405b", "dgx-h100", 1024),
+        ("qwen3-30b-a3b", "dgx-h100", 16),
+        ("deepseek-v3", "dgx-h800", 2048),
+    ],
+)
+def test_weights_and_states_leave_room_for_activations(name: str, cluster: str, gpus: int) -> None:
     experiment = read(example(name, cluster, gpus).text, name)
     hardware = hardware_of(experiment)
     gpu = find_gpu(find_cluster(cluster).gpu)
@@ -104,10 +110,18 @@ def test_weights_and_states_leave_room_for_activations(
 
 @pytest.mark.parametrize(
     ("name", "cluster", "gpus"),
-    [("llama-3-8b", "dgx-h100", 8), ("llama-3-70b", "dgx-h100", 64), ("gpt2", "gv100-4gpu", 4),
-     ("qwen3-30b-a3b", "dgx-h100", 16), ("bert-large", "dgx-v100", 8), ("t5-base", "dgx-a100", 8),
-     ("vit-b-16", "a40-4gpu", 4), ("resnet-50", "dgx-v100", 8), ("dlrm-default", "dgx-a100", 8)],
-)  # fmt: skip
+    [
+        ("llama-3-8b", "dgx-h100", 8),
+        ("llama-3-70b", "dgx-h100", 64),
+        ("gpt2", "gv100-4gpu", 4),
+        ("qwen3-30b-a3b", "dgx-h100", 16),
+        ("bert-large", "dgx-v100", 8),
+        ("t5-base", "dgx-a100", 8),
+        ("vit-b-16", "a40-4gpu", 4),
+        ("resnet-50", "dgx-v100", 8),
+        ("dlrm-default", "dgx-a100", 8),
+    ],
+)
 def test_examples_are_generated_and_fit(name: str, cluster: str, gpus: int) -> None:
     case = prepare(read(example(name, cluster, gpus).text, name))
     assert case.program.n_ranks == gpus
@@ -164,10 +178,15 @@ def test_layers_are_spread_evenly(layers: int, pp: int) -> None:
 
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
-}  # fmt: skip
+}
 
 
 def checkpoint(folder: Path, **keys: object) -> Path:

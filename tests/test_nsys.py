@@ -60,14 +60,33 @@ class Writer:
         return self.correlation
 
     def kernel(
-        self, process: int, name: str, start: int, end: int, *, stream: int = 7, launch: int = 0,
+        self,
+        process: int,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        stream: int = 7,
+        launch: int = 0,
         correlation: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a kernel, with its launch just before `launch` or its start."""
         begin = launch or start - 10_000
         number = correlation or self.call(process, "cudaLaunchKernel_v7000", begin, begin + 5_000)
-        self.add(KERNEL, start, end, process, process, stream, number, process << 24,
-                 self.text(name), 132, 2, 1)  # fmt: skip
+        self.add(
+            KERNEL,
+            start,
+            end,
+            process,
+            process,
+            stream,
+            number,
+            process << 24,
+            self.text(name),
+            132,
+            2,
+            1,
+        )
 
     def write(self, path: Path, without: Iterable[str] = ()) -> Path:
         rows = self.rows | {"StringIds": [(i, text) for text, i in self.texts.items()]}
@@ -90,8 +109,13 @@ def two_ranks() -> Writer:
     for process in (2, 1):
         late = 50 * US * process
         export.kernel(process, "gemm", 100 * US, 200 * US + late)
-        export.kernel(process, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)", 210 * US + late,
-                      400 * US, stream=9)  # fmt: skip
+        export.kernel(
+            process,
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
+            210 * US + late,
+            400 * US,
+            stream=9,
+        )
         export.kernel(process, "gelu", 420 * US, 500 * US)
     return export
 
@@ -101,8 +125,9 @@ def test_every_process_is_a_rank(tmp_path: Path) -> None:
     assert nsys_processes(path) == [1, 2]  # by GPU
     sources = find_sources([tmp_path])
     assert [(s.rank, s.process, s.path.name) for s in sources] == [
-        (0, 1, "run.sqlite"), (1, 2, "run.sqlite")
-    ]  # fmt: skip
+        (0, 1, "run.sqlite"),
+        (1, 2, "run.sqlite"),
+    ]
 
 
 def test_ranks_of_several_exports(tmp_path: Path) -> None:
@@ -116,8 +141,9 @@ def test_ranks_of_several_exports(tmp_path: Path) -> None:
         export.kernel(1, "gemm", 100 * US, 200 * US)
         export.write(alone / f"run_rank{rank}.sqlite")
     assert [(s.rank, s.path.name[:9]) for s in find_sources([alone])] == [
-        (0, "run_rank0"), (1, "run_rank1")
-    ]  # fmt: skip
+        (0, "run_rank0"),
+        (1, "run_rank1"),
+    ]
 
 
 def test_the_replay_is_the_recording(tmp_path: Path) -> None:
@@ -146,8 +172,9 @@ def test_compressed_exports(tmp_path: Path) -> None:
 def test_names_as_kineto_has_them(tmp_path: Path) -> None:
     export = two_ranks()
     number = export.call(1, "cudaMemcpyAsync_v3020", 600 * US, 605 * US)
-    export.add("CUPTI_ACTIVITY_KIND_MEMCPY", 610 * US, 620 * US, 1, 1, 7, number, 1 << 24, 4096,
-               2, 2, 0)  # fmt: skip
+    export.add(
+        "CUPTI_ACTIVITY_KIND_MEMCPY", 610 * US, 620 * US, 1, 1, 7, number, 1 << 24, 4096, 2, 2, 0
+    )
     export.add("TARGET_INFO_GPU", 1, "NVIDIA H100", 132)
     export.add("TARGET_INFO_SESSION_START_TIME", 1_700_000_000_000_000_123)
     trace = read_nsys(export.write(tmp_path / "run.sqlite"), 1)
@@ -173,16 +200,20 @@ def test_ranges_are_operators_and_steps(tmp_path: Path) -> None:
         (90, None, push, "never ended"),
     ):
         export.add("NVTX_EVENTS", start * US, end and end * US, kind, text, None, thread)
-    export.add("NVTX_EVENTS", 95 * US, 98 * US, push, None, export.text("aten::to, op_id = 7"),
-               thread)  # fmt: skip
+    export.add(
+        "NVTX_EVENTS", 95 * US, 98 * US, push, None, export.text("aten::to, op_id = 7"), thread
+    )
     export.add("NVTX_EVENTS", 95 * US, 98 * US, push, "aten::other, op_id = 8", None, 2 << 24 | 1)
     trace = read_nsys(export.write(tmp_path / "run.sqlite"), 1)
     assert trace.operators.name == ["aten::mm", "c10d::send", "aten::to"]
     dims = trace.operators.args[0].dims  # type: ignore[union-attr]
     assert bytes(dims) == b"[[2, 3], [3, 4]]"
     assert trace.annotations.name == [
-        "ProfilerStep#3", "nccl:all_reduce", "my range", "ProfilerStep#4"
-    ]  # fmt: skip
+        "ProfilerStep#3",
+        "nccl:all_reduce",
+        "my range",
+        "ProfilerStep#4",
+    ]
     assert set(trace.operators.thread.tolist()) == set(trace.calls.thread.tolist())
 
 
@@ -211,8 +242,19 @@ def test_clocks_of_cpu_and_gpu(tmp_path: Path) -> None:
     export = Writer()
     export.kernel(1, "gemm", 100 * US, 200 * US, launch=60 * US)
     sync = export.call(1, "cudaStreamSynchronize_v3020", 70 * US, 195 * US)
-    export.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", 70 * US, 195 * US, 0, 1, 7, sync, 1 << 24, 3,
-               None, None)  # fmt: skip
+    export.add(
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        70 * US,
+        195 * US,
+        0,
+        1,
+        7,
+        sync,
+        1 << 24,
+        3,
+        None,
+        None,
+    )
     trace = read_nsys(export.write(tmp_path / "run.sqlite"), 1)
     assert trace.device.end[0] == trace.calls.end[1]
     assert trace.device.begin[0] - trace.calls.begin[0] == 35 * 10**6

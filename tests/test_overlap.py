@@ -56,9 +56,7 @@ class Fixed:
         factor = np.where(load.bandwidth > 0, self.moving, self.waiting)
         return factor, np.ones((len(kernel), 1))
 
-    def communications(
-        self, held: Held, known: list[Resident], use: np.ndarray
-    ) -> np.ndarray:
+    def communications(self, held: Held, known: list[Resident], use: np.ndarray) -> np.ndarray:
         return 1 + self.lost * use
 
 
@@ -66,9 +64,10 @@ def ranks_of(program: Program, network: Network, factors: Fixed | None = None) -
     """All kernels are known, of class 0, and use all of the memory."""
     keys = {
         (program.names[table.name[row]], int(table.duration[row]))
-        for table in program.tables if table is not None
+        for table in program.tables
+        if table is not None
         for row in np.flatnonzero(table.kind == Kind.KERNEL)
-    }  # fmt: skip
+    }
     kernels: Any = dict.fromkeys(sorted(keys))
     work: Any = SimpleNamespace(kind=np.zeros(len(keys), int), use=np.ones(len(keys)))
     device = Device.of(program, factors or Fixed(), work, kernels)
@@ -77,19 +76,27 @@ def ranks_of(program: Program, network: Network, factors: Fixed | None = None) -
 
 
 def slowed(
-    program: Program, network: Network, mode: Literal["static", "coupled"] = "static",
-    comm: Intracomm | None = None, fold: bool | None = None, most: int = 60,
+    program: Program,
+    network: Network,
+    mode: Literal["static", "coupled"] = "static",
+    comm: Intracomm | None = None,
+    fold: bool | None = None,
+    most: int = 60,
     factors: Fixed | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     from mpi4py import MPI
 
     comm = comm or MPI.COMM_SELF
 
     def runner(program: Program, last: bool, placement: Any) -> Run:
         return engine.simulate(
-            program, comm, network=network, critical_path=last, placement=placement,
+            program,
+            comm,
+            network=network,
+            critical_path=last,
+            placement=placement,
             fold=fold if placement is None else None,
-        )  # fmt: skip
+        )
 
     return with_slowdown(ranks_of(program, network, factors), runner, mode, comm, most)
 
@@ -186,25 +193,25 @@ def test_factor_one_changes_nothing() -> None:
 NETWORK = AlphaBeta(3e-12, 1e12, ranks_per_node=2, node_latency=1e-12, node_bandwidth=3e12)
 
 whole = st.builds(
-    random_program, seed=st.integers(0, 2**32 - 1), n_tables=st.integers(1, 3),
-    n_replicas=st.integers(1, 3), n_events=st.integers(0, 25), unpriced=st.just(True),
-)  # fmt: skip
+    random_program,
+    seed=st.integers(0, 2**32 - 1),
+    n_tables=st.integers(1, 3),
+    n_replicas=st.integers(1, 3),
+    n_events=st.integers(0, 25),
+    unpriced=st.just(True),
+)
 
 
 @given(program=whole, mode=st.sampled_from(["static", "coupled"]))
 @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
-def test_same_bits(
-    world: Intracomm, program: Program, mode: Literal["static", "coupled"]
-) -> None:
+def test_same_bits(world: Intracomm, program: Program, mode: Literal["static", "coupled"]) -> None:
     """For any number of processes, folded or not; and nothing becomes faster."""
     alone = slowed(program, NETWORK, mode, fold=False)
     for fold in (True, False):
         found = slowed(program, NETWORK, mode, world, fold)
         assert found.run.digest == alone.run.digest
         assert found.run.step_time == alone.run.step_time
-        assert (found.passes, found.left, found.before) == (
-            alone.passes, alone.left, alone.before
-        )  # fmt: skip
+        assert (found.passes, found.left, found.before) == (alone.passes, alone.left, alone.before)
         for name in ("spent", "wire", "terms"):
             assert getattr(found, name).tolist() == getattr(alone, name).tolist()
     assert alone.spent[0, 1] >= alone.spent[0, 0]
@@ -235,16 +242,27 @@ def test_coupled_is_consistent(program: Program) -> None:
 
 
 EXPERIMENT = (
-    "model.layers=2", "model.hidden=1024", "model.ffn_hidden=2816", "model.heads=8",
-    "model.kv_heads=8", "model.vocab=32000", "model.seq_len=1024", "plan.global_batch=8",
-)  # fmt: skip
+    "model.layers=2",
+    "model.hidden=1024",
+    "model.ffn_hidden=2816",
+    "model.heads=8",
+    "model.kv_heads=8",
+    "model.vocab=32000",
+    "model.seq_len=1024",
+    "plan.global_batch=8",
+)
 
 
 @pytest.mark.parametrize("mode", ["off", "static", "coupled"])
 def test_experiment(world: Intracomm, mode: str) -> None:
     """The whole command: with links to share, on any number of processes."""
-    changes = [*EXPERIMENT, f'overlap.model="{mode}"', "cluster.nodes=2", "plan.dp=8",
-               "plan.global_batch=16"]  # fmt: skip
+    changes = [
+        *EXPERIMENT,
+        f'overlap.model="{mode}"',
+        "cluster.nodes=2",
+        "plan.dp=8",
+        "plan.global_batch=16",
+    ]
     text, experiment = load(None, changes)
     alone = simulate(experiment, text=text)
     assert alone is not None
@@ -294,8 +312,9 @@ def test_a_kernel_over_several_intervals() -> None:
 
 @given(
     begin=st.lists(st.integers(0, 10**12), min_size=1, max_size=5),
-    lasting=st.integers(0, 10**11), factor=st.floats(1, 2),
-)  # fmt: skip
+    lasting=st.integers(0, 10**11),
+    factor=st.floats(1, 2),
+)
 def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
     """No faster than alone, no slower than slowed all the time."""
     time, use = use_of(np.array([10**11]), np.array([3 * 10**11]), np.array([1.0]))

@@ -21,9 +21,10 @@ moments = st.tuples(
 def columns(drawn: list[tuple[int, ...]]) -> list[Ints]:
     """Begin, wire, end, taken, bandwidth of communications."""
     begin, wait, moving, taken, bandwidth = np.array(drawn, np.int64).T
-    return [np.ascontiguousarray(each) for each in (
-        begin, begin + wait, begin + wait + moving, taken, bandwidth
-    )]  # fmt: skip
+    return [
+        np.ascontiguousarray(each)
+        for each in (begin, begin + wait, begin + wait + moving, taken, bandwidth)
+    ]
 
 
 @given(st.lists(moments, min_size=1, max_size=8))

@@ -20,9 +20,21 @@ from mpisim.overlap.pairs import Pairs, read_pairs
 from mpisim.simulate import simulate
 
 HEAD = (
-    "gpu", "family", "kernel_us", "sm", "dram", "collective", "algorithm", "protocol", "bytes",
-    "ranks", "channels", "comm_us", "kernel_slowdown", "comm_slowdown",
-)  # fmt: skip
+    "gpu",
+    "family",
+    "kernel_us",
+    "sm",
+    "dram",
+    "collective",
+    "algorithm",
+    "protocol",
+    "bytes",
+    "ranks",
+    "channels",
+    "comm_us",
+    "kernel_slowdown",
+    "comm_slowdown",
+)
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -45,14 +57,22 @@ def rows(n: int, seed: int = 0) -> list[dict[str, Any]]:
         channels = int(random.choice([8, 16, 24]))
         found.append(
             {
-                "gpu": "h100-sxm", "family": family,
-                "kernel_us": round(float(10 ** random.uniform(1, 3)), 3), "sm": sm, "dram": dram,
+                "gpu": "h100-sxm",
+                "family": family,
+                "kernel_us": round(float(10 ** random.uniform(1, 3)), 3),
+                "sm": sm,
+                "dram": dram,
                 "collective": str(random.choice(["all-reduce", "all-gather"])),
-                "algorithm": "ring", "protocol": "simple", "bytes": bytes, "ranks": 8,
-                "channels": channels, "comm_us": bytes / (channels * 12e3),
-                "kernel_slowdown": 1.0, "comm_slowdown": 1.0,
+                "algorithm": "ring",
+                "protocol": "simple",
+                "bytes": bytes,
+                "ranks": 8,
+                "channels": channels,
+                "comm_us": bytes / (channels * 12e3),
+                "kernel_slowdown": 1.0,
+                "comm_slowdown": 1.0,
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -80,9 +100,13 @@ def of_law(path: Path, n: int, law: Constants, noise: float = 0.0, odd: int = 0)
 
 def test_fit_finds_the_law(tmp_path: Path) -> None:
     truth = {
-        "gather": 1.6, "reduce": 2.4, "matrix": 0.11, "streaming": 0.25, "reducing": 0.05,
+        "gather": 1.6,
+        "reduce": 2.4,
+        "matrix": 0.11,
+        "streaming": 0.25,
+        "reducing": 0.05,
         "communication": 0.22,
-    }  # fmt: skip
+    }
     law = changed(packaged_constants(), **truth)
     pairs = of_law(tmp_path / "pairs.csv", 400, law, 0.02, odd=8)
     found = fit(pairs, packaged_constants())

@@ -20,9 +20,7 @@ def test_rows_are_alike_if_equal(drawn: list[tuple[int, int, int]]) -> None:
     assert first.tolist() == [drawn.index(each) for each in distinct]
 
 
-@given(
-    st.lists(st.tuples(words, words), min_size=1, max_size=8), st.data()
-)
+@given(st.lists(st.tuples(words, words), min_size=1, max_size=8), st.data())
 def test_fingerprints_tell_arrays_apart(drawn: list[tuple[int, int]], data: st.DataObject) -> None:
     one, other = np.array(drawn, np.int64).T.copy()
     found = fingerprint(one, other).tolist()

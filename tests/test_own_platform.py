@@ -32,9 +32,11 @@ SLOW = {"bandwidth_inside": 0.6, "latency_inside": 2.0, "bandwidth_across": 0.5}
 
 
 def measured(
-    *groups: tuple[int, int], cluster: str = "dgx-h100", name: str = "mine",
+    *groups: tuple[int, int],
+    cluster: str = "dgx-h100",
+    name: str = "mine",
     operations: tuple[Operation, ...] = (Operation.ALL_REDUCE,),
-) -> list[Batch]:  # fmt: skip
+) -> list[Batch]:
     """What a machine that is slower by known factors takes."""
     machine = find_cluster(cluster)
     base = served(ours(), (str(machine.nccl.platform), ANY)).numbers
@@ -46,11 +48,20 @@ def measured(
             times = model.seconds_of(operation, np.array(SIZES, float), shape)
             rows += [
                 Measurement(
-                    operation, size, time, gpus, nodes, machine.gpu, "", "InfiniBand",
-                    f"{operation.name} {gpus} on {nodes}", "my.log", 1,
+                    operation,
+                    size,
+                    time,
+                    gpus,
+                    nodes,
+                    machine.gpu,
+                    "",
+                    "InfiniBand",
+                    f"{operation.name} {gpus} on {nodes}",
+                    "my.log",
+                    1,
                 )
                 for size, time in zip(SIZES, times.tolist(), strict=True)
-            ]  # fmt: skip
+            ]
     return batches(rows, placed(name, machine))[0]
 
 
@@ -103,9 +114,18 @@ class TestFit:
 
     def test_without_a_cluster_the_measurements_tell_it(self) -> None:
         row = Measurement(
-            Operation.ALL_REDUCE, 1 << 30, 5e-3, 8, 1, "NVIDIA H100 80GB HBM3", "", "none", "c",
-            "my.log", 1,
-        )  # fmt: skip
+            Operation.ALL_REDUCE,
+            1 << 30,
+            5e-3,
+            8,
+            1,
+            "NVIDIA H100 80GB HBM3",
+            "",
+            "none",
+            "c",
+            "my.log",
+            1,
+        )
         ((batch,), _) = batches([row], placed("mine", None))
         assert chain(batch) == ("mine", "dgx-h100", "hopper", ANY)
 

@@ -42,11 +42,22 @@ def transformer(family: str, **keys: Any) -> Transformer:
 MODELS: dict[str, Model] = {
     "gpt": transformer("gpt"),
     "llama": transformer("llama", kv_heads=4),
-    "moe": transformer("moe", experts=8, topk=2, moe_ffn_hidden=32, shared_experts=1,
-                       dense_layers=1),
-    "mla": transformer("moe", experts=4, topk=1, moe_ffn_hidden=32, attention="mla",
-                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_size=8, qk_rope_head_size=8,
-                       v_head_size=8, mtp_layers=1),
+    "moe": transformer(
+        "moe", experts=8, topk=2, moe_ffn_hidden=32, shared_experts=1, dense_layers=1
+    ),
+    "mla": transformer(
+        "moe",
+        experts=4,
+        topk=1,
+        moe_ffn_hidden=32,
+        attention="mla",
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_size=8,
+        qk_rope_head_size=8,
+        v_head_size=8,
+        mtp_layers=1,
+    ),
     "bert": transformer("bert"),
     "t5": transformer("t5", decoder_layers=4, decoder_seq_len=32),
     "vit": transformer("vit", image=32, patch=4, seq_len=65, vocab=0),
@@ -54,53 +65,81 @@ MODELS: dict[str, Model] = {
     "vgg": Cnn("vgg", 11, image=32),
     "densenet": Cnn("densenet", 121, image=32),
     "dlrm": Dlrm("dlrm", (1000, 2000, 3000, 4000), 16, (32, 16), (32, 1)),
-}  # fmt: skip
+}
 
 few = st.sampled_from([1, 1, 1, 2, 4])
 orders = st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp"])
 SHARING = [
-    (None, 0, {}), ("megatron", 0, {"bucket": 1000}), ("megatron", 1, {}), ("ddp", 0, {}),
-    ("megatron", 1, {"dp_overlap": False}), ("ddp", 1, {"dp_overlap": False}),
-    ("deepspeed", 0, {}), ("deepspeed", 1, {"bucket": 1000}), ("deepspeed", 2, {}),
-    ("deepspeed", 3, {}), ("deepspeed", 3, {"dp_overlap": False}), ("fsdp", 2, {}),
-    ("fsdp", 3, {"prefetch": 0}), ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
-    ("fsdp", 2, {"fsdp_pipeline": "pytorch"}), ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
-    ("fsdp", 2, {"dp_overlap": False}), ("fsdp", 3, {"zero_group": 2}),
+    (None, 0, {}),
+    ("megatron", 0, {"bucket": 1000}),
+    ("megatron", 1, {}),
+    ("ddp", 0, {}),
+    ("megatron", 1, {"dp_overlap": False}),
+    ("ddp", 1, {"dp_overlap": False}),
+    ("deepspeed", 0, {}),
+    ("deepspeed", 1, {"bucket": 1000}),
+    ("deepspeed", 2, {}),
+    ("deepspeed", 3, {}),
+    ("deepspeed", 3, {"dp_overlap": False}),
+    ("fsdp", 2, {}),
+    ("fsdp", 3, {"prefetch": 0}),
+    ("fsdp", 3, {"prefetch": 2, "wrap_layers": 2}),
+    ("fsdp", 2, {"fsdp_pipeline": "pytorch"}),
+    ("fsdp", 2, {"prefetch": 2, "flat_shards": True}),
+    ("fsdp", 2, {"dp_overlap": False}),
+    ("fsdp", 3, {"zero_group": 2}),
     ("fsdp", 3, {"reshard_after_forward": False}),
-]  # fmt: skip
+]
 """Ways to share gradients, states and parameters, with keys that go with them."""
 
 ANY: dict[str, Any] = {
-    "pp": few, "dp": st.sampled_from([1, 2, 4]), "order": orders,
+    "pp": few,
+    "dp": st.sampled_from([1, 2, 4]),
+    "order": orders,
     "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]),
     "micro_batch": st.sampled_from([1, 2]),
     "recompute": st.sampled_from(["none", "full"]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16"]),
     "optimizer": st.sampled_from(["sgd", "momentum"]),
-    "sharing": st.sampled_from(SHARING), "p2p_overlap": st.booleans(), "fused": st.booleans(),
+    "sharing": st.sampled_from(SHARING),
+    "p2p_overlap": st.booleans(),
+    "fused": st.booleans(),
     "cuda_graphs": st.booleans(),
-}  # fmt: skip
+}
 DENSE = ANY | {
-    "tp": few, "cp": few, "cp_style": st.sampled_from(["ring", "all-gather"]),
+    "tp": few,
+    "cp": few,
+    "cp_style": st.sampled_from(["ring", "all-gather"]),
     "recompute": st.sampled_from(["none", "selective", "full"]),
-    "kernels": st.sampled_from(["flash", "flash", "eager"]), "sp": st.sampled_from([None, False]),
+    "kernels": st.sampled_from(["flash", "flash", "eager"]),
+    "sp": st.sampled_from([None, False]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]),
     "optimizer": st.sampled_from(["adam", "sgd", "momentum", "adagrad"]),
-    "tp_overlap": st.sampled_from([False, False, True]), "p2p_split": st.booleans(),
-    "unaligned": st.sampled_from(["tensor-cores", "cores"]), "dgrad_overlap": st.booleans(),
-    "fused_wgrad": st.sampled_from([None, False]), "persistent_norms": st.booleans(),
-    "launch_blocking": st.booleans(), "scores_softmax": st.sampled_from(["whole", "causal"]),
-}  # fmt: skip
+    "tp_overlap": st.sampled_from([False, False, True]),
+    "p2p_split": st.booleans(),
+    "unaligned": st.sampled_from(["tensor-cores", "cores"]),
+    "dgrad_overlap": st.booleans(),
+    "fused_wgrad": st.sampled_from([None, False]),
+    "persistent_norms": st.booleans(),
+    "launch_blocking": st.booleans(),
+    "scores_softmax": st.sampled_from(["whole", "causal"]),
+}
 MIXED = DENSE | {
-    "ep": few, "etp": few, "moe_overlap": st.booleans(), "ep_overlap": st.booleans(),
+    "ep": few,
+    "etp": few,
+    "moe_overlap": st.booleans(),
+    "ep_overlap": st.booleans(),
     "moe_dispatcher": st.sampled_from(["all-to-all", "flex", "hybrid-ep"]),
-}  # fmt: skip
+}
 CLICKS: dict[str, Any] = {
-    "dp": st.sampled_from([1, 2, 4]), "schedule": st.just("1f1b"),
-    "micro_batch": st.sampled_from([4, 8]), "precision": st.sampled_from(["fp32", "tf32"]),
-    "optimizer": st.sampled_from(["sgd", "adagrad"]), "cuda_graphs": st.booleans(),
+    "dp": st.sampled_from([1, 2, 4]),
+    "schedule": st.just("1f1b"),
+    "micro_batch": st.sampled_from([4, 8]),
+    "precision": st.sampled_from(["fp32", "tf32"]),
+    "optimizer": st.sampled_from(["sgd", "adagrad"]),
+    "cuda_graphs": st.booleans(),
     "dp_overlap": st.booleans(),
-}  # fmt: skip
+}
 
 
 def plans(name: str) -> st.SearchStrategy[dict[str, Any]]:

@@ -208,10 +208,16 @@ VARIANT = re.compile(r"(-proxy\d+L| LoRA| SFT| \(r=16\)| \(LM head\)| \(packed\)
 
 def test_models_of_measurements_are_found(shared: Path) -> None:
     columns = {
-        "layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv",
-        "ffn_hidden": "ffn", "vocab": "vocab", "num_experts": "experts", "topk": "topk",
+        "layers": "layers",
+        "hidden": "hidden",
+        "heads": "heads",
+        "kv_heads": "kv",
+        "ffn_hidden": "ffn",
+        "vocab": "vocab",
+        "num_experts": "experts",
+        "topk": "topk",
         "moe_ffn": "expert_ffn",
-    }  # fmt: skip
+    }
     with open(shared / "groundtruth/e2e/all.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     found = 0
@@ -243,4 +249,3 @@ def test_sizes_of_measured_gpts_have_presets(shared: Path) -> None:
     with open(shared / "groundtruth/e2e/all.csv", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == "GPT"]
     assert {(int(row["layers"]), int(row["hidden"])) for row in rows} <= known
-

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 Run = Callable[..., Any]
 
 SHARED = (
-    SMALL.replace("hidden = 1024", "hidden = 4096").replace("seq_len = 512", "seq_len = 2048")
-    .replace("tp = 4", "tp = 2").replace("dp = 4", "dp = 8")
-)  # fmt: skip
+    SMALL.replace("hidden = 1024", "hidden = 4096")
+    .replace("seq_len = 512", "seq_len = 2048")
+    .replace("tp = 4", "tp = 2")
+    .replace("dp = 4", "dp = 8")
+)
 """Communications meet on links."""
 
 PACKAGED = (
@@ -120,8 +122,13 @@ def test_what_was_saved_can_be_taken_back(changes: list[str], tmp_path: Path) ->
     """A program saved with variation or without overlap is the plain one where these are unset."""
     plain = digest(prepare(read(SHARED, "e.toml")))
     path = saved(prepare(read(SHARED, "e.toml", changes)), tmp_path / "step.h5")
-    back = {"variation.kernels": "0", "variation.gpus": "0", "variation.slowest": "true",
-            "variation.speeds.3": "1.0", "overlap.model": "static"}  # fmt: skip
+    back = {
+        "variation.kernels": "0",
+        "variation.gpus": "0",
+        "variation.slowest": "true",
+        "variation.speeds.3": "1.0",
+        "overlap.model": "static",
+    }
     unset = [f"{key}={value}" for key, value in back.items() if f"{key}=" in changes[0]]
     assert digest(again(path, *changes)) == digest(again(path)) != plain
     assert digest(again(path, *unset)) == plain
@@ -129,10 +136,11 @@ def test_what_was_saved_can_be_taken_back(changes: list[str], tmp_path: Path) ->
 
 CHOICES = st.builds(
     VariationChoice,
-    kernels=st.sampled_from([0.0, 0.1]), gpus=st.sampled_from([0.0, 0.1]),
+    kernels=st.sampled_from([0.0, 0.1]),
+    gpus=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 9),
     speeds=st.dictionaries(st.sampled_from("0123"), st.sampled_from([0.3, 0.9, 2.0])),
-)  # fmt: skip
+)
 
 
 @given(CHOICES, CHOICES, st.integers(0, 5))
@@ -177,9 +185,7 @@ def test_chakra_and_back_is_the_run(small: Path, tmp_path: Path) -> None:
     assert digest(again(tmp_path / "back.h5")) == digest(again(small))
 
 
-def test_files_are_found_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mpisim.data import text
 
     (tmp_path / "own").mkdir()
@@ -205,8 +211,9 @@ def test_rows_of_the_file_count_and_what_they_lack_is_said(small: Path, tmp_path
     program = load_program(small)
     table = program.tables[0]
     assert table is not None
-    slower = table.replace(duration=np.where(table.is_communication, table.duration,
-                                             2 * table.duration))  # fmt: skip
+    slower = table.replace(
+        duration=np.where(table.is_communication, table.duration, 2 * table.duration)
+    )
     save(program.replace(tables=(slower, *program.tables[1:])), tmp_path / "edited.h5")
     found = again(tmp_path / "edited.h5")
     assert isinstance(found, Case)
@@ -225,8 +232,7 @@ def test_rows_of_the_file_count_and_what_they_lack_is_said(small: Path, tmp_path
 def test_the_command_line(run_mpisim: Run, tmp_path: Path, nprocs: int) -> None:
     (tmp_path / "e.toml").write_text(SHARED)
     alone = ["--set", "network.contention=false", "--set", "variation.gpus=0.02"]
-    first = run_mpisim(["run", "e.toml", *alone, "--save-program", "step.h5",
-                        "--json", "run.json"])  # fmt: skip
+    first = run_mpisim(["run", "e.toml", *alone, "--save-program", "step.h5", "--json", "run.json"])
     assert first.rc == 0, first.stderr
     done = run_mpisim(["run", "step.h5", "--json", "program.json", "-o", "kept.h5"], nprocs=nprocs)
     assert done.rc == 0, done.stderr

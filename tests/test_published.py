@@ -36,9 +36,12 @@ unit = "ms"
 source = "a log"
 """
 SAID = {
-    "gpus": 4, "model_flops": 8e12, "executed_flops": 12e12, "utilisation": 0.4,
+    "gpus": 4,
+    "model_flops": 8e12,
+    "executed_flops": 12e12,
+    "utilisation": 0.4,
     "memory_peak": 2**34,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

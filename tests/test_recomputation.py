@@ -13,11 +13,19 @@ from mpisim.workloads.recomputation import again, kept_bytes
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 LLAMA = model("llama", **SIZES, kv_heads=2, ffn_hidden=32)
 BLOCK = [
-    "attention norm", "qkv", "qkv split", "rotary", "attention", "attention output",
+    "attention norm",
+    "qkv",
+    "qkv split",
+    "rotary",
+    "attention",
+    "attention output",
     "attention dropout add",
-    "feed-forward norm", "feed-forward in", "feed-forward swiglu", "feed-forward out",
+    "feed-forward norm",
+    "feed-forward in",
+    "feed-forward swiglu",
+    "feed-forward out",
     "feed-forward dropout add",
-]  # fmt: skip
+]
 
 
 def run_again(**keys: Any) -> list[str]:
@@ -51,8 +59,10 @@ def test_every_second_product_of_separate_matrices() -> None:
     names = [each.name for each in again(found, operators)]
     products = ("query", "key", "value", "attention output", "gate", "feed-forward value")
     assert [name for name in names if name in products] == [
-        "key", "attention output", "feed-forward value"
-    ]  # fmt: skip
+        "key",
+        "attention output",
+        "feed-forward value",
+    ]
     # 8 tokens: queries 16, values 8, attention 16, gate 32 features of 2 bytes.
     assert kept_bytes(found, operators) == 8 * (16 + 8 + 16 + 32) * 2
 

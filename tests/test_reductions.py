@@ -14,10 +14,24 @@ from mpisim.reductions import added, added_words, anywhere, largest, smallest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 REDUCING = {
-    "Allreduce", "Reduce", "Scan", "Exscan", "Reduce_scatter", "Reduce_scatter_block",
-    "Iallreduce", "Ireduce", "Iscan", "Iexscan", "Ireduce_scatter", "Ireduce_scatter_block",
-    "allreduce", "exscan", "Accumulate", "Get_accumulate", "Fetch_and_op",
-}  # fmt: skip
+    "Allreduce",
+    "Reduce",
+    "Scan",
+    "Exscan",
+    "Reduce_scatter",
+    "Reduce_scatter_block",
+    "Iallreduce",
+    "Ireduce",
+    "Iscan",
+    "Iexscan",
+    "Ireduce_scatter",
+    "Ireduce_scatter_block",
+    "allreduce",
+    "exscan",
+    "Accumulate",
+    "Get_accumulate",
+    "Fetch_and_op",
+}
 WORD = 2**64
 
 
@@ -59,8 +73,10 @@ def test_signed_values(values):
 @pytest.mark.mpi
 def test_parts_of_arrays_and_empty_ones(comm):
     grid = np.arange(6, dtype=np.int64).reshape(2, 3) * (comm.rank + 1)
-    assert largest(grid[:, ::2], comm).tolist() == [[0, 2 * comm.size], [3 * comm.size,
-        5 * comm.size]]  # fmt: skip
+    assert largest(grid[:, ::2], comm).tolist() == [
+        [0, 2 * comm.size],
+        [3 * comm.size, 5 * comm.size],
+    ]
     assert added(np.zeros((0, 4), np.int64), comm).shape == (0, 4)
 
 

@@ -53,24 +53,37 @@ def same_partition(a: list[int], b: list[int]) -> bool:
 
 
 @given(
-    seed=st.integers(0, 2**32), n=st.integers(1, 30), n_groups=st.integers(1, 20),
-    n_slots=st.integers(0, 4), n_labels=st.integers(1, 3), cyclic=st.booleans(),
-    n_links=st.integers(0, 8), n_loads=st.integers(0, 3),
-)  # fmt: skip
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 30),
+    n_groups=st.integers(1, 20),
+    n_slots=st.integers(0, 4),
+    n_labels=st.integers(1, 3),
+    cyclic=st.booleans(),
+    n_links=st.integers(0, 8),
+    n_loads=st.integers(0, 3),
+)
 def test_the_coarsest_stable_labels(
-    seed: int, n: int, n_groups: int, n_slots: int, n_labels: int, cyclic: bool,
-    n_links: int, n_loads: int,
-) -> None:  # fmt: skip
+    seed: int,
+    n: int,
+    n_groups: int,
+    n_slots: int,
+    n_labels: int,
+    cyclic: bool,
+    n_links: int,
+    n_loads: int,
+) -> None:
     rng = random.Random(seed)
     rank = [0] * n if cyclic else [rng.randrange(n_labels) for _ in range(n)]
     group = [rng.randrange(n_labels) if rng.random() < 0.3 else 0 for _ in range(n_groups)]
     # Ranks of one label meet as many groups; in a cyclic graph symmetries survive for long.
     shifts = [rng.randrange(n_groups) for _ in range(n_slots)]
     met = [
-        [(r + shift) % n_groups if cyclic else rng.randrange(n_groups)
-         for shift in shifts[: n_slots - label % 2]]
+        [
+            (r + shift) % n_groups if cyclic else rng.randrange(n_groups)
+            for shift in shifts[: n_slots - label % 2]
+        ]
         for r, label in enumerate(rank)
-    ]  # fmt: skip
+    ]
     if cyclic and rng.random() < 0.5:
         rank[rng.randrange(n)] = 2  # one odd rank
     link = [rng.randrange(n_labels) if rng.random() < 0.2 else 0 for _ in range(n_links)]
@@ -106,9 +119,11 @@ def test_two_equal_flows_over_a_link_are_not_one() -> None:
     met = Incidences(np.arange(5), np.zeros(4, np.int64), np.arange(4), 4)
     alike = np.zeros(4, np.int64)
     loads = Loads(
-        group=np.arange(4), link=np.array([0, 0, 1, 2]), way=np.zeros(4, np.int64),
+        group=np.arange(4),
+        link=np.array([0, 0, 1, 2]),
+        way=np.zeros(4, np.int64),
         label=np.zeros(3, np.int64),
-    )  # fmt: skip
+    )
     found = refine(alike, alike, met, loads=loads)
     assert found is not None
     assert same_partition(found.rank.tolist(), [0, 0, 1, 1])

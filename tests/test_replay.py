@@ -26,12 +26,20 @@ MULTI_RANK = {
     "torchrec_dlrm_fp32_v100_4rank": (4, 0.95),
 }
 ONE_RANK = [
-    "deepseek_v3_train_h800_rank0of64", "eager_b200_rank0of8",
-    "hta_df_index_resolver_v100_rank1of2", "hta_nccl_args_a100_rank0of2",
-    "hta_trace_diff_control_a100_rank3of8", "linear_2080ti_1gpu", "opt1.3b_zero1_v100_rank0of8",
-    "opt1.3b_zero2_v100_rank0of8", "owlv2_h100_1gpu", "resnet50_ddp_v100_rank0of8",
-    "resnet50_v100_1gpu_workers0", "resnet_actckpt_mi300x_rank0of8", "triosim_vgg13_h100_1gpu",
-]  # fmt: skip
+    "deepseek_v3_train_h800_rank0of64",
+    "eager_b200_rank0of8",
+    "hta_df_index_resolver_v100_rank1of2",
+    "hta_nccl_args_a100_rank0of2",
+    "hta_trace_diff_control_a100_rank3of8",
+    "linear_2080ti_1gpu",
+    "opt1.3b_zero1_v100_rank0of8",
+    "opt1.3b_zero2_v100_rank0of8",
+    "owlv2_h100_1gpu",
+    "resnet50_ddp_v100_rank0of8",
+    "resnet50_v100_1gpu_workers0",
+    "resnet_actckpt_mi300x_rank0of8",
+    "triosim_vgg13_h100_1gpu",
+]
 
 
 @pytest.fixture

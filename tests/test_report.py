@@ -75,11 +75,17 @@ def test_durations(ps: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "base", "text"),
     [
-        (0, 1000, "0 B"), (999, 1000, "999 B"), (4.5e11, 1000, "450 GB"), (1.25e9, 1000, "1.25 GB"),
-        (4096, 1024, "4 KiB"), (1 << 24, 1024, "16 MiB"), (1500, 1024, "1.46 KiB"),
-        (999_999, 1000, "1.00 MB"), (12.3e18, 1000, "12300 PB"),
+        (0, 1000, "0 B"),
+        (999, 1000, "999 B"),
+        (4.5e11, 1000, "450 GB"),
+        (1.25e9, 1000, "1.25 GB"),
+        (4096, 1024, "4 KiB"),
+        (1 << 24, 1024, "16 MiB"),
+        (1500, 1024, "1.46 KiB"),
+        (999_999, 1000, "1.00 MB"),
+        (12.3e18, 1000, "12300 PB"),
     ],
-)  # fmt: skip
+)
 def test_quantities(value: float, base: int, text: str) -> None:
     assert quantity(value, "B", base) == text
 
@@ -97,8 +103,17 @@ def test_the_straggler_is_explained() -> None:
     for rank, us in enumerate((OTHERS, OTHERS, LAST)):
         compute, _, comm, exposed, wire, waiting, idle, busy, waits = (f"{n}.000" for n in us)
         assert rows[1 + rank] == [
-            str(rank), compute, exposed, waiting, wire, idle, "241.000", comm, busy, waits,
-        ]  # fmt: skip
+            str(rank),
+            compute,
+            exposed,
+            waiting,
+            wire,
+            idle,
+            "241.000",
+            comm,
+            busy,
+            waits,
+        ]
     assert rows[4][:2] == ["mean", "166.667"]
 
     slowest = [line.split() for line in section(text, "Slowest ranks")]
@@ -110,9 +125,22 @@ def test_the_straggler_is_explained() -> None:
     assert kernels[1] == ["350.000", "µs", "70.0", "3", "116.667", "µs", "150.000", "µs", "gemm"]
     met = section(text, "Communications, 250.000 µs over all ranks (60.0 % wire")
     assert met[1].split() == [
-        "1", "4", "KiB", "50.000", "µs", "33.333", "µs", "81.9", "MB/s", "109", "MB/s", "3",
-        "all_reduce,", "data", "parallel",
-    ]  # fmt: skip
+        "1",
+        "4",
+        "KiB",
+        "50.000",
+        "µs",
+        "33.333",
+        "µs",
+        "81.9",
+        "MB/s",
+        "109",
+        "MB/s",
+        "3",
+        "all_reduce,",
+        "data",
+        "parallel",
+    ]
     path = [line.split() for line in section(text, "Critical path, in µs: the chain of 5 pieces")]
     assert ["180.000", "74.7", "2", "compute"] in path
     assert ["50.000", "20.7", "1", "communication"] in path
@@ -154,8 +182,18 @@ def test_many_ranks_are_shown_at_both_ends() -> None:
     text = render(result(straggler(30)), top=3)
     rows = section(text, "Where the step went, the slowest and the fastest ranks")
     assert [line.split()[0] for line in rows if line] == [
-        "rank", "29", "0", "1", "2", "...", "25", "26", "27", "28", "mean",
-    ]  # fmt: skip
+        "rank",
+        "29",
+        "0",
+        "1",
+        "2",
+        "...",
+        "25",
+        "26",
+        "27",
+        "28",
+        "mean",
+    ]
     assert len([line for line in section(text, "Slowest ranks") if line]) == 4
 
 
@@ -219,8 +257,10 @@ def test_figures_say_what_the_report_says() -> None:
     assert numbers["kernels"][0]["name"] == "gemm"
     assert numbers["communications"][0]["members"] == [0, 1]
     assert numbers["critical_path"]["by_kind"][0] == {
-        "kind": "compute", "total_ps": 180 * US, "pieces": 2,
-    }  # fmt: skip
+        "kind": "compute",
+        "total_ps": 180 * US,
+        "pieces": 2,
+    }
     assert numbers["attributes"] == {"assumptions": ["none"]}
     assert (numbers["seed"], numbers["program"]) == (3, {"source": "by hand"})
 

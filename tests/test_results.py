@@ -40,8 +40,18 @@ def folder(comm: Any, tmp_path: Path) -> Path:
 
 def assert_same(a: Results, b: Results) -> None:
     """Two results say the same; not who made them."""
-    for name in ("step_time_ps", "digest", "n_processes", "rounds", "experiment",
-                 "seed", "creator", "attributes", "program", "rank_steps"):  # fmt: skip
+    for name in (
+        "step_time_ps",
+        "digest",
+        "n_processes",
+        "rounds",
+        "experiment",
+        "seed",
+        "creator",
+        "attributes",
+        "program",
+        "rank_steps",
+    ):
         assert getattr(a, name) == getattr(b, name), name
     for name in ("ranks", "classes", "steps", "kernels", "communications"):
         one, other = getattr(a, name), getattr(b, name)
@@ -94,9 +104,15 @@ def test_the_straggler_to_the_picosecond(comm: Any, n_ranks: int) -> None:
     assert met.pop("bandwidth") == pytest.approx([4096 / 50e-6])
     assert met.pop("bus_bandwidth") == pytest.approx([4096 / 50e-6 * 2 * (n - 1) / n])
     assert met == {
-        "communicator": [0], "operation": [Operation.ALL_REDUCE], "size": [n], "count": [1],
-        "bytes": [4096], "wire": [50 * n * US], "waiting": [50 * (n - 1) * US], "limit": [""],
-    }  # fmt: skip
+        "communicator": [0],
+        "operation": [Operation.ALL_REDUCE],
+        "size": [n],
+        "count": [1],
+        "bytes": [4096],
+        "wire": [50 * n * US],
+        "waiting": [50 * (n - 1) * US],
+        "limit": [""],
+    }
     path = results.critical_path
     assert path is not None
     assert (path.end - path.begin).tolist() == [10 * US, 150 * US, 50 * US, 30 * US, 1 * US]
@@ -173,10 +189,16 @@ def launching(draw: st.DrawFn) -> Program:
             for i in range(draw(st.integers(1, 3))):
                 device.append(
                     table.collective(
-                        Operation.BARRIER, 0, 2, 0, duration=draw(time), host=draw(time),
-                        launch_cost=draw(time), flags=Flag.JOINED if i else Flag.NONE,
+                        Operation.BARRIER,
+                        0,
+                        2,
+                        0,
+                        duration=draw(time),
+                        host=draw(time),
+                        launch_cost=draw(time),
+                        flags=Flag.JOINED if i else Flag.NONE,
                     )
-                )  # fmt: skip
+                )
         elif what == "host":
             table.host(draw(time))
         elif device:
@@ -261,9 +283,14 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
     run = simulate(straggler(n_ranks, steps=2), comm, critical_path=True)
     said = {**SAID, "text": "x" * 100_000}
     written = write_results(
-        run, path, comm=comm, timeline=timeline, experiment="[model]\nlayers = 12\n", seed=2**63,
+        run,
+        path,
+        comm=comm,
+        timeline=timeline,
+        experiment="[model]\nlayers = 12\n",
+        seed=2**63,
         attributes=said,
-    )  # fmt: skip
+    )
     with mpisim.open_results(path) as results:  # on every process
         if written is not None:
             as_given = {**results.attributes, "gpu": "H100\0 SXM"}
@@ -374,8 +401,15 @@ def test_the_file_explains_itself(comm: Any, tmp_path: Path) -> None:
         assert file.attrs["format"] == "mpisim-results"
         assert file.attrs["step_time"] == run.step_time * 1e-12
         assert file.attrs["assumptions"].tolist() == SAID["assumptions"]
-        assert {"summary", "ranks", "classes", "communications", "links", "critical_path",
-                "timeline"} <= set(file)  # fmt: skip
+        assert {
+            "summary",
+            "ranks",
+            "classes",
+            "communications",
+            "links",
+            "critical_path",
+            "timeline",
+        } <= set(file)
         assert file["links/utilisation"].shape == (0, 100)
         assert file["summary/step_time_seconds"].attrs["units"] == "s"
         assert not file["timeline/begin"].is_virtual
@@ -546,10 +580,13 @@ def test_numbers_have_names_in_the_file(comm: Any, tmp_path: Path) -> None:
         simulate(straggler(), critical_path=True), tmp_path / "run.h5", comm=comm, timeline=True
     )
     enumerations: dict[str, type[IntEnum]] = {
-        "kernels/kind": Kind, "timeline/kind": Kind, "timeline/phase": Phase,
-        "communications/operation": Operation, "critical_path/kind": PieceKind,
+        "kernels/kind": Kind,
+        "timeline/kind": Kind,
+        "timeline/phase": Phase,
+        "communications/operation": Operation,
+        "critical_path/kind": PieceKind,
         "classes/apart": Apart,
-    }  # fmt: skip
+    }
     with h5py.File(tmp_path / "run.h5") as file:
         for name, numbers in enumerations.items():
             found = h5py.check_enum_dtype(file[name].dtype)
@@ -557,9 +594,12 @@ def test_numbers_have_names_in_the_file(comm: Any, tmp_path: Path) -> None:
         found = h5py.check_enum_dtype(file["timeline/binding"].dtype)
         assert len(found) == len(set(found.values())) == 256
         for name, number in (
-            ("HOST", Binding.HOST), ("STREAM", Binding.STREAM), ("WAIT_3", Binding.WAIT + 3),
-            ("STREAM_QUEUE", Binding.STREAM | Binding.QUEUE), ("WAIT_125_QUEUE", 255),
-        ):  # fmt: skip
+            ("HOST", Binding.HOST),
+            ("STREAM", Binding.STREAM),
+            ("WAIT_3", Binding.WAIT + 3),
+            ("STREAM_QUEUE", Binding.STREAM | Binding.QUEUE),
+            ("WAIT_125_QUEUE", 255),
+        ):
             assert found[name] == number
     with h5py.File(tmp_path / "run.h5", "r+") as file:
         kinds = file["kernels/kind"][:]

@@ -97,9 +97,13 @@ def test_rows_are_kept_for_few_ranks() -> None:
 # --- accounts -----------------------------------------------------------------------------------
 
 INTERVAL = st.tuples(
-    st.integers(0, 3), st.sampled_from((KERNEL, COPY, WIRE)), st.integers(-5, 30),
-    st.integers(0, 12), st.integers(0, 12), st.integers(0, 4),
-)  # fmt: skip
+    st.integers(0, 3),
+    st.sampled_from((KERNEL, COPY, WIRE)),
+    st.integers(-5, 30),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.integers(0, 4),
+)
 """Stream, layer, begin, time to wait, time on the wire or at work, and what it counts as."""
 
 
@@ -155,9 +159,12 @@ def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None)
                 np.testing.assert_array_equal(one, other)
             layout = found._layout
             *accounts, host_end = plain.of_rank(
-                layout.codes[layout.code[local]], layout.durations_of(local),
-                int(layout.start[local]), *found._core.met(local), until,
-            )  # fmt: skip
+                layout.codes[layout.code[local]],
+                layout.durations_of(local),
+                int(layout.start[local]),
+                *found._core.met(local),
+                until,
+            )
             assert host_end == rows.host_end
             for one, other in zip(accounts, expected, strict=True):
                 np.testing.assert_array_equal(one, other)

@@ -56,10 +56,7 @@ def test_no_command_runs_the_default_experiment(run_mpisim: Run) -> None:
 
 
 def test_one_digest_for_any_number_of_processes(run_mpisim: Run, small: Path) -> None:
-    reports = {
-        n: run_mpisim(["run", str(small)], nprocs=n, timeout=120)
-        for n in (1, 2, 3, 4, 8)
-    }
+    reports = {n: run_mpisim(["run", str(small)], nprocs=n, timeout=120) for n in (1, 2, 3, 4, 8)}
     assert all(done.rc == 0 for done in reports.values()), reports
     assert len({digest(done.stdout) for done in reports.values()}) == 1
     # The report differs in the line that names the number of processes, and in nothing else.
@@ -113,8 +110,14 @@ def test_what_the_command_line_sets_is_no_default(
     assert plain.rc == 0, plain.stderr
     for key, value in keys.items():
         assert f"  - {key} = {value} (default)\n" in plain.stdout
-    changes = ["--set", "network.contention=false", "--set", "plan.dp_overlap=true",
-               "--set", "kernels.model=roofline"]  # fmt: skip
+    changes = [
+        "--set",
+        "network.contention=false",
+        "--set",
+        "plan.dp_overlap=true",
+        "--set",
+        "kernels.model=roofline",
+    ]
     done = run_mpisim(["run", str(small), *changes, "-o", "set.h5"], nprocs=nprocs)
     assert done.rc == 0, done.stderr
     with mpisim.open_results(tmp_path / "set.h5") as results:

@@ -99,8 +99,9 @@ def test_mixed_gpus_have_tables_of_their_own() -> None:
 
 def test_uneven_batches_by_hand() -> None:
     """On equal GPUs the longest replica decides; m micro-batches of p stages take m + p - 1."""
-    even, uneven = case("plan.pp=4", "plan.tp=2"), case(
-        "plan.pp=4", "plan.tp=2", "plan.replica_batch=[12,4]"
+    even, uneven = (
+        case("plan.pp=4", "plan.tp=2"),
+        case("plan.pp=4", "plan.tp=2", "plan.replica_batch=[12,4]"),
     )
     twelve = case("plan.pp=4", "plan.tp=2", "plan.global_batch=24")
     times = [

@@ -47,9 +47,7 @@ def test_links_that_can_be_full(
     capacity: list[int],
     one_by_one: list[bool],
 ) -> None:
-    found = can_be_full(
-        np.array(capacity), [loaded(one) for one in patterns], np.array(one_by_one)
-    )
+    found = can_be_full(np.array(capacity), [loaded(one) for one in patterns], np.array(one_by_one))
     heaviest: dict[int, dict[int, int]] = defaultdict(dict)
     for pattern in patterns:
         for group, (rate, weights) in pattern.items():
@@ -96,5 +94,7 @@ def test_transfers_of_one_pair_are_added_up_wherever_it_lies() -> None:
     found = link_weights(paths, np.ones(12), np.array([4]), sent, np.ones(12, bool))
     one = 1 << 20
     assert [each.tolist() for each in found] == [
-        [0, 0, 0, 0, 0, 0], [2, 3, 4, 8, 9, 10], [one, 3 * one // 4, one, one, one, 3 * one // 4],
-    ]  # fmt: skip
+        [0, 0, 0, 0, 0, 0],
+        [2, 3, 4, 8, 9, 10],
+        [one, 3 * one // 4, one, one, one, 3 * one // 4],
+    ]

@@ -155,9 +155,7 @@ def test_interleaved_by_hand() -> None:
     )
     # As many micro-batches as stages: the first stage is still warming up when forwards run out.
     short = pipeline("interleaved", stages=4, micro_batches=4, chunks=2)
-    assert spell(short, 0) == (
-        "F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a"
-    )
+    assert spell(short, 0) == ("F0a F1a F2a F3a F0b F1b F2b F3b B0b B1b B2b B3b B0a B1a B2a B3a")
 
 
 def test_paired_passes_by_hand() -> None:
@@ -174,9 +172,7 @@ def test_interleaved_groups_by_hand() -> None:
     """The example in Megatron-LM's schedules.py: PP2 N3M5 with VP2."""
     pipe = pipeline("interleaved", stages=2, micro_batches=5, chunks=2, group=3)
     assert spell(pipe, 1) == (
-        "F0a F1a F2a "
-        "F0b B0b F1b B1b F2b B2b F3a B0a F4a B1a F3b B2a F4b B3b "
-        "B4b B3a B4a"
+        "F0a F1a F2a F0b B0b F1b B1b F2b B2b F3a B0a F4a B1a F3b B2a F4b B3b B4b B3a B4a"
     )
 
 

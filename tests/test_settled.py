@@ -31,9 +31,7 @@ def retimed(program: Program, classes: Classes, seed: int, longer: int) -> Progr
             times = table.duration + np.where(kernels, key[1] * (np.arange(len(table)) % 3), 0)
             unpriced = table.is_communication & (table.duration == UNPRICED)
             number[key] = len(tables)
-            tables.append(
-                table.replace(duration=times, longer=np.where(unpriced, longer, 0))
-            )
+            tables.append(table.replace(duration=times, longer=np.where(unpriced, longer, 0)))
         of_class.append(number[key])
     which = np.array(of_class, np.int32)[classes.of_rank]
     return program.replace(tables=tuple(tables), table=which)
@@ -58,18 +56,39 @@ def n_links(run: Run) -> int:
 
 
 @given(
-    case=cases, odd=seldom(few), late=seldom(late), slow=seldom(slow_links), port=ports, up=ups,
-    seed=st.integers(0, 2**32), longer=st.sampled_from([0, 1, 500]), fold=st.booleans(),
-)  # fmt: skip
+    case=cases,
+    odd=seldom(few),
+    late=seldom(late),
+    slow=seldom(slow_links),
+    port=ports,
+    up=ups,
+    seed=st.integers(0, 2**32),
+    longer=st.sampled_from([0, 1, 500]),
+    fold=st.booleans(),
+)
 @example(  # fewer links can be full: other reasons, the same classes
-    case=placed(434, 3, 5, "swapped"), odd={}, late={}, slow={}, port=30, up=50, seed=0,
-    longer=500, fold=True,
-)  # fmt: skip
+    case=placed(434, 3, 5, "swapped"),
+    odd={},
+    late={},
+    slow={},
+    port=30,
+    up=50,
+    seed=0,
+    longer=500,
+    fold=True,
+)
 @settings(max_examples=120)
 def test_refolding_finds_the_same(
-    case: tuple[Program, list[int]], odd: dict[int, float], late: dict[int, int],
-    slow: dict[int, float], port: int, up: int, seed: int, longer: int, fold: bool,
-) -> None:  # fmt: skip
+    case: tuple[Program, list[int]],
+    odd: dict[int, float],
+    late: dict[int, int],
+    slow: dict[int, float],
+    port: int,
+    up: int,
+    seed: int,
+    longer: int,
+    fold: bool,
+) -> None:
     program, node = case
     program = symmetric(program, odd, late)
     network = Nodes(node, port, up, slow)

@@ -43,14 +43,21 @@ def test_two_flows_on_one_link(sharing: Maker) -> None:
     # 25 GB/s each until the smaller has ended, then 50 GB/s. GB is rounded to 2**-40 B/ps.
     assert ends == pytest.approx([4 * MS, 8 * MS], rel=1e-9)
     assert log == [
-        (0, 0, 25 * GB), (0, 1, 25 * GB), (ends[0], 0, 0), (ends[0], 1, 50 * GB), (ends[1], 1, 0),
-    ]  # fmt: skip
+        (0, 0, 25 * GB),
+        (0, 1, 25 * GB),
+        (ends[0], 0, 0),
+        (ends[0], 1, 50 * GB),
+        (ends[1], 1, 0),
+    ]
 
 
 @BOTH
 def test_four_nics_under_a_spine_of_four_to_one(sharing: Maker) -> None:
-    case = Case([50 * GB] * 5, [[(i, UNIT), (4, UNIT)] for i in range(4)],
-                [(0, i, 10**8, 45 * GB) for i in range(4)])  # fmt: skip
+    case = Case(
+        [50 * GB] * 5,
+        [[(i, UNIT), (4, UNIT)] for i in range(4)],
+        [(0, i, 10**8, 45 * GB) for i in range(4)],
+    )
     assert at_once(case, sharing) == [50 * GB // 4] * 4
     # Three leave: the last has a NIC of 50 GB/s and a cap of 45.
     assert at_once(Case(case.capacity, case.routes, case.flows[:1]), sharing) == [45 * GB]
@@ -58,8 +65,11 @@ def test_four_nics_under_a_spine_of_four_to_one(sharing: Maker) -> None:
 
 @BOTH
 def test_a_slow_link_leaves_its_flows_share_to_others(sharing: Maker) -> None:
-    case = Case([50 * GB, 10 * GB], [[(0, UNIT), (1, UNIT)], [(0, UNIT)]],
-                [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)])  # fmt: skip
+    case = Case(
+        [50 * GB, 10 * GB],
+        [[(0, UNIT), (1, UNIT)], [(0, UNIT)]],
+        [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)],
+    )
     assert at_once(case, sharing) == [10 * GB, 40 * GB]
 
 
@@ -68,8 +78,11 @@ def test_weights_are_bytes_over_the_link(sharing: Maker) -> None:
     # An all-reduce in a ring of eight sends 2 * 7/8 bytes from each NIC per byte of payload; one
     # flow beside it over one of the NICs rises with it, and both stop at 50 / (1.75 + 1).
     weight = 7 * UNIT // 4
-    case = Case([50 * GB] * 8, [[(i, weight) for i in range(8)], [(3, UNIT)]],
-                [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)])  # fmt: skip
+    case = Case(
+        [50 * GB] * 8,
+        [[(i, weight) for i in range(8)], [(3, UNIT)]],
+        [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)],
+    )
     assert at_once(Case(case.capacity, case.routes, case.flows[:1]), sharing) == [200 * GB // 7]
     assert at_once(case, sharing) == [50 * GB * UNIT // (weight + UNIT)] * 2
 
@@ -78,8 +91,11 @@ def test_weights_are_bytes_over_the_link(sharing: Maker) -> None:
 def test_links_full_at_one_level_stop_their_flows_together(sharing: Maker) -> None:
     # Links of 7 and 6 are full at floor(7/2) = 6/2 = 3. Stopping flow 0 by the second link alone
     # would leave 7 - 3 = 4 to flow 1.
-    case = Case([7, 6], [[(0, UNIT), (1, UNIT)], [(0, UNIT)], [(1, UNIT)]],
-                [(0, i, 1, NEVER) for i in range(3)])  # fmt: skip
+    case = Case(
+        [7, 6],
+        [[(0, UNIT), (1, UNIT)], [(0, UNIT)], [(1, UNIT)]],
+        [(0, i, 1, NEVER) for i in range(3)],
+    )
     assert at_once(case, sharing) == [3, 3, 3]
 
 
@@ -178,10 +194,12 @@ def test_numbering_changes_nothing() -> None:
         numbered = {old: new for new, old in enumerate(routes)}
         shuffled = Case(
             [case.capacity[i] for i in links],
-            [rng.sample([(renamed[k], w) for k, w in case.routes[i]], len(case.routes[i]))
-             for i in routes],
+            [
+                rng.sample([(renamed[k], w) for k, w in case.routes[i]], len(case.routes[i]))
+                for i in routes
+            ],
             [(case.flows[i][0], numbered[case.flows[i][1]], *case.flows[i][2:]) for i in flows],
-        )  # fmt: skip
+        )
         ends = played(case, Sharing)[0]
         assert played(shuffled, Sharing)[0] == [ends[i] for i in flows], seed
 
@@ -195,9 +213,11 @@ def cases(draw: st.DrawFn) -> Case:
     )
     routes = draw(st.lists(st.lists(leg, max_size=4), min_size=1, max_size=6))
     flow = st.tuples(
-        st.integers(0, 3).map(lambda t: t << 40), st.integers(0, len(routes) - 1),
-        st.integers(0, 50), st.integers(1, 100),
-    )  # fmt: skip
+        st.integers(0, 3).map(lambda t: t << 40),
+        st.integers(0, len(routes) - 1),
+        st.integers(0, 50),
+        st.integers(1, 100),
+    )
     return Case(capacity, routes, draw(st.lists(flow, max_size=12)))
 
 
@@ -245,10 +265,12 @@ def test_rates_are_max_min_fair_and_all_bytes_arrive() -> None:
     for seed in range(1000, 1250):
         case = random_case(random.Random(seed))
         ends, log = played(
-            case, Sharing, seen=lambda shared, _, active, case=case: assert_max_min_fair(  # type: ignore[misc]
+            case,
+            Sharing,
+            seen=lambda shared, _, active, case=case: assert_max_min_fair(  # type: ignore[misc]
                 case, shared, active
             ),
-        )  # fmt: skip
+        )
         for flow, (start, _, volume, _) in enumerate(case.flows):
             changes = [(time, rate) for time, tag, rate in log if tag == flow]
             if not volume:
@@ -293,10 +315,12 @@ def test_rates_are_those_of_linear_programs() -> None:
         rng = random.Random(seed)
         capacity = [rng.randint(10, 60) * GB for _ in range(rng.randint(1, 5))]
         routes = [
-            [(link, rng.choice([UNIT, 2 * UNIT, 7 * UNIT // 4]))
-             for link in rng.sample(range(len(capacity)), rng.randint(1, len(capacity)))]
+            [
+                (link, rng.choice([UNIT, 2 * UNIT, 7 * UNIT // 4]))
+                for link in rng.sample(range(len(capacity)), rng.randint(1, len(capacity)))
+            ]
             for _ in range(rng.randint(2, 6))
-        ]  # fmt: skip
+        ]
         flows = [(0, route, 10**8, rng.randint(3, 40) * GB) for route in range(len(routes))]
         load = np.zeros((len(capacity), len(routes)))
         for route, legs in enumerate(routes):
@@ -320,10 +344,16 @@ def test_ends_are_those_of_simgrid(found: dict[str, Any]) -> None:
     case = Case(
         [round(bandwidth * bytes_per_second) for bandwidth in found["bandwidth"]],
         [[(link, UNIT) for link in flow["route"]] for flow in found["flows"]],
-        [(round(1e12 * flow["start"]), i, flow["volume"],
-          NEVER if flow["cap"] is None else round(flow["cap"] * bytes_per_second))
-         for i, flow in enumerate(found["flows"])],
-    )  # fmt: skip
+        [
+            (
+                round(1e12 * flow["start"]),
+                i,
+                flow["volume"],
+                NEVER if flow["cap"] is None else round(flow["cap"] * bytes_per_second),
+            )
+            for i, flow in enumerate(found["flows"])
+        ],
+    )
     ends, _ = played(case, Sharing)
     taken = np.array(ends) / 1e12 - [flow["start"] for flow in found["flows"]]
     expected = np.array(found["ends"]) - [flow["start"] for flow in found["flows"]]

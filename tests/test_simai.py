@@ -33,10 +33,13 @@ def took(program: Program, ns: int = COST) -> float:
 
 
 def layer(
-    name: str = "layer", fwd: tuple[int, str, int] = (1, "NONE", 0),
-    ig: tuple[int, str, int] = (1, "NONE", 0), wg: tuple[int, str, int] = (1, "NONE", 0),
-    update: int = 0, more: str = "",
-) -> str:  # fmt: skip
+    name: str = "layer",
+    fwd: tuple[int, str, int] = (1, "NONE", 0),
+    ig: tuple[int, str, int] = (1, "NONE", 0),
+    wg: tuple[int, str, int] = (1, "NONE", 0),
+    update: int = 0,
+    more: str = "",
+) -> str:
     parts = "\t".join(f"{time} {kind} {size}" for time, kind, size in (fwd, ig, wg))
     return f"{name} -1 {parts} {update} {more}"
 
@@ -115,12 +118,17 @@ def test_customized_layers_have_policies_of_their_own(tmp_path: Path) -> None:
     done = program(tmp_path, header, *layers)
     table = done.table_of(3)
     comm = table.is_communication
-    said = [(done.names[n], done.communicators.group(int(done.slots_of(3)[s])))
-            for n, s in zip(table.name[comm], table.slot[comm], strict=True)]  # fmt: skip
+    said = [
+        (done.names[n], done.communicators.group(int(done.slots_of(3)[s])))
+        for n, s in zip(table.name[comm], table.slot[comm], strict=True)
+    ]
     everyone, model, data = (0, 1, 2, 3), (2, 3), (1, 3)
     assert [group for _, group in said] == [everyone, model, data, everyone]
-    done = program(tmp_path, "HYBRID_MODEL_DATA model_parallel_NPU_group: 2 all_gpus: 4",
-                   layer(fwd=ALL, wg=ALL))  # fmt: skip
+    done = program(
+        tmp_path,
+        "HYBRID_MODEL_DATA model_parallel_NPU_group: 2 all_gpus: 4",
+        layer(fwd=ALL, wg=ALL),
+    )
     groups = [done.communicators.group(int(c)) for c in done.slots_of(3)]
     assert groups == [(1, 3), (2, 3)]
 
@@ -135,8 +143,9 @@ def test_dlrm_exchanges_embeddings_beside_the_bottom_network(tmp_path: Path) -> 
     # Behind the top layer the gradients go back, while the bottom network computes.
     backward = 1 + 4000 + max(COST, 1 + 4000 + 1 + 4000 + 1)
     assert took(done) == forward + backward
-    enhanced = program(tmp_path, "HYBRID_DLRM_ENHANCED DLRM_LAST_BOTTOM_LAYER: 2", *layers(),
-                       ranks=2)  # fmt: skip
+    enhanced = program(
+        tmp_path, "HYBRID_DLRM_ENHANCED DLRM_LAST_BOTTOM_LAYER: 2", *layers(), ranks=2
+    )
     assert took(enhanced) == forward + backward
 
 
@@ -155,8 +164,9 @@ def test_groups_of_ranks(tmp_path: Path) -> None:
     kinds = ("ALLREDUCE_EP", "ALLREDUCE_DP_EP", "ALLREDUCE")
     layers = [layer(fwd=ALL), *(layer(wg=(1, kind, 8)) for kind in kinds)]
     done = program(tmp_path, header, *layers)
-    named = {done.communicators.names[c]: done.communicators.group(int(c))
-             for c in done.slots_of(5)}  # fmt: skip
+    named = {
+        done.communicators.names[c]: done.communicators.group(int(c)) for c in done.slots_of(5)
+    }
     assert named == {"TP": (4, 5), "DP": (1, 3, 5, 7), "DP_EP": (1, 5), "EP": (5, 7)}
 
 
@@ -191,9 +201,12 @@ def pipelined(
     time=st.tuples(*[st.integers(1, 50)] * 3),
 )
 def test_the_bubble_is_the_one_of_simai(
-    tmp_path_factory: pytest.TempPathFactory, stages: int, groups: int, chunks: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    stages: int,
+    groups: int,
+    chunks: int,
     time: tuple[int, int, int],
-) -> None:  # fmt: skip
+) -> None:
     """SimAI's Layer.cc: (pp - 1) / (ga · vpp) of the time that the stage computes."""
     count = stages * groups
     done = pipelined(tmp_path_factory.mktemp("w"), stages, count, chunks, time)
@@ -268,13 +281,11 @@ BAD = [
     ("HYBRID_DLRM all_gpus: 4", [ROW], "needs DLRM_LAST_BOTTOM_LAYER"),
     ("HYBRID_CUSTOMIZED all_gpus: 4", [ROW + " DATTA"], "line 3: .*'DATTA' .did you mean 'DATA'"),
     (HYBRID + " checkpoints: 1 9", [ROW], "line 1: checkpoints names layer 9; there are 1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("header", "layers", "says"), BAD)
-def test_bad_files_are_one_line(
-    tmp_path: Path, header: str, layers: list[str], says: str
-) -> None:
+def test_bad_files_are_one_line(tmp_path: Path, header: str, layers: list[str], says: str) -> None:
     path = written(tmp_path, header, *layers)
     with pytest.raises(InputError, match=says) as caught:
         import_program([path])

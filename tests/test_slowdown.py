@@ -31,11 +31,12 @@ from mpisim.simulate import simulate
 KERNELS: tuple[Kernel, ...] = (
     Gemm(m=4096, n=4096, k=4096),
     Gemm(m=8192, n=12288, k=4096),
-    Attention(batch=1, heads=32, kv_heads=32, queries=4096, keys=4096, head_size=128,
-              value_size=128),
+    Attention(
+        batch=1, heads=32, kv_heads=32, queries=4096, keys=4096, head_size=128, value_size=128
+    ),
     Elementwise(400_000_000),
     Norm(rows=8192, columns=8192),
-)  # fmt: skip
+)
 
 
 def model(gpu: str, kernels: tuple[Kernel, ...] = KERNELS, *, roofline: bool = False) -> Parametric:
@@ -98,7 +99,7 @@ def test_limits() -> None:
 
 @given(
     taken=st.integers(0, 60), more=st.integers(0, 20), used=st.floats(0, 1), other=st.floats(0, 1)
-)  # fmt: skip
+)
 def test_more_never_helps(taken: int, more: int, used: float, other: float) -> None:
     found = MODEL
     bandwidth = find_gpu("h100-sxm").bandwidth.si
@@ -125,10 +126,9 @@ def test_sensitivity(name: str) -> None:
     elif name == "own":
         known = found.constants
         changed = dataclasses.replace(
-            known, reducing=dataclasses.replace(
-                known.reducing, value=known.reducing.value * (1 + step)
-            )
-        )  # fmt: skip
+            known,
+            reducing=dataclasses.replace(known.reducing, value=known.reducing.value * (1 + step)),
+        )
         other = Parametric(found.work, changed).kernels(np.array([0]), load)
         slope = np.log(other[0] / factor) / step
     else:
@@ -174,9 +174,16 @@ def test_echo() -> None:
 def test_lee(cluster: str) -> None:
     """Lee et al., A100 and H100, sharded data parallel and pipelines in a node: computing takes
     18.9 % longer on average where it overlaps, 40 % at most."""
-    changes = [f'cluster.preset="{cluster}"', "model.layers=8", "plan.tp=1", "plan.dp=8",
-               "plan.zero=3", "plan.global_batch=8", "model.seq_len=2048",
-               "run.allow_oom=true"]  # fmt: skip
+    changes = [
+        f'cluster.preset="{cluster}"',
+        "model.layers=8",
+        "plan.tp=1",
+        "plan.dp=8",
+        "plan.zero=3",
+        "plan.global_batch=8",
+        "model.seq_len=2048",
+        "run.allow_oom=true",
+    ]
     _, experiment = load(None, changes)
     results = simulate(prepare(experiment))
     assert results is not None

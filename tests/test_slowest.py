@@ -34,9 +34,10 @@ def test_what_draws_power_is_slower() -> None:
     gpu = Roofline(find_gpu("a100-sxm"))
     model, factor = SlowestKernels(gpu, 64), slowest(64).value
     for kernel in (
-        Gemm(4096, 4096, 4096), Convolution(8, 64, 64, 56, 56, 3),
+        Gemm(4096, 4096, 4096),
+        Convolution(8, 64, 64, 56, 56, 3),
         Attention(1, 8, 8, 512, 512, 64, 64),
-    ):  # fmt: skip
+    ):
         plain, found = gpu.estimate(kernel), model.estimate(kernel)
         assert found.duration == round(factor * plain.duration)
         assert found.shares == {**plain.shares, "slowest GPU": 1.0}

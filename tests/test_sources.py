@@ -12,9 +12,7 @@ from mpisim.errors import TraceError
 from mpisim.traces import find_sources
 
 
-def write(
-    folder: Path, rank: int | None = None, world: int | None = None, name: str = ""
-) -> Path:  # fmt: skip
+def write(folder: Path, rank: int | None = None, world: int | None = None, name: str = "") -> Path:
     info = {"backend": "nccl"}
     more = {k: v for k, v in (("rank", rank), ("world_size", world)) if v is not None}
     made = HandMade(distributedInfo=info | more) if more else HandMade()

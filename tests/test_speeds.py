@@ -58,9 +58,11 @@ def quantity(value: float, unit: str, error: float) -> str:
 def test_a_key_is_the_same_as_a_file_with_that_number(tmp_path: Path, contention: str) -> None:
     own = copied(
         tmp_path,
-        nic_bandwidth=quantity(800, "Gb/s", 0), link_bandwidth=quantity(720, "GB/s", 0.03),
-        pcie_bandwidth=quantity(110, "GB/s", 0.1), nics="4",
-    )  # fmt: skip
+        nic_bandwidth=quantity(800, "Gb/s", 0),
+        link_bandwidth=quantity(720, "GB/s", 0.03),
+        pcie_bandwidth=quantity(110, "GB/s", 0.1),
+        nics="4",
+    )
     rest = [f"network.contention={contention}"]
     keys = [f"cluster.{key}={value}" for key, value in FASTER.items()]
     plain, by_key, by_file = (

@@ -47,10 +47,14 @@ def test_one_rank_does_forward_and_backward_in_turn() -> None:
         f"{name} {micro_batch}"
         for micro_batch in (0, 1)
         for name in (
-            "layer 0 forward", "layer 1 forward", "layer 1 backward", "layer 1 weight",
-            "layer 0 backward", "layer 0 weight",
+            "layer 0 forward",
+            "layer 1 forward",
+            "layer 1 backward",
+            "layer 1 weight",
+            "layer 0 backward",
+            "layer 0 weight",
         )
-    ]  # fmt: skip
+    ]
     run = engine.simulate(done.program, network=Free())
     table = done.program.table_of(0)
     passes = table.micro_batch >= 0
@@ -64,19 +68,39 @@ def test_messages_of_1f1b_as_megatron_sends_them() -> None:
     program = step(2, (5, 6, 7), 2, global_batch=3, pp=2).program
     check_matching(program)
     assert listed(program, 0) == [
-        "layer 0 forward 0", "send activation 0", "layer 0 forward 1",
-        "send activation 1", "receive gradient 0", "layer 0 backward 0", "layer 0 weight 0",
+        "layer 0 forward 0",
+        "send activation 0",
+        "layer 0 forward 1",
+        "send activation 1",
+        "receive gradient 0",
+        "layer 0 backward 0",
+        "layer 0 weight 0",
         "layer 0 forward 2",
-        "send activation 2", "receive gradient 1", "layer 0 backward 1", "layer 0 weight 1",
-        "receive gradient 2", "layer 0 backward 2", "layer 0 weight 2",
-    ]  # fmt: skip
+        "send activation 2",
+        "receive gradient 1",
+        "layer 0 backward 1",
+        "layer 0 weight 1",
+        "receive gradient 2",
+        "layer 0 backward 2",
+        "layer 0 weight 2",
+    ]
     assert listed(program, 1) == [
-        "receive activation 0", "layer 1 forward 0", "layer 1 backward 0", "layer 1 weight 0",
-        "send gradient 0", "receive activation 1", "layer 1 forward 1",
-        "layer 1 backward 1", "layer 1 weight 1",
-        "send gradient 1", "receive activation 2", "layer 1 forward 2",
-        "layer 1 backward 2", "layer 1 weight 2", "send gradient 2",
-    ]  # fmt: skip
+        "receive activation 0",
+        "layer 1 forward 0",
+        "layer 1 backward 0",
+        "layer 1 weight 0",
+        "send gradient 0",
+        "receive activation 1",
+        "layer 1 forward 1",
+        "layer 1 backward 1",
+        "layer 1 weight 1",
+        "send gradient 1",
+        "receive activation 2",
+        "layer 1 forward 2",
+        "layer 1 backward 2",
+        "layer 1 weight 2",
+        "send gradient 2",
+    ]
     table = program.table_of(0)
     sends = np.flatnonzero(table.kind == Kind.SEND)
     # Batches on one stream: after the kernel before, and the kernel after waits.
@@ -90,11 +114,20 @@ def test_megatron_synchronises_with_the_gpu_after_each_batch_of_messages() -> No
     # torch.cuda.synchronize() at the end of _communicate, megatron/core/pipeline_parallel.
     program = step(2, (5, 6, 7), 2, global_batch=2, pp=2, dp_style="megatron").program
     assert listed(program, 0) == [
-        "layer 0 forward 0", "send activation 0", "wait for messages 0", "layer 0 forward 1",
-        "send activation 1", "receive gradient 0", "wait for messages 0",
-        "layer 0 backward 0", "layer 0 weight 0",
-        "receive gradient 1", "wait for messages 1", "layer 0 backward 1", "layer 0 weight 1",
-    ]  # fmt: skip
+        "layer 0 forward 0",
+        "send activation 0",
+        "wait for messages 0",
+        "layer 0 forward 1",
+        "send activation 1",
+        "receive gradient 0",
+        "wait for messages 0",
+        "layer 0 backward 0",
+        "layer 0 weight 0",
+        "receive gradient 1",
+        "wait for messages 1",
+        "layer 0 backward 1",
+        "layer 0 weight 1",
+    ]
     table = program.table_of(0)
     for row in np.flatnonzero((table.kind == Kind.HOST_WAIT) & (table.micro_batch >= 0)):
         assert waits(table, int(row)) == [int(row) - 1]
@@ -108,9 +141,13 @@ def test_messages_may_be_split_over_a_tensor_parallel_group(overlap: bool) -> No
     program = step(2, (5, 6, 7), 4, **plan, p2p_split=True).program
     check_matching(program)
     assert listed(program, 2) == [
-        "receive activation 0", "activation all-gather 0", "layer 1 forward 0",
-        "layer 1 backward 0", "layer 1 weight 0", "send gradient 0",
-    ]  # fmt: skip
+        "receive activation 0",
+        "activation all-gather 0",
+        "layer 1 forward 0",
+        "layer 1 backward 0",
+        "layer 1 weight 0",
+        "send gradient 0",
+    ]
     table = program.table_of(2)
     messages = np.isin(table.kind, (Kind.SEND, Kind.RECV))
     assert set(table.bytes[messages].tolist()) == {8}
@@ -176,31 +213,49 @@ times = st.integers(1, 1000)
 
 
 @settings(deadline=None, max_examples=25)
-@given(stages=st.integers(1, 5), more=st.integers(0, 4), times=st.tuples(times, times, times),
-       overlap=st.booleans())  # fmt: skip
+@given(
+    stages=st.integers(1, 5),
+    more=st.integers(0, 4),
+    times=st.tuples(times, times, times),
+    overlap=st.booleans(),
+)
 def test_bubbles_of_gpipe_and_1f1b(
     stages: int, more: int, times: tuple[int, int, int], overlap: bool
 ) -> None:
     # arXiv:1811.06965, arXiv:2104.04473: (p - 1) (F + B), however the messages are waited for.
     for schedule in ("gpipe", "1f1b"):
         done = step(
-            stages, times, stages, pp=stages, schedule=schedule, global_batch=stages + more,
+            stages,
+            times,
+            stages,
+            pp=stages,
+            schedule=schedule,
+            global_batch=stages + more,
             p2p_overlap=overlap,
-        )  # fmt: skip
+        )
         assert bubble(done) == (stages - 1) * sum(times)
 
 
 @settings(deadline=None, max_examples=15)
-@given(stages=st.integers(2, 4), groups=st.integers(1, 3), chunks=st.sampled_from([2, 4]),
-       times=st.tuples(times, times, times))  # fmt: skip
+@given(
+    stages=st.integers(2, 4),
+    groups=st.integers(1, 3),
+    chunks=st.sampled_from([2, 4]),
+    times=st.tuples(times, times, times),
+)
 def test_bubble_of_the_interleaved_schedule(
     stages: int, groups: int, chunks: int, times: tuple[int, int, int]
 ) -> None:
     # arXiv:2104.04473: (p - 1) (F + B) / v; one layer a chunk, so F and B are v times a layer's.
     done = step(
-        stages * chunks, times, stages, pp=stages, vpp=chunks, schedule="interleaved",
+        stages * chunks,
+        times,
+        stages,
+        pp=stages,
+        vpp=chunks,
+        schedule="interleaved",
         global_batch=stages * groups,
-    )  # fmt: skip
+    )
     check_matching(done.program)
     assert bubble(done) == (stages - 1) * sum(times)
 
@@ -212,9 +267,13 @@ def test_bubble_of_zb_h1(stages: int, more: int, time: int, weight: int) -> None
     # where W is no longer than either of the others.
     weight = min(weight, time)
     done = step(
-        stages, (time, time, weight), stages, pp=stages, schedule="zb-h1",
+        stages,
+        (time, time, weight),
+        stages,
+        pp=stages,
+        schedule="zb-h1",
         global_batch=stages + more,
-    )  # fmt: skip
+    )
     assert bubble(done) == (stages - 1) * (time + time - weight)
 
 
@@ -243,8 +302,15 @@ def test_paired_passes_hide_each_others_communication() -> None:
         )
         return Layer(name, (Operator(name, steps, steps),), "block", output=16, checkpoint=10)
 
-    laid = layout(Network((layer("a"), layer("b")), 6, 1), 4, tp=2, pp=2, sp=False,
-                  schedule="dualpipe", global_batch=4)  # fmt: skip
+    laid = layout(
+        Network((layer("a"), layer("b")), 6, 1),
+        4,
+        tp=2,
+        pp=2,
+        sp=False,
+        schedule="dualpipe",
+        global_batch=4,
+    )
     program = training_step(laid, Times()).program
     check_matching(program)
     table = program.table_of(0)
@@ -273,7 +339,7 @@ def test_recomputation_runs_forward_again() -> None:
         (3, 2, {"pp": 2, "stages": (1, 1)}, "adds up to 2 layers; the model has 3"),
         (3, 2, {"pp": 2, "stages": (3, 0)}, "part 1 of the pipeline has no layer"),
     ],
-)  # fmt: skip
+)
 def test_splits_that_do_not_come_out(
     layers: int, gpus: int, plan: dict[str, object], message: str
 ) -> None:

@@ -36,9 +36,14 @@ EXPERIMENT = dataclasses.replace(
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("products", "h100 bf16"), ("attention", "h100"), ("memory", "h100"),
-     ("inside", "dgx-h100"), ("host", "theirs")],
-)  # fmt: skip
+    [
+        ("products", "h100 bf16"),
+        ("attention", "h100"),
+        ("memory", "h100"),
+        ("inside", "dgx-h100"),
+        ("host", "theirs"),
+    ],
+)
 def test_a_constant_changes_the_step_by_what_rests_on_it(kind: str, key: str) -> None:
     whole, lengths = step(EXPERIMENT, StepConstants())
     changed, _ = step(EXPERIMENT, StepConstants(**{kind: {key: times(1.001)}}))
@@ -97,8 +102,9 @@ def test_a_file_of_the_users(tmp_path: Path) -> None:
     case = prepare(dataclasses.replace(EXPERIMENT, calibration=choice, source=source))
     assert case.constants is not None
     assert case.constants.number("memory", "h100")[1].value == 2
-    bad = dataclasses.replace(EXPERIMENT, calibration=choice, source=source,
-                              network=NetworkChoice("alpha-beta"))  # fmt: skip
+    bad = dataclasses.replace(
+        EXPERIMENT, calibration=choice, source=source, network=NetworkChoice("alpha-beta")
+    )
     with pytest.raises(InputError, match="'alpha-beta' has no use for it"):
         prepare(bad)
     with pytest.raises(InputError, match=r"no\.toml: cannot be read"):
@@ -127,9 +133,15 @@ def test_ours() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a100-sxm-40gb", "a100"), ("H100-SXM-96GB-500W", "h100"), ("rtx-4090", "4090"),
-     ("titan-xp", "titan-xp"), ("V100-PCIe-32GB", "v100"), ("b300", "b300")],
-)  # fmt: skip
+    [
+        ("a100-sxm-40gb", "a100"),
+        ("H100-SXM-96GB-500W", "h100"),
+        ("rtx-4090", "4090"),
+        ("titan-xp", "titan-xp"),
+        ("V100-PCIe-32GB", "v100"),
+        ("b300", "b300"),
+    ],
+)
 def test_kinds_of_gpus(name: str, kind: str) -> None:
     assert chip(name) == kind
 

@@ -181,9 +181,25 @@ def test_partial_programs_are_refused(tmp_path: Path) -> None:
 
 EMPTY: dict[str, Any] = {
     column: []
-    for column in ("stream", "flags", "operation", "slot", "host", "launch", "launch_cost", "gap",
-                   "duration", "bytes", "name", "phase", "layer", "micro_batch", "step", "wait_row")
-} | {"wait_index": [0]}  # fmt: skip
+    for column in (
+        "stream",
+        "flags",
+        "operation",
+        "slot",
+        "host",
+        "launch",
+        "launch_cost",
+        "gap",
+        "duration",
+        "bytes",
+        "name",
+        "phase",
+        "layer",
+        "micro_batch",
+        "step",
+        "wait_row",
+    )
+} | {"wait_index": [0]}
 
 
 # --- failures to write --------------------------------------------------------------------------
@@ -256,8 +272,19 @@ def test_json_is_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write_json(path, {"step_time": np.float64(0.5), "ranks": np.arange(3), 1: float("nan")})
     assert path.read_text().split() == [
-        "{", '"step_time":', "0.5,", '"ranks":', "[", "0,", "1,", "2", "],", '"1":', "null", "}",
-    ]  # fmt: skip
+        "{",
+        '"step_time":',
+        "0.5,",
+        '"ranks":',
+        "[",
+        "0,",
+        "1,",
+        "2",
+        "],",
+        '"1":',
+        "null",
+        "}",
+    ]
     with files_limited(10), pytest.raises(OutputError):
         write_json(path, list(range(1000)))
     assert path.read_text().startswith("{")
@@ -377,8 +404,19 @@ def test_rows_of_a_rank() -> None:
     lines = rows(small(), 1).splitlines()
     assert lines[0].startswith("rank 1: table 0 'train', 3 rows, 2 streams, speed 0.5")
     assert lines[2].split() == [
-        "0", "kernel", "0", "1.500", "2.000", "0", "0", "5.000", "forward", "l2", "s7", "gemm",
-    ]  # fmt: skip
+        "0",
+        "kernel",
+        "0",
+        "1.500",
+        "2.000",
+        "0",
+        "0",
+        "5.000",
+        "forward",
+        "l2",
+        "s7",
+        "gemm",
+    ]
     assert lines[3].split()[:3] == ["1", "all_reduce+eager", "1"]
     assert "unpriced" in lines[3]
     assert "0#0" in lines[3]

@@ -177,8 +177,11 @@ def test_eager_and_joined_communications_in_one_tile() -> None:
     # its later half: 34, 44, 39 or 44, 44. The broadcast follows, without waiting for anybody.
     run = run_with(widest, program)
     assert [run.rows(i).end.tolist()[1:3] for i in range(4)] == [
-        [19, 34], [19, 44], [39, 34], [39, 44]
-    ]  # fmt: skip
+        [19, 34],
+        [19, 44],
+        [39, 34],
+        [39, 44],
+    ]
     assert [run.rows(i).end.tolist()[3] for i in range(4)] == [39, 49, 44, 49]
     assert_same(run, simulate(program, fold=False, core="python"))
 

@@ -90,8 +90,9 @@ def test_pcie_boxes(gpus: int) -> None:
     assert (found.node_kind == NodeKind.PCIE).sum() == 2
     if gpus == 8:
         assert path(found, 0, 3) == ["node0.pcie0", "node0.gpu3"]
-        assert path(found, 0, 4) == [f"node0.{n}" for n in ("pcie0", "cpu0", "cpu1", "pcie1",
-                                                            "gpu4")]  # fmt: skip
+        assert path(found, 0, 4) == [
+            f"node0.{n}" for n in ("pcie0", "cpu0", "cpu1", "pcie1", "gpu4")
+        ]
     if gpus > 1:
         # Everything to the other half goes through one connection of CPUs; but a first half of
         # fewer GPUs than a CPU has also reaches one beside it.

@@ -148,8 +148,11 @@ def test_gpus_that_cannot_meet_are_named(ring: Path) -> None:
         ([*links[:2], links[3]], r"GPU 0 \(a\) cannot reach GPU 3 \(d\)"),  # d reaches a
         ([], r"GPU 0 \(a\) cannot reach GPU 1 \(b\)"),
     ):
-        ring.write_text(head + "".join(f"[[links]]{link}" for link in kept) if kept else
-                        head.replace("nodes", "links = []\nnodes"))  # fmt: skip
+        ring.write_text(
+            head + "".join(f"[[links]]{link}" for link in kept)
+            if kept
+            else head.replace("nodes", "links = []\nnodes")
+        )
         with pytest.raises(InputError, match=message):
             read_topology(ring)
 
@@ -193,15 +196,21 @@ def test_undirected_graphml_has_links_both_ways(tmp_path: Path) -> None:
         (None, "cannot be read: No such file"),
         ("<graphml", "not valid GraphML"),
         ("", "not valid GraphML"),
-        ('<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="directed">'
-         '<node id="a"/></graph></graphml>', "'a'.kind. is missing"),
-        ('<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
-         '<key id="k" for="node" attr.name="kind" attr.type="string"/>'
-         '<graph edgedefault="directed"><node id="a"><data key="k">gpu</data></node>'
-         '<node id="b"><data key="k">gpu</data></node><edge source="a" target="b"/></graph>'
-         "</graphml>", "the edge from 'a' to 'b' has no 'bandwidth'"),
+        (
+            '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="directed">'
+            '<node id="a"/></graph></graphml>',
+            "'a'.kind. is missing",
+        ),
+        (
+            '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+            '<key id="k" for="node" attr.name="kind" attr.type="string"/>'
+            '<graph edgedefault="directed"><node id="a"><data key="k">gpu</data></node>'
+            '<node id="b"><data key="k">gpu</data></node><edge source="a" target="b"/></graph>'
+            "</graphml>",
+            "the edge from 'a' to 'b' has no 'bandwidth'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_graphml_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "net.graphml"
     if text is not None:

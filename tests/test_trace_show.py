@@ -8,8 +8,16 @@ from execution_traces import MM, Writer, tensor
 
 def test_an_execution_trace(run_mpisim, tmp_path):
     writer = Writer()
-    config = [{"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl",
-               "ranks": [], "group_size": 2, "group_count": 1}]  # fmt: skip
+    config = [
+        {
+            "pg_name": "0",
+            "pg_desc": "default_pg",
+            "backend_config": "cuda:nccl",
+            "ranks": [],
+            "group_size": 2,
+            "group_count": 1,
+        }
+    ]
     writer.add("## process_group:init ##", [json.dumps(config)])
     writer.add("ProfilerStep#5")
     writer.add("aten::mm", [tensor(1), tensor(2)], [tensor(3)], MM)
@@ -20,10 +28,14 @@ def test_an_execution_trace(run_mpisim, tmp_path):
     assert (done.rc, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     for expected in (
-        "schema 1.1.1-chakra.0.0.4", "rank 1 of 2", "steps ProfilerStep#5",
-        "nodes 6 on 1 threads", "data 2 nodes compute, 1 dependencies",
-        "all_reduce float 1 16 2 0", "0 2 0,1 default_pg cuda:nccl",
-    ):  # fmt: skip
+        "schema 1.1.1-chakra.0.0.4",
+        "rank 1 of 2",
+        "steps ProfilerStep#5",
+        "nodes 6 on 1 threads",
+        "data 2 nodes compute, 1 dependencies",
+        "all_reduce float 1 16 2 0",
+        "0 2 0,1 default_pg cuda:nccl",
+    ):
         assert expected.split() in lines
 
 

@@ -59,8 +59,13 @@ def test_a_tree_between_nodes() -> None:
     # In one node a chain up and down.
     inside = transfers(Operation.ALL_REDUCE, "tree", range(4), GPUS)
     assert sorted(zip(inside.source.tolist(), inside.target.tolist(), strict=True)) == [
-        (0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2),
-    ]  # fmt: skip
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        (2, 1),
+        (2, 3),
+        (3, 2),
+    ]
 
 
 def test_in_the_switch_every_port_carries_the_buffer_once() -> None:

@@ -18,8 +18,9 @@ SCORES = 2 * 4 * 8 * 8
 
 
 def test_scores_in_memory() -> None:
-    attention = operator(network(model("gpt", **SIZES), plan(kernels="eager", micro_batch=2)),
-                         "attention")  # fmt: skip
+    attention = operator(
+        network(model("gpt", **SIZES), plan(kernels="eager", micro_batch=2)), "attention"
+    )
     assert lines(attention.forward) == [
         "attention scores: 8 x 8 x 8 x 4 bf16",
         f"attention softmax: {SCORES * 4} bytes",
@@ -77,11 +78,17 @@ def test_a_causal_softmax_reads_half_of_the_scores() -> None:
         f"attention softmax{{0}} mask: {few * 8} bytes",
     ]
     assert attention(32, micro_batch=1, tp=2, sp=False) == (
-        [*(step.format("") for step in steps), f"attention softmax: {few * 8} bytes",
-         steps[0].format("")],
-        [steps[0].format(" backward"), f"attention softmax backward: {few * 12} bytes",
-         *(step.format(" backward") for step in (steps[2], steps[1], steps[0]))],
-    )  # fmt: skip
+        [
+            *(step.format("") for step in steps),
+            f"attention softmax: {few * 8} bytes",
+            steps[0].format(""),
+        ],
+        [
+            steps[0].format(" backward"),
+            f"attention softmax backward: {few * 12} bytes",
+            *(step.format(" backward") for step in (steps[2], steps[1], steps[0])),
+        ],
+    )
     assert len(attention(8)[0]) == 5
     assert len(attention(32, fused=False)[0]) == 1
 
@@ -93,8 +100,9 @@ def test_scores_step_by_step() -> None:
     steps = lines(attention.forward)
     assert steps[0] == f"attention heads in batches: {inputs} bytes"
     assert steps[2:4] == [
-        f"attention scale: {SCORES * 4} bytes", f"attention mask: {SCORES * 4} bytes",
-    ]  # fmt: skip
+        f"attention scale: {SCORES * 4} bytes",
+        f"attention mask: {SCORES * 4} bytes",
+    ]
     steps = lines(attention.backward)
     assert steps[0] == f"attention transposition backward: {inputs // 3} bytes"
     assert f"attention mask backward: {SCORES * 4} bytes" in steps
@@ -180,23 +188,40 @@ def test_norms_of_queries_and_keys() -> None:
 
 
 LATENT = model(
-    "llama", **SIZES, attention="mla", q_lora_rank=12, kv_lora_rank=6, qk_nope_head_size=4,
-    qk_rope_head_size=2, v_head_size=3,
-)  # fmt: skip
+    "llama",
+    **SIZES,
+    attention="mla",
+    q_lora_rank=12,
+    kv_lora_rank=6,
+    qk_nope_head_size=4,
+    qk_rope_head_size=2,
+    v_head_size=3,
+)
 
 
 def test_latent_attention() -> None:
     names = [o.name for o in network(LATENT, plan()).layers[1].operators]
     assert names[:11] == [
-        "attention norm", "latent branch", "query down", "query latent norm", "query up",
-        "key-value down", "key position", "key-value latent norm", "key-value up", "rotary",
+        "attention norm",
+        "latent branch",
+        "query down",
+        "query latent norm",
+        "query up",
+        "key-value down",
+        "key position",
+        "key-value latent norm",
+        "key-value up",
+        "rotary",
         "attention",
-    ]  # fmt: skip
+    ]
     found = network(LATENT, plan())
     products = {
-        "query down": "8 x 12 x 16", "query up": "8 x 24 x 12", "key-value down": "8 x 8 x 16",
-        "key-value up": "8 x 28 x 6", "attention output": "8 x 16 x 12",
-    }  # fmt: skip
+        "query down": "8 x 12 x 16",
+        "query up": "8 x 24 x 12",
+        "key-value down": "8 x 8 x 16",
+        "key-value up": "8 x 28 x 6",
+        "attention output": "8 x 16 x 12",
+    }
     for name, product in products.items():
         assert lines(operator(found, name).forward) == [f"{name}: {product} bf16"]
     assert lines(operator(found, "attention").forward) == ["attention: 4/4 heads 8 x 8 causal"]

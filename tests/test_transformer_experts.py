@@ -19,9 +19,16 @@ from mpisim.workloads.schedules import pipeline
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token: 16 rows for 2 experts of a rank.
 SIZES: dict[str, Any] = {
-    "layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256,
-    "experts": 8, "topk": 2, "moe_ffn_hidden": 32, "activation": "swiglu",
-}  # fmt: skip
+    "layers": 2,
+    "hidden": 16,
+    "heads": 4,
+    "seq_len": 8,
+    "vocab": 256,
+    "experts": 8,
+    "topk": 2,
+    "moe_ffn_hidden": 32,
+    "activation": "swiglu",
+}
 ROWS, HIDDEN, WIDTH = 16, 16, 32
 TINY = model("moe", **SIZES)
 OSS = model("moe", **SIZES, bias=True, swiglu_limit=7.0, window=2, window_every=2)
@@ -77,8 +84,9 @@ class TestFused:
         assert between.saved > 0
         into, out = operator(layer, "experts in"), operator(layer, "experts out")
         assert [line.partition(":")[0] for line in lines(into.forward)] == [
-            "experts in cast", "experts in",
-        ]  # fmt: skip
+            "experts in cast",
+            "experts in",
+        ]
         assert [line.partition(":")[0] for line in lines(out.forward)] == ["experts out"]
         assert lines(into.backward)[0].startswith("experts in input gradient")
         assert lines(out.backward)[0].startswith("experts out gradient cast")
@@ -143,9 +151,11 @@ def test_passes_of_one_stage_can_overlap() -> None:
     forward, backward = Phase.FORWARD, Phase.BACKWARD
     assert phases == [
         (forward, 0, False),
-        (forward, 1, False), (backward, 0, True),
-        (forward, 2, False), (backward, 1, True),
+        (forward, 1, False),
+        (backward, 0, True),
+        (forward, 2, False),
+        (backward, 1, True),
         (backward, 2, False),
-    ]  # fmt: skip
+    ]
     with pytest.raises(InputError, match="ep_overlap is true, but schedule = '1f1b'"):
         plan(ep_overlap=True, pp=2)

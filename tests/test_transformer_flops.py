@@ -13,13 +13,21 @@ from mpisim.workloads import closed_forms
 from mpisim.workloads.operators import Compute, Network
 
 COMMON: dict[str, Any] = {
-    "layers": 4, "hidden": 512, "heads": 8, "seq_len": 256, "vocab": 2048,
-}  # fmt: skip
+    "layers": 4,
+    "hidden": 512,
+    "heads": 8,
+    "seq_len": 256,
+    "vocab": 2048,
+}
 MIXTURE: dict[str, Any] = {"experts": 8, "topk": 2, "moe_ffn_hidden": 256, "ffn_hidden": 1024}
 LATENT: dict[str, Any] = {
-    "attention": "mla", "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_size": 32,
-    "qk_rope_head_size": 16, "v_head_size": 48,
-}  # fmt: skip
+    "attention": "mla",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_nope_head_size": 32,
+    "qk_rope_head_size": 16,
+    "v_head_size": 48,
+}
 
 MODELS = {
     "gpt": model("gpt", **COMMON),

@@ -21,25 +21,38 @@ TOKENS = 8 * 16
 
 def test_a_block_of_gpt() -> None:
     assert [o.name for o in network(GPT, plan()).layers[1].operators] == [
-        "attention norm", "qkv", "qkv split", "attention", "attention output",
-        "attention dropout add", "feed-forward norm", "feed-forward in", "feed-forward gelu",
-        "feed-forward out", "feed-forward dropout add",
-    ]  # fmt: skip
+        "attention norm",
+        "qkv",
+        "qkv split",
+        "attention",
+        "attention output",
+        "attention dropout add",
+        "feed-forward norm",
+        "feed-forward in",
+        "feed-forward gelu",
+        "feed-forward out",
+        "feed-forward dropout add",
+    ]
 
 
 def test_layers_of_one_kind_are_one() -> None:
     first, second = network(GPT, plan()).of_role("block")
     assert first.operators is second.operators
     assert [layer.name for layer in network(GPT, plan()).layers] == [
-        "embedding", "layer 0", "layer 1", "head",
-    ]  # fmt: skip
+        "embedding",
+        "layer 0",
+        "layer 1",
+        "head",
+    ]
 
 
 def test_norms_share_the_sequence() -> None:
     norm = operator(network(GPT, plan(tp=2)), "attention norm")
     size = TOKENS // 2 * 2
-    small = [f"attention norm {what} gradient accumulation: 160 bytes (weight)" for what in
-             ("weight", "bias")]  # fmt: skip
+    small = [
+        f"attention norm {what} gradient accumulation: 160 bytes (weight)"
+        for what in ("weight", "bias")
+    ]
     assert lines(norm.forward) == [f"attention norm: {2 * size} bytes"]
     assert lines(norm.backward) == [
         f"attention norm backward: {3 * size} bytes",
@@ -154,9 +167,13 @@ def test_what_a_layer_hands_on() -> None:
 def test_bert() -> None:
     found = network(model("bert", **SIZES), plan(tp=2))
     assert [o.name for o in found.layers[0].operators] == [
-        "embedding", "embedding position", "embedding token type", "embedding scatter",
-        "embedding norm", "embedding dropout",
-    ]  # fmt: skip
+        "embedding",
+        "embedding position",
+        "embedding token type",
+        "embedding scatter",
+        "embedding norm",
+        "embedding dropout",
+    ]
     head = found.layers[-1]
     assert lines(operator(head, "pooler").forward) == ["pooler: 1 x 16 x 16 bf16"]
     assert lines(operator(head, "sentence order").forward) == ["sentence order: 1 x 2 x 16 bf16"]
@@ -173,13 +190,25 @@ def test_t5() -> None:
     roles = [layer.role for layer in found.layers]
     assert roles == ["embedding", *["block"] * 4, "head"]
     assert [o.name for o in found.layers[4].operators] == [
-        "attention norm", "qkv", "qkv split", "attention", "attention output",
-            "attention dropout add",
-        "cross attention norm", "cross query", "encoder output branch", "cross key-value",
-        "cross attention", "cross attention output", "cross attention dropout add",
-        "feed-forward norm", "feed-forward in", "feed-forward relu", "feed-forward out",
+        "attention norm",
+        "qkv",
+        "qkv split",
+        "attention",
+        "attention output",
+        "attention dropout add",
+        "cross attention norm",
+        "cross query",
+        "encoder output branch",
+        "cross key-value",
+        "cross attention",
+        "cross attention output",
+        "cross attention dropout add",
+        "feed-forward norm",
+        "feed-forward in",
+        "feed-forward relu",
+        "feed-forward out",
         "feed-forward dropout add",
-    ]  # fmt: skip
+    ]
     decoder = found.layers[4]
     assert lines(operator(decoder, "attention").forward) == ["attention: 4/4 heads 4 x 4 causal"]
     assert lines(operator(decoder, "cross attention").forward) == [
@@ -201,8 +230,10 @@ def test_t5_looks_up_both_sequences_in_one_table() -> None:
     found = network(T5, plan())
     assert operator(found, "decoder embedding").parameters == ()
     assert [o.name for o in found.layers[3].operators][:3] == [
-        "decoder embedding", "decoder embedding dropout", "decoder relative bias",
-    ]  # fmt: skip
+        "decoder embedding",
+        "decoder embedding dropout",
+        "decoder relative bias",
+    ]
     # One bias for each head, of all layers of the encoder and of all of the decoder.
     biases = [p for layer in found.layers for p in layer.parameters if "relative" in p.name]
     assert [p.size for p in biases] == [32 * 4, 32 * 4]
@@ -227,9 +258,13 @@ def test_prediction_of_further_tokens() -> None:
     layer = network(deep, plan(tp=2)).layers[-2]
     names = [o.name for o in layer.operators]
     assert names[:6] == [
-        "prediction embedding", "prediction embedding norm", "prediction hidden norm",
-        "prediction join", "prediction", "prediction columns",
-    ]  # fmt: skip
+        "prediction embedding",
+        "prediction embedding norm",
+        "prediction hidden norm",
+        "prediction join",
+        "prediction",
+        "prediction columns",
+    ]
     assert names[-3:] == ["prediction final norm", "logits", "loss"]
     assert lines(operator(layer, "prediction").forward) == [
         f"prediction all-gather: AG tp {2 * 2 * TOKENS}",

@@ -21,9 +21,15 @@ from mpisim.workloads.transformer.flex_dispatch import places
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token.
 SIZES: dict[str, Any] = {
-    "layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256,
-    "experts": 8, "topk": 2, "moe_ffn_hidden": 32,
-}  # fmt: skip
+    "layers": 1,
+    "hidden": 16,
+    "heads": 4,
+    "seq_len": 8,
+    "vocab": 256,
+    "experts": 8,
+    "topk": 2,
+    "moe_ffn_hidden": 32,
+}
 TINY = model("moe", **SIZES)
 SHARED = model("moe", **SIZES, shared_experts=1)
 
@@ -114,9 +120,14 @@ def test_all_experts_on_one_rank_exchange_nothing() -> None:
     # Then the CPU needs the number of rows of each expert alone, for their products.
     dispatch = operator(block(TINY), "dispatch")
     assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [
-        "token counts", "read token counts", "token rows", "permutation", "chunk rows",
-        "sort by expert", "wait for token counts",
-    ]  # fmt: skip
+        "token counts",
+        "read token counts",
+        "token rows",
+        "permutation",
+        "chunk rows",
+        "sort by expert",
+        "wait for token counts",
+    ]
     layer = block(TINY, tp=2, etp=1, ep=2)
     assert {group for _, group, _ in communications(layer)} == {"tp", "ep"}
 
@@ -156,11 +167,20 @@ def test_the_busiest_rank_is_the_measure() -> None:
 def test_shared_experts_come_first_and_are_added_last() -> None:
     names = [operator.name for operator in block(SHARED, ep=4, dp=4).operators]
     assert names[names.index("feed-forward norm") + 1 :] == [
-        "routed branch", "shared expert branch",
-        "shared expert in", "shared expert swiglu", "shared expert out",
-        "router", "dispatch", "experts in", "experts swiglu", "experts out", "combine",
-        "shared expert sum", "feed-forward dropout add",
-    ]  # fmt: skip
+        "routed branch",
+        "shared expert branch",
+        "shared expert in",
+        "shared expert swiglu",
+        "shared expert out",
+        "router",
+        "dispatch",
+        "experts in",
+        "experts swiglu",
+        "experts out",
+        "combine",
+        "shared expert sum",
+        "feed-forward dropout add",
+    ]
 
 
 def test_shared_experts_beside_dispatch_and_combination() -> None:
@@ -168,15 +188,27 @@ def test_shared_experts_beside_dispatch_and_combination() -> None:
     mixture = operator(layer, "mixture of experts")
     forward = [line.partition(":")[0] for line in lines(mixture.forward)]
     assert forward[4:] == [
-        "token counts", "token counts all-gather", "token count sums", "read token counts",
-        "token rows", "permutation", "wait for token counts",
-        "dispatch all-to-all", "probabilities all-to-all",
-        "shared expert in", "shared expert swiglu",
-        "chunk rows", "sort by expert", "experts in", "experts swiglu", "experts out",
+        "token counts",
+        "token counts all-gather",
+        "token count sums",
+        "read token counts",
+        "token rows",
+        "permutation",
+        "wait for token counts",
+        "dispatch all-to-all",
+        "probabilities all-to-all",
+        "shared expert in",
+        "shared expert swiglu",
+        "chunk rows",
+        "sort by expert",
+        "experts in",
+        "experts swiglu",
+        "experts out",
         "unsort by expert",
-        "combine all-to-all", "shared expert out",
+        "combine all-to-all",
+        "shared expert out",
         "unpermutation",
-    ]  # fmt: skip
+    ]
     waits = {step.name: step.after for step in mixture.forward if isinstance(step, Compute)}
     tokens = {s.name: s.token for s in mixture.forward if isinstance(s, Communicate)}
     assert waits["shared expert in"] == waits["shared expert out"] == ()
@@ -201,9 +233,7 @@ def test_overlap_changes_the_order_and_nothing_else() -> None:
 
     assert work(plain) == work(overlapped)
     assert plain.saved == overlapped.saved
-    assert sorted(p.name for p in plain.parameters) == sorted(
-        p.name for p in overlapped.parameters
-    )
+    assert sorted(p.name for p in plain.parameters) == sorted(p.name for p in overlapped.parameters)
 
 
 def test_inside_an_expert_group_gathers_wait_for_the_all_to_alls() -> None:
@@ -275,9 +305,13 @@ def test_hybrid_ep_gathers_maps_and_sends_probabilities_of_all_experts() -> None
 def test_nobody_asks_where_every_expert_gets_as_many() -> None:
     dispatch = operator(block(TINY, ep=4, dp=4, moe_capacity=True), "dispatch")
     assert [line.partition(":")[0] for line in lines(dispatch.forward)] == [
-        "token rows", "permutation", "dispatch all-to-all", "probabilities all-to-all",
-        "chunk rows", "sort by expert",
-    ]  # fmt: skip
+        "token rows",
+        "permutation",
+        "dispatch all-to-all",
+        "probabilities all-to-all",
+        "chunk rows",
+        "sort by expert",
+    ]
 
 
 def test_rows_in_fp8_are_copied_to_multiples_and_back() -> None:

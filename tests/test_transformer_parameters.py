@@ -79,9 +79,14 @@ def models(draw: st.DrawFn) -> Transformer:
         }
     if family in ("llama", "moe") and draw(st.booleans()):
         keys |= {
-            "attention": "mla", "qk_norm": False, "q_lora_rank": draw(st.sampled_from([0, 24])),
-            "kv_lora_rank": 16, "qk_nope_head_size": 8, "qk_rope_head_size": 4, "v_head_size": 12,
-        }  # fmt: skip
+            "attention": "mla",
+            "qk_norm": False,
+            "q_lora_rank": draw(st.sampled_from([0, 24])),
+            "kv_lora_rank": 16,
+            "qk_nope_head_size": 8,
+            "qk_rope_head_size": 4,
+            "v_head_size": 12,
+        }
     return model(family, **keys)
 
 
@@ -99,8 +104,14 @@ def test_ranks_hold_the_model(found: Transformer, tp: int, cp: int, data: st.Dat
 
 
 PUBLISHED = (
-    "gpt3-175b", "llama-2-70b", "llama-3-405b", "mixtral-8x7b", "bert-large", "t5-11b", "vit-l-16",
-)  # fmt: skip
+    "gpt3-175b",
+    "llama-2-70b",
+    "llama-3-405b",
+    "mixtral-8x7b",
+    "bert-large",
+    "t5-11b",
+    "vit-l-16",
+)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -134,8 +145,11 @@ def test_tied_matrices_are_listed_at_both_ends() -> None:
     sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 8, "seq_len": 8, "vocab": 256}
     gpt = network(model("gpt", **sizes), plan(pp=2))
     assert [[p.name for p in layer.parameters if p.tied] for layer in gpt.layers] == [
-        ["embedding weight"], [], [], ["logits weight"],
-    ]  # fmt: skip
+        ["embedding weight"],
+        [],
+        [],
+        ["logits weight"],
+    ]
     llama = network(model("llama", **sizes), plan(pp=2))
     assert not [p for layer in llama.layers for p in layer.parameters if p.tied]
 
@@ -144,8 +158,10 @@ def test_modules_that_predict_further_use_the_embedding_and_the_head() -> None:
     sizes: dict[str, Any] = {"layers": 1, "hidden": 64, "heads": 8, "seq_len": 8, "vocab": 256}
     found = network(model("llama", **sizes, mtp_layers=2), plan(pp=1))
     assert [layer.name for layer in found.of_role("head")] == [
-        "prediction 0", "prediction 1", "head",
-    ]  # fmt: skip
+        "prediction 0",
+        "prediction 1",
+        "head",
+    ]
     names = [p.name for p in held(found)]
     assert sum("embedding weight" in name for name in names) == 1
     assert names.count("logits weight") == 1

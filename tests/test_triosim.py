@@ -33,9 +33,11 @@ OPERATORS = (
 
 
 def written(
-    folder: Path, operators: tuple[str, ...] = OPERATORS, tensors: tuple[str, ...] = TENSORS,
+    folder: Path,
+    operators: tuple[str, ...] = OPERATORS,
+    tensors: tuple[str, ...] = TENSORS,
     heads: tuple[str, str] = (TRACE, TENSOR),
-) -> Path:  # fmt: skip
+) -> Path:
     for name, head, rows in zip(("trace", "tensor"), heads, (operators, tensors), strict=True):
         (folder / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
     return folder

@@ -17,9 +17,7 @@ from mpisim.prediction.statements import _matters
 from mpisim.prediction.unused_keys import SURE, _counts_surely, other_values, unused_keys
 from mpisim.simulate import simulate
 
-WORDS = (
-    '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'
-)
+WORDS = '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'
 GPT, LLAMA = WORDS.format("gpt"), WORDS.format("llama") + "kv_heads = 2\n"
 MOE = WORDS.format("moe") + "experts = 8\n"
 HERE = '[cluster]\npreset = "dgx-h100"\n'
@@ -133,12 +131,19 @@ def test_what_has_no_effect_is_in_the_report(name: str, change: str, line: str) 
 
 
 USED = [
-    ("fsdp", "plan.wrap_layers=2"), ("experts", "plan.moe_imbalance=2.0"),
-    ("eager", "plan.fused_loss=false"), ("dense", "plan.sp=false"), ("dense", "plan.clip=true"),
-    ("dense", "model.head_size=64"), ("dense", "plan.bucket=1000000"), ("dense", "plan.pp=1"),
-    ("pipeline", "plan.p2p_overlap=true"), ("dense", "plan.recompute_modules=['mlp']"),
-    ("resnet", "plan.broadcast_buffers=false"), ("dense", "plan.dp=8"),
-]  # fmt: skip
+    ("fsdp", "plan.wrap_layers=2"),
+    ("experts", "plan.moe_imbalance=2.0"),
+    ("eager", "plan.fused_loss=false"),
+    ("dense", "plan.sp=false"),
+    ("dense", "plan.clip=true"),
+    ("dense", "model.head_size=64"),
+    ("dense", "plan.bucket=1000000"),
+    ("dense", "plan.pp=1"),
+    ("pipeline", "plan.p2p_overlap=true"),
+    ("dense", "plan.recompute_modules=['mlp']"),
+    ("resnet", "plan.broadcast_buffers=false"),
+    ("dense", "plan.dp=8"),
+]
 
 
 @pytest.mark.parametrize(("name", "change"), USED)
@@ -171,24 +176,40 @@ LARGE = (CASES["dense"] + HERE).replace("= 256", "= 4096").replace("= 128", "= 2
 OTHER_TABLES = {
     "kernels": {"model": "roofline", "calibration": "none.toml", "gpu": "a100-sxm"},
     "overlap": {
-        "model": "coupled", "calibration": "none.toml", "pairs": "none.csv", "passes": 7,
+        "model": "coupled",
+        "calibration": "none.toml",
+        "pairs": "none.csv",
+        "passes": 7,
     },
     "variation": {
-        "kernels": 0.1, "gpus": 0.1, "slowest": "false", "seed": 3, "speeds": '{"0" = 0.5}',
+        "kernels": 0.1,
+        "gpus": 0.1,
+        "slowest": "false",
+        "seed": 3,
+        "speeds": '{"0" = 0.5}',
     },
     "calibration": {"file": "ours", "framework": "nemo"},
     "run": {"allow_oom": "true"},
     "cluster": {
-        "preset": "dgx-a100", "nodes": 2, "gpus": 4, "other_gpus": '{"0" = "a100-sxm"}',
-        "nic_bandwidth": "800 Gb/s", "link_bandwidth": "100 GB/s", "pcie_bandwidth": "20 GB/s",
+        "preset": "dgx-a100",
+        "nodes": 2,
+        "gpus": 4,
+        "other_gpus": '{"0" = "a100-sxm"}',
+        "nic_bandwidth": "800 Gb/s",
+        "link_bandwidth": "100 GB/s",
+        "pcie_bandwidth": "20 GB/s",
         "nics": 4,
     },
     "network": {
-        "model": "alpha-beta", "algorithm": "ring", "ring_order": "ranks", "contention": "false",
-        "changes": '{"links.node0.nic3->*.bandwidth" = "50 %"}', "nccl": '{NCCL_PROTO = "ll"}',
+        "model": "alpha-beta",
+        "algorithm": "ring",
+        "ring_order": "ranks",
+        "contention": "false",
+        "changes": '{"links.node0.nic3->*.bandwidth" = "50 %"}',
+        "nccl": '{NCCL_PROTO = "ll"}',
         "calibration": "none.toml",
     },
-}  # fmt: skip
+}
 """Another valid value of every key, or a file that is not there."""
 
 
@@ -219,6 +240,8 @@ def test_no_key_of_other_tables_is_ignored_in_silence(plain: str, table: str, ke
         return
     results = simulate(read(LARGE, "e.toml", [change]))
     assert results is not None
-    named = any(f"{table}.{key}" in each and "no effect" in each
-                for each in results.attributes["assumptions"])  # fmt: skip
+    named = any(
+        f"{table}.{key}" in each and "no effect" in each
+        for each in results.attributes["assumptions"]
+    )
     assert named or results.digest != plain or (table, key) == ("overlap", "model")

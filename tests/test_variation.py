@@ -23,9 +23,7 @@ from mpisim.errors import ProgramError
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder, load, save
 
 
-@given(
-    st.lists(st.integers(0, 1 << 60), min_size=1, max_size=20), st.integers(1, 1 << 34)
-)
+@given(st.lists(st.integers(0, 1 << 60), min_size=1, max_size=20), st.integers(1, 1 << 34))
 def test_products_are_exact(values: list[int], factor: int) -> None:
     values = [value for value in values if value * factor >> 32 < 1 << 62]
     found = scaled(np.array(values, np.uint64), np.uint64(factor))

@@ -98,8 +98,9 @@ def test_a_collective_waited_for_at_once(tmp_path: Path) -> None:
 def test_plain_event_wait_is_for_another_stream(tmp_path: Path) -> None:
     made = HandMade()
     made.launch(0, 5, 10, 100, stream=7, name="compute")
-    made.launch(10, 15, 20, 150, stream=13, name="Memcpy HtoD (Pinned -> Device)",
-                call="cudaMemcpyAsync")  # fmt: skip
+    made.launch(
+        10, 15, 20, 150, stream=13, name="Memcpy HtoD (Pinned -> Device)", call="cudaMemcpyAsync"
+    )
     made.call("cudaStreamWaitEvent", 20, 21)
     made.launch(30, 35, 151, 160, stream=7, name="uses the copy")
     trace, found = inferred(made, tmp_path)
@@ -146,8 +147,18 @@ def test_recorded_event_waits_are_taken(tmp_path: Path) -> None:
     record = made.call("cudaEventRecord", 6, 7)
     made.launch(10, 15, 101, 150, stream=7, name="second")
     wait = made.call("cudaStreamWaitEvent", 20, 21)
-    made.add("cuda_sync", "Stream Wait Event", 20, 21, 20, device=0, stream=20, wait_on_stream=7,
-             wait_on_cuda_event_record_corr_id=record, correlation=wait)  # fmt: skip
+    made.add(
+        "cuda_sync",
+        "Stream Wait Event",
+        20,
+        21,
+        20,
+        device=0,
+        stream=20,
+        wait_on_stream=7,
+        wait_on_cuda_event_record_corr_id=record,
+        correlation=wait,
+    )
     made.launch(30, 35, 101, 200, stream=20, name=NCCL)
     trace, found = inferred(made, tmp_path)
     assert waits_of(trace, found, NCCL) == ["first"]
@@ -202,8 +213,18 @@ def test_recorded_synchronisation(tmp_path: Path, name: str, kind: str) -> None:
     record = made.call("cudaEventRecord", 6, 7)
     made.launch(10, 15, 20, 90, stream=7, name="main")
     call = made.call(f"cuda{kind}Synchronize", 20, 110)
-    made.add("cuda_sync", name, 20, 110, 20, device=0, stream=20, wait_on_stream=20,
-             wait_on_cuda_event_record_corr_id=record, correlation=call)  # fmt: skip
+    made.add(
+        "cuda_sync",
+        name,
+        20,
+        110,
+        20,
+        device=0,
+        stream=20,
+        wait_on_stream=20,
+        wait_on_cuda_event_record_corr_id=record,
+        correlation=call,
+    )
     assert blocking(made, tmp_path, f"cuda{kind}Synchronize") == ["side"]
 
 

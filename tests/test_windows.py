@@ -45,9 +45,13 @@ def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: 
                 continue
             for placement in (None, shuffled(program, n, seed)):
                 run = simulate(
-                    program, part, network=network, placement=placement, fold=False,
+                    program,
+                    part,
+                    network=network,
+                    placement=placement,
+                    fold=False,
                     critical_path=True,
-                )  # fmt: skip
+                )
                 assert_same(run, alone)
                 assert part.allreduce(run.rounds) == n * run.rounds
 
@@ -66,9 +70,12 @@ def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "_shortened", shortened)
         run = simulate(
-            program, world, network=network, placement=shuffled(program, world.size, seed),
+            program,
+            world,
+            network=network,
+            placement=shuffled(program, world.size, seed),
             critical_path=True,
-        )  # fmt: skip
+        )
     assert_same(run, alone)
 
 
@@ -105,7 +112,10 @@ def test_all_processes_at_once(world: Intracomm, seed: int) -> None:
     network = random_links(seed, program.n_ranks)
     alone = simulate(program, network=network, fold=False, critical_path=True)
     run = simulate(
-        program, world, network=network, placement=shuffled(program, world.size, seed),
+        program,
+        world,
+        network=network,
+        placement=shuffled(program, world.size, seed),
         critical_path=True,
-    )  # fmt: skip
+    )
     assert_same(run, alone)

@@ -81,13 +81,17 @@ def block(name: str, forward: int, inputs: int, weights: int, parameters: int = 
 def layout(network: Network, gpus: int, **plan: object) -> Layout:
     """Lay a toy network out, as `mpisim.workloads.lay_out` does with a model."""
     experiment = Experiment(
-        model=MODEL, plan=Plan(**plan), cluster=ClusterChoice("dgx-h100", nodes=gpus)  # type: ignore[arg-type]
+        model=MODEL,
+        plan=Plan(**plan),
+        cluster=ClusterChoice("dgx-h100", nodes=gpus),  # type: ignore[arg-type]
     )
     grid = Grid.of(experiment.plan, gpus)
     each = grid.dp * experiment.plan.micro_batch
     laid = pipeline(
-        experiment.plan.schedule, grid.pp, experiment.plan.global_batch // each,
+        experiment.plan.schedule,
+        grid.pp,
+        experiment.plan.global_batch // each,
         experiment.plan.vpp,
-    )  # fmt: skip
+    )
     parts = tuple(split(network, experiment.plan, laid.parts))
     return Layout(experiment, grid, laid, (network,), np.zeros(grid.world, np.int64), (parts,))

@@ -19,8 +19,15 @@ def main() -> None:
     """Print one line a run: processes, placement, digest, step time in ps."""
     world = MPI.COMM_WORLD
     sources = find_sources([sys.argv[1]])
-    for size, shuffled in ((1, False), (2, False), (3, False), (3, True), (4, False), (8, False),
-                           (8, True)):  # fmt: skip
+    for size, shuffled in (
+        (1, False),
+        (2, False),
+        (3, False),
+        (3, True),
+        (4, False),
+        (8, False),
+        (8, True),
+    ):
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         if part == MPI.COMM_NULL:
             continue

@@ -34,9 +34,17 @@ class HandMade:
         """Add any event; `pid` is 1 for the CPU, 0 for the device."""
         pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync") else 1
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": begin,
-             "dur": end - begin, "args": args}
-        )  # fmt: skip
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": pid,
+                "tid": tid,
+                "ts": begin,
+                "dur": end - begin,
+                "args": args,
+            }
+        )
 
     def call(self, name: str, begin: float, end: float, thread: int = 1) -> int:
         """Add a runtime call."""
@@ -114,7 +122,17 @@ def communication(
 ) -> Communication:
     """Return one communication kernel; times in µs by the rank's own clock."""
     return Communication(
-        rank=rank, op=op, stream=stream, stem=stem or operation.name, operation=operation,
-        bytes=bytes, begin=round(begin * US), end=round(end * US), group=group,
-        group_name=group_name, sequence=sequence, directions=directions, peer=peer,
-    )  # fmt: skip
+        rank=rank,
+        op=op,
+        stream=stream,
+        stem=stem or operation.name,
+        operation=operation,
+        bytes=bytes,
+        begin=round(begin * US),
+        end=round(end * US),
+        group=group,
+        group_name=group_name,
+        sequence=sequence,
+        directions=directions,
+        peer=peer,
+    )

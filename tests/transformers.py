@@ -50,9 +50,7 @@ def communications(layer: Layer, *, backward: bool = False) -> list[tuple[str, s
     """What a layer communicates: operation, group and bytes, in order."""
     operators = reversed(layer.operators) if backward else layer.operators
     steps = [s for o in operators for s in (o.backward if backward else o.forward)]
-    return [
-        (SHORT[s.operation], s.group, s.bytes) for s in steps if isinstance(s, Communicate)
-    ]
+    return [(SHORT[s.operation], s.group, s.bytes) for s in steps if isinstance(s, Communicate)]
 
 
 def lines(steps: Iterable[Step]) -> list[str]:

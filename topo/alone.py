@@ -22,9 +22,16 @@ from .steps import EveryPair, Steps
 from .topology import LinkKind, NodeKind, Paths, Topology, crowded
 
 __all__ = [
-    "IMPOSSIBLE", "UNLIMITED", "Limits", "added_latency", "excess_latency", "highest_rates",
-    "lowest", "usual", "whole_latency",
-]  # fmt: skip
+    "IMPOSSIBLE",
+    "UNLIMITED",
+    "Limits",
+    "added_latency",
+    "excess_latency",
+    "highest_rates",
+    "lowest",
+    "usual",
+    "whole_latency",
+]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,9 +52,12 @@ _FEW = 32
 """Ranks below which the pairs of many groups are looked at together."""
 
 _LATENCY = {
-    LinkKind.NVLINK: "link", LinkKind.PCIE: "pcie", LinkKind.HOST: "pcie",
-    LinkKind.SOCKET: "socket", LinkKind.NIC: "nic",
-}  # fmt: skip
+    LinkKind.NVLINK: "link",
+    LinkKind.PCIE: "pcie",
+    LinkKind.HOST: "pcie",
+    LinkKind.SOCKET: "socket",
+    LinkKind.NIC: "nic",
+}
 """What ``data/links.toml`` calls each kind; links of a fabric are no part of NCCL's constants."""
 
 

@@ -55,7 +55,7 @@ def _amount(text: object, units: tuple[str, ...], example: str, where: str) -> f
     except ValueError:
         number = math.nan
     if match is None or not math.isfinite(number):
-        raise InputError(f"{where} is {text!r}; it must be like \"{example}\"")
+        raise InputError(f'{where} is {text!r}; it must be like "{example}"')
     unit = match[2]
     if not unit:
         raise InputError(f"{where} is {text!r}; it must have a unit: {', '.join(units)}")

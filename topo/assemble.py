@@ -52,9 +52,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         (first + np.array(each, np.int64)[None, :]).reshape(-1)
         for each in (wiring.source, wiring.target)
     ]
-    columns = [
-        np.tile(np.array(each, float), nodes) for each in (wiring.bandwidth, wiring.latency)
-    ]
+    columns = [np.tile(np.array(each, float), nodes) for each in (wiring.bandwidth, wiring.latency)]
     kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
     share, feed = np.ones(len(kind)), np.full(len(kind), np.inf)
     node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
@@ -142,7 +140,9 @@ class _Names(Sequence[str]):
 
 
 def _parallel(
-    names: Sequence[str], source: NDArray[np.int64], target: NDArray[np.int64],
+    names: Sequence[str],
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
     where: NDArray[np.bool_],
 ) -> dict[int, str]:
     """Return names of links that have others beside them: their number goes last."""
@@ -154,9 +154,7 @@ def _parallel(
     several = np.repeat(count, count) > 1
     return {
         link: f"{names[source[link]]}->{names[target[link]]}#{i}"
-        for link, i in zip(
-            links[order][several].tolist(), rank[several].tolist(), strict=True
-        )
+        for link, i in zip(links[order][several].tolist(), rank[several].tolist(), strict=True)
     }
 
 

@@ -107,8 +107,10 @@ def cut_bound(
     """
     everyone = np.asarray(members, np.int64)
     found: Cut | None = None
-    chosen = [np.isin(everyone, np.asarray(side, np.int64))
-              for side in (prefixes(members) if sides is None else sides)]  # fmt: skip
+    chosen = [
+        np.isin(everyone, np.asarray(side, np.int64))
+        for side in (prefixes(members) if sides is None else sides)
+    ]
     if sides is None:
         chosen += [~here for here in chosen]
     for here in chosen:

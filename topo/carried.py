@@ -56,12 +56,14 @@ class Carried:
             if algorithm is None:
                 continue
             sent = transfers(
-                pattern.operation, algorithm, each.members, self.gpus_per_node,
-                meshed=self.meshed, block=each.block,
-            )  # fmt: skip
-            some, at, load = link_weights(
-                paths, self.topology.share, base[each.which], sent, seen
+                pattern.operation,
+                algorithm,
+                each.members,
+                self.gpus_per_node,
+                meshed=self.meshed,
+                block=each.block,
             )
+            some, at, load = link_weights(paths, self.topology.share, base[each.which], sent, seen)
             parts.append((each.which[some], at, load))
         group, link, weight = (
             np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)

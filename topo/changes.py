@@ -76,13 +76,23 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
         key: getattr(topology, key)[kept]
         for key in ("source", "target", "kind", "share", "nominal")
     } | {key: value[kept] for key, value in values.items()}
-    around = Fastest(list(topology.names), topology.gpu, columns["source"], columns["target"],
-                     columns["bandwidth"], columns["latency"])  # fmt: skip
+    around = Fastest(
+        list(topology.names),
+        topology.gpu,
+        columns["source"],
+        columns["target"],
+        columns["bandwidth"],
+        columns["latency"],
+    )
     labels = {int(number[link]): text for link, text in topology.labels.items() if kept[link]}
     found = replace(
-        topology, paths=Rerouted(topology.paths, number, around), labels=labels, **columns,
-        feed=np.full(int(kept.sum()), np.inf), period=0,
-    )  # fmt: skip
+        topology,
+        paths=Rerouted(topology.paths, number, around),
+        labels=labels,
+        **columns,
+        feed=np.full(int(kept.sum()), np.inf),
+        period=0,
+    )
     check_connected(found)
     return found
 
@@ -152,6 +162,8 @@ def _matches(topology: Topology, pattern: str) -> NDArray[np.int64]:
         near = "" if "*" in pattern else nearest(pattern, names)
         raise InputError(
             f"{PREFIX}{pattern}: {topology.title} has no such link{near}; names are "
-            f"like {names[0]!r}" if names else f"{topology.title} has no links"
+            f"like {names[0]!r}"
+            if names
+            else f"{topology.title} has no links"
         )
     return hit

@@ -24,10 +24,13 @@ NODES = {
     NodeKind.SWITCH: ("switch", "switches"),
 }
 LINKS = {
-    LinkKind.NVLINK: "NVLink, xGMI", LinkKind.PCIE: "PCIe", LinkKind.HOST: "GPU to CPU",
-    LinkKind.SOCKET: "CPU to CPU", LinkKind.NIC: "to and from ports",
+    LinkKind.NVLINK: "NVLink, xGMI",
+    LinkKind.PCIE: "PCIe",
+    LinkKind.HOST: "GPU to CPU",
+    LinkKind.SOCKET: "CPU to CPU",
+    LinkKind.NIC: "to and from ports",
     LinkKind.FABRIC: "between switches",
-}  # fmt: skip
+}
 
 
 def figures(topology: Topology) -> dict[str, Any]:
@@ -41,9 +44,13 @@ def figures(topology: Topology) -> dict[str, Any]:
     """
     counts = np.bincount(topology.node_kind, minlength=len(NodeKind)).tolist()
     rows = Counter(
-        zip(topology.kind.tolist(), topology.bandwidth.tolist(), topology.latency.tolist(),
-            strict=True)
-    )  # fmt: skip
+        zip(
+            topology.kind.tolist(),
+            topology.bandwidth.tolist(),
+            topology.latency.tolist(),
+            strict=True,
+        )
+    )
     return {
         "title": topology.title,
         "gpus": topology.n_gpus,
@@ -51,13 +58,17 @@ def figures(topology: Topology) -> dict[str, Any]:
         "nodes": {kind.name.lower(): counts[kind] for kind in NodeKind if counts[kind]},
         "n_links": topology.n_links,
         "links": [
-            {"kind": LinkKind(kind).name.lower(), "count": count, "bandwidth": bandwidth,
-             "latency": latency}
+            {
+                "kind": LinkKind(kind).name.lower(),
+                "count": count,
+                "bandwidth": bandwidth,
+                "latency": latency,
+            }
             for (kind, bandwidth, latency), count in sorted(
                 rows.items(), key=lambda row: (row[0][0], -row[0][1], row[0][2])
             )
         ],
-    }  # fmt: skip
+    }
 
 
 def measured(topology: Topology) -> dict[str, Any]:
@@ -84,10 +95,14 @@ def render(found: dict[str, Any], test: dict[str, Any] | None = None, top: int =
             continue
         cells = [(f"links {head}", "number", "GB/s", "latency us")]
         cells += [
-            (f"  {LINKS[_kind(each)]}", f"{each['count']:,}", f"{each['bandwidth'] / 1e9:,.1f}",
-             f"{each['latency'] * 1e6:.2f}")
+            (
+                f"  {LINKS[_kind(each)]}",
+                f"{each['count']:,}",
+                f"{each['bandwidth'] / 1e9:,.1f}",
+                f"{each['latency'] * 1e6:.2f}",
+            )
             for each in rows[:top]
-        ]  # fmt: skip
+        ]
         lines += aligned(cells)
         if len(rows) > top:
             lines.append(f"  and {len(rows) - top} kinds more")
@@ -103,8 +118,10 @@ def _kind(row: dict[str, Any]) -> LinkKind:
 
 
 def _tested(test: dict[str, Any]) -> list[str]:
-    lines = [f"bisection: {test['bisection'] / 1e9:,.1f} GB/s from the first half of the GPUs to "
-             "the second (largest flow)"]  # fmt: skip
+    lines = [
+        f"bisection: {test['bisection'] / 1e9:,.1f} GB/s from the first half of the GPUs to "
+        "the second (largest flow)"
+    ]
     ports = test["rails"]
     if ports:
         speeds = Counter(f"{speed / 1e9:,.1f}" for speed in ports.values())

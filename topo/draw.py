@@ -20,17 +20,29 @@ MOST = 2000
 """Nodes that a picture may have."""
 
 _ROW = {
-    NodeKind.SWITCH: 1, NodeKind.NIC: 2, NodeKind.CPU: 3, NodeKind.PCIE: 4, NodeKind.GPU: 5,
+    NodeKind.SWITCH: 1,
+    NodeKind.NIC: 2,
+    NodeKind.CPU: 3,
+    NodeKind.PCIE: 4,
+    NodeKind.GPU: 5,
     NodeKind.NVSWITCH: 6,
-}  # fmt: skip
+}
 _COLOUR = {
-    NodeKind.GPU: "#76b900", NodeKind.NVSWITCH: "#3d7a00", NodeKind.PCIE: "#f0a030",
-    NodeKind.CPU: "#c04040", NodeKind.NIC: "#5080d0", NodeKind.SWITCH: "#303060",
-}  # fmt: skip
+    NodeKind.GPU: "#76b900",
+    NodeKind.NVSWITCH: "#3d7a00",
+    NodeKind.PCIE: "#f0a030",
+    NodeKind.CPU: "#c04040",
+    NodeKind.NIC: "#5080d0",
+    NodeKind.SWITCH: "#303060",
+}
 _LINK_COLOUR = {
-    LinkKind.NVLINK: "#76b900", LinkKind.PCIE: "#f0a030", LinkKind.HOST: "#f0a030",
-    LinkKind.SOCKET: "#c04040", LinkKind.NIC: "#5080d0", LinkKind.FABRIC: "#303060",
-}  # fmt: skip
+    LinkKind.NVLINK: "#76b900",
+    LinkKind.PCIE: "#f0a030",
+    LinkKind.HOST: "#f0a030",
+    LinkKind.SOCKET: "#c04040",
+    LinkKind.NIC: "#5080d0",
+    LinkKind.FABRIC: "#303060",
+}
 _X, _Y = 84, 90
 
 
@@ -77,8 +89,15 @@ def draw(topology: Topology, path: str | Path) -> None:
         axes.plot(*at[[a, b]].T, color=colour, linewidth=width, zorder=1)
     for node, name in enumerate(topology.names):
         colour = _COLOUR[NodeKind(topology.node_kind[node])]
-        axes.text(*at[node], name, fontsize=6, ha="center", va="center", color="white",
-                  bbox={"facecolor": colour, "edgecolor": "none", "boxstyle": "round"})  # fmt: skip
+        axes.text(
+            *at[node],
+            name,
+            fontsize=6,
+            ha="center",
+            va="center",
+            color="white",
+            bbox={"facecolor": colour, "edgecolor": "none", "boxstyle": "round"},
+        )
     with staged(path, overwrite=True) as file:
         figure.savefig(file, format=ending[1:], dpi=150)
 

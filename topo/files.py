@@ -97,9 +97,13 @@ class TopologyFile:
 
 
 _LATENCY = {
-    LinkKind.NVLINK: "link", LinkKind.PCIE: "pcie", LinkKind.HOST: "pcie",
-    LinkKind.SOCKET: "socket", LinkKind.NIC: "nic", LinkKind.FABRIC: "switch",
-}  # fmt: skip
+    LinkKind.NVLINK: "link",
+    LinkKind.PCIE: "pcie",
+    LinkKind.HOST: "pcie",
+    LinkKind.SOCKET: "socket",
+    LinkKind.NIC: "nic",
+    LinkKind.FABRIC: "switch",
+}
 
 
 def is_graph(path: str | Path) -> bool:
@@ -167,11 +171,13 @@ def _graphml(source: str) -> tuple[str, list[NodeEntry], list[LinkEntry]]:
         name = data.get("name")
         links.append(
             LinkEntry(
-                (str(a), str(b)), one_way=graph.is_directed(), kind=kind and str(kind),
+                (str(a), str(b)),
+                one_way=graph.is_directed(),
+                kind=kind and str(kind),
                 name=None if name is None else str(name),
                 **_keys(data, ("bandwidth", "latency")),
             )
-        )  # fmt: skip
+        )
     return str(graph.graph.get("title", "")), nodes, links
 
 
@@ -180,9 +186,7 @@ def _keys(data: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: data[key] for key in keys if key in data}
 
 
-def _freeze(
-    source: str, title: str, nodes: list[NodeEntry], links: list[LinkEntry]
-) -> Topology:
+def _freeze(source: str, title: str, nodes: list[NodeEntry], links: list[LinkEntry]) -> Topology:
     names = [node.name for node in nodes]
     _unique(source, "nodes", names)
     number = {name: i for i, name in enumerate(names)}

@@ -45,9 +45,7 @@ def system_seen(system: System, topology: Topology) -> System:
         of_kind = topology.kind == kind
         if not of_kind.any() or (common[of_kind] == topology.nominal[of_kind]).all():
             continue
-        values, counts = np.unique(
-            common[of_kind] / topology.nominal[of_kind], return_counts=True
-        )
+        values, counts = np.unique(common[of_kind] / topology.nominal[of_kind], return_counts=True)
         changes[key] = getattr(system, key) * float(values[np.argmax(counts)])
     return replace(system, **changes)
 

@@ -69,17 +69,13 @@ def link_weights(
         used[used] = seen[link[used]]
         parts.append((group[used], link[used], amount[used]))
     empty = np.empty(0, np.int64)
-    group, link, amount = (
-        np.concatenate([empty, *(part[i] for part in parts)]) for i in range(3)
-    )
+    group, link, amount = (np.concatenate([empty, *(part[i] for part in parts)]) for i in range(3))
     amount = np.rint(amount * share[link]).astype(np.int64)
     group, link, amount = merged(group, link, amount, len(share))
     return group, link, np.maximum((amount + (1 << _FINE) - 1 - _ROUNDED) >> _FINE, 1)
 
 
-def _everyone(
-    paths: Paths, base: Ints, sent: Everyone
-) -> list[tuple[Ints, Ints, Ints]] | None:
+def _everyone(paths: Paths, base: Ints, sent: Everyone) -> list[tuple[Ints, Ints, Ints]] | None:
     """Return (group, link, sum) of each group if paths know it without looking at pairs."""
     crowd = crowded(paths)
     if len(sent.ranks) < _CROWD or crowd is None:

@@ -46,11 +46,13 @@ def sample_paths(topology: Topology) -> list[Path]:
         share = topology.share[route]
         found.append(
             Path(
-                0, other, tuple(topology.link_name(link) for link in route.tolist()),
+                0,
+                other,
+                tuple(topology.link_name(link) for link in route.tolist()),
                 float((topology.bandwidth[route] / share).min()),
                 float((topology.latency[route] * share).sum()),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -63,9 +65,7 @@ def bisection(topology: Topology) -> float:
     return max_flow(topology, topology.gpu[:half], topology.gpu[half:])
 
 
-def max_flow(
-    topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.int64]
-) -> float:
+def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.int64]) -> float:
     """Return the largest flow from some nodes to others, exact to 1 part in 10,000."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow

@@ -38,7 +38,7 @@ from .alone import (
     lowest,
     usual,
     whole_latency,
-)  # fmt: skip
+)
 from .carried import Carried
 from .dimensions import SERVED
 from .direct import UNMEASURED, Library, LinkLibrary
@@ -246,9 +246,12 @@ class NcclNetwork:
         One of `mpisim.topo.nccl.limits.LIMITS`, or the kind and the name of a link.
         """
         return self.limit_named(
-            operation, bytes, group,
-            self.nccl_price(operation, bytes, group), self.price(operation, bytes, group),
-        )  # fmt: skip
+            operation,
+            bytes,
+            group,
+            self.nccl_price(operation, bytes, group),
+            self.price(operation, bytes, group),
+        )
 
     def limit_named(
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
@@ -401,8 +404,11 @@ class NcclNetwork:
                 base, place = self._distinct(each.members, each.base[same])
                 patterns = self._patterns(bits, shape)
                 limits = [self._limits(each.members, base, pattern) for pattern in patterns]
-                columns = [column for limit in limits for column in
-                           (limit.node_rate, limit.fabric_rate, limit.latency)]  # fmt: skip
+                columns = [
+                    column
+                    for limit in limits
+                    for column in (limit.node_rate, limit.fabric_rate, limit.latency)
+                ]
                 rows = np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
                 _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
                 numbers = []

@@ -86,9 +86,7 @@ def by_tour(topology: Topology, members: Ints, base: Ints) -> list[Ordered]:
     return [Ordered(rows, members[order[rows[0]]]) for rows in equal_rows(order)]
 
 
-def in_blocks(
-    topology: Topology, members: Ints, base: Ints, gpus_per_node: int
-) -> list[Ordered]:
+def in_blocks(topology: Topology, members: Ints, base: Ints, gpus_per_node: int) -> list[Ordered]:
     """Order groups by the coordinates of the block of the grid that they fill.
 
     Parameters

@@ -153,9 +153,7 @@ def _joined(paths: Sequence[tuple[Ranks, Ranks]], rounds: int = 1, short: int = 
     )
 
 
-def _along_axes(
-    operation: Operation, group: Ranks, block: Block
-) -> list[Steps | EveryPair]:
+def _along_axes(operation: Operation, group: Ranks, block: Block) -> list[Steps | EveryPair]:
     """Axis by axis, as often as a reduce-scatter, an all-gather or both go along it.
 
     Each axis waits for the slowest of its rings: what goes along the next has come through all.
@@ -163,9 +161,7 @@ def _along_axes(
     times = 2 if operation is Operation.ALL_REDUCE else 1
     found: list[Steps | EveryPair] = []
     for axis, n in enumerate(block.sizes):
-        rings = [
-            ring for a, b in rings_of(group, block, axis) for ring in zip(a, b, strict=True)
-        ]
+        rings = [ring for a, b in rings_of(group, block, axis) for ring in zip(a, b, strict=True)]
         found.append(_rings(rings, times * (n - 1)))
     return found
 

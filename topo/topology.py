@@ -17,8 +17,15 @@ if TYPE_CHECKING:
     import networkx
 
 __all__ = [
-    "Crowded", "Grid", "LinkKind", "NodeKind", "Paths", "Topology", "compact", "crowded",
-]  # fmt: skip
+    "Crowded",
+    "Grid",
+    "LinkKind",
+    "NodeKind",
+    "Paths",
+    "Topology",
+    "compact",
+    "crowded",
+]
 
 Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere

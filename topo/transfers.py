@@ -21,9 +21,19 @@ from .dimensions import along_axes, parts, rings_of
 from .order import Block
 
 __all__ = [
-    "ALGORITHMS", "CHAINS", "PAIRWISE", "TWO_WAYS", "Everyone", "Transfers", "by_node",
-    "chain_paths", "channels", "double_tree", "send_pairs", "transfers",
-]  # fmt: skip
+    "ALGORITHMS",
+    "CHAINS",
+    "PAIRWISE",
+    "TWO_WAYS",
+    "Everyone",
+    "Transfers",
+    "by_node",
+    "chain_paths",
+    "channels",
+    "double_tree",
+    "send_pairs",
+    "transfers",
+]
 
 Ranks = NDArray[np.int64]
 
@@ -172,9 +182,17 @@ TWO_WAYS = ("two-way-ring", "tour")
 """Rings that carry half of the data each way round; the second follows the fabric."""
 
 ALGORITHMS = (
-    "ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send",
-    "dimensions", *TWO_WAYS,
-)  # fmt: skip
+    "ring",
+    "tree",
+    "nvls",
+    "nvls-tree",
+    "collnet-direct",
+    "collnet-chain",
+    "pat",
+    "send",
+    "dimensions",
+    *TWO_WAYS,
+)
 """NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
 
 _RING_FACTOR = {

@@ -43,6 +43,7 @@ CONSTANTS = (
     Constant("host_share", 0.75, 0.2, 1.0, "share of the host link's rate that copies reach"),
 )
 
+
 def columns(kernel: Elementwise | OptimizerStep | Copy) -> dict[str, float | int | str]:
     """Return the bytes read and written, and whether they pass the link to the host or turn."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
@@ -67,9 +68,7 @@ def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> di
     }
 
 
-def _parts(
-    columns: Columns, gpu: Machine, constants: Mapping[str, float]
-) -> tuple[Any, Any, Any]:
+def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any, Any]:
     """Return the time in memory, in the L2 cache and on the link to the host."""
     (size,) = floats(columns, "bytes")
     inside = where(columns["host"] != 0, 0.0, size)

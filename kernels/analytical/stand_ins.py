@@ -85,8 +85,13 @@ size (github:deepseek-ai/DeepGEMM README), and Transformer Engine's are one prod
 (transformer_engine/pytorch/module/grouped_linear.py)."""
 
 _PRODUCTS = (
-    "gemm", "gemm_cores", "gemm_split", "grouped_gemm", "grouped_gemm_split", "convolution",
-)  # fmt: skip
+    "gemm",
+    "gemm_cores",
+    "gemm_split",
+    "grouped_gemm",
+    "grouped_gemm_split",
+    "convolution",
+)
 
 COMPUTE = frozenset((*_PRODUCTS, *(each.family for each in ATTENTION.values())))
 """Families whose kernels draw so much power that a board with less of it lowers its clock."""

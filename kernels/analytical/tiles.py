@@ -138,9 +138,7 @@ class _Tile(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _tiles(
-    cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float
-) -> tuple[_Tile, ...]:
+def _tiles(cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float) -> tuple[_Tile, ...]:
     """Return the tiles, each with its ways to cut along k: a model asks for few."""
     found: list[_Tile] = []
     for rows, columns, parts in cuts:

@@ -24,9 +24,7 @@ _STREAMING = frozenset(("elementwise", "optimizer", "copy", "embedding", "norm_p
 _REDUCING = frozenset(("softmax", "norm", "cross_entropy"))
 
 _REDUCTIONS = frozenset((Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE))
-_SENDS = frozenset(
-    (Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER)
-)
+_SENDS = frozenset((Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER))
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,11 @@ def stretched(
         tokens = np.ceil(columns["rows"] / columns["groups"])
         weight = columns["weight"] != 0
         size = (
-            np.where(weight, columns["k"], tokens), columns["n"],
-            np.where(weight, tokens, columns["k"]), columns["groups"],
-        )  # fmt: skip
+            np.where(weight, columns["k"], tokens),
+            columns["n"],
+            np.where(weight, tokens, columns["k"]),
+            columns["groups"],
+        )
         choice = grouped_gemm.CHOICE
         return _of_products(columns["dtype"], size, machine, taken, constants, choice)
     return freely

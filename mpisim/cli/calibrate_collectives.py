@@ -38,9 +38,10 @@ def add_kind(kinds: Any) -> None:
     )
     add_reading(parser)
     parser.add_argument(
-        "--platform", metavar="NAME",
+        "--platform",
+        metavar="NAME",
         help="all files are of one machine, which gets this name (default: that of --cluster)",
-    )  # fmt: skip
+    )
     add_output(parser, "calibration")
     parser.add_argument(
         "--train",

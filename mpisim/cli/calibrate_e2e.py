@@ -40,13 +40,19 @@ def add_kind(kinds: Any) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument(
-        "--where", metavar="COLUMN=VALUE", nargs="+", default=[],
+        "--where",
+        metavar="COLUMN=VALUE",
+        nargs="+",
+        default=[],
         help="only these rows, as for 'mpisim validate e2e'",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--passes", type=int, metavar="N", default=1,
+        "--passes",
+        type=int,
+        metavar="N",
+        default=1,
         help="how often steps are simulated again with what was found (default: 1)",
-    )  # fmt: skip
+    )
     add_predicted(parser)
     parser.set_defaults(run=run, collective=True)
 

@@ -41,9 +41,17 @@ GPU sends over its link in a ring per byte. ±: one standard deviation of the ti
 bounds the time with NCCL's choice held."""
 
 TYPES = {
-    "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "half": 2, "bfloat16": 2, "float": 4, "double": 8,
-}  # fmt: skip
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "half": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "double": 8,
+}
 """Bytes of an element, by nccl-tests' names."""
 
 ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -80,44 +88,58 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("operation", metavar="OPERATION", help="all_reduce, all_gather, ...")
     parser.add_argument(
-        "--cluster", metavar="CLUSTER", required=True,
+        "--cluster",
+        metavar="CLUSTER",
+        required=True,
         help="a name from mpisim list clusters, or a file (.toml)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--size", metavar="SIZES", required=True,
+        "--size",
+        metavar="SIZES",
+        required=True,
         help="bytes (K, M, G count in 1,024): one size, or first:last, doubling, or "
         "first:last:factor",
-    )  # fmt: skip
+    )
     parser.add_argument("--nodes", type=int, metavar="N", default=1, help="default: 1")
     parser.add_argument(
         "--gpus-per-node", type=int, metavar="N", help="of each node (default: all it has)"
     )
     parser.add_argument(
-        "--type", choices=tuple(TYPES), default="float",
+        "--type",
+        choices=tuple(TYPES),
+        default="float",
         help="of the elements, for the column of counts (default: float)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--set", dest="settings", metavar="NAME=VALUE", action="append", default=[],
+        "--set",
+        dest="settings",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
         help="a variable of NCCL, or a change of links as for mpisim topo show; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--model", choices=("nccl", "alpha-beta"), default="nccl",
+        "--model",
+        choices=("nccl", "alpha-beta"),
+        default="nccl",
         help="NCCL's own choices, or latency and bandwidth (default: nccl)",
-    )  # fmt: skip
+    )
     add_speed_options(parser)
     parser.add_argument(
         "--calibration", metavar="FILE", help="of mpisim calibrate collectives (default: ours)"
     )
     parser.add_argument(
-        "--ranks", metavar="LIST",
+        "--ranks",
+        metavar="LIST",
         help="the GPUs of the group, in its order, such as 0-7,64-71 (default: the first of each "
         "node)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--why", action="store_true",
+        "--why",
+        action="store_true",
         help="say for each size what its time is made of, which link or part limits it, and what "
         "no algorithm can beat",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")
     parser.set_defaults(run=run)
 
@@ -181,9 +203,19 @@ def run(args: argparse.Namespace) -> int:
         if network is None:
             raise UsageError("--why explains --model nccl; [alpha_beta] has two numbers")
         why = [line for size in sizes for line in _why(network, operation, size, members)]
-    print("\n".join([f"{operation.name.lower()} on {where}", "", *_table(
-        sizes, lines, factor, args.type
-    ), "", NOTE, *_notes(sizes, lines), *why]))  # fmt: skip
+    print(
+        "\n".join(
+            [
+                f"{operation.name.lower()} on {where}",
+                "",
+                *_table(sizes, lines, factor, args.type),
+                "",
+                NOTE,
+                *_notes(sizes, lines),
+                *why,
+            ]
+        )
+    )
     return 0
 
 
@@ -332,10 +364,12 @@ def _nccl(
         return Line(
             took.duration / PICOSECONDS,
             math.hypot(*(share * network.numbers[key].error for key, share in shares.items())),
-            choice.algorithm, choice.protocol or "-", choice.channels,
+            choice.algorithm,
+            choice.protocol or "-",
+            choice.channels,
             network.limit_of(operation, size, group),
             None if better is None else (better[0], better[1].duration / PICOSECONDS),
-        )  # fmt: skip
+        )
 
     return network, price
 

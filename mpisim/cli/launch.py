@@ -29,9 +29,16 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
 __all__ = [
-    "abort", "alone", "end", "launched_rank", "launched_size", "meet", "said", "unlaunched",
+    "abort",
+    "alone",
+    "end",
+    "launched_rank",
+    "launched_size",
+    "meet",
+    "said",
+    "unlaunched",
     "world",
-]  # fmt: skip
+]
 
 # The first that is set counts: an mpirun inside a Slurm allocation sees the variables of both.
 RANK_VARIABLES = (

@@ -18,16 +18,19 @@ __all__ = ["add_reading", "read_rows", "sorted_rows"]
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Add the files, and the options that say what outputs of nccl-tests leave out."""
     parser.add_argument(
-        "paths", metavar="FILE", nargs="+",
+        "paths",
+        metavar="FILE",
+        nargs="+",
         help="outputs of nccl-tests or rccl-tests, printed or of their option -J; tables of "
         "measured collectives (.csv)",
-    )  # fmt: skip
+    )
     group = parser.add_argument_group("what outputs of nccl-tests do not say")
     group.add_argument(
-        "--cluster", metavar="CLUSTER",
+        "--cluster",
+        metavar="CLUSTER",
         help="the machine of all files: a name from mpisim list clusters, or a file (.toml); by "
         "default what the GPU's name tells",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--operation", metavar="OPERATION", help="all_reduce, all_gather, alltoall, sendrecv, ..."
     )

@@ -37,17 +37,22 @@ def add_parser(subparsers: Any) -> None:
     )
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
-        "--model", metavar="NAME", default=MODEL,
+        "--model",
+        metavar="NAME",
+        default=MODEL,
         help=f"one of 'mpisim list models', or as --config (default: {MODEL})",
-    )  # fmt: skip
+    )
     models.add_argument(
-        "--config", metavar="PATH",
+        "--config",
+        metavar="PATH",
         help="a config.json of Hugging Face, or the folder of a checkpoint, in place of --model",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--cluster", metavar="NAME", default=CLUSTER,
+        "--cluster",
+        metavar="NAME",
+        default=CLUSTER,
         help=f"one of 'mpisim list clusters' (default: {CLUSTER})",
-    )  # fmt: skip
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: one node)")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.set_defaults(run=run)

@@ -48,19 +48,24 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 def add_fold_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--no-fold``: its value is the argument ``fold`` of `simulate`."""
     parser.add_argument(
-        "--no-fold", dest="fold", action="store_const", const=False, default=None,
+        "--no-fold",
+        dest="fold",
+        action="store_const",
+        const=False,
+        default=None,
         help="simulate every rank, even those that do the same as another at the same times "
         "(slower; the result is the same)",
-    )  # fmt: skip
+    )
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:
     """Add ``-o``, ``--timeline`` and ``--overwrite``, and the options of a report."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write the result (HDF5)")
     parser.add_argument(
-        "--timeline", action="store_true",
+        "--timeline",
+        action="store_true",
         help="write every row of every rank, too; ranks that do the same share theirs",
-    )  # fmt: skip
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_report_options(parser)
 

@@ -82,10 +82,11 @@ def add_parser(subparsers: Any) -> None:
     )
     go.add_argument("file", metavar="FILE", help="a program file (HDF5)")
     go.add_argument(
-        "--cluster", metavar="NAME",
+        "--cluster",
+        metavar="NAME",
         help="the same as --set cluster.preset=NAME: a name from mpisim list clusters, or a file "
         "(.toml); by default the cluster of the experiment that the program was saved from",
-    )  # fmt: skip
+    )
     add_run_options(go)
     go.set_defaults(run=run, collective=True)
     _add_exchange(actions)
@@ -103,18 +104,24 @@ def _add_exchange(actions: Any) -> None:
     into.add_argument("paths", metavar="PATH", nargs="+", help="files, or a folder of them")
     into.add_argument("-o", "--output", metavar="FILE", required=True, help="the program to write")
     into.add_argument(
-        "--ranks", type=int, default=0, metavar="N",
+        "--ranks",
+        type=int,
+        default=0,
+        metavar="N",
         help="number of ranks, for a workload that does not say",
-    )  # fmt: skip
+    )
     into.add_argument(
-        "--gpu", metavar="NAME",
+        "--gpu",
+        metavar="NAME",
         help="the GPU whose roofline prices Chakra nodes with num_ops and tensor_size in place of "
         "a duration: a name from mpisim list gpus, or a file (.toml)",
-    )  # fmt: skip
+    )
     into.add_argument(
-        "--precision", choices=FORMATS, default=FORMATS[0],
+        "--precision",
+        choices=FORMATS,
+        default=FORMATS[0],
         help=f"with --gpu: format of their operations (default: {FORMATS[0]})",
-    )  # fmt: skip
+    )
     into.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     into.set_defaults(run=import_)
     out = actions.add_parser(

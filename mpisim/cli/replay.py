@@ -38,9 +38,11 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+",
+        "paths",
+        metavar="PATH",
+        nargs="+",
         help="trace files (.json, .json.gz), Nsight Systems exports (.sqlite), or folders of them",
-    )  # fmt: skip
+    )
     add_result_options(parser)
     parser.add_argument(
         "--export", metavar="FOLDER", help="write the replayed run as Kineto traces, one a rank"
@@ -49,9 +51,11 @@ def add_parser(subparsers: Any) -> None:
         "--save-program", metavar="FILE", help="write what every rank does, as read and changed"
     )
     parser.add_argument(
-        "--step", type=int, metavar="N",
+        "--step",
+        type=int,
+        metavar="N",
         help="recorded step that the tables and the critical path are about (default: the last)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--allow-missing-ranks",
         action="store_true",
@@ -67,18 +71,29 @@ def add_parser(subparsers: Any) -> None:
             f"--scale-{name}", type=_factor, default=1.0, metavar="F", help=f"multiply {what} by F"
         )
     change.add_argument(
-        "--scale-kernel", type=_pattern, action="append", default=[], metavar="PATTERN=F",
+        "--scale-kernel",
+        type=_pattern,
+        action="append",
+        default=[],
+        metavar="PATTERN=F",
         help="multiply rows whose name matches a shell pattern (may be repeated)",
-    )  # fmt: skip
+    )
     change.add_argument(
-        "--delay", type=_rank_seconds, action="append", default=[], metavar="RANK:SECONDS",
+        "--delay",
+        type=_rank_seconds,
+        action="append",
+        default=[],
+        metavar="RANK:SECONDS",
         help="start a rank late (may be repeated)",
-    )  # fmt: skip
+    )
     change.add_argument(
-        "--cap-host-gap", type=_maybe_rank_seconds, action="append", default=[],
+        "--cap-host-gap",
+        type=_maybe_rank_seconds,
+        action="append",
+        default=[],
         metavar="[RANK:]SECONDS",
         help="cut CPU time before a call to this, on all ranks or on one (may be repeated)",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=run, collective=True)
 
 
@@ -173,9 +188,14 @@ def run(args: argparse.Namespace) -> int:
             results = collect(asked.run, comm=comm, attributes=attributes, step=args.step)
         else:
             results = write_results(
-                asked.run, args.output, comm=comm, timeline=args.timeline,
-                overwrite=args.overwrite, attributes=attributes, step=args.step,
-            )  # fmt: skip
+                asked.run,
+                args.output,
+                comm=comm,
+                timeline=args.timeline,
+                overwrite=args.overwrite,
+                attributes=attributes,
+                step=args.step,
+            )
         if args.save_program is not None:
             whole = gather(asked.program, comm)
             with agreed(comm):
@@ -208,11 +228,24 @@ def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     ]
     missing = [
         "kernels slowing each other down when changes make them overlap otherwise",
-        *([f"{unmatched} communication kernels without a partner in the files: their recorded "
-           "time, waiting included, is taken as wire time"] if unmatched else []),
-        *([f"{job.late[0]} device operations started later ({job.late[1] * 1e3:.2f} ms in all) "
-           "than everything they are known to wait for"] if job.late[0] else []),
-    ]  # fmt: skip
+        *(
+            [
+                f"{unmatched} communication kernels without a partner in the files: their recorded "
+                "time, waiting included, is taken as wire time"
+            ]
+            if unmatched
+            else []
+        ),
+        *(
+            [
+                f"{job.late[0]} device operations started later "
+                f"({job.late[1] * 1e3:.2f} ms in all) "
+                "than everything they are known to wait for"
+            ]
+            if job.late[0]
+            else []
+        ),
+    ]
     return {
         "uncertainty": error.value,
         "uncertainty_method": error.method,

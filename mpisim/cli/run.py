@@ -41,10 +41,12 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "file", metavar="FILE", nargs="?",
+        "file",
+        metavar="FILE",
+        nargs="?",
         help="an experiment (TOML), the name of one of mpisim list experiments, or a program file "
         "(HDF5)",
-    )  # fmt: skip
+    )
     add_run_options(parser)
     parser.set_defaults(run=run, collective=True, cluster=None)
 
@@ -52,20 +54,24 @@ def add_parser(subparsers: Any) -> None:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run, of an experiment or of a program."""
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[],
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
         help="set a key of the experiment, as plan.tp=8; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--allow-oom", action="store_true", help="simulate a plan that does not fit into memory"
     )
+    parser.add_argument("--save-program", metavar="FILE", help="write what every rank does (HDF5)")
     parser.add_argument(
-        "--save-program", metavar="FILE", help="write what every rank does (HDF5)"
-    )
-    parser.add_argument(
-        "--seeds", metavar="K", type=int, default=1,
+        "--seeds",
+        metavar="K",
+        type=int,
+        default=1,
         help="run K times with random factors ([variation]) of K seeds, spread over the processes, "
         "and tell how the step time spreads (default: 1)",
-    )  # fmt: skip
+    )
     add_fold_option(parser)
     add_result_options(parser)
 
@@ -105,15 +111,23 @@ def run(args: argparse.Namespace) -> int:
 
         with agreed(comm):
             case = (
-                prepare(experiment) if isinstance(experiment, Experiment)
+                prepare(experiment)
+                if isinstance(experiment, Experiment)
                 else prepare_program(experiment)
-            )  # fmt: skip
+            )
             if comm.rank == 0 and args.save_program is not None:
                 save(with_experiment(case), args.save_program, overwrite=args.overwrite)
         results = simulate(
-            case, comm, output=args.output, timeline=args.timeline, overwrite=args.overwrite,
-            text=text, fold=args.fold, seeds=args.seeds, progress=True,
-        )  # fmt: skip
+            case,
+            comm,
+            output=args.output,
+            timeline=args.timeline,
+            overwrite=args.overwrite,
+            text=text,
+            fold=args.fold,
+            seeds=args.seeds,
+            progress=True,
+        )
         extra: dict[str, Any] = {}
         if results is not None and isinstance(case, Case):
             found = of_results(case.experiment, results)

@@ -14,11 +14,12 @@ __all__ = ["add_speed_options", "given_speeds", "with_speed_options"]
 OPTIONS = {
     "nic_bandwidth": ("RATE", 'line rate of one NIC, as "800 Gb/s", in place of the cluster\'s'),
     "link_bandwidth": (
-        "RATE", 'what one GPU sends over all its NVLink or xGMI, usable, as "900 GB/s"'
+        "RATE",
+        'what one GPU sends over all its NVLink or xGMI, usable, as "900 GB/s"',
     ),
     "pcie_bandwidth": ("RATE", 'of one PCIe connection, usable, as "63 GB/s"'),
     "nics": ("N", "NICs of a node"),
-}  # fmt: skip
+}
 """By key of `mpisim.topo.speeds.SPEEDS`: what stands for its value, and what it means."""
 
 

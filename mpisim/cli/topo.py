@@ -42,20 +42,26 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     look.add_argument(
-        "file", metavar="CLUSTER",
+        "file",
+        metavar="CLUSTER",
         help="a name from mpisim list clusters, a file with a cluster (.toml), or one with a "
         "topology (.toml, .graphml)",
-    )  # fmt: skip
+    )
     look.add_argument("--nodes", type=int, metavar="N", help="how many (default: 1)")
     look.add_argument(
-        "--test", action="store_true",
+        "--test",
+        action="store_true",
         help="also the ways between sample GPUs, the bisection bandwidth, and that of each port",
-    )  # fmt: skip
+    )
     look.add_argument(
-        "--set", dest="changes", metavar="LINK=VALUE", action="append", default=[],
+        "--set",
+        dest="changes",
+        metavar="LINK=VALUE",
+        action="append",
+        default=[],
         help="slow or cut links: links.NAME.bandwidth=10GB/s (or 50%%), links.NAME.latency=5us, "
         "links.NAME=cut; * in a name stands for anything; may be repeated",
-    )  # fmt: skip
+    )
     add_speed_options(look)
     look.add_argument("--draw", metavar="FILE", help="draw it: .svg, or .png and .pdf (matplotlib)")
     look.add_argument("--json", metavar="FILE", help="also write all figures to this file (JSON)")

@@ -30,9 +30,11 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     show.add_argument(
-        "files", metavar="FILE", nargs="+",
+        "files",
+        metavar="FILE",
+        nargs="+",
         help="trace files (.json, .json.gz, .sqlite) or folders of them",
-    )  # fmt: skip
+    )
     show.add_argument(
         "--join",
         action="store_true",

@@ -15,8 +15,12 @@ from . import (
 __all__ = ["add_parser"]
 
 KINDS = (
-    validate_traces, validate_kernels, validate_collectives, validate_e2e, validate_published,
-)  # fmt: skip
+    validate_traces,
+    validate_kernels,
+    validate_collectives,
+    validate_e2e,
+    validate_published,
+)
 
 EXAMPLES = """\
 examples:

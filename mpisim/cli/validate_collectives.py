@@ -45,9 +45,13 @@ def add_kind(kinds: Any) -> None:
         help="the half of the curves that is fitted with --train half, the other, or all (default)",
     )
     parser.add_argument(
-        "--grades", metavar="GRADE", nargs="+", default=[], choices=("A", "B", "C"),
+        "--grades",
+        metavar="GRADE",
+        nargs="+",
+        default=[],
+        choices=("A", "B", "C"),
         help="only curves of these grades: A, B, C (default: all)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", metavar="FILE", help="also write all figures to this file")
     parser.set_defaults(run=run)
 

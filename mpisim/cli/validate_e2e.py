@@ -39,34 +39,45 @@ def add_kind(kinds: Any) -> None:
     )
     parser.add_argument("paths", metavar="CSV", nargs=1, help="table of measurements")
     parser.add_argument(
-        "--where", metavar="COLUMN=VALUE", nargs="+", default=[],
+        "--where",
+        metavar="COLUMN=VALUE",
+        nargs="+",
+        default=[],
         help="only rows with this value, or one of several between | ; several conditions with "
         "commas between; source is its short name",
-    )  # fmt: skip
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", nargs="+", default=[], dest="changes",
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        default=[],
+        dest="changes",
         help="set keys of every experiment",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--every-micro-batch", action="store_true",
+        "--every-micro-batch",
+        action="store_true",
         help="simulate long steps in full, in place of two shorter ones that say how long each "
         "further micro-batch takes (several times slower)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--calibration", metavar="FILE",
+        "--calibration",
+        metavar="FILE",
         help="predict with constants fitted to steps: a file of 'mpisim calibrate e2e', or 'ours'",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--cross-validate", action="store_true",
+        "--cross-validate",
+        action="store_true",
         help="also foretell each row, to first order, with constants fitted to rows of trust A of "
         "other families (source, model, framework), and of other sources",
-    )  # fmt: skip
+    )
     add_predicted(parser)
     parser.add_argument(
-        "--composition", action="store_true",
+        "--composition",
+        action="store_true",
         help="only rows of trust F: are steps composed of their layers as these say?",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--markdown", metavar="FILE", help="also write the tables into this page (Markdown)"
     )
@@ -81,10 +92,11 @@ def add_kind(kinds: Any) -> None:
 def add_predicted(parser: argparse.ArgumentParser) -> None:
     """Add ``--predicted``, which ``mpisim calibrate e2e`` has, too."""
     parser.add_argument(
-        "--predicted", metavar="FILE",
+        "--predicted",
+        metavar="FILE",
         help="take what was simulated before from this file of 'mpisim validate e2e --json', and "
         "simulate only rows whose experiments are not in it",
-    )  # fmt: skip
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -132,9 +144,15 @@ def run(args: argparse.Namespace) -> int:
         known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
     found = compare(
-        path, comm, where=where, limit=args.limit, changes=args.changes,
-        every=args.every_micro_batch, constants=constants, known=known,
-    )  # fmt: skip
+        path,
+        comm,
+        where=where,
+        limit=args.limit,
+        changes=args.changes,
+        every=args.every_micro_batch,
+        constants=constants,
+        known=known,
+    )
     with agreed(comm):
         if found is not None:
             if args.cross_validate:

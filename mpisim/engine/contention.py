@@ -127,9 +127,7 @@ def find(
 def _use(program: Program, network: SharedNetwork) -> _Use:
     """Find out what the ranks whose tables are held here do. Local."""
     groups = program.communicators
-    label, classes = network.group_classes(
-        groups.index, groups.members, program.operation_bits
-    )
+    label, classes = network.group_classes(groups.index, groups.members, program.operation_bits)
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     slot = np.arange(len(owner)) - program.slot_index[owner]
     # All slots of one table, number and class of communicators see the same prices.

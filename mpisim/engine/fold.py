@@ -257,9 +257,7 @@ def _groups_alike(
     groups = program.communicators
     label = groups.sizes
     if network is not None:
-        kind, classes = network.group_classes(
-            groups.index, groups.members, program.operation_bits
-        )
+        kind, classes = network.group_classes(groups.index, groups.members, program.operation_bits)
         priced = np.zeros(len(groups), bool)
         priced[program.slots[unpriced]] = True
         label = label * (len(classes) + 1) + np.where(priced, kind + 1, 0)

@@ -97,9 +97,7 @@ def _dealt(part: Ints, work: Ints, n_processes: int) -> NDArray[np.int32]:
     return process.astype(np.int32)[part]
 
 
-def check_placement(
-    program: Program, placement: ArrayLike, n_processes: int
-) -> NDArray[np.int32]:
+def check_placement(program: Program, placement: ArrayLike, n_processes: int) -> NDArray[np.int32]:
     """Return a placement as an array.
 
     Raises

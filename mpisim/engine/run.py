@@ -200,8 +200,7 @@ class Run:
 
     @cached_property
     def shared(self) -> Shared | None:
-        """The links that communications could share, and what flowed here; None if there are none.
-        """
+        """Links that communications could share, and what flowed here; None if there are none."""
         return self.find_shared()
 
     @cached_property

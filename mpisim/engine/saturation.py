@@ -42,9 +42,7 @@ class Loaded(NamedTuple):
     def only(self, links: NDArray[np.bool_]) -> Loaded:
         """Return the loads on some links."""
         kept = links[self.link]
-        return self._replace(
-            route=self.route[kept], link=self.link[kept], weight=self.weight[kept]
-        )
+        return self._replace(route=self.route[kept], link=self.link[kept], weight=self.weight[kept])
 
 
 def can_be_full(

@@ -67,9 +67,7 @@ class Settled:
     placement: NDArray[np.int32]
     shared: Contention | None
 
-    def holds_for(
-        self, program: Program, network: Network | None, contention: bool
-    ) -> bool:
+    def holds_for(self, program: Program, network: Network | None, contention: bool) -> bool:
         """Say whether it holds for a program: it differs in times alone, which are equal within
         classes; its communications take no less time.
 

@@ -73,9 +73,13 @@ class _Chosen(NamedTuple):
 
 
 def example(
-    name: str, cluster: str, gpus: int | None = None, *, config: bool = False,
+    name: str,
+    cluster: str,
+    gpus: int | None = None,
+    *,
+    config: bool = False,
     folder: str | Path = "",
-) -> Example:  # fmt: skip
+) -> Example:
     """Write an experiment, with a plan that fits by the memory model, or that takes least.
 
     Parameters
@@ -163,8 +167,9 @@ def _of_config(path: Path, folder: Path) -> _Chosen:
 
 def _comment(said: Iterable[str]) -> str:
     """Return sentences as lines of comments, set in: nobody is to take them for keys."""
-    filled = (textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ")
-              for each in said)  # fmt: skip
+    filled = (
+        textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ") for each in said
+    )
     return "".join(f"{line}\n" for lines in filled for line in lines)
 
 

@@ -23,10 +23,22 @@ __all__ = ["MODEL_TYPES", "from_config"]
 
 Keys = dict[str, Any]
 
-PLAIN = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_10": "gelu",
-         "gelu_pytorch_tanh": "gelu", "relu": "relu", "relu2": "relu"}  # fmt: skip
-GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_new": "geglu",
-         "gelu_pytorch_tanh": "geglu"}  # fmt: skip
+PLAIN = {
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_10": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "relu2": "relu",
+}
+GATED = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_new": "geglu",
+    "gelu_pytorch_tanh": "geglu",
+}
 """Names of activations, of feed-forward blocks with one matrix on the way in, and with two."""
 
 
@@ -300,8 +312,11 @@ def _llama4(config: Config) -> Keys:
 
 
 def _bert(config: Config) -> Keys:
-    positions = {"absolute": "learned", "relative_key": "relative",
-                 "relative_key_query": "relative"}  # fmt: skip
+    positions = {
+        "absolute": "learned",
+        "relative_key": "relative",
+        "relative_key_query": "relative",
+    }
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     return _sizes(config, "bert") | {
         "ffn_hidden": config.size("intermediate_size"),

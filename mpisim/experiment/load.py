@@ -62,9 +62,7 @@ REQUIRED = ("model", "plan", "cluster")
 """Tables that every file has; where one is changed, nothing is published of the run."""
 
 
-def load(
-    path: str | Path | None = None, changes: Sequence[str] = ()
-) -> tuple[str, Experiment]:
+def load(path: str | Path | None = None, changes: Sequence[str] = ()) -> tuple[str, Experiment]:
     """Load an experiment from a file, or one of those that come with mpisim.
 
     Parameters
@@ -204,9 +202,15 @@ def of_table(
     }
     published = build(Published, _table(table, FOUND, source), source, FOUND)
     return Experiment(
-        model=model, title=title, source=source, defaulted=_defaulted(table), given=table,
-        published=published, config_length=config, **parts,
-    )  # fmt: skip
+        model=model,
+        title=title,
+        source=source,
+        defaulted=_defaulted(table),
+        given=table,
+        published=published,
+        config_length=config,
+        **parts,
+    )
 
 
 def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:

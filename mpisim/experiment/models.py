@@ -395,14 +395,22 @@ FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
     "llama": (Transformer, _LLAMA),
     "moe": (Transformer, _LLAMA),
     "bert": (Transformer, {"causal": False}),
-    "t5": (Transformer, {"position": "relative", "norm": "rms", "activation": "relu",
-                         "bias": False, "causal": False}),
+    "t5": (
+        Transformer,
+        {
+            "position": "relative",
+            "norm": "rms",
+            "activation": "relu",
+            "bias": False,
+            "causal": False,
+        },
+    ),
     "vit": (Transformer, {"causal": False, "dropout": False, "tied_embeddings": False}),
     "resnet": (Cnn, {}),
     "vgg": (Cnn, {}),
     "densenet": (Cnn, {}),
     "dlrm": (Dlrm, {}),
-}  # fmt: skip
+}
 """Of each family its dataclass, and the defaults its members share."""
 
 

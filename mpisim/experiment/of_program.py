@@ -99,10 +99,9 @@ class ProgramChoices:
         """
         given = {key: tables.get(key, {}) for key in ("cluster", "network", "overlap", "variation")}
         parts: dict[str, Any] = {
-            key: None if key == "cluster" and not table
-            else build(TABLES[key], table, source, key)
+            key: None if key == "cluster" and not table else build(TABLES[key], table, source, key)
             for key, table in given.items()
-        }  # fmt: skip
+        }
         left: dict[str, object] = {}
         for key, table in given.items():
             if parts[key] is not None:

@@ -16,9 +16,18 @@ Format = Literal["fp32", "fp16", "bf16"]
 Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
 Bytes = Annotated[int, Limits(least=1, most=10**12)]
 Kept = Literal[
-    "qkv", "query", "key", "value", "rotary", "attention", "attention output", "feed-forward in",
-    "feed-forward gate", "feed-forward value", "feed-forward out",
-]  # fmt: skip
+    "qkv",
+    "query",
+    "key",
+    "value",
+    "rotary",
+    "attention",
+    "attention output",
+    "feed-forward in",
+    "feed-forward gate",
+    "feed-forward value",
+    "feed-forward out",
+]
 """Operators of a layer, by the names they have in results."""
 Recomputed = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
 """Parts of a layer, as Megatron-LM names them."""
@@ -352,9 +361,15 @@ class Plan:
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"
 
     sharder: Literal[
-        "naive", "naive-chunk", "random", "dim-greedy", "size-greedy", "lookup-greedy",
-        "norm-lookup-greedy", "size-lookup-greedy",
-    ] = "size-lookup-greedy"  # fmt: skip
+        "naive",
+        "naive-chunk",
+        "random",
+        "dim-greedy",
+        "size-greedy",
+        "lookup-greedy",
+        "norm-lookup-greedy",
+        "size-lookup-greedy",
+    ] = "size-lookup-greedy"
 
     def __post_init__(self) -> None:
         check(self)

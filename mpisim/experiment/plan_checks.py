@@ -87,9 +87,7 @@ def _check_replicas(plan: Plan) -> None:
     if not plan.replica_batch:
         return
     if plan.dp is not None and len(plan.replica_batch) != plan.dp:
-        raise InputError(
-            f"replica_batch has {len(plan.replica_batch)} entries; dp is {plan.dp}"
-        )
+        raise InputError(f"replica_batch has {len(plan.replica_batch)} entries; dp is {plan.dp}")
     if sum(plan.replica_batch) != plan.global_batch:
         raise InputError(
             f"replica_batch adds up to {sum(plan.replica_batch)}; global_batch is "

@@ -76,18 +76,19 @@ def read_foreign(
         builder.add_rank(rank, slots[rank])
     said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
     priced = {} if counts is None else counts.said()
-    return builder.build(
-        {"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced}
-    )
+    return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced})
 
 
 class _Job:
     """What the ranks of a job share."""
 
     def __init__(
-        self, builder: ProgramBuilder, ranks: list[int], groups: dict[str, tuple[int, ...]],
+        self,
+        builder: ProgramBuilder,
+        ranks: list[int],
+        groups: dict[str, tuple[int, ...]],
         prices: Counts | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.builder, self.groups, self.prices = builder, groups, prices
         self.index = {rank: i for i, rank in enumerate(ranks)}
         self.counts: Counter[str] = Counter()
@@ -157,8 +158,10 @@ class _RankReader:
 
     def _device(self, node: GraphNode, before: Sequence[int]) -> int:
         is_comm = node.type in (
-            NodeType.COMM_COLL_NODE, NodeType.COMM_SEND_NODE, NodeType.COMM_RECV_NODE
-        )  # fmt: skip
+            NodeType.COMM_COLL_NODE,
+            NodeType.COMM_SEND_NODE,
+            NodeType.COMM_RECV_NODE,
+        )
         if is_comm:
             row = self._communication(node, before)
         else:
@@ -167,10 +170,13 @@ class _RankReader:
             stream = self._stream(node, "memory" if memory else "compute")
             size = self._whole(node, "tensor_size", -1) if memory else -1
             row = self.rows.kernel(
-                node.name, stream, self._lasts(node, size, memory),
-                waits=self._latest(before, stream), bytes=size,
+                node.name,
+                stream,
+                self._lasts(node, size, memory),
+                waits=self._latest(before, stream),
+                bytes=size,
                 kind=Kind.COPY if copies else Kind.KERNEL,
-            )  # fmt: skip
+            )
             self.stream_of.append(stream)
         return row
 
@@ -183,17 +189,19 @@ class _RankReader:
         if operations or size > 0:
             if self.job.prices is None:
                 raise self._error(
-                    node, "duration_micros is missing or 0; name a GPU (--gpu) whose roofline "
+                    node,
+                    "duration_micros is missing or 0; name a GPU (--gpu) whose roofline "
                     "prices its num_ops and tensor_size",
-                )  # fmt: skip
+                )
             return self.job.prices.duration(node.name, operations, max(size, 0), memory=memory)
         if self.recorded and not memory:
             self.job.counts["kernels recorded as 0 µs"] += 1
             return 0
         raise self._error(
-            node, "duration_micros is missing or 0, and it has neither num_ops nor tensor_size "
+            node,
+            "duration_micros is missing or 0, and it has neither num_ops nor tensor_size "
             "that a GPU's roofline could price",
-        )  # fmt: skip
+        )
 
     def _communication(self, node: GraphNode, before: Sequence[int]) -> int:
         size = self._whole(node, "comm_size", -1)
@@ -207,9 +215,14 @@ class _RankReader:
             if len(here) < len(members) and duration == UNPRICED:
                 raise self._error(node, f"group {name!r} has ranks that are not here, and no time")
             row = self.rows.collective(
-                operation, self._slot(here, f"group {name}" if name else "world"), stream, size,
-                duration=duration, name=node.name, waits=self._latest(before, stream),
-            )  # fmt: skip
+                operation,
+                self._slot(here, f"group {name}" if name else "world"),
+                stream,
+                size,
+                duration=duration,
+                name=node.name,
+                waits=self._latest(before, stream),
+            )
         else:
             row, stream = self._pair(node, size, duration, before)
         barrier = node.attributes.get("comm_type") == CollectiveType.BARRIER
@@ -222,18 +235,20 @@ class _RankReader:
         kind = self._whole(node, "comm_type", -1)
         if kind not in list(CollectiveType):
             raise self._error(
-                node, f"comm_type is {'missing' if kind < 0 else kind}; it must be from 0 "
+                node,
+                f"comm_type is {'missing' if kind < 0 else kind}; it must be from 0 "
                 f"({CollectiveType(0).name}) to {max(CollectiveType)} ({CollectiveType(9).name})",
-            )  # fmt: skip
+            )
         name = str(node.attributes.get("pg_name", ""))
         members = self.groups.get(name)
         if members is None:
             if name not in _WORLD:
                 known = ", ".join(map(repr, list(self.groups)[:8])) or "none"
                 raise self._error(
-                    node, f"process group {name!r} is unknown (known: {known}); add its ranks, "
+                    node,
+                    f"process group {name!r} is unknown (known: {known}); add its ranks, "
                     f'as {{"{name}": [0, 1]}} in a .json file beside the traces',
-                )  # fmt: skip
+                )
             members = tuple(self.job.index)
         if not members:  # PyTorch writes no ranks for the whole world
             members = tuple(self.job.index)

@@ -147,8 +147,9 @@ def _in_order(said: Sequence[_Facts]) -> list[int]:
             )
         rank = facts.whole("rank")
         if rank in of_rank:
-            raise InputError(f"{facts.path}: rank {rank} is already given by "
-                             f"{said[of_rank[rank]].path}")  # fmt: skip
+            raise InputError(
+                f"{facts.path}: rank {rank} is already given by {said[of_rank[rank]].path}"
+            )
         of_rank[rank] = at
     if len(of_rank) != n_ranks or set(of_rank) != set(range(n_ranks)):
         absent = next((r for r in range(len(of_rank) + 1) if r not in of_rank), 0)

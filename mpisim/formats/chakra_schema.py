@@ -64,9 +64,22 @@ class CollectiveType(IntEnum):
 
 PACKAGE = "ChakraProtoMsg"
 _SCALARS = (
-    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64",
-    "fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes",
-)  # fmt: skip
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "sint32",
+    "sint64",
+    "fixed32",
+    "fixed64",
+    "sfixed32",
+    "sfixed64",
+    "bool",
+    "string",
+    "bytes",
+)
 """Types of an attribute's value, in the order of their field numbers: the value itself from 3 on,
 and behind each the list of such values."""
 

@@ -311,4 +311,3 @@ class _RankWriter:
         if awaited:
             add(node, f"{PREFIX}waits", "int64_list", awaited)
         return node
-

@@ -157,9 +157,7 @@ def read_simai(path: Path | str) -> SimaiWorkload:
     (number, fields), rows = lines[1], lines[2:]
     count = _whole(path, number, "the number of layers", fields[0], 1, 10**7)
     if len(rows) != count:
-        raise InputError(
-            f"{path}: line {number} says {count} layers, but {len(rows)} lines follow"
-        )
+        raise InputError(f"{path}: line {number} says {count} layers, but {len(rows)} lines follow")
     for name, layers in lists.items():
         if any(layer >= count for layer in layers):
             raise InputError(

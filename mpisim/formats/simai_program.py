@@ -105,9 +105,13 @@ class _StageWriter:
     """The rows of one pipeline stage: the same for all its ranks but for the communicators."""
 
     def __init__(
-        self, workload: SimaiWorkload, grid: Grid, rows: TableBuilder, plan: Pipeline | None,
+        self,
+        workload: SimaiWorkload,
+        grid: Grid,
+        rows: TableBuilder,
+        plan: Pipeline | None,
         stage: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.workload, self.grid, self.rows = workload, grid, rows
         self.plan, self.stage = plan, stage
         self.slots: dict[tuple[str, int, int], int] = {}  # kind, other stage, chunk
@@ -179,10 +183,14 @@ class _StageWriter:
         name = f"{kind.name.lower()} {way}"
         sends = kind is Kind.SEND
         return self.rows.point_to_point(
-            kind, self._slot(name, other, chunk), self._stream((name, other, chunk)),
-            self.workload.pipeline_bytes, name=name,
-            waits=self.chain if sends else (), gap=self.gap if sends else 0,
-        )  # fmt: skip
+            kind,
+            self._slot(name, other, chunk),
+            self._stream((name, other, chunk)),
+            self.workload.pipeline_bytes,
+            name=name,
+            waits=self.chain if sends else (),
+            gap=self.gap if sends else 0,
+        )
 
     # --- layers ---------------------------------------------------------------------------------
 
@@ -215,9 +223,14 @@ class _StageWriter:
             return
         stream = self._stream(kind)
         row = self.rows.collective(
-            operation, self._slot(kind), stream, size,
-            name=f"{layer.name} {operation.name.lower()} {kind}", waits=self.chain, gap=self.gap,
-        )  # fmt: skip
+            operation,
+            self._slot(kind),
+            stream,
+            size,
+            name=f"{layer.name} {operation.name.lower()} {kind}",
+            waits=self.chain,
+            gap=self.gap,
+        )
         if act.what == "block":
             self.chain, self.gap = [row], layer.update
         elif layer.update:

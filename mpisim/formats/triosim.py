@@ -21,13 +21,28 @@ __all__ = ["TriosimOperator", "TriosimTensor", "TriosimTrace", "read_triosim", "
 
 TRACE, TENSOR = "trace.csv", "tensor.csv"
 _TRACE_COLUMNS = (
-    "OperatorID", "OperatorName", "Operator_input", "Operator_output", "Operator_cudatime",
-    "Operator_cudatimenooverlap", "InputSize", "OutputSize", "gpuid", "stage", "tpflag",
-)  # fmt: skip
+    "OperatorID",
+    "OperatorName",
+    "Operator_input",
+    "Operator_output",
+    "Operator_cudatime",
+    "Operator_cudatimenooverlap",
+    "InputSize",
+    "OutputSize",
+    "gpuid",
+    "stage",
+    "tpflag",
+)
 _TENSOR_COLUMNS = (
-    "Index", "TensorID", "TensorShape", "TensorNumElement", "TensorEachByte", "TensorType",
-    "TensorStorgeid", "gpuid",
-)  # fmt: skip
+    "Index",
+    "TensorID",
+    "TensorShape",
+    "TensorNumElement",
+    "TensorEachByte",
+    "TensorType",
+    "TensorStorgeid",
+    "gpuid",
+)
 _PHASES = {
     "forward": Phase.FORWARD,
     "backward": Phase.BACKWARD,
@@ -247,9 +262,9 @@ def _operator(row: _Row, tensors: Mapping[int, TriosimTensor]) -> TriosimOperato
     stage = row.values["stage"]
     if stage not in _PHASES:
         raise row.error(
-            "stage", f"unknown stage {stage!r}{nearest(stage, _PHASES)}; "
-            f"allowed: {', '.join(_PHASES)}",
-        )  # fmt: skip
+            "stage",
+            f"unknown stage {stage!r}{nearest(stage, _PHASES)}; allowed: {', '.join(_PHASES)}",
+        )
     lists = {}
     for ids, sizes in (("Operator_input", "InputSize"), ("Operator_output", "OutputSize")):
         lists[ids], lists[sizes] = row.wholes(ids), row.wholes(sizes)

@@ -86,9 +86,7 @@ class Kinds(dict[tuple[int, bool], "_Layer"]):
     again; of one plan, while its network exists."""
 
 
-def chunk(
-    part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None
-) -> Chunk:
+def chunk(part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None) -> Chunk:
     """Work out what the passes through a model chunk hold.
 
     Parameters
@@ -177,9 +175,7 @@ class _Layer:
         return most
 
 
-def peak(
-    actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence[int] = ()
-) -> Peak:
+def peak(actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence[int] = ()) -> Peak:
     """Go through a stage's actions and return its worst moment.
 
     Of a forward and a backward that overlap, each layer of the one runs beside one layer of the

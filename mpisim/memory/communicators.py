@@ -63,9 +63,13 @@ class Connections:
 
 
 def connections(
-    layers: Sequence[Layer], stage: int, plan: Plan, grid: Grid, sizes: dict[str, int],
+    layers: Sequence[Layer],
+    stage: int,
+    plan: Plan,
+    grid: Grid,
+    sizes: dict[str, int],
     node: int,
-) -> Connections:  # fmt: skip
+) -> Connections:
     """Count what a rank of a stage is connected to, as communicators connect when first used.
 
     Parameters

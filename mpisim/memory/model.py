@@ -106,9 +106,14 @@ PARTS = tuple(
 
 
 def memory(
-    pipeline: Pipeline, parts: Sequence[Part], plan: Plan, grid: Grid, *,
-    transformer: bool = True, node: int = 8,
-) -> list[StageMemory]:  # fmt: skip
+    pipeline: Pipeline,
+    parts: Sequence[Part],
+    plan: Plan,
+    grid: Grid,
+    *,
+    transformer: bool = True,
+    node: int = 8,
+) -> list[StageMemory]:
     """Work out the memory of one rank of every pipeline stage.
 
     Parameters
@@ -148,9 +153,16 @@ class _OfLayers(NamedTuple):
 
 
 def _stage(
-    pipeline: Pipeline, stage: int, parts: Sequence[Part], plan: Plan, grid: Grid,
-    sizes: dict[str, int], node: int, kinds: Kinds, of_layers: dict[Hashable, _OfLayers],
-) -> StageMemory:  # fmt: skip
+    pipeline: Pipeline,
+    stage: int,
+    parts: Sequence[Part],
+    plan: Plan,
+    grid: Grid,
+    sizes: dict[str, int],
+    node: int,
+    kinds: Kinds,
+    of_layers: dict[Hashable, _OfLayers],
+) -> StageMemory:
     known = constants()
     chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
     layers = [layer for each in chunks for layer in each.layers]
@@ -158,9 +170,11 @@ def _stage(
     described = tuple((id(layer.operators), layer.role) for layer in layers)
     if described not in of_layers:
         of_layers[described] = _OfLayers(
-            states(layers, plan, sizes), gathered(layers, plan), buckets(layers, plan, sizes),
+            states(layers, plan, sizes),
+            gathered(layers, plan),
+            buckets(layers, plan, sizes),
             _update(layers, plan, sizes),
-        )  # fmt: skip
+        )
     found = of_layers[described]
     sums = [added_up(each.layers, plan, sizes) for each in chunks]
     passes = [chunk(each, plan, sizes, kinds) for each in chunks]

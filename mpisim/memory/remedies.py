@@ -122,8 +122,10 @@ def advice(
         return [f"No change of the plan makes it fit, nor do {MOST_TOGETHER} together."]
     width = max(len(remedy.change) for remedy in found)
     several = all(remedy.together > 1 for remedy in found)
-    head = "No single change makes it fit; any of these does:" if several else (
-        "Any of these makes it fit:"
+    head = (
+        "No single change makes it fit; any of these does:"
+        if several
+        else ("Any of these makes it fit:")
     )
     return [
         head,

@@ -40,9 +40,14 @@ ENDS = ("account_for_embedding", "account_for_loss")
 """Keys that make the first and the last stage a layer shorter."""
 
 COSTS = {
-    "tp": 0.02, "tp of experts": 0.06, "pp": 0.06, "ep": 0.02, "far": 0.1, "full": 0.25,
+    "tp": 0.02,
+    "tp of experts": 0.06,
+    "pp": 0.06,
+    "ep": 0.02,
+    "far": 0.1,
+    "full": 0.25,
     "fsdp": 0.15,
-}  # fmt: skip
+}
 """Shares of a step that candidates are put in order by, no predictions: of each doubling of tensor
 parallelism (more beside experts, which it does not split), of stages (besides the bubble), of the
 groups of experts, in a node and beyond; of computing activations again, a fourth of all products;
@@ -223,8 +228,13 @@ def _candidates(model: Model, where: _Where) -> list[tuple[dict[str, Any], float
         again = keys | {"recompute": "full"}
         found.append((cost + COSTS["full"], again, least + LEAST_CHECKPOINT * tokens / tp))
     if not model.experts and where.gpus > 1 and precision != "fp32":
-        keys = {"global_batch": 8 * where.gpus, "micro_batch": 1, "dp_style": "fsdp", "zero": 3,
-                "precision": precision}  # fmt: skip
+        keys = {
+            "global_batch": 8 * where.gpus,
+            "micro_batch": 1,
+            "dp_style": "fsdp",
+            "zero": 3,
+            "precision": precision,
+        }
         least = total * 4 * FP32 / where.gpus
         cost = COSTS["fsdp"] + COSTS["pp"] * max(0.0, log2(where.gpus / 8))
         found.append((cost, keys, least + LEAST_OF_LAYER * tokens))

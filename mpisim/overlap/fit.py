@@ -150,9 +150,11 @@ def fit(pairs: Pairs, start: Constants) -> Fitted:
             number = Quantity(float(f"{x[i]:.4g}"), "1", float(f"{error:.3g}"), source)
             constants = replace(constants, **{name: number})
     return Fitted(
-        constants, _off(pairs, start), _off(pairs, constants),
+        constants,
+        _off(pairs, start),
+        _off(pairs, constants),
         tuple(name for name, known in zip(names, seen.tolist()) if known),
-    )  # fmt: skip
+    )
 
 
 def _slope(function: object, x: Floats, width: Floats) -> Floats:
@@ -189,7 +191,7 @@ def written(constants: Constants) -> str:
         number: Quantity = getattr(constants, each.name)
         source = number.source.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
         parts.append(
-            f"[{each.name}]\nvalue = {number.value!r}\nunit = \"{number.unit}\"\n"
-            f"error = {number.error!r}\nsource = \"{source}\"\n"
+            f'[{each.name}]\nvalue = {number.value!r}\nunit = "{number.unit}"\n'
+            f'error = {number.error!r}\nsource = "{source}"\n'
         )
     return "\n".join(parts)

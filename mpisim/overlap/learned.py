@@ -63,17 +63,22 @@ class Learned:
             )
         columns = {name: values[here] for name, values in pairs.columns.items()}
         features = _features(
-            pairs.kind[here], pairs.collective[here], pairs.algorithm[here], pairs.protocol[here],
+            pairs.kind[here],
+            pairs.collective[here],
+            pairs.algorithm[here],
+            pairs.protocol[here],
             columns,
-        )  # fmt: skip
+        )
         target = np.log(np.maximum(columns["kernel_slowdown"], 1.0))
         self._trees = _Trees(features, target)
         error = _left_out(features, target)
         size = float(np.sqrt(np.mean(target**2))) or 1.0
         self.number = Quantity(
-            1.0, "1", min(error / size, 10.0),
+            1.0,
+            "1",
+            min(error / size, 10.0),
             f"slowdowns of pairs of {pairs.source} left out in turn: off by {error:.1%}",
-        )  # fmt: skip
+        )
         self.error = error
 
     @classmethod
@@ -129,11 +134,13 @@ class LearnedFactors(ParametricFactors):
             communications = [each for _, each in new]
             columns = {
                 **{name: np.full(len(new), np.nan) for name in SHARES},
-                "seconds": work.seconds[at], "sm": work.arithmetic[at], "dram": work.use[at],
+                "seconds": work.seconds[at],
+                "sm": work.arithmetic[at],
+                "dram": work.use[at],
                 "bytes": np.array([max(each.bytes, 1) for each in communications], float),
                 "ranks": np.array([each.ranks for each in communications], float),
                 "channels": np.array([each.channels for each in communications], float),
-            }  # fmt: skip
+            }
             features = _features(
                 work.kind[at],
                 np.array([_entry(c.operation.name.lower(), COLLECTIVES) for c in communications]),
@@ -154,15 +161,17 @@ def _features(
     kind: Ints, collective: Ints, algorithm: Ints, protocol: Ints, columns: dict[str, Floats]
 ) -> Floats:
     """Return the features of pairs, shape (n, features); what is not known is nan."""
-    named = [
-        np.where(each >= 0, each, np.nan) for each in (kind, collective, algorithm, protocol)
-    ]
+    named = [np.where(each >= 0, each, np.nan) for each in (kind, collective, algorithm, protocol)]
     return np.column_stack(
         [
-            *named, np.log(columns["seconds"]), np.log(columns["bytes"]),
-            columns["channels"], columns["ranks"], *(columns[name] for name in SHARES),
+            *named,
+            np.log(columns["seconds"]),
+            np.log(columns["bytes"]),
+            columns["channels"],
+            columns["ranks"],
+            *(columns[name] for name in SHARES),
         ]
-    )  # fmt: skip
+    )
 
 
 class _Trees:
@@ -182,10 +191,13 @@ class _Trees:
         if len(self._columns):
             named = [i for i, column in enumerate(self._columns.tolist()) if column in _CATEGORIES]
             self._trees = _trees_class()(
-                max_iter=200, learning_rate=0.1, categorical_features=named,
+                max_iter=200,
+                learning_rate=0.1,
+                categorical_features=named,
                 min_samples_leaf=max(2, min(20, len(target) // 20)),
-                early_stopping=False, random_state=0,
-            ).fit(features[:, self._columns], target)  # fmt: skip
+                early_stopping=False,
+                random_state=0,
+            ).fit(features[:, self._columns], target)
 
     def predict(self, features: Floats) -> Floats:
         """Return what to expect, shape (m,)."""
@@ -213,4 +225,3 @@ def _trees_class() -> Any:
             "'pairs' needs scikit-learn, which is not installed: pip install 'mpisim[learn]'"
         ) from error
     return HistGradientBoostingRegressor
-

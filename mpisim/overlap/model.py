@@ -51,9 +51,7 @@ def ranks_of(case: Case, network: Network) -> Ranks:
     return Ranks(case.program, residents, devices, kinds if of_rank is None else of_rank)
 
 
-def _device(
-    program: Program, pricing: Pricing, constants: Constants, pairs: Path | None
-) -> Device:
+def _device(program: Program, pricing: Pricing, constants: Constants, pairs: Path | None) -> Device:
     seconds = [duration / PICOSECONDS for _, duration in pricing.kernels]
     work = work_of(pricing.model, list(pricing.kernels.values()), seconds)
     model = Parametric(work, constants)

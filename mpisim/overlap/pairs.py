@@ -30,18 +30,39 @@ COLLECTIVES = tuple(
     if each not in (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 )
 ALGORITHMS = (
-    "ring", "tree", "nvls", "nvls-tree", "collnet-direct", "collnet-chain", "pat", "send",
-)  # fmt: skip
+    "ring",
+    "tree",
+    "nvls",
+    "nvls-tree",
+    "collnet-direct",
+    "collnet-chain",
+    "pat",
+    "send",
+)
 PROTOCOLS = ("ll", "ll128", "simple")
 
 REQUIRED = (
-    "gpu", "family", "kernel_us", "collective", "bytes", "ranks", "channels", "comm_us",
+    "gpu",
+    "family",
+    "kernel_us",
+    "collective",
+    "bytes",
+    "ranks",
+    "channels",
+    "comm_us",
     "kernel_slowdown",
-)  # fmt: skip
+)
 OPTIONAL = (
-    "algorithm", "protocol", "sm", "dram", "occupancy", "l1_hit", "l2_hit", "tiles",
+    "algorithm",
+    "protocol",
+    "sm",
+    "dram",
+    "occupancy",
+    "l1_hit",
+    "l2_hit",
+    "tiles",
     "comm_slowdown",
-)  # fmt: skip
+)
 SHARES = ("sm", "dram", "occupancy", "l1_hit", "l2_hit")
 
 LARGEST = 100.0
@@ -126,13 +147,20 @@ def read_pairs(path: str | Path) -> Pairs:
     collectives, algorithms, protocols = np.array(names, np.int64).T
     found = {name: np.array(values) for name, values in columns.items()}
     return Pairs(
-        str(path), tuple(gpus), np.array(kinds, np.int64), collectives, algorithms, protocols,
-        found, machines,
-    )  # fmt: skip
+        str(path),
+        tuple(gpus),
+        np.array(kinds, np.int64),
+        collectives,
+        algorithms,
+        protocols,
+        found,
+        machines,
+    )
 
 
 def _rows(path: str | Path) -> list[tuple[int, Cells]]:
     """Return the rows with the numbers of their lines."""
+
     def check(head: list[str]) -> None:
         known = (*REQUIRED, *OPTIONAL)
         for name in head:

@@ -144,9 +144,7 @@ def _table(run: Run, number: int) -> Table:
     return run.program.table_of(int(run.classes.representative[number]))
 
 
-def _look(
-    ranks: Ranks, run: Run, comm: Intracomm, mode: Literal["static", "coupled"]
-) -> _Pass:
+def _look(ranks: Ranks, run: Run, comm: Intracomm, mode: Literal["static", "coupled"]) -> _Pass:
     """Work out from a run how long rows last. **Collective.**"""
     own = ranks.lengths(run)
     longest = slowest(

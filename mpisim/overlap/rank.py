@@ -39,9 +39,7 @@ class Factors(Protocol):
     def numbers(self) -> Mapping[str, Quantity]:
         """These numbers and those that communications' factors rest on, with error bars."""
 
-    def kernels(
-        self, kernel: Ints, load: Load, beside: list[Resident]
-    ) -> tuple[Floats, Floats]:
+    def kernels(self, kernel: Ints, load: Load, beside: list[Resident]) -> tuple[Floats, Floats]:
         """Return the factors of kernels, shape (p,), and how they depend on `terms`, (p, c).
 
         `load.which` counts the entries of `beside`.
@@ -184,9 +182,12 @@ class Ranks:
             alone = table.duration[kernels]
             scale = self.varied(rank, kernels)
             lasting, rest = kernels_last(
-                begin[kernels], alone * scale, loads,
-                lambda some, load: device.factors.kernels(number[some], load, beside), n_terms,
-            )  # fmt: skip
+                begin[kernels],
+                alone * scale,
+                loads,
+                lambda some, load: device.factors.kernels(number[some], load, beside),
+                n_terms,
+            )
             longer = np.rint(lasting / scale).astype(np.int64)
             duration[kernels] = np.maximum(longer, alone)
             added(device.work.kind[number], alone, duration[kernels], rest, spent, terms)

@@ -136,9 +136,7 @@ class Residents:
         if what not in self._entry:
             self._entry[what] = len(self.known)
             operation, size, label, ranks = what
-            self.known.append(
-                self._resident(Operation(operation), size, self._class[label], ranks)
-            )
+            self.known.append(self._resident(Operation(operation), size, self._class[label], ranks))
         return self._entry[what]
 
     def _resident(self, operation: Operation, size: int, group: Hashable, ranks: int) -> Resident:

@@ -41,9 +41,7 @@ class Times(NamedTuple):
 
     def differing(self, other: Times) -> int:
         """Return in how many rows two differ."""
-        return int(
-            ((self.duration != other.duration) | (self.longer != other.longer)).sum()
-        )
+        return int(((self.duration != other.duration) | (self.longer != other.longer)).sum())
 
     def hash(self) -> NDArray[np.uint64]:
         """Return 128 bits that tell these times from others, shape (2,): sums wrap around."""
@@ -81,9 +79,7 @@ def is_spread(run: Run, comm: Intracomm) -> bool:
     return comm.size > 1 and len(run.classes) == run.program.n_ranks
 
 
-def retimed(
-    program: Program, run: Run, times: Mapping[int, Times], comm: Intracomm
-) -> Program:
+def retimed(program: Program, run: Run, times: Mapping[int, Times], comm: Intracomm) -> Program:
     """Return a program whose ranks have the times of their classes.
 
     **Collective.** Where ranks were folded the program is whole on every process, so that it can
@@ -117,12 +113,8 @@ def retimed(
             both = np.stack(found) if found else np.empty((2, len(table)), np.int64)
             comm.Bcast(both, root=int(home[first[i]]))
             found = Times(*both)
-        tables.append(
-            None if found is None else table.replace(duration=found[0], longer=found[1])
-        )
-    return program.replace(
-        tables=tuple(tables), table=which[classes.of_rank].astype(np.int32)
-    )
+        tables.append(None if found is None else table.replace(duration=found[0], longer=found[1]))
+    return program.replace(tables=tuple(tables), table=which[classes.of_rank].astype(np.int32))
 
 
 def _numbered(

@@ -131,7 +131,5 @@ class Overlap:
             held = ranks.residents.of(rank)
             at = np.searchsorted(held.rows, rows[~computing])
             lasting = held.alone[at]
-            wire += float(
-                np.clip(length[pieces[~computing]] - lasting, 0, most * lasting).sum()
-            )
+            wire += float(np.clip(length[pieces[~computing]] - lasting, 0, most * lasting).sum())
         return kernels, wire

@@ -140,9 +140,16 @@ def kernels_last(
     while len(going):
         slower, rests_on = factor(going, loads.load.at(interval[going]))
         count = advanced(
-            going, slower, np.ascontiguousarray(rests_on), begin, spent, left, terms, interval,
+            going,
+            slower,
+            np.ascontiguousarray(rests_on),
+            begin,
+            spent,
+            left,
+            terms,
+            interval,
             *intervals,
-        )  # fmt: skip
+        )
         going = going[:count]
     return spent, terms
 

@@ -136,9 +136,12 @@ class CalibratedNetwork:
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
         """Return what bounds the time of a communication, as the network says it."""
         return self._network.limit_named(
-            operation, bytes, group,
-            self._multiplied(operation, bytes, group), self.price(operation, bytes, group),
-        )  # fmt: skip
+            operation,
+            bytes,
+            group,
+            self._multiplied(operation, bytes, group),
+            self.price(operation, bytes, group),
+        )
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
         """Return the network's shares, or the constant's where it covers them; all of it rests on

@@ -28,6 +28,7 @@ from .variation import revaried, varied
 
 __all__ = ["Case", "communications_of", "prepare"]
 
+
 @dataclass(frozen=True)
 class Case:
     """An experiment, ready to be simulated.
@@ -149,8 +150,7 @@ def prepare(
         platform = cluster.nccl.platform or Path(choice.preset).stem
         framework = experiment.calibration.framework
         knowns = [
-            Known(constants, served(name, experiment.model), platform, framework)
-            for name in named
+            Known(constants, served(name, experiment.model), platform, framework) for name in named
         ]
         calibrated = [
             CalibratedKernels(_kernel_model(experiment, each, hardware.gpus), known)

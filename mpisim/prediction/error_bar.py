@@ -19,9 +19,13 @@ __all__ = ["error_bar"]
 
 
 def error_bar(
-    case: Case, run: Run, lengths: Mapping[str, float] | None = None, *,
-    model_error: bool = True, overlap: Overlap | None = None,
-) -> Uncertainty:  # fmt: skip
+    case: Case,
+    run: Run,
+    lengths: Mapping[str, float] | None = None,
+    *,
+    model_error: bool = True,
+    overlap: Overlap | None = None,
+) -> Uncertainty:
     """Return the error bar of a step time, and what it consists of. Local.
 
     Parameters
@@ -37,9 +41,7 @@ def error_bar(
         What slowed what overlaps, if that was modelled.
     """
     numbers = {
-        name: number
-        for name, number in vars(case.gpu).items()
-        if isinstance(number, Quantity)
+        name: number for name, number in vars(case.gpu).items() if isinstance(number, Quantity)
     }
     numbers |= dict(case.network.numbers)
     for pricing in reversed(case.workload.pricings):  # of equal names those of most nodes count

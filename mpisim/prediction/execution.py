@@ -62,21 +62,24 @@ def execute(
     settled: engine.Settled | None = None
     passes = 0
 
-    def run(
-        program: Program, last: bool, placement: NDArray[np.int32] | None = None
-    ) -> engine.Run:
+    def run(program: Program, last: bool, placement: NDArray[np.int32] | None = None) -> engine.Run:
         nonlocal settled, passes
         passes += 1
         label = "simulating" if passes == 1 else f"simulating, pass {passes}"
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
         # is to: the times are the same.
         found = engine.simulate(
-            program, comm, network=network, contention=contention,
+            program,
+            comm,
+            network=network,
+            contention=contention,
             critical_path=last and critical_path,
             placement=placement,
             fold=fold if last and placement is None else None,
-            progress=label if progress else "", timeline=last and timeline, settled=settled,
-        )  # fmt: skip
+            progress=label if progress else "",
+            timeline=last and timeline,
+            settled=settled,
+        )
         settled = settled or found.settled  # what comes later differs in times alone
         return found
 

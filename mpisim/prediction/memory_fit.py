@@ -63,8 +63,7 @@ def advice_for(
 
 
 def _even(experiment: Experiment) -> Experiment:
-    """Return the experiment of which it is asked what would fit: replicas share the batch evenly.
-    """
+    """Return an experiment with its batch shared evenly by replicas, to search what would fit."""
     return replace(experiment, plan=replace(experiment.plan, replica_batch=()))
 
 
@@ -85,9 +84,7 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
     else:
         said = "No change of the plan makes it fit. "
     said += "".join(f"{line} " for line in _shorter(experiment))
-    return InputError(
-        f"the plan {found.sentence()}. {said}--allow-oom simulates it all the same"
-    )
+    return InputError(f"the plan {found.sentence()}. {said}--allow-oom simulates it all the same")
 
 
 def _shorter(experiment: Experiment) -> list[str]:

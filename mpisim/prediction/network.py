@@ -100,9 +100,14 @@ def _nccl_network(
     # A graph's nodes are as their links say, unless its file says where such were measured.
     measured = cluster.graph is None or cluster.nccl.platform is not None
     found = NcclNetwork(
-        nccl, topology, factor, measured=measured, meshed=nccl.system.intra in MESHES,
-        dimensions=choice.algorithm == "dimensions", by_fabric=choice.ring_order == "fabric",
-    )  # fmt: skip
+        nccl,
+        topology,
+        factor,
+        measured=measured,
+        meshed=nccl.system.intra in MESHES,
+        dimensions=choice.algorithm == "dimensions",
+        by_fabric=choice.ring_order == "fabric",
+    )
     if cluster.graph is not None and cluster.node is not None:
         found.notes = (*found.notes, BESIDE_GRAPH)
     return found

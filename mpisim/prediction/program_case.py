@@ -174,9 +174,7 @@ def _at_pace(program: Program, old: Case, new: Case) -> Program:
     return program.replace(tables=tuple(tables))
 
 
-def _notes(
-    program: Program, base: Case, before: Experiment, after: Experiment
-) -> tuple[str, ...]:
+def _notes(program: Program, base: Case, before: Experiment, after: Experiment) -> tuple[str, ...]:
     """Say what of a saved program is not as the experiment would have it now."""
     said = []
     if after.cluster.preset != before.cluster.preset:
@@ -191,8 +189,9 @@ def _notes(
         rows = np.flatnonzero((table.kind == Kind.KERNEL) & (table.duration > 0))
         pairs, count = np.unique(
             np.stack([table.name[rows].astype(np.int64), table.duration[rows]], axis=1),
-            axis=0, return_counts=True,
-        )  # fmt: skip
+            axis=0,
+            return_counts=True,
+        )
         for (name, length), times in zip(pairs.tolist(), count.tolist(), strict=True):
             total += times * len(users)
             unknown += times * len(users) * ((program.names[name], length) not in known)

@@ -97,10 +97,15 @@ def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) ->
         predicted = own[name] / UNITS[name][figure.unit]
         found.append(
             Compared(
-                name, figure.value, predicted, figure.unit, predicted / figure.value - 1,
-                figure.source, figure.assumed,
+                name,
+                figure.value,
+                predicted,
+                figure.unit,
+                predicted / figure.value - 1,
+                figure.source,
+                figure.assumed,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -37,9 +37,13 @@ def check_seeds(case: Case | ProgramCase, count: int) -> None:
 
 
 def sampled_steps(
-    case: Case | ProgramCase, comm: Intracomm, count: int, *, fold: bool | None = None,
+    case: Case | ProgramCase,
+    comm: Intracomm,
+    count: int,
+    *,
+    fold: bool | None = None,
     show: bool = False,
-) -> NDArray[np.int64]:  # fmt: skip
+) -> NDArray[np.int64]:
     """Return the step time with each seed. **Collective.**
 
     Samples are spread over groups of processes; with as many samples as processes or more, each

@@ -152,9 +152,12 @@ def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> li
 def _asked(experiment: Experiment) -> AskedNetwork:
     choice = experiment.cluster
     return AskedNetwork(
-        find_cluster(choice.preset), choice.nodes, experiment.network, choice.speeds,
+        find_cluster(choice.preset),
+        choice.nodes,
+        experiment.network,
+        choice.speeds,
         Path(experiment.source).parent,
-    )  # fmt: skip
+    )
 
 
 def _assumed(experiment: Experiment) -> list[str]:

@@ -42,9 +42,17 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = [
-    "BOUND", "Rounds", "StepTime", "attempts", "busy", "extended", "settled", "shorter",
-    "step_time", "with_micro_batches",
-]  # fmt: skip
+    "BOUND",
+    "Rounds",
+    "StepTime",
+    "attempts",
+    "busy",
+    "extended",
+    "settled",
+    "shorter",
+    "step_time",
+    "with_micro_batches",
+]
 
 BOUND = 1e-3
 """Share of a step by which its time may differ from that of the step in full. None of the random
@@ -219,9 +227,12 @@ def settled(first: Ints, second: Ints, times: tuple[float, float], rounds: Round
 
 
 def step_time(
-    experiment: Experiment, comm: Intracomm, *, constants: StepConstants | None = None,
+    experiment: Experiment,
+    comm: Intracomm,
+    *,
+    constants: StepConstants | None = None,
     every: bool = False,
-) -> StepTime:  # fmt: skip
+) -> StepTime:
     """Return how long a step of an experiment takes. **Collective.**
 
     Parameters

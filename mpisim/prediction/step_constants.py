@@ -128,8 +128,10 @@ class StepConstants:
         for kind in MULTIPLIERS:
             for key, number in getattr(self, kind).items():
                 if number.unit != "1" or not number.value:
-                    raise InputError(f"{kind}.{key!r} is {number.value} {number.unit}; it must be "
-                                     "a number above 0 with the unit '1'")  # fmt: skip
+                    raise InputError(
+                        f"{kind}.{key!r} is {number.value} {number.unit}; it must be "
+                        "a number above 0 with the unit '1'"
+                    )
         for key, number in self.overhead.items():
             if number.unit not in ("s", "ms", "us"):
                 raise InputError(f"overhead.{key!r} has the unit {number.unit!r}; it is a time")

@@ -211,9 +211,21 @@ class TableBuilder:
     ) -> int:
         # In the order of COLUMNS: a generator appends millions of rows.
         self._rows.append(
-            (int(kind), stream, int(flags), int(operation), slot, host, launch, launch_cost, gap,
-             duration, bytes, self.names[name])
-        )  # fmt: skip
+            (
+                int(kind),
+                stream,
+                int(flags),
+                int(operation),
+                slot,
+                host,
+                launch,
+                launch_cost,
+                gap,
+                duration,
+                bytes,
+                self.names[name],
+            )
+        )
         before = len(self._awaited)
         self._awaited.extend(waits)
         self._counts.append(len(self._awaited) - before)
@@ -276,9 +288,12 @@ class TableBuilder:
         """
         values, wait_index, wait_row = self.rows()
         return Table(
-            **columns_of(values, self.label), wait_index=wait_index,
-            wait_row=wait_row.astype(np.int32), queue_depth=queue_depth, label=self.label,
-        )  # fmt: skip
+            **columns_of(values, self.label),
+            wait_index=wait_index,
+            wait_row=wait_row.astype(np.int32),
+            queue_depth=queue_depth,
+            label=self.label,
+        )
 
 
 def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
@@ -296,9 +311,7 @@ def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
         For a value that its column cannot hold.
     """
     _check_ranges(values, label)
-    return {
-        column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())
-    }
+    return {column: values[:, i].astype(dtype) for i, (column, dtype) in enumerate(COLUMNS.items())}
 
 
 def _check_ranges(values: NDArray[np.int64], label: str) -> None:

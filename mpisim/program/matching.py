@@ -61,8 +61,9 @@ def signatures(program: Program) -> NDArray[np.int64]:
             sequence = _sequence(table, i)
             digest = hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()
             done[offset[number] + i] = (
-                len(sequence), int.from_bytes(digest, "little", signed=True)
-            )  # fmt: skip
+                len(sequence),
+                int.from_bytes(digest, "little", signed=True),
+            )
     here = held[program.table[owner]]
     owner, slot = owner[here], slot[here]
     count, digests = done[offset[program.table[owner]] + slot].T

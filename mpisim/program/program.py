@@ -244,8 +244,7 @@ def _check_program(program: Program) -> None:
 
 
 def _bound_alike(program: Program, other: Program) -> bool:
-    """Whether ranks bind the same communicators as another program's, in tables that ask the same.
-    """
+    """Whether both programs bind the same communicators, in tables with the same requests."""
     parts = ("communicators", "slot_index", "slots")
     if any(getattr(program, part) is not getattr(other, part) for part in parts):
         return False

@@ -75,8 +75,21 @@ def rows(program: Program, rank: int, first: int = 0, count: int | None = None) 
         )
     table = program.table_of(rank)
     last = len(table) if count is None else min(len(table), first + count)
-    header = ("row", "kind", "strm", "host", "launch", "call", "gap", "duration", "bytes", "group",
-              "waits", "tags", "name")  # fmt: skip
+    header = (
+        "row",
+        "kind",
+        "strm",
+        "host",
+        "launch",
+        "call",
+        "gap",
+        "duration",
+        "bytes",
+        "group",
+        "waits",
+        "tags",
+        "name",
+    )
     cells = [_cells(program, rank, table, row) for row in range(first, last)]
     lines = [
         f"rank {rank}: table {program.table[rank]} {table.label!r}, {len(table):,} rows, "

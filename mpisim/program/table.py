@@ -242,10 +242,17 @@ class Table:
 
 _OF_STRUCTURE = frozenset(
     [
-        "n_streams", "n_slots", "ordinal", "operations", "operation_bits", "is_communication",
-        "_rows_by_slot", "_slots_by_kind", "launching",
+        "n_streams",
+        "n_slots",
+        "ordinal",
+        "operations",
+        "operation_bits",
+        "is_communication",
+        "_rows_by_slot",
+        "_slots_by_kind",
+        "launching",
     ]
-)  # fmt: skip
+)
 """Cached properties that do not depend on times."""
 
 

@@ -85,9 +85,7 @@ def _steps(results: Results) -> dict[str, Any]:
     }
 
 
-def path_by(
-    path: CriticalPath, what: str, rank_numbers: Sequence[int]
-) -> list[dict[str, Any]]:
+def path_by(path: CriticalPath, what: str, rank_numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Add up the pieces of a critical path by ``kind``, ``name`` or ``rank``, the longest first.
 
     Parameters

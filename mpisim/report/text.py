@@ -173,16 +173,26 @@ def _ranks(results: Results, unit: Unit) -> list[str]:
         order = order[: MOST_RANKS // 2] + order[-MOST_RANKS // 2 :]
     names = ("compute", "exposed_waiting", "exposed_wire", "idle")
     rows: list[tuple[str, ...]]
-    rows = [("rank", "compute", "exposed =", "waiting", "+ wire", "idle", "step", "comm. all",
-             "CPU busy", "CPU waits")]  # fmt: skip
+    rows = [
+        (
+            "rank",
+            "compute",
+            "exposed =",
+            "waiting",
+            "+ wire",
+            "idle",
+            "step",
+            "comm. all",
+            "CPU busy",
+            "CPU waits",
+        )
+    ]
     for rank in order:
         values = [
             int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
         ]
         rows.append((str(numbers[rank]), *_breakdown_cells(values, unit, unit.step)))
-    totals = [
-        _total(columns[c]) for c in (*names, "communication", "host_busy", "host_waiting")
-    ]
+    totals = [_total(columns[c]) for c in (*names, "communication", "host_busy", "host_waiting")]
     rows.append(("mean", *_breakdown_cells(totals, unit, unit.step * results.n_ranks)))
     shown = aligned(rows, left=())
     if len(order) < results.n_ranks:
@@ -261,9 +271,15 @@ def _kernels(results: Results, top: int) -> list[str]:
         count, total = table["count"][i], table["total"][i]
         mean, longest = round(total / count), table["longest"][i]
         rows.append(
-            (duration(total), percent(total, whole), f"{count:,}", duration(mean),
-             duration(longest), copy + table["name"][i])
-        )  # fmt: skip
+            (
+                duration(total),
+                percent(total, whole),
+                f"{count:,}",
+                duration(mean),
+                duration(longest),
+                copy + table["name"][i],
+            )
+        )
     return [
         f"Kernels and copies, {duration(whole)} over all ranks",
         *(f"  {line}" for line in aligned(_names_cut(rows), left=(5,))),
@@ -289,8 +305,18 @@ def _communications(results: Results, top: int) -> list[str]:
     whole = sum(spent)
     table = {name: column[:top].tolist() for name, column in columns.items()}
     rows: list[tuple[str, ...]]
-    rows = [("count", "size each", "wire each", "waiting each", "bytes/wire", "busbw", "ranks",
-             "operation, communicator")]  # fmt: skip
+    rows = [
+        (
+            "count",
+            "size each",
+            "wire each",
+            "waiting each",
+            "bytes/wire",
+            "busbw",
+            "ranks",
+            "operation, communicator",
+        )
+    ]
     for i in range(min(n, top)):
         count, members = table["count"][i], max(table["count"][i] * table["size"][i], 1)
         size = table["bytes"][i]

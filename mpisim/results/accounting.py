@@ -257,9 +257,15 @@ class _Columns:
         known = self._table.bytes[first] >= 0
         count, wire = self._count[these], wire[:, these]
         rows = (
-            slot, operation, count, wire, waiting[:, these], known * count, self._bytes[these],
+            slot,
+            operation,
+            count,
+            wire,
+            waiting[:, these],
+            known * count,
+            self._bytes[these],
             known * wire,
-        )  # fmt: skip
+        )
         found = np.empty((*wire.shape, len(rows)), np.int64)
         for i, column in enumerate(rows):
             found[:, :, i] = column

@@ -251,9 +251,7 @@ def _limits(
         if key not in known:
             kind, bytes_, which = key
             priced = bytes_ >= 0 and kind not in (Operation.NONE, Operation.UNKNOWN)
-            known[key] = (
-                network.limit_of(Operation(kind), bytes_, classes[which]) if priced else ""
-            )
+            known[key] = network.limit_of(Operation(kind), bytes_, classes[which]) if priced else ""
         found[i] = known[key]
     return found
 

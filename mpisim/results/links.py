@@ -113,9 +113,11 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
                 for i, link in enumerate(kept.tolist())
                 if both[link]
             ],
-            shared.communicator[flows.route[flow]], begin, end,
+            shared.communicator[flows.route[flow]],
+            begin,
+            end,
         ),
-    )  # fmt: skip
+    )
 
 
 def _small(places: Ints, n: int) -> NDArray[Any]:

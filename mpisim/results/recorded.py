@@ -227,5 +227,3 @@ def path_of_step(run: Run, of: StepOfJob) -> CriticalPath:
         end=path.end[kept],
         name=path.name[kept],
     )
-
-

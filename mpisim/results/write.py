@@ -28,10 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["write_results"]
 
 OWN_ATTRIBUTES = frozenset(
-    ("format", "format_version", "creator", "digest", "step_time", "seed", "experiment",
-     "n_processes", "rounds", "mode", "recorded", "versions", "attributes", "wall", "said")
-)  # fmt: skip
+    (
+        "format",
+        "format_version",
+        "creator",
+        "digest",
+        "step_time",
+        "seed",
+        "experiment",
+        "n_processes",
+        "rounds",
+        "mode",
+        "recorded",
+        "versions",
+        "attributes",
+        "wall",
+        "said",
+    )
+)
 """Root attributes that the writer fills; `attributes` of callers may not have these names."""
+
 
 def write_results(
     run: Run,
@@ -88,9 +104,14 @@ def write_results(
     if taken:
         raise InputError(f"attribute '{taken[0]}' belongs to the results file; name it otherwise")
     results = collect(
-        run, comm=comm, experiment=experiment, seed=seed, attributes=attributes, network=network,
+        run,
+        comm=comm,
+        experiment=experiment,
+        seed=seed,
+        attributes=attributes,
+        network=network,
         step=step,
-    )  # fmt: skip
+    )
     with agreed(comm):
         if results is not None:
             check_output(path, overwrite=overwrite)
@@ -164,9 +185,10 @@ def _write_main(results: Results, file: File) -> None:
     if results.recorded is not None:
         steps = file.create_group("recorded_steps")
         _write_table(
-            steps, {c: getattr(results.recorded, c) for c in layout.RECORDED_STEPS},
+            steps,
+            {c: getattr(results.recorded, c) for c in layout.RECORDED_STEPS},
             layout.RECORDED_STEPS,
-        )  # fmt: skip
+        )
         write_column(steps, "shown", np.array([results.recorded.shown_step], np.int32))
         write_column(steps, "whole", np.array([results.recorded.whole_ps]), "ps")
 
@@ -179,9 +201,12 @@ def _write_summary(results: Results, group: Group) -> None:
     write_column(group, "n_rows", results.ranks["rows"].sum())
     for column in ("compute", "exposed", "exposed_waiting", "exposed_wire", "idle"):
         write_column(
-            group, f"mean_{column}_seconds", results.ranks[column].mean() * 1e-12, "s",
+            group,
+            f"mean_{column}_seconds",
+            results.ranks[column].mean() * 1e-12,
+            "s",
             "mean over ranks",
-        )  # fmt: skip
+        )
 
 
 def _write_table(

@@ -117,25 +117,39 @@ class Layout:
         ) -> list[int]:
             operation, position = self._role[self.ranks[index], op]
             if operation.is_pair:
-                return self._pair(rows, index, operation, position, names[op], streams[op],
-                                  columns, waits)  # fmt: skip
+                return self._pair(
+                    rows, index, operation, position, names[op], streams[op], columns, waits
+                )
             item = operation.members[position]
             key = self._keys(operation)[0]
             flags = Flag.EAGER if operation.eager[position] else Flag.NONE
             return [
                 rows.collective(
-                    _agreed_operation(operation), self._slots[index][key], streams[op],
-                    _agreed_bytes(operation, item.bytes), duration=operation.wire[position],
-                    name=names[op], waits=waits, flags=flags, **columns,
+                    _agreed_operation(operation),
+                    self._slots[index][key],
+                    streams[op],
+                    _agreed_bytes(operation, item.bytes),
+                    duration=operation.wire[position],
+                    name=names[op],
+                    waits=waits,
+                    flags=flags,
+                    **columns,
                 )
-            ]  # fmt: skip
+            ]
 
         return emit
 
     def _pair(
-        self, rows: TableBuilder, index: int, operation: Matched, position: int, name: str,
-        stream: int, columns: dict[str, int], waits: list[int],
-    ) -> list[int]:  # fmt: skip
+        self,
+        rows: TableBuilder,
+        index: int,
+        operation: Matched,
+        position: int,
+        name: str,
+        stream: int,
+        columns: dict[str, int],
+        waits: list[int],
+    ) -> list[int]:
         """Rows of a send/receive kernel: one a direction, joined in one launch."""
         other = self._number[operation.members[1 - position].rank]
         written: list[int] = []
@@ -143,13 +157,17 @@ class Layout:
             key = ((index, other) if way == "S" else (other, index), True, operation.line)
             written.append(
                 rows.point_to_point(
-                    Kind.SEND if way == "S" else Kind.RECV, self._slots[index][key], stream,
-                    operation.members[position].bytes, duration=operation.wire[position],
-                    name=name, waits=() if written else waits,
+                    Kind.SEND if way == "S" else Kind.RECV,
+                    self._slots[index][key],
+                    stream,
+                    operation.members[position].bytes,
+                    duration=operation.wire[position],
+                    name=name,
+                    waits=() if written else waits,
                     flags=Flag.JOINED if written else Flag.NONE,
                     **({} if written else columns),
                 )
-            )  # fmt: skip
+            )
         return written
 
     def _keys(self, operation: Matched) -> list[Key]:

@@ -10,9 +10,18 @@ from .communications import Communication
 from .kineto import PS_PER_US
 
 __all__ = [
-    "AGREE", "LAG", "SHORT", "TIGHT", "TOLERANCE", "Line", "Pair", "differences",
-    "estimate_offsets", "is_named", "stems",
-]  # fmt: skip
+    "AGREE",
+    "LAG",
+    "SHORT",
+    "TIGHT",
+    "TOLERANCE",
+    "Line",
+    "Pair",
+    "differences",
+    "estimate_offsets",
+    "is_named",
+    "stems",
+]
 
 TOLERANCE = 150 * PS_PER_US
 """Ends of one operation differ by less, before clock offsets are known."""

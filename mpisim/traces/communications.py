@@ -73,7 +73,7 @@ _BY_NAME = (
     (re.compile(r"scatter", re.I), Operation.SCATTER),
     (re.compile(r"gather", re.I), Operation.GATHER),
     (re.compile(r"send|recv|coalesced", re.I), Operation.SEND_RECV),
-)  # fmt: skip
+)
 _SIZES = (
     (re.compile(r"bf16|bfloat16|half|f16|float16|c10::Half|c10::BFloat16", re.I), 2),
     (re.compile(r"f64|double|int64|long", re.I), 8),

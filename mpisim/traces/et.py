@@ -147,9 +147,12 @@ def _columns(path: Path, parsed: _File, size: int) -> ExecutionTrace:
     raw_inputs = [pair[0] for pair in values]
     et.groups = process_groups(
         path,
-        (v.values[0] for v, name in zip(raw_inputs, et.name) if "process_group:init" in name
-         and v.values),
-    )  # fmt: skip
+        (
+            v.values[0]
+            for v, name in zip(raw_inputs, et.name)
+            if "process_group:init" in name and v.values
+        ),
+    )
     et.communications = communications(et, facts, raw_inputs)
     return et
 

@@ -36,14 +36,27 @@ _NAMES = (
     (re.compile(r"scatter"), "scatter"),
     (re.compile(r"send"), "send"),
     (re.compile(r"recv"), "recv"),
-)  # fmt: skip
+)
 _WITH_PEER = {"broadcast", "reduce", "gather", "scatter", "send", "recv"}
 _SIZES = {
-    "byte": 1, "char": 1, "bool": 1, "unsignedchar": 1, "signedchar": 1,
-    "half": 2, "bfloat16": 2, "short": 2, "c10::half": 2, "c10::bfloat16": 2,
-    "int": 4, "float": 4, "long": 8, "longint": 8, "double": 8, "complexfloat": 8,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "unsignedchar": 1,
+    "signedchar": 1,
+    "half": 2,
+    "bfloat16": 2,
+    "short": 2,
+    "c10::half": 2,
+    "c10::bfloat16": 2,
+    "int": 4,
+    "float": 4,
+    "long": 8,
+    "longint": 8,
+    "double": 8,
+    "complexfloat": 8,
     "complexdouble": 16,
-}  # fmt: skip
+}
 
 
 def collective_name(recorded: str) -> str:
@@ -179,9 +192,17 @@ def _positional(et: ExecutionTrace, node: int, inputs: Values) -> dict[str, Any]
     global rank, stride and number of ranks. Operations with a root or a peer have it for the rank.
     """
     facts: dict[str, Any] = {
-        "name": "", "group_name": "", "group_description": "", "rank": -1, "rank_start": -1,
-        "rank_stride": -1, "group_size": 0, "sequence": -1, "in_split": (), "out_split": (),
-    }  # fmt: skip
+        "name": "",
+        "group_name": "",
+        "group_description": "",
+        "rank": -1,
+        "rank_start": -1,
+        "rank_stride": -1,
+        "group_size": 0,
+        "sequence": -1,
+        "in_split": (),
+        "out_split": (),
+    }
     values = inputs.values
     at = next((i for i, kind in enumerate(inputs.types) if kind == "String"), -1)
     if not 3 <= at < len(values):
@@ -225,8 +246,11 @@ def _operator(et: ExecutionTrace, node: int) -> EtCommunication:
     if out == [0, 0]:
         out = [0, 0] if collective == "send" else list(into)
     sizes |= {
-        "in_elements": into[0], "in_bytes": into[1], "out_elements": out[0], "out_bytes": out[1],
-    }  # fmt: skip
+        "in_elements": into[0],
+        "in_bytes": into[1],
+        "out_elements": out[0],
+        "out_bytes": out[1],
+    }
     return EtCommunication(
         node=node,
         collective=collective,
@@ -260,9 +284,12 @@ def _sizes(et: ExecutionTrace, node: int) -> dict[str, Any]:
         if not dtype and span.stop > span.start:
             dtype = tensors.dtypes[int(tensors.dtype[span.start])]
     return {
-        "dtype": dtype, "in_elements": into[0], "in_bytes": into[1], "out_elements": out[0],
+        "dtype": dtype,
+        "in_elements": into[0],
+        "in_bytes": into[1],
+        "out_elements": out[0],
         "out_bytes": out[1],
-    }  # fmt: skip
+    }
 
 
 def _split(given: Any) -> tuple[int, ...]:

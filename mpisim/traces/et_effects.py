@@ -80,19 +80,48 @@ class _Role(Enum):
 
 # Declared as writing their argument, but only to its description.
 _DESCRIBE = {
-    "as_strided_", "detach_", "record_stream", "rename_", "requires_grad_", "resize_",
-    "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
-}  # fmt: skip
+    "as_strided_",
+    "detach_",
+    "record_stream",
+    "rename_",
+    "requires_grad_",
+    "resize_",
+    "resize_as_",
+    "set_",
+    "squeeze_",
+    "swapaxes_",
+    "swapdims_",
+    "t_",
+    "transpose_",
+    "unsqueeze_",
+}
 # Overwrite their argument without a look at it.
 _OVERWRITE = {
-    "_foreach_copy_", "_foreach_zero_", "bernoulli_", "cauchy_", "copy_", "exponential_", "eye_",
-    "fill_", "geometric_", "log_normal_", "normal_", "random_", "uniform_", "zero_",
-}  # fmt: skip
+    "_foreach_copy_",
+    "_foreach_zero_",
+    "bernoulli_",
+    "cauchy_",
+    "copy_",
+    "exponential_",
+    "eye_",
+    "fill_",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "random_",
+    "uniform_",
+    "zero_",
+}
 # Return memory that nothing has been written to.
 _ALLOCATE = {
-    "_empty_affine_quantized", "empty", "empty_like", "empty_permuted", "empty_strided",
-    "new_empty", "new_empty_strided",
-}  # fmt: skip
+    "_empty_affine_quantized",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 
 @dataclass(frozen=True)

@@ -178,9 +178,14 @@ def _prepare(folder: Path, overwrite: bool) -> None:
 
 
 def _file(
-    program: Program, run: Run, i: int, index: int, ranks: list[int], offset: Mapping[int, int],
+    program: Program,
+    run: Run,
+    i: int,
+    index: int,
+    ranks: list[int],
+    offset: Mapping[int, int],
     old: bool,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The bytes of one rank's file."""
     import orjson
 
@@ -193,11 +198,16 @@ def _file(
     rows = run.rows(i)
     events = rank_events(
         RankRun(
-            number, program.table_of(index), program.names, groups,
-            int(program.start[index]), rows.begin, rows.end,
+            number,
+            program.table_of(index),
+            program.names,
+            groups,
+            int(program.start[index]),
+            rows.begin,
+            rows.end,
         ),
         old,
-    )  # fmt: skip
+    )
     _in_microseconds(events, offset.get(number, 0), old)
     streams = sorted({event["tid"] for event in events if event["pid"] == GPU})
     size = _world_size(program, ranks)
@@ -207,11 +217,16 @@ def _file(
         info |= {
             "pg_count": len(groups),
             "pg_config": [
-                {"pg_name": group.name, "pg_desc": names[c], "backend_config": "cuda:nccl",
-                 "pg_size": len(group.members), "ranks": group.members}
+                {
+                    "pg_name": group.name,
+                    "pg_desc": names[c],
+                    "backend_config": "cuda:nccl",
+                    "pg_size": len(group.members),
+                    "ranks": group.members,
+                }
                 for c, group in described.items()
             ],
-        }  # fmt: skip
+        }
     device = {"id": GPU, "name": "simulated GPU"}
     top: Event = {"schemaVersion": 1, "deviceProperties": [device], "record_shapes": 1}
     if size > 1:

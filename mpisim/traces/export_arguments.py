@@ -105,14 +105,20 @@ class Arguments:
             shown = [*shown[: SHOWN // 2], "...", *shown[-SHOWN // 2 :]]
         args: Event = {"Collective name": collective} if collective else {}
         if taken >= 0:
-            args |= {"In msg nelems": taken, "Out msg nelems": given,
-                     "dtype": "Float" if width == 4 else "Byte"}  # fmt: skip
+            args |= {
+                "In msg nelems": taken,
+                "Out msg nelems": given,
+                "dtype": "Float" if width == 4 else "Byte",
+            }
         args |= {
-            "Group size": len(members), "In split size": "[]", "Out split size": "[]",
-            "Process Group Name": group.name, "Process Group Description": group.name,
+            "Group size": len(members),
+            "In split size": "[]",
+            "Out split size": "[]",
+            "Process Group Name": group.name,
+            "Process Group Description": group.name,
             "Process Group Ranks": f"[{', '.join(shown)}]",
             "Seq": int(self.ordinal[row]),
-        }  # fmt: skip
+        }
         if self.run.table.kind[row] != Kind.COLLECTIVE and len(batch) == 1:
             args |= {"Src Rank": members[0], "Dst Rank": members[1]}
         return args

@@ -137,15 +137,27 @@ class _Writer:
         """A runtime call with the next correlation number."""
         self.count += 1
         args = {"correlation": self.count, "External id": self.count}
-        return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": CPU, "tid": THREAD,
-                "args": args}  # fmt: skip
+        return {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": name,
+            "pid": CPU,
+            "tid": THREAD,
+            "args": args,
+        }
 
     def _span(self, category: str, name: str, args: Event) -> tuple[_Item, _Item]:
         """Begin and end of an operator or annotation."""
         event: Event = {
-            "ph": "X", "cat": category, "name": name, "pid": CPU, "tid": THREAD, "ts": 0,
-            "dur": 0, "args": args,
-        }  # fmt: skip
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": CPU,
+            "tid": THREAD,
+            "ts": 0,
+            "dur": 0,
+            "args": args,
+        }
         return _Item(event, False), _Item(event, False, True)
 
     # --- rows -----------------------------------------------------------------------------------
@@ -190,10 +202,19 @@ class _Writer:
     ) -> None:
         """The operation on the device, and the arrow to it from its launch."""
         event = {
-            "ph": "X", "cat": category, "name": name, "pid": GPU, "tid": _stream(stream),
-            "args": {"device": GPU, "context": 1, "stream": _stream(stream),
-                     "correlation": correlation, **args},
-        }  # fmt: skip
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": GPU,
+            "tid": _stream(stream),
+            "args": {
+                "device": GPU,
+                "context": 1,
+                "stream": _stream(stream),
+                "correlation": correlation,
+                **args,
+            },
+        }
         begin = int(self.run.begin[row])
         launch = self.events[-1]
         flow = {"cat": "ac2g", "name": "ac2g", "id": correlation}
@@ -233,10 +254,20 @@ class _Writer:
                 "wait_on_cuda_event_record_corr_id": record,
                 "wait_on_cuda_event_id": record,
             }
-        args |= {"stream": number, "correlation": call["args"]["correlation"], "device": GPU,
-                 "context": 1}  # fmt: skip
-        return {"ph": "X", "cat": "cuda_sync", "name": name, "pid": GPU, "tid": number,
-                "args": args}  # fmt: skip
+        args |= {
+            "stream": number,
+            "correlation": call["args"]["correlation"],
+            "device": GPU,
+            "context": 1,
+        }
+        return {
+            "ph": "X",
+            "cat": "cuda_sync",
+            "name": name,
+            "pid": GPU,
+            "tid": number,
+            "args": args,
+        }
 
     def _waits_of_compute(self, row: int, waits: list[int]) -> list[_Item]:
         """Waits before a kernel: Work.wait for communications, plain ones for the rest."""

@@ -48,9 +48,11 @@ _KINDS = (
     (re.compile(r"^(cuda|hip)EventSynchronize|^cuEventSynchronize"), CallKind.SYNC_EVENT),
     (re.compile(r"^(cuda|hip)EventRecord|^cuEventRecord"), CallKind.RECORD),
     (re.compile(r"^(cuda|hip)EventElapsedTime|^cuEventElapsedTime"), CallKind.ELAPSED),
-    (re.compile(r"^(cuda|hip)(Free|Malloc|Host)|^cuMem(Alloc|Free|Create|Map|Unmap|Release)"),
-     CallKind.MEMORY),
-)  # fmt: skip
+    (
+        re.compile(r"^(cuda|hip)(Free|Malloc|Host)|^cuMem(Alloc|Free|Create|Map|Unmap|Release)"),
+        CallKind.MEMORY,
+    ),
+)
 
 _COMMUNICATION = re.compile(
     r"nccl|rccl|dpsk::ep::internode::|dpsk::ep::intranode::|deep_ep::", re.I
@@ -138,9 +140,16 @@ def host_calls(trace: KinetoTrace) -> list[Call]:
         if kind is CallKind.LAUNCH:
             taken.add(correlation)
         calls.append(
-            Call(kind, name, begin, end, thread, ops if kind is CallKind.LAUNCH else [],
-                 correlation=correlation)
-        )  # fmt: skip
+            Call(
+                kind,
+                name,
+                begin,
+                end,
+                thread,
+                ops if kind is CallKind.LAUNCH else [],
+                correlation=correlation,
+            )
+        )
     launching = {call.thread for call in calls if call.kind is CallKind.LAUNCH}
     calls = [call for call in calls if call.thread in launching]
     _add_context(trace, calls)
@@ -166,9 +175,10 @@ def _add_context(trace: KinetoTrace, calls: list[Call]) -> None:
     for thread, own in by_thread.items():
         operators = list(_on_thread(trace.operators.thread, thread))
         notes = [
-            i for i in _on_thread(trace.annotations.thread, thread)
+            i
+            for i in _on_thread(trace.annotations.thread, thread)
             if trace.annotations.name[i].startswith(("nccl:", "c10d:"))
-        ]  # fmt: skip
+        ]
         _sweep(own, operators, trace.operators.begin, trace.operators.end, trace.operators.name)
         stack: list[int] = []
         at = 0

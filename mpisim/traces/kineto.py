@@ -41,9 +41,13 @@ _OPERATOR = {"cpu_op", "Operator"}
 _ANNOTATION = {"user_annotation"}
 _CALL = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime"}
 _DEVICE = {
-    "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": MEMCPY, "Memcpy": MEMCPY,
-    "gpu_memset": MEMSET, "Memset": MEMSET,
-}  # fmt: skip
+    "kernel": KERNEL,
+    "Kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "Memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "Memset": MEMSET,
+}
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -74,9 +74,14 @@ class _Writer:
     """Writes rows in host order, and keeps what has been recorded of each."""
 
     def __init__(
-        self, trace: KinetoTrace, inferred: Inference, timing: DeviceTiming, names: Names,
-        emit: EmitCommunication | None, is_comm: list[bool],
-    ) -> None:  # fmt: skip
+        self,
+        trace: KinetoTrace,
+        inferred: Inference,
+        timing: DeviceTiming,
+        names: Names,
+        emit: EmitCommunication | None,
+        is_comm: list[bool],
+    ) -> None:
         self.trace, self.inferred, self.timing = trace, inferred, timing
         self.rows = TableBuilder(names, label=trace.path.name)
         self.emit = emit
@@ -101,20 +106,25 @@ class _Writer:
         """Write the row of one device operation."""
         device, first = self.trace.device, len(self.rows)
         columns = {
-            "host": host, "launch": latency, "launch_cost": cost,
+            "host": host,
+            "launch": latency,
+            "launch_cost": cost,
             "gap": int(self.timing.gap[op]),
-        }  # fmt: skip
+        }
         waits = self.waits_of(self.inferred.waits[op])
         begin, end = int(device.begin[op]), int(device.end[op])
         if self.is_comm[op] and self.emit is not None:
             self.row_of[op] = self.emit(self.rows, op, columns, waits)[-1]
         else:
             self.row_of[op] = self.rows.kernel(
-                device.name[op], int(device.stream[op]), end - begin, waits=waits,
+                device.name[op],
+                int(device.stream[op]),
+                end - begin,
+                waits=waits,
                 kind=Kind.KERNEL if device.kind[op] == KERNEL else Kind.COPY,
                 bytes=int(device.bytes[op]),
                 **columns,
-            )  # fmt: skip
+            )
         self.note(first, op, begin, end)
 
     def wait(self, ops: list[int], host: int, tail: int, name: str, at: int, end: int) -> None:

@@ -40,8 +40,12 @@ __all__ = ["Matched", "Matching", "match_communications"]
 
 _SHORT_TIGHT = 50 * PS_PER_US
 """The same for lines with very few kernels."""
-_SYNCHRONISING = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER,
-                  Operation.BARRIER)  # fmt: skip
+_SYNCHRONISING = (
+    Operation.ALL_REDUCE,
+    Operation.ALL_GATHER,
+    Operation.REDUCE_SCATTER,
+    Operation.BARRIER,
+)
 
 
 @dataclass
@@ -228,9 +232,8 @@ def _align_by_time(group: list[Line], result: Matching) -> list[list[Communicati
         earliest, first = min(heads)
         stem = group[first][at[first]].stem
         together = [
-            i for end, i in heads
-            if end - earliest <= TOLERANCE and group[i][at[i]].stem == stem
-        ]  # fmt: skip
+            i for end, i in heads if end - earliest <= TOLERANCE and group[i][at[i]].stem == stem
+        ]
         aligned.append([group[i][at[i]] for i in together])
         for i in together:
             at[i] += 1

@@ -45,8 +45,11 @@ NAMES: dict[Operation, Communicated] = {
         "c10d::_allgather_base_", "nccl:_all_gather_base", "_allgather_base", "AllGather"
     ),
     Operation.REDUCE_SCATTER: Communicated(
-        "c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", "_reduce_scatter_base",
-        "ReduceScatter", True,
+        "c10d::_reduce_scatter_base_",
+        "nccl:_reduce_scatter_base",
+        "_reduce_scatter_base",
+        "ReduceScatter",
+        True,
     ),
     Operation.BROADCAST: Communicated(
         "c10d::broadcast_", "nccl:broadcast", "broadcast", "Broadcast"
@@ -61,7 +64,7 @@ NAMES: dict[Operation, Communicated] = {
         "c10d::barrier", "nccl:all_reduce_barrier", "barrier", "AllReduce", True
     ),
     Operation.UNKNOWN: Communicated("c10d::unknown", "nccl:unknown", "", "Generic"),
-}  # fmt: skip
+}
 
 SEND = Communicated("c10d::send", "nccl:send", "send", "SendRecv")
 RECV = Communicated("c10d::recv_", "nccl:recv", "recv", "SendRecv")

@@ -24,10 +24,30 @@ from .nsys_waits import sync_records
 __all__ = ["nsys_processes", "read_nsys"]
 
 _VERSION = re.compile(r"_v\d+$")
-_WAYS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
-         9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}  # fmt: skip
-_MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device",
-           6: "Managed"}  # fmt: skip
+_WAYS = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+    11: "HtoD",
+    12: "DtoH",
+    13: "DtoD",
+}
+_MEMORY = {
+    0: "Pageable",
+    1: "Pinned",
+    2: "Device",
+    3: "Array",
+    4: "Managed",
+    5: "Device",
+    6: "Managed",
+}
 """CUPTI's numbers, in the words of Kineto's names of copies."""
 
 
@@ -172,9 +192,14 @@ def _calls(export: Export, process: int, first: int) -> Spans:
     )
     return spans(
         [
-            (start, end, thread, _call_name(export.texts.get(name, "")),
-             Arguments(correlation=correlation))
+            (
+                start,
+                end,
+                thread,
+                _call_name(export.texts.get(name, "")),
+                Arguments(correlation=correlation),
+            )
             for start, end, thread, correlation, name in rows
         ],
         first,
-    )  # fmt: skip
+    )

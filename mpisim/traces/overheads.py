@@ -53,9 +53,12 @@ def host_overheads(trace: KinetoTrace, calls: list[Call], inferred: Inference) -
 
 
 def _one_thread(
-    trace: KinetoTrace, thread: int, launches: list[Call], blocking: list[int],
+    trace: KinetoTrace,
+    thread: int,
+    launches: list[Call],
+    blocking: list[int],
     found: dict[str, list[int]],
-) -> None:  # fmt: skip
+) -> None:
     """Go through the top-level operators of one thread and the launches in each."""
     spans = trace.operators
     waits = np.array(blocking, np.int64)

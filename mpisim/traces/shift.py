@@ -46,9 +46,10 @@ def _behind_a_launch(trace: KinetoTrace, at: int) -> int:
     """
     calls, launched = trace.calls, set(trace.device.correlation.tolist())
     launching = [
-        i for i, args in enumerate(calls.args)
+        i
+        for i, args in enumerate(calls.args)
         if args is not None and args.correlation in launched and calls.end[i] >= at
-    ]  # fmt: skip
+    ]
     for end in sorted(int(calls.end[i]) for i in launching):
         if not ((calls.begin <= end) & (calls.end > end)).any():
             return end

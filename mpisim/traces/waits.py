@@ -100,9 +100,10 @@ class _State:
         self.launching_params = {
             call.params
             for call in calls
-            if call.kind is CallKind.LAUNCH and call.params >= 0
+            if call.kind is CallKind.LAUNCH
+            and call.params >= 0
             and any(self.is_comm[op] for op in call.ops)
-        }  # fmt: skip
+        }
 
     def feasible(self, source: int, at: int) -> bool:
         """Whether an operation had ended when something that waited for it went on."""
@@ -218,10 +219,12 @@ def _communication_launch(state: _State, call: Call) -> None:
         counts["collective-after-current"] += 1
     else:
         options = [
-            op for s, op in snapshot.items()
-            if s != state.stream[first] and not state.is_comm[op]
+            op
+            for s, op in snapshot.items()
+            if s != state.stream[first]
+            and not state.is_comm[op]
             and state.feasible(op, state.begin[first])
-        ]  # fmt: skip
+        ]
         if source >= 0:
             counts["collective-after-current: another stream fits"] += bool(options)
         source = max(options, key=lambda op: state.end[op], default=-1)

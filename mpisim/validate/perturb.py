@@ -192,9 +192,7 @@ def _without_edges(
     edges = sum(n for name, n in job.counts.items() if name.startswith("late start"))
     plain = read_again(job, comm, late_edges=False)
     without = replay(plain, comm)
-    yield Perturbation(
-        "without late-start edges", *_moved(base, without), f"{edges} edges", None
-    )
+    yield Perturbation("without late-start edges", *_moved(base, without), f"{edges} edges", None)
     step = float(np.mean([each.replayed for each in base.steps]))
     for test, what in CHANGES if edges else ():
         change, moved = _moved(without, replay(plain, comm, what))

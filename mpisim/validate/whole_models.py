@@ -195,9 +195,13 @@ def steps(
     model: Any = build(Transformer, dict(find_model(MODELS[name])), name)
     model = replace(model, seq_len=seq_len, dropout=training)
     plan = Plan(
-        global_batch=batch, micro_batch=batch, precision="fp32", kernels="eager", fused=fused,
+        global_batch=batch,
+        micro_batch=batch,
+        precision="fp32",
+        kernels="eager",
+        fused=fused,
         dp_style="ddp",
-    )  # fmt: skip
+    )
     eager = Eager(model, batch)
     layout = lay_out(Experiment(model, plan, ClusterChoice("none")), 1)
     forward: list[Kernel] = []

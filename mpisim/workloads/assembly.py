@@ -105,9 +105,12 @@ class TableAssembler:
         index, awaited = waits(
             np.concatenate([block.waiter for block in blocks]),
             np.concatenate([block.awaited for block in blocks]),
-            _starts(counts)[used], counts[used], at,
-            np.array(self._outside, np.int64).reshape(-1, 2), self._length,
-        )  # fmt: skip
+            _starts(counts)[used],
+            counts[used],
+            at,
+            np.array(self._outside, np.int64).reshape(-1, 2),
+            self._length,
+        )
         return Table(**columns, wait_index=index, wait_row=awaited, label=self.label)
 
 

@@ -131,11 +131,15 @@ class BlockBuilder:
             return None
         rows, waits = other.rows.untagged()
         return Fragment.of(
-            rows, waits,
+            rows,
+            waits,
             slots={each: self.slots.number(*each) for each in self.slots.asked[before:]},
-            last=lane.last, pending=tuple(lane.pending), flops=other.flops,
-            duration=other.duration, priced=self.pricing.priced(steps),
-        )  # fmt: skip
+            last=lane.last,
+            pending=tuple(lane.pending),
+            flops=other.flops,
+            duration=other.duration,
+            priced=self.pricing.priced(steps),
+        )
 
     def _copy(self, fragment: Fragment) -> None:
         """Write what an operator writes that begins when all before it were waited for."""
@@ -148,9 +152,10 @@ class BlockBuilder:
         head = [moved(each) for each in fragment.head]
         counts, awaited = [len(each) for each in head], [row for each in head for row in each]
         self.rows.extend(
-            fragment.rows, counts + fragment.counts,
+            fragment.rows,
+            counts + fragment.counts,
             awaited + [at + row for row in fragment.awaited],
-        )  # fmt: skip
+        )
         lane.pending = moved(fragment.pending)
         if fragment.last != LAST:
             lane.last = at + fragment.last
@@ -166,9 +171,12 @@ class BlockBuilder:
         awaited = [*lane.pending, *lane.awaited(step.after), *waits]
         lane.taken.update(step.after)  # kernels run in order: no later one has to wait for these
         lane.last = self.rows.kernel(
-            step.name, COMPUTE, estimate.duration, waits=awaited,
+            step.name,
+            COMPUTE,
+            estimate.duration,
+            waits=awaited,
             **self.pricing.launching_of(step.launches),
-        )  # fmt: skip
+        )
         self._block_launches(lane.last)
         lane.pending = []
         lane.kernels[step.name] = lane.last
@@ -214,9 +222,16 @@ class BlockBuilder:
         self.rows.host_wait(rows, name=name)
 
     def point_to_point(
-        self, kind: Kind, slot: str, size: int, name: str, *,
-        waits: Iterable[int] = (), joined: bool = False, stream: str | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        kind: Kind,
+        slot: str,
+        size: int,
+        name: str,
+        *,
+        waits: Iterable[int] = (),
+        joined: bool = False,
+        stream: str | None = None,
+    ) -> int:
         """Write half of a send/receive pair on the slot of that name; the caller decides on waits.
 
         `joined`: in one batch with the row before, on the same stream. `stream`: by default that of
@@ -225,9 +240,15 @@ class BlockBuilder:
         # What is joined was launched with the row before: no CPU time of its own.
         launching = AT_ONCE if joined else self.pricing.launching
         return self.rows.point_to_point(
-            kind, self.slots.slot(slot), self.slots.stream(stream or slot), size, name=name,
-            waits=() if joined else waits, flags=Flag.JOINED if joined else Flag.NONE, **launching,
-        )  # fmt: skip
+            kind,
+            self.slots.slot(slot),
+            self.slots.stream(stream or slot),
+            size,
+            name=name,
+            waits=() if joined else waits,
+            flags=Flag.JOINED if joined else Flag.NONE,
+            **launching,
+        )
 
     def await_next(self, rows: Iterable[int]) -> None:
         """Let the next kernel wait for rows (or ports), too."""
@@ -299,9 +320,14 @@ class BlockBuilder:
 
     def _collective(self, step: Communicate, waits: Iterable[int]) -> int:
         row = self.rows.collective(
-            step.operation, self.slots.slot(step.group), self.slots.stream(step.group),
-            step.bytes, name=step.name, waits=waits, **self.pricing.launching,
-        )  # fmt: skip
+            step.operation,
+            self.slots.slot(step.group),
+            self.slots.stream(step.group),
+            step.bytes,
+            name=step.name,
+            waits=waits,
+            **self.pricing.launching,
+        )
         self._block_launches(row)
         return row
 
@@ -313,12 +339,10 @@ class BlockBuilder:
     def _exchange(self, step: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""
         group, size = step.group, step.bytes
-        self.point_to_point(
-            Kind.SEND, f"{group}:send", size, step.name, waits=waits, stream=group
-        )  # fmt: skip
+        self.point_to_point(Kind.SEND, f"{group}:send", size, step.name, waits=waits, stream=group)
         return self.point_to_point(
             Kind.RECV, f"{group}:recv", size, step.name, joined=True, stream=group
-        )  # fmt: skip
+        )
 
 
 class _Lane:

@@ -105,9 +105,15 @@ class Eager:
     # --- modules --------------------------------------------------------------------------------
 
     def linear(
-        self, name: str, rows: int, inputs: int, outputs: int, *,
-        first: bool = False, kept: bool = False,
-    ) -> Operator:  # fmt: skip
+        self,
+        name: str,
+        rows: int,
+        inputs: int,
+        outputs: int,
+        *,
+        first: bool = False,
+        kept: bool = False,
+    ) -> Operator:
         """A matrix (inputs, outputs) and its bias.
 
         Parameters

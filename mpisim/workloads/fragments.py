@@ -67,9 +67,12 @@ class Fragment(NamedTuple):
         """Make one of rows and what each waits for."""
         head = max((i + 1 for i, each in enumerate(waits) if min(each, default=0) < 0), default=0)
         return cls(
-            rows, [*waits[:head]], [len(each) for each in waits[head:]],
-            [row for each in waits[head:] for row in each], **rest,
-        )  # fmt: skip
+            rows,
+            [*waits[:head]],
+            [len(each) for each in waits[head:]],
+            [row for each in waits[head:] for row in each],
+            **rest,
+        )
 
     def with_slots(self, numbers: dict[tuple[str, str], int]) -> Fragment:
         """Return it with other numbers of slots and streams."""

@@ -71,9 +71,7 @@ class Groups:
                 )
             parts = members.reshape(len(members), -1, shard)
             self._members[f"{prefix}shard"] = parts.reshape(-1, shard)
-            self._members[f"{prefix}replica"] = parts.transpose(0, 2, 1).reshape(
-                -1, parts.shape[1]
-            )
+            self._members[f"{prefix}replica"] = parts.transpose(0, 2, 1).reshape(-1, parts.shape[1])
         copy = np.empty(grid.world, np.int64)
         copy[self._members["replica"]] = np.arange(self._members["replica"].shape[1])
         copies = int(copy.max()) + 1

@@ -79,9 +79,12 @@ class Layout:
             plan, global_batch=number * self.grid.dp * plan.micro_batch, replica_batch=()
         )
         return replace(
-            self, experiment=replace(self.experiment, plan=plan), shorter=(), pipeline_of=None,
+            self,
+            experiment=replace(self.experiment, plan=plan),
+            shorter=(),
+            pipeline_of=None,
             pipeline=_pipeline(plan, number),
-        )  # fmt: skip
+        )
 
     def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
         """Return the model chunks a stage holds."""
@@ -91,9 +94,7 @@ class Layout:
         )
 
 
-def lay_out(
-    experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None = None
-) -> Layout:
+def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None = None) -> Layout:
     """Lay an experiment out on a number of GPUs.
 
     Parameters
@@ -117,17 +118,20 @@ def lay_out(
     # Last, since it takes longest, and other plans are tried that do not come out even.
     longest, *shorter = (_pipeline(plan, each) for each in distinct)
     return Layout(
-        experiment, grid, longest, tuple(networks), network, parts,
+        experiment,
+        grid,
+        longest,
+        tuple(networks),
+        network,
+        parts,
         shorter=tuple(shorter),
         pipeline_of=np.array([distinct.index(each) for each in counts])[grid.index("dp")],
         gpu_of=None if gpu_of is None else gpu_of[: grid.world],
-    )  # fmt: skip
+    )
 
 
 def _pipeline(plan: Plan, micro_batches: int) -> Pipeline:
-    return pipeline(
-        plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap
-    )
+    return pipeline(plan.schedule, plan.pp, micro_batches, plan.vpp, paired=plan.ep_overlap)
 
 
 def _micro_batches(plan: Plan, dp: int) -> list[int]:

@@ -91,9 +91,7 @@ def exchanged(
                 sent = _message(Kind.SEND, slot, outputs(part if forward else part - 1), split)
             if source is not None and source[0] != stage:
                 slot = _slot(pipeline, forward, source[0], stage)
-                received = _message(
-                    Kind.RECV, slot, outputs(part - 1 if forward else part), split
-                )
+                received = _message(Kind.RECV, slot, outputs(part - 1 if forward else part), split)
             found[forward, chunk] = sent, received
     return found
 
@@ -130,9 +128,14 @@ class Messages:
     """
 
     def __init__(
-        self, known: Exchanged, chunks: int, *, overlap: bool, synchronous: bool,
+        self,
+        known: Exchanged,
+        chunks: int,
+        *,
+        overlap: bool,
+        synchronous: bool,
         builder: Callable[[], BlockBuilder],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._exchanged, self.chunks = known, chunks
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
         self._any = any(message for both in known.values() for message in both)
@@ -217,10 +220,13 @@ class Messages:
                 early = self.overlap and receives
                 builder.lane(i)
                 row = builder.point_to_point(
-                    message.kind, message.slot, message.bytes,
+                    message.kind,
+                    message.slot,
+                    message.bytes,
                     f"{'receive' if receives else 'send'} {_what(message)}",
-                    waits=(posted,) if early else (LAST, PENDING), joined=i > 0,
-                )  # fmt: skip
+                    waits=(posted,) if early else (LAST, PENDING),
+                    joined=i > 0,
+                )
                 if receives or not self.overlap:
                     builder.await_next([row])
             if self.synchronous and not self.overlap:
@@ -230,10 +236,12 @@ class Messages:
                     builder.lane(i)
                     builder.communicate(
                         Communicate(
-                            f"{_what(message)} all-gather", Operation.ALL_GATHER, "tp",
+                            f"{_what(message)} all-gather",
+                            Operation.ALL_GATHER,
+                            "tp",
                             message.whole,
                         )
-                    )  # fmt: skip
+                    )
             self._known[messages, posted] = builder.done()
         return self._known[messages, posted]
 

@@ -32,29 +32,46 @@ STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
 
 FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
-        ("adam average gradient", 3), ("adam scale squares", 2), ("adam add squares", 3),
-        ("adam square root", 2), ("adam correct bias", 2), ("adam add epsilon", 2),
+        ("adam average gradient", 3),
+        ("adam scale squares", 2),
+        ("adam add squares", 3),
+        ("adam square root", 2),
+        ("adam correct bias", 2),
+        ("adam add epsilon", 2),
         ("adam update", 4),
     ),
     "momentum": (("momentum scale", 2), ("momentum add gradient", 3), ("momentum update", 3)),
     "adagrad": (
-        ("adagrad add squares", 3), ("adagrad square root", 2), ("adagrad add epsilon", 2),
-        ("adagrad scale gradient", 2), ("adagrad update", 4),
+        ("adagrad add squares", 3),
+        ("adagrad square root", 2),
+        ("adagrad add epsilon", 2),
+        ("adagrad scale gradient", 2),
+        ("adagrad update", 4),
     ),
     "sgd": (("sgd update", 3),),
-}  # fmt: skip
+}
 """What ``torch.optim`` does without ``fused=True``: kernels over all parameters, and how many fp32
 numbers each reads and writes of one (``_multi_tensor_adam`` and its like)."""
 
 PRIMITIVE: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
-        ("adam scale average", 2), ("adam scale gradient", 2), ("adam average gradient", 3),
-        ("adam scale squares", 2), ("adam square", 2), ("adam scale square", 2),
-        ("adam add squares", 3), ("adam square root", 2), ("adam add epsilon", 2),
-        ("adam divide", 3), ("adam decay", 2), ("adam add decay", 3), ("adam scale update", 2),
-        ("adam update", 3), ("adam assignments", 6),
+        ("adam scale average", 2),
+        ("adam scale gradient", 2),
+        ("adam average gradient", 3),
+        ("adam scale squares", 2),
+        ("adam square", 2),
+        ("adam scale square", 2),
+        ("adam add squares", 3),
+        ("adam square root", 2),
+        ("adam add epsilon", 2),
+        ("adam divide", 3),
+        ("adam decay", 2),
+        ("adam add decay", 3),
+        ("adam scale update", 2),
+        ("adam update", 3),
+        ("adam assignments", 6),
     ),
-}  # fmt: skip
+}
 """The same of TensorFlow's operations (`AdamWeightDecayOptimizer` of BERT's optimization.py)."""
 
 
@@ -96,9 +113,7 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
         _quantise(block, layout, stage, strategy)
 
 
-def _reduce_further(
-    block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy
-) -> None:
+def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
     """Add gradients up over ranks that hold a parameter for other reasons than data parallelism."""
     plan, pipeline = layout.experiment.plan, layout.pipeline
     parameters = [each for chunk in strategy.held for each in chunk]
@@ -167,9 +182,7 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
         block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
 
 
-def _convert(
-    block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy
-) -> None:
+def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:
     """Copy what the optimizer works on from one format to another, if they are two."""
     if source != target and strategy.updated:
         size = (source + target) * strategy.updated
@@ -187,9 +200,11 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
         return
     chunks = zip(layout.chunks(stage), strategy.held, strict=True)
     size = sum(
-        each.size for part, held in chunks for each in held
+        each.size
+        for part, held in chunks
+        for each in held
         if part.layers[each.layer].role == "block"
-    )  # fmt: skip
+    )
     current = plan.precision == "nvfp4" or plan.fp8_scaling == "current"
     layouts = 2 if plan.fp8_transposed or plan.fp8_scaling == "blocks" else 1
     traffic = (2 if current else 1) * BYTES[plan.weight_format] * size

@@ -34,12 +34,13 @@ def again(plan: Plan, operators: Sequence[Operator]) -> tuple[Operator, ...]:
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
     """Return the bytes of the results that such a layer keeps, beside its input."""
     return sum(
-        BYTES[kernel.output] * kernel.m * kernel.n if isinstance(kernel, Gemm)
+        BYTES[kernel.output] * kernel.m * kernel.n
+        if isinstance(kernel, Gemm)
         else BYTES[kernel.dtype] * kernel.batch * kernel.heads * kernel.queries * kernel.value_size
         for each in operators
         if each.name in plan.recompute_keeps
         for kernel in _products(each)
-    )  # fmt: skip
+    )
 
 
 def _products(operator: Operator) -> list[Gemm | Attention]:

@@ -34,9 +34,7 @@ class Shelf:
     def __init__(self) -> None:
         self._kept: dict[Hashable, _Kept] = {}
 
-    def block(
-        self, key: Hashable, layer: int, slots: Slots, write: Callable[[], Block]
-    ) -> Block:
+    def block(self, key: Hashable, layer: int, slots: Slots, write: Callable[[], Block]) -> Block:
         """Return a block: as another table has it, or a new one.
 
         Parameters

@@ -75,9 +75,16 @@ class Stage:
     """
 
     def __init__(
-        self, names: Names, pricing: Pricing, slots: Slots, plan: Plan,
-        chunks: Sequence[Part], strategy: Strategy, shelf: Shelf, fragments: Fragments,
-    ) -> None:  # fmt: skip
+        self,
+        names: Names,
+        pricing: Pricing,
+        slots: Slots,
+        plan: Plan,
+        chunks: Sequence[Part],
+        strategy: Strategy,
+        shelf: Shelf,
+        fragments: Fragments,
+    ) -> None:
         self.names, self.pricing, self.slots = names, pricing, slots
         self.plan, self.chunks, self.strategy = plan, chunks, strategy
         self._shelf, self._fragments = shelf, fragments
@@ -114,13 +121,14 @@ class Stage:
         first = min((n for part in parts for n in part.numbers if n >= 0), default=0)
         described = tuple(
             (
-                each.phase, each.part,
+                each.phase,
+                each.part,
                 tuple(id(layer.operators) for layer in part.layers),
                 tuple(n - first if n >= 0 else None for n in part.numbers),
                 tuple(recomputed(self.plan, part)),
             )
             for each, part in zip(passes, parts, strict=True)
-        )  # fmt: skip
+        )
         return (id(self.pricing), described), first
 
     def _written(self, passes: Sequence[Pass]) -> Block:
@@ -186,9 +194,7 @@ class Stage:
     def _selective(self, operator: Operator) -> bool:
         return operator.selective and self.plan.recompute == "selective"
 
-    def _recompute(
-        self, builder: BlockBuilder, operators: Sequence[Operator]
-    ) -> Iterator[None]:
+    def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
         builder.tags(phase=Phase.RECOMPUTE)
         for operator in operators:
             yield from builder.stepwise(operator.forward)

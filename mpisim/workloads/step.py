@@ -104,9 +104,13 @@ def _step(layout: Layout, workshop: Workshop) -> Workload:
         written.append(workshop.table(layout, layout.pipelines[which], network, stage, on))
     counts = np.bincount(table, minlength=len(found)).tolist()
     program = program_of(
-        tuple(workshop.names), [each.table for each in written], [each.slots for each in written],
-        table, workshop.groups, {"source": "workload generator", "title": layout.experiment.title},
-    )  # fmt: skip
+        tuple(workshop.names),
+        [each.table for each in written],
+        [each.slots for each in written],
+        table,
+        workshop.groups,
+        {"source": "workload generator", "title": layout.experiment.title},
+    )
     times = layout.micro_batches
     return Workload(
         layout=layout,

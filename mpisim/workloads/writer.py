@@ -95,10 +95,13 @@ class Workshop:
         )
         first = _first(chunks)
         key: Hashable = (
-            gpu, tuple(_described(chunk, first) for chunk in chunks), tuple(messages.items()),
+            gpu,
+            tuple(_described(chunk, first) for chunk in chunks),
+            tuple(messages.items()),
             # What the optimizer adds up, and how buckets are cut, is another thing at the ends.
-            stage if stage in (0, laid.stages - 1) else -1, min(laid.micro_batches, 2),
-        )  # fmt: skip
+            stage if stage in (0, laid.stages - 1) else -1,
+            min(laid.micro_batches, 2),
+        )
         if any(action.paired for action in laid.actions[stage]):
             key = object()  # which passes are paired depends on the stage and on their number
         if key not in self._writers:
@@ -140,26 +143,45 @@ class _Writer:
     """
 
     def __init__(
-        self, layout: Layout, chunks: Sequence[Part], messages: Exchanged, stage: int,
-        order: Sequence[int], pricing: Pricing, workshop: Workshop,
-    ) -> None:  # fmt: skip
+        self,
+        layout: Layout,
+        chunks: Sequence[Part],
+        messages: Exchanged,
+        stage: int,
+        order: Sequence[int],
+        pricing: Pricing,
+        workshop: Workshop,
+    ) -> None:
         plan = layout.experiment.plan
         self._layout, self._stage, self._first = layout, stage, _first(chunks)
         self._sharing = strategy(
-            plan, [chunk.layers for chunk in chunks], workshop.groups, stage=stage,
-            transformer=isinstance(layout.experiment.model, Transformer), order=order,
-        )  # fmt: skip
+            plan,
+            [chunk.layers for chunk in chunks],
+            workshop.groups,
+            stage=stage,
+            transformer=isinstance(layout.experiment.model, Transformer),
+            order=order,
+        )
         self._slots = Slots(
             workshop.groups.sizes, {**streams(plan.overlaps_p2p), **self._sharing.streams}
         )
         self._writer = Stage(
-            workshop.names, pricing, self._slots, plan, chunks, self._sharing, workshop.shelf,
+            workshop.names,
+            pricing,
+            self._slots,
+            plan,
+            chunks,
+            self._sharing,
+            workshop.shelf,
             workshop.fragments,
-        )  # fmt: skip
+        )
         self._messages = Messages(
-            messages, len(chunks), overlap=plan.overlaps_p2p, builder=self._writer.builder,
+            messages,
+            len(chunks),
+            overlap=plan.overlaps_p2p,
+            builder=self._writer.builder,
             synchronous=self._sharing.style == "megatron" and plan.schedule in OF_MEGATRON,
-        )  # fmt: skip
+        )
         begin = self._writer.builder()
         self._sharing.begin(begin)
         self._begin = begin.done()

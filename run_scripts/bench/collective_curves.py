@@ -121,8 +121,9 @@ def main() -> None:
             f"-{100 * each.amount:4.1f} %  at {each.bytes:11}  {why}{change}"
         )
     for kind in ("time", "bandwidth"):
-        of_kind = Counter("same choice" if each.own else "NCCL's choice"
-                          for each in fallen if each.kind == kind)  # fmt: skip
+        of_kind = Counter(
+            "same choice" if each.own else "NCCL's choice" for each in fallen if each.kind == kind
+        )
         parts = ", ".join(f"{count} {why}" for why, count in sorted(of_kind.items()))
         print(f"{kind}: {of_kind.total()} of {curves} curves fall ({parts or 'none'})")
     if args.json is not None:

@@ -39,9 +39,7 @@ from mpisim.topo.nodes import Node
 from mpisim.topo.price import Price
 from mpisim.topo.topology import LinkKind
 
-OPERATIONS = (
-    Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV
-)  # fmt: skip
+OPERATIONS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV)
 CAPACITIES = (4.0, 1.0, 0.25, 0.0625, 0.01)
 EFFICIENCY = Quantity(0.978, "1", 0.05, "as dgx-h100")
 
@@ -62,9 +60,14 @@ def fabrics(nodes: int) -> dict[str, dict[str, Any]]:
         "fat tree 2:1": {"kind": "fat-tree", "leaf": 8 * leaf, "oversubscription": 2.0},
         "fat tree 8:1": {"kind": "fat-tree", "leaf": 8 * leaf, "oversubscription": 8.0},
         "torus": {"kind": "torus", "dims": square(nodes), "link_bandwidth": link},
-        "dragonfly": {"kind": "dragonfly", "router_ports": 8, "routers": max(1, nodes // 4),
-                      "global_links": 4, "link_bandwidth": link},
-    }  # fmt: skip
+        "dragonfly": {
+            "kind": "dragonfly",
+            "router_ports": 8,
+            "routers": max(1, nodes // 4),
+            "global_links": 4,
+            "link_bandwidth": link,
+        },
+    }
 
 
 def graph(nodes: int, folder: Path) -> Cluster:
@@ -91,9 +94,12 @@ def wafer(n: int) -> Cluster:
     """Return a wafer of n GPUs without cards."""
     link, all_links = Quantity(60, "GB/s", 0, "a design"), Quantity(240, "GB/s", 0, "four links")
     return Cluster(
-        "a wafer", "h100-sxm", 1, Node("direct", link_bandwidth=all_links),
+        "a wafer",
+        "h100-sxm",
+        1,
+        Node("direct", link_bandwidth=all_links),
         Fabric("wafer", dims=square(n), link_bandwidth=link),
-    )  # fmt: skip
+    )
 
 
 def clusters(n: int, folder: Path) -> dict[str, Cluster]:
@@ -202,8 +208,11 @@ def main() -> None:
     for name in dict.fromkeys(row["fabric"] for row in table):
         ranges = []
         for operation in OPERATIONS:
-            shares = [row["share"] for row in table
-                      if (row["fabric"], row["operation"]) == (name, operation.name.lower())]
+            shares = [
+                row["share"]
+                for row in table
+                if (row["fabric"], row["operation"]) == (name, operation.name.lower())
+            ]
             ranges.append(f"{min(shares):.2f} to {max(shares):.2f}")
         print(f"| {name} | " + " | ".join(ranges) + " |")
     highest = max(row["share"] for row in table)

@@ -65,9 +65,13 @@ def main() -> None:
     for name in args.names:
         found = figures[name] = measured(name)
         cells = (
-            f"{found['seconds']:.3f}", f"{found['memory'] / 1e6:.0f}", f"{found['ranks']:,}",
-            f"{found['tables']:,}", f"{found['table_rows']:,}", f"{found['rank_rows']:,}",
-        )  # fmt: skip
+            f"{found['seconds']:.3f}",
+            f"{found['memory'] / 1e6:.0f}",
+            f"{found['ranks']:,}",
+            f"{found['tables']:,}",
+            f"{found['table_rows']:,}",
+            f"{found['rank_rows']:,}",
+        )
         print(" ".join(f"{cell:>14s}" for cell in cells), "", name, flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")

@@ -32,8 +32,7 @@ MODELS = {
         'model = { preset = "qwen3-30b-a3b" }\nplan = { ep = 8, zero = 1, micro_batch = 1 }'
     ),
     "fsdp": (
-        'model = { preset = "llama-3-8b" }\n'
-        'plan = { dp_style = "fsdp", zero = 3, micro_batch = 1 }'
+        'model = { preset = "llama-3-8b" }\nplan = { dp_style = "fsdp", zero = 3, micro_batch = 1 }'
     ),
 }
 """Experiments, of which batch and cluster are filled in."""
@@ -53,23 +52,35 @@ WAYS: dict[str, tuple[str, ...]] = {
     "shared": ("overlap.model=off",),
     "jitter": ("variation.kernels=0.02",),
     "jitter, undisturbed": (
-        "variation.kernels=0.02", "network.contention=false", "overlap.model=off",
+        "variation.kernels=0.02",
+        "network.contention=false",
+        "overlap.model=off",
     ),
     "jitter, shared": ("variation.kernels=0.02", "overlap.model=off"),
     "gpus": ("variation.gpus=0.02",),
     "gpus, undisturbed": (
-        "variation.gpus=0.02", "network.contention=false", "overlap.model=off",
+        "variation.gpus=0.02",
+        "network.contention=false",
+        "overlap.model=off",
     ),
     "gpus, shared": ("variation.gpus=0.02", "overlap.model=off"),
-}  # fmt: skip
+}
 """Changes; folded where ranks are alike, but with "each", and where speeds or kernels vary."""
 
 GPUS = {
-    "as run": (512, 8192), "each": (256, 2048), "each, undisturbed": (512, 8192),
-    "each, shared": (512, 4096), "undisturbed": (512, 8192), "shared": (512, 8192),
-    "jitter": (64, 256, 768), "jitter, undisturbed": (256, 1024), "jitter, shared": (256, 768),
-    "gpus": (256, 1024, 4096), "gpus, undisturbed": (1024, 4096), "gpus, shared": (1024, 4096),
-}  # fmt: skip
+    "as run": (512, 8192),
+    "each": (256, 2048),
+    "each, undisturbed": (512, 8192),
+    "each, shared": (512, 4096),
+    "undisturbed": (512, 8192),
+    "shared": (512, 8192),
+    "jitter": (64, 256, 768),
+    "jitter, undisturbed": (256, 1024),
+    "jitter, shared": (256, 768),
+    "gpus": (256, 1024, 4096),
+    "gpus, undisturbed": (1024, 4096),
+    "gpus, shared": (1024, 4096),
+}
 
 
 def main() -> None:
@@ -99,8 +110,9 @@ def main() -> None:
                 counts = " ".join(f"{key}={value:,}" for key, value in each["counts"].items())
                 print(
                     f"{name:52}{each['said'] / 1e6:>7,.0f} MB{each['taken'] / 1e6:>7,.0f} MB"
-                    f"{each['said'] / each['taken']:>12.2f}  {counts}", flush=True,
-                )  # fmt: skip
+                    f"{each['said'] / each['taken']:>12.2f}  {counts}",
+                    flush=True,
+                )
     if found:
         ratios = sorted(each["said"] / each["taken"] for each in found)
         print(f"said/taken: {ratios[0]:.2f} to {ratios[-1]:.2f} of {len(ratios)} runs")

@@ -93,16 +93,30 @@ def main() -> None:
         for title, command in (
             (
                 "all-reduce of 16 MiB, 8,192 GPUs",
-                ["-m", "mpisim", "comm", "all_reduce", "--size", "16M",
-                 "--cluster", "dgx-h100", "--nodes", "1024"],
+                [
+                    "-m",
+                    "mpisim",
+                    "comm",
+                    "all_reduce",
+                    "--size",
+                    "16M",
+                    "--cluster",
+                    "dgx-h100",
+                    "--nodes",
+                    "1024",
+                ],
             ),
             ("100 layers, 1,024 GPUs", [this, "--layers", "1024"]),
-            ("100 layers, 1,024 GPUs, every rank simulated",
-             [this, "--layers", "1024", "--no-fold"]),
+            (
+                "100 layers, 1,024 GPUs, every rank simulated",
+                [this, "--layers", "1024", "--no-fold"],
+            ),
             ("GPT-2, data parallel on 64 GPUs", ["-m", "mpisim", "run", str(file)]),
-            ("GPT-2, data parallel on 64 GPUs, every rank simulated",
-             ["-m", "mpisim", "run", str(file), "--no-fold"]),
-        ):  # fmt: skip
+            (
+                "GPT-2, data parallel on 64 GPUs, every rank simulated",
+                ["-m", "mpisim", "run", str(file), "--no-fold"],
+            ),
+        ):
             found = figures[title] = min(
                 (measured(*command) for _ in range(3)), key=lambda each: each["seconds"]
             )

@@ -113,9 +113,14 @@ class Result(NamedTuple):
 def candidates() -> Iterator[Candidate]:
     """Yield all plans."""
     for each in product(
-        (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1536, 1024),
-        ("none", "selective", "full"), (0, 1), ("1f1b", "interleaved"),
-    ):  # fmt: skip
+        (1, 2, 4, 8),
+        (1, 2, 4, 8, 16, 32),
+        (1, 2, 4),
+        (1536, 1024),
+        ("none", "selective", "full"),
+        (0, 1),
+        ("1f1b", "interleaved"),
+    ):
         candidate = Candidate(*each)
         if candidate.possible:
             yield candidate

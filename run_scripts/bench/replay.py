@@ -40,10 +40,16 @@ def median_of(runs: int, run: Callable[[], float]) -> float:
 
 def core_figures(layers: int, micro_batches: int) -> dict[str, float]:
     """Nanoseconds a row of the simulate phase, on a step of Llama-3-8B's layers on 8 ranks."""
-    _, experiment = load(changes=[
-        f"model.layers={layers}", f"plan.global_batch={2 * micro_batches}", "plan.tp=4",
-        "plan.dp=2", "plan.zero=1", "run.allow_oom=true",
-    ])  # fmt: skip
+    _, experiment = load(
+        changes=[
+            f"model.layers={layers}",
+            f"plan.global_batch={2 * micro_batches}",
+            "plan.tp=4",
+            "plan.dp=2",
+            "plan.zero=1",
+            "run.allow_oom=true",
+        ]
+    )
     case = prepare(experiment)
     rows = case.program.n_rows
 
@@ -147,8 +153,10 @@ def main() -> None:
     figures["start"] = start_figures(args.runs)
     if args.traces:
         figures["reading"] = reading_figures(args.traces)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"numpy {np.__version__}; load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"numpy {np.__version__}; load {os.getloadavg()[0]:.1f}"
+    )
     for title, group in figures.items():
         print(title)
         for name, value in group.items():

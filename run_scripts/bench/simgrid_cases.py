@@ -36,19 +36,37 @@ def flow(start: float, route: list[int], volume: float, cap: float | None = None
 def by_hand() -> list[dict[str, Any]]:
     """Cases that one can work out."""
     return [
-        {"name": "two flows, one link", "bandwidth": [50 * GB],
-         "flows": [flow(0, [0], 1e8), flow(0, [0], 3e8)]},
-        {"name": "a flow joins another", "bandwidth": [50 * GB],
-         "flows": [flow(0, [0], 2e8), flow(1e-3, [0], 1e8)]},
-        {"name": "four NICs under a spine of 4:1", "bandwidth": [50 * GB] * 4 + [50 * GB],
-         "flows": [flow(1e-4 * i, [i, 4], 1e8) for i in range(4)]},
-        {"name": "one slow link", "bandwidth": [50 * GB, 10 * GB, 50 * GB],
-         "flows": [flow(0, [0, 1], 1e8), flow(0, [0, 2], 1e8), flow(0, [2], 2e8)]},
-        {"name": "a chain: one flow over all links, one over each", "bandwidth": [40 * GB] * 5,
-         "flows": [flow(0, [*range(5)], 1e8), *(flow(0, [i], 1e8 * (i + 1)) for i in range(5))]},
-        {"name": "capped flows leave the rest to others", "bandwidth": [50 * GB],
-         "flows": [flow(0, [0], 1e8, 5 * GB), flow(0, [0], 1e8, 12 * GB), flow(0, [0], 3e8)]},
-    ]  # fmt: skip
+        {
+            "name": "two flows, one link",
+            "bandwidth": [50 * GB],
+            "flows": [flow(0, [0], 1e8), flow(0, [0], 3e8)],
+        },
+        {
+            "name": "a flow joins another",
+            "bandwidth": [50 * GB],
+            "flows": [flow(0, [0], 2e8), flow(1e-3, [0], 1e8)],
+        },
+        {
+            "name": "four NICs under a spine of 4:1",
+            "bandwidth": [50 * GB] * 4 + [50 * GB],
+            "flows": [flow(1e-4 * i, [i, 4], 1e8) for i in range(4)],
+        },
+        {
+            "name": "one slow link",
+            "bandwidth": [50 * GB, 10 * GB, 50 * GB],
+            "flows": [flow(0, [0, 1], 1e8), flow(0, [0, 2], 1e8), flow(0, [2], 2e8)],
+        },
+        {
+            "name": "a chain: one flow over all links, one over each",
+            "bandwidth": [40 * GB] * 5,
+            "flows": [flow(0, [*range(5)], 1e8), *(flow(0, [i], 1e8 * (i + 1)) for i in range(5))],
+        },
+        {
+            "name": "capped flows leave the rest to others",
+            "bandwidth": [50 * GB],
+            "flows": [flow(0, [0], 1e8, 5 * GB), flow(0, [0], 1e8, 12 * GB), flow(0, [0], 3e8)],
+        },
+    ]
 
 
 def at_random(seed: int) -> dict[str, Any]:

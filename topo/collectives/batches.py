@@ -87,8 +87,14 @@ def batches(
                 raise InputError("a group of one GPU")
             platform = where(row)
             key = (
-                row.file, row.curve, row.operation, row.gpus, row.nodes, row.settings, platform.name
-            )  # fmt: skip
+                row.file,
+                row.curve,
+                row.operation,
+                row.gpus,
+                row.nodes,
+                row.settings,
+                platform.name,
+            )
             if key not in found:
                 found[key] = (platform, shape_of(row, platform), [])
         except InputError as reason:

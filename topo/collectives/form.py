@@ -77,7 +77,5 @@ class Model:
     def seconds(self, operation: Operation, bytes: Bytes, shape: Shape) -> Bytes:
         """Return how long a communication takes, or several that differ in size alone."""
         sizes = np.atleast_1d(np.asarray(bytes, np.float64))
-        found = self.form.seconds(
-            self.numbers, self.system, operation, sizes, shape, self.settings
-        )
+        found = self.form.seconds(self.numbers, self.system, operation, sizes, shape, self.settings)
         return found if isinstance(bytes, np.ndarray) else float(found[0])

@@ -132,9 +132,7 @@ def _form(path: Path, header: Sequence[str]) -> tables.Form | None:
     )
 
 
-def _read_row(
-    form: tables.Form, path: Path, line: int, row: Cells
-) -> Measurement | str:
+def _read_row(form: tables.Form, path: Path, line: int, row: Cells) -> Measurement | str:
     try:
         each = form.row(row, path.name, line)
     except KeyError as error:  # a column that this form reads where there is one

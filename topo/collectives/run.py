@@ -39,10 +39,23 @@ OUTPUTS = ("nccl-tests", "rccl-tests")
 """What measurements have as their source that were read here."""
 
 WIDTHS = {
-    "char": 1, "int8": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "half": 2, "bfloat16": 2, "int": 4, "int32": 4, "uint32": 4, "float": 4, "int64": 8,
-    "uint64": 8, "double": 8,
-}  # fmt: skip
+    "char": 1,
+    "int8": 1,
+    "uint8": 1,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "half": 2,
+    "bfloat16": 2,
+    "int": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float": 4,
+    "int64": 8,
+    "uint64": 8,
+    "double": 8,
+}
 """Bytes of an element, by the names of types that the programs print."""
 
 

@@ -89,9 +89,7 @@ class Sigmoids:
         several, ranks = batch.shape.nodes > 1, batch.shape.ranks
         factor = bus_factor(batch.operation, ranks)
         for owner in chain(batch):
-            sizes = [
-                key[3] for key in self._groups if key[:3] == (owner, batch.operation, several)
-            ]
+            sizes = [key[3] for key in self._groups if key[:3] == (owner, batch.operation, several)]
             if sizes:
                 near = min(sizes, key=lambda size: (abs(log(size / ranks)), size))
                 curve = self._curve((owner, batch.operation, several, near))
@@ -119,8 +117,7 @@ def _fitted(measured: Sequence[Batch]) -> Curve:
         )
 
     fastest = max(
-        float(np.max(factor * each.bytes / each.seconds))
-        for each, factor in zip(measured, factors)
+        float(np.max(factor * each.bytes / each.seconds)) for each, factor in zip(measured, factors)
     )
     least = min(float(each.seconds.min()) for each in measured)
     start = np.array([least, fastest, fastest * least, 0.8])

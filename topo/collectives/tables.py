@@ -62,10 +62,13 @@ def _setup(row: Cells, settings: tuple[tuple[str, str], ...]) -> str:
     group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
     return " | ".join(
         (
-            row["op"], group, row["dtype"], version.group() if version else "",
+            row["op"],
+            group,
+            row["dtype"],
+            version.group() if version else "",
             " ".join("=".join(each) for each in settings),
         )
-    )  # fmt: skip
+    )
 
 
 def _operation(name: str) -> Operation | str:
@@ -247,8 +250,21 @@ def _deepep(row: Cells, file: str, line: int) -> Measurement | str:
 FORMS = (
     Form(
         "nccl-tests",
-        ("op", "gpu", "num_gpus", "num_nodes", "intra_link", "inter_link", "size_bytes", "dtype",
-         "out_of_place_time_us", "algbw_GBps", "nccl_version", "source", "notes"),
+        (
+            "op",
+            "gpu",
+            "num_gpus",
+            "num_nodes",
+            "intra_link",
+            "inter_link",
+            "size_bytes",
+            "dtype",
+            "out_of_place_time_us",
+            "algbw_GBps",
+            "nccl_version",
+            "source",
+            "notes",
+        ),
         _nccl_tests,
     ),
     Form(
@@ -260,9 +276,18 @@ FORMS = (
     Form("vTrain", ("gpu", "num_gpus", "size_bytes", "time_us"), _vtrain),
     Form(
         "DeepEP",
-        ("kernel", "version", "gpu", "ep_size", "direction", "latency_us", "bandwidth_GBps",
-         "bandwidth_kind", "setting"),
+        (
+            "kernel",
+            "version",
+            "gpu",
+            "ep_size",
+            "direction",
+            "latency_us",
+            "bandwidth_GBps",
+            "bandwidth_kind",
+            "setting",
+        ),
         _deepep,
     ),
     Form("AICB", ("op", "group", "group_size_field", "msg_bytes", "median_ms"), _aicb),
-)  # fmt: skip
+)

@@ -91,17 +91,20 @@ class Cables:
         return np.arange(first, first + len(names))
 
     def lay(
-        self, source: ArrayLike, target: ArrayLike, bandwidth: ArrayLike, latency: float,
-        share: float = 1.0, feed: float = np.inf,
+        self,
+        source: ArrayLike,
+        target: ArrayLike,
+        bandwidth: ArrayLike,
+        latency: float,
+        share: float = 1.0,
+        feed: float = np.inf,
     ) -> NDArray[np.int64]:
         """Add links, broadcasting, and return their numbers in the shape of the ends."""
         ends = np.broadcast_arrays(np.asarray(source, np.int64), np.asarray(target, np.int64))
         shape, n = ends[0].shape, ends[0].size
         self.source.append(ends[0].reshape(-1))
         self.target.append(ends[1].reshape(-1))
-        self.bandwidth.append(
-            np.broadcast_to(np.asarray(bandwidth, float), shape).reshape(-1)
-        )
+        self.bandwidth.append(np.broadcast_to(np.asarray(bandwidth, float), shape).reshape(-1))
         self.latency.append(np.full(n, latency))
         self.share.append(np.full(n, share))
         self.feed.append(np.full(n, feed))
@@ -109,7 +112,11 @@ class Cables:
         return np.arange(self.n_links - n, self.n_links).reshape(shape)
 
     def both(
-        self, lower: ArrayLike, upper: ArrayLike, bandwidth: ArrayLike, share: float = 1.0,
+        self,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        bandwidth: ArrayLike,
+        share: float = 1.0,
         feed: float = np.inf,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Add links between switches in both directions; return those up and those down."""

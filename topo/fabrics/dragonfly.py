@@ -93,8 +93,11 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
 
 
 def _adaptive(
-    cables: Cables, routers: NDArray[np.int64], router_of: NDArray[np.int64],
-    bandwidth: tuple[float, float], plugs: tuple[NDArray[np.int64], NDArray[np.int64]],
+    cables: Cables,
+    routers: NDArray[np.int64],
+    router_of: NDArray[np.int64],
+    bandwidth: tuple[float, float],
+    plugs: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
     """Join routers of which each sends over whatever links are free (Slingshot).
 
@@ -139,8 +142,12 @@ def _at(
 
 
 def _copy(
-    ra: NDArray[np.int64], to_b: NDArray[np.int64], rb: NDArray[np.int64], to_a: NDArray[np.int64],
-    sizes: tuple[int, int, int], drawn: NDArray[np.int64],
+    ra: NDArray[np.int64],
+    to_b: NDArray[np.int64],
+    rb: NDArray[np.int64],
+    to_a: NDArray[np.int64],
+    sizes: tuple[int, int, int],
+    drawn: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Choose one of the links between two groups: at the sender's router, else the receiver's."""
     h, others, copies = sizes

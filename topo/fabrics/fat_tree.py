@@ -58,9 +58,10 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     for plane in range(planes):
         mark = f"plane{plane}." if planes > 1 else ""
         leaf_names = (
-            [f"{mark}leaf{i}" for i in range(rows)] if rails == 1 else
-            [f"{mark}leaf{i}.rail{k}" for i in range(rows) for k in range(rails)]
-        )  # fmt: skip
+            [f"{mark}leaf{i}" for i in range(rows)]
+            if rails == 1
+            else [f"{mark}leaf{i}.rail{k}" for i in range(rows) for k in range(rails)]
+        )
         low = cables.add(leaf_names)
         for links, into in zip(cables.plug(low[leaf], part), (port_up, port_down), strict=True):
             into.append(links)
@@ -81,9 +82,10 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         apart, far = leaf[a] != leaf[b], pod[leaf[a]] != pod[leaf[b]]
         chosen = (
-            np.tile(np.arange(spines), (len(a), 1)) if fabric.ecmp == "adaptive" else
-            scattered(a, b, spines)[:, None]
-        )  # fmt: skip
+            np.tile(np.arange(spines), (len(a), 1))
+            if fabric.ecmp == "adaptive"
+            else scattered(a, b, spines)[:, None]
+        )
         columns = []
         for plane in range(planes):
             columns.append(port_up[plane][a][:, None])

@@ -294,9 +294,10 @@ def _enabled(
         without.add("pat")
     may = allowed(settings.algo, operation)
     wanted = [
-        name for name in ALGORITHMS
+        name
+        for name in ALGORITHMS
         if name in can and name not in without and (may is None or name in may)
-    ]  # fmt: skip
+    ]
     return wanted or ["ring"]
 
 

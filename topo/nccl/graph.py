@@ -120,10 +120,7 @@ def search(found: Links, shape: Shape, tables: Tables) -> dict[str, Graph]:
     tree = best
     if shape.nodes == 2:
         room = found.inside / best.channels * (1 / passing if passing else 1)
-        fits = [
-            speed for speed in speeds
-            if best.across <= speed <= min(room, 2 * best.across)
-        ]  # fmt: skip
+        fits = [speed for speed in speeds if best.across <= speed <= min(room, 2 * best.across)]
         # Alone on its node a GPU has no others to reach, and no limit but the NIC's.
         tree = replace(best, inside=max(fits, default=best.inside))
     return {

@@ -113,8 +113,10 @@ def latency(
         count = steps(operation, ranks)
         if operation in _CHAINS:
             times = 1 if same_channels else count
-            return Latency(base, times * step.across) if several else Latency(
-                base + times * step.inside, 0.0
+            return (
+                Latency(base, times * step.across)
+                if several
+                else Latency(base + times * step.inside, 0.0)
             )
         crossings = (2 if operation is Operation.ALL_REDUCE else 1) * (nodes - 1)
         inside = max(step.inside, step.post)

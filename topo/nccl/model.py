@@ -94,10 +94,17 @@ class Choice:
 
 
 SPELLINGS = {
-    "tree": "Tree", "ring": "Ring", "collnet-direct": "CollNetDirect",
-    "collnet-chain": "CollNetChain", "nvls": "NVLS", "nvls-tree": "NVLSTree", "pat": "PAT",
-    "ll": "LL", "ll128": "LL128", "simple": "Simple",
-}  # fmt: skip
+    "tree": "Tree",
+    "ring": "Ring",
+    "collnet-direct": "CollNetDirect",
+    "collnet-chain": "CollNetChain",
+    "nvls": "NVLS",
+    "nvls-tree": "NVLSTree",
+    "pat": "PAT",
+    "ll": "LL",
+    "ll128": "LL128",
+    "simple": "Simple",
+}
 """NCCL's own names of algorithms and protocols."""
 
 
@@ -258,21 +265,26 @@ class Nccl:
         key = (operation, shape)
         if key not in self._contests:
             found = candidates(
-                operation, shape, self.system, self.settings, self.factors, self.tables,
+                operation,
+                shape,
+                self.system,
+                self.settings,
+                self.factors,
+                self.tables,
                 self.machine,
-            )  # fmt: skip
+            )
             self._contests[key] = Contest(found)
         return self._contests[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         wires = links(self.machine, self.settings, shape, self.tables)
         scaled = self.factors.of(wires, self.machine)
-        found = traffic(
-            operation, bytes, shape, scaled, self.machine, self.settings, self.tables
-        )
+        found = traffic(operation, bytes, shape, scaled, self.machine, self.settings, self.tables)
         latency = (
-            found.latency_inside + (self.factors.latency_inside - 1) * found.least_inside
-            + found.latency_across + (self.factors.latency_across - 1) * found.least_across
+            found.latency_inside
+            + (self.factors.latency_inside - 1) * found.least_inside
+            + found.latency_across
+            + (self.factors.latency_across - 1) * found.least_across
         )
         slowest = max(found.inside, found.across)
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)

@@ -117,9 +117,15 @@ def traffic(
         if there:
             across = there / n / min(found.across / max(shape.nics, 1), there * connection)
     return Traffic(
-        latency_inside, latency_across, least_inside, least_across,
-        inside, across, channels, PROTOCOLS[protocol],
-    )  # fmt: skip
+        latency_inside,
+        latency_across,
+        least_inside,
+        least_across,
+        inside,
+        across,
+        channels,
+        PROTOCOLS[protocol],
+    )
 
 
 def _filled(part: float, small: float, large: float, tables: Tables) -> float:

@@ -20,9 +20,23 @@ __all__ = ["Box", "build_box", "hop_latency"]
 
 # Links between the GPUs of a DGX-1 with V100, as `nvidia-smi topo -m` prints them; each GPU has 6.
 _HYPERCUBE = (
-    (0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2),
-    (2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2),
-)  # fmt: skip
+    (0, 1, 1),
+    (0, 2, 1),
+    (0, 3, 2),
+    (0, 4, 2),
+    (1, 2, 2),
+    (1, 3, 1),
+    (1, 5, 2),
+    (2, 3, 2),
+    (2, 6, 1),
+    (3, 7, 1),
+    (4, 5, 1),
+    (4, 6, 1),
+    (4, 7, 2),
+    (5, 6, 2),
+    (5, 7, 1),
+    (6, 7, 2),
+)
 _HYPERCUBE_LINKS = 6
 
 
@@ -84,16 +98,26 @@ def build_box(node: Node, gpus: int) -> Box:
         everyone = np.arange(gpus)
         empty = np.empty((gpus, gpus, 0), np.int64)
         return Box(
-            wiring, everyone, empty, np.tile(everyone[:, None], gpus),
-            empty, np.empty((gpus, 0), np.int64), everyone,
-        )  # fmt: skip
+            wiring,
+            everyone,
+            empty,
+            np.tile(everyone[:, None], gpus),
+            empty,
+            np.empty((gpus, 0), np.int64),
+            everyone,
+        )
     above, ports, nearest = _join_hosts(wiring, node, gpus)
     inside = _inside(wiring, node, gpus, above)
     if not len(ports):
         return Box(
-            wiring, ports, inside, np.zeros((gpus, gpus), np.int64),
-            np.empty((gpus, 0, 0), np.int64), np.empty((gpus, 0), np.int64), nearest,
-        )  # fmt: skip
+            wiring,
+            ports,
+            inside,
+            np.zeros((gpus, gpus), np.int64),
+            np.empty((gpus, 0, 0), np.int64),
+            np.empty((gpus, 0), np.int64),
+            nearest,
+        )
     first = np.searchsorted(nearest, np.arange(len(ports)))  # of the GPUs at each port
     fast = wiring.adjacency(gpus) if node.pxn else np.zeros((gpus, gpus), bool)
     # Over NVLink to the GPU at the receiver's rail, if there is a way (NCCL's PXN).
@@ -138,9 +162,9 @@ def _join_hosts(
     trays = gpus // tray
     cards = min(node.nics, gpus) // trays  # ports of a tray
     switched = cards > 0 and node.nic_path in ("pix", "pxb")
-    switches = (-(-tray // 2) if switched else 0) if node.pcie_switches is None else (
-        node.pcie_switches
-    )  # fmt: skip
+    switches = (
+        (-(-tray // 2) if switched else 0) if node.pcie_switches is None else (node.pcie_switches)
+    )
     above: dict[int, int] = {}
     ports: list[int] = []
     nearest = np.zeros(gpus, np.int64)
@@ -155,8 +179,9 @@ def _join_hosts(
         for k, one in enumerate(cpus):
             for other in cpus[k + 1 :]:
                 assert node.socket_bandwidth is not None
-                wiring.join(one, other, node.socket_bandwidth.si, hop_latency("socket"),
-                            LinkKind.SOCKET)  # fmt: skip
+                wiring.join(
+                    one, other, node.socket_bandwidth.si, hop_latency("socket"), LinkKind.SOCKET
+                )
         tops = cpus
         if switches:
             tops = [wiring.add(NodeKind.PCIE, f"{mark}pcie{k}") for k in range(switches)]
@@ -213,9 +238,7 @@ def _chain(above: dict[int, int], node: int) -> list[int]:
     return chain
 
 
-def _inside(
-    wiring: Wiring, node: Node, gpus: int, above: dict[int, int]
-) -> NDArray[np.int64]:
+def _inside(wiring: Wiring, node: Node, gpus: int, above: dict[int, int]) -> NDArray[np.int64]:
     """Return the links from each GPU to each, shape (g, g, h)."""
     if node.kind == "nvswitch":
         switch = wiring.names.index("nvswitch")
@@ -233,9 +256,7 @@ def _inside(
     return padded.reshape(gpus, gpus, padded.shape[1])
 
 
-def _way(
-    wiring: Wiring, node: Node, gpus: int, above: dict[int, int], i: int, j: int
-) -> list[int]:
+def _way(wiring: Wiring, node: Node, gpus: int, above: dict[int, int], i: int, j: int) -> list[int]:
     """Return the nodes from GPU i to GPU j."""
     if (i, j) in wiring.at:
         return [i, j]

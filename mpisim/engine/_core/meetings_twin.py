@@ -22,13 +22,22 @@ class Group:
     """State of one group: see `mpisim.engine.actors.FLOW_GROUP`."""
 
     __slots__ = (
-        "away", "bound", "end", "flow", "follow", "follower", "last", "missing", "owned", "price",
-        "route", "time", "waiters",
-    )  # fmt: skip
+        "away",
+        "bound",
+        "end",
+        "flow",
+        "follow",
+        "follower",
+        "last",
+        "missing",
+        "owned",
+        "price",
+        "route",
+        "time",
+        "waiters",
+    )
 
-    def __init__(
-        self, time: int, end: int, last: int, missing: int, away: int, owned: int
-    ) -> None:
+    def __init__(self, time: int, end: int, last: int, missing: int, away: int, owned: int) -> None:
         self.time, self.end, self.last, self.missing, self.away = time, end, last, missing, away
         self.route = self.price = self.flow = -1
         self.bound = self.follow = NEVER

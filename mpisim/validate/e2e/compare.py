@@ -155,9 +155,7 @@ def select(
         return (known.source(row) if column == "source" else row.texts[column]).casefold()
 
     wanted = {column: text.casefold().split("|") for column, text in where.items()}
-    found = [
-        row for row in rows if all(value(row, column) in wanted[column] for column in wanted)
-    ]
+    found = [row for row in rows if all(value(row, column) in wanted[column] for column in wanted)]
     if not found:
         column = list(where)[-1]
         there = sorted({value(row, column) for row in rows})
@@ -170,10 +168,16 @@ def select(
 
 
 def compare(
-    path: str | Path, comm: Intracomm, *, where: Mapping[str, str] | None = None,
-    limit: int | None = None, changes: Sequence[str] = (), every: bool = False,
-    constants: StepConstants | None = None, known: Mapping[str, Outcome] | None = None,
-) -> Comparison | None:  # fmt: skip
+    path: str | Path,
+    comm: Intracomm,
+    *,
+    where: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    changes: Sequence[str] = (),
+    every: bool = False,
+    constants: StepConstants | None = None,
+    known: Mapping[str, Outcome] | None = None,
+) -> Comparison | None:
     """Predict the rows of a table. **Collective.**
 
     Parameters
@@ -233,9 +237,12 @@ def compare(
 
 
 def _outcomes(
-    ready: Sequence[Mapped], comm: Intracomm, every: bool, constants: StepConstants | None,
+    ready: Sequence[Mapped],
+    comm: Intracomm,
+    every: bool,
+    constants: StepConstants | None,
     known: Mapping[str, Outcome],
-) -> list[Outcome] | None:  # fmt: skip
+) -> list[Outcome] | None:
     """Simulate what is not known. **Collective.**"""
     names = [digest(mapped, every) for mapped in ready] if known else [""] * len(ready)
     left = [mapped for mapped, name in zip(ready, names, strict=True) if name not in known]
@@ -247,9 +254,7 @@ def _outcomes(
     return [known[name] if name in known else next(rest) for name in names]
 
 
-def _compared(
-    mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain: bool
-) -> Compared:
+def _compared(mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain: bool) -> Compared:
     if errors is None:
         return Compared(mapped, outcome)
     fitted = errors.known if outcome.known else errors.unknown

@@ -97,9 +97,15 @@ def composition(path: str | Path) -> str:
     for name, group in [*groups.items(), ("all", found)]:
         errors = np.abs([each.error for each in group])
         cells.append(
-            (name, str(len(group)), f"{errors.mean():.2%}", f"{np.quantile(errors, 0.9):.2%}",
-             f"{errors.max():.2%}", f"{(errors <= CLOSE).mean():.0%}")
-        )  # fmt: skip
+            (
+                name,
+                str(len(group)),
+                f"{errors.mean():.2%}",
+                f"{np.quantile(errors, 0.9):.2%}",
+                f"{errors.max():.2%}",
+                f"{(errors <= CLOSE).mean():.0%}",
+            )
+        )
     return "\n".join(aligned(cells)) + "\nof |composed / row - 1|; times of layers from the rows"
 
 
@@ -182,8 +188,6 @@ def _slot(slots: list[int], communicator: int) -> int:
     return slots.index(communicator)
 
 
-def _message(
-    rows: TableBuilder, kind: Kind, slot: int, stream: int, waits: tuple[int, ...]
-) -> int:
+def _message(rows: TableBuilder, kind: Kind, slot: int, stream: int, waits: tuple[int, ...]) -> int:
     """Append a message that takes no time."""
     return rows.point_to_point(kind, slot, stream, 0, duration=0, waits=waits)

@@ -109,7 +109,10 @@ def _compared(
     for each, trial in zip(rows, trials, strict=True):
         seconds = each.measured * math.exp(trial.residual)
         outcome = replace(
-            each.outcome, seconds=seconds, before_optimizer=seconds, inputs=trial.inputs,
+            each.outcome,
+            seconds=seconds,
+            before_optimizer=seconds,
+            inputs=trial.inputs,
             known=trial.known,
         )
         error = (errors.known if trial.known else errors.unknown)[trial.sort]
@@ -230,11 +233,14 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_Trial]) -> ModelEr
 
     unfitted = [
         _Trial(
-            math.log(each.predicted / each.measured), each.outcome.inputs, False,
-            each.row.texts["trust"], each.sort,
+            math.log(each.predicted / each.measured),
+            each.outcome.inputs,
+            False,
+            each.row.texts["trust"],
+            each.sort,
         )
         for each in plain
-    ]  # fmt: skip
+    ]
     known = [each for each in trials if each.known]
     new = [each for each in trials if not each.known]
     families = "their families left out of the fit"

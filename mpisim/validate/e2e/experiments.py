@@ -149,10 +149,16 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
         keys["model.preset"] = preset
     else:
         keys["model.family"] = "gpt"
-    defaults = [f"{key} = {_value(value)}" for key, value in open_keys.items()
-                if key not in (SHARE, MICRO_BATCHES)]
-    defaults += [f"{key} = {_value(value)} (instead)" for key, value in replaced.items()
-                 if stated.get(key) != value and key != SHARE]  # fmt: skip
+    defaults = [
+        f"{key} = {_value(value)}"
+        for key, value in open_keys.items()
+        if key not in (SHARE, MICRO_BATCHES)
+    ]
+    defaults += [
+        f"{key} = {_value(value)} (instead)"
+        for key, value in replaced.items()
+        if stated.get(key) != value and key != SHARE
+    ]
     chosen = choose(row, source, settings)
     keys |= chosen.keys
     defaults += chosen.assumed
@@ -214,9 +220,7 @@ def _precision(name: str, settings: Settings) -> tuple[str, list[str]]:
     return name, []
 
 
-def _ruled(
-    row: Row, source: str, settings: Settings
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _ruled(row: Row, source: str, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what rules say of keys that a row may state, and of those it is wrong about."""
     ruled: dict[str, Any] = {}
     replaced: dict[str, Any] = {}

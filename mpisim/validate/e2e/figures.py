@@ -103,9 +103,7 @@ def coverage(found: Comparison) -> dict[str, float]:
     """
     done = [each for each in found.compared if each.row.texts["trust"] in "AB"]
     left = [each for each in found.skipped if each.row.seconds is not None]
-    missed = sum(
-        each.row.texts["trust"] in "AB" and "layers" in each.row.integers for each in left
-    )
+    missed = sum(each.row.texts["trust"] in "AB" and "layers" in each.row.integers for each in left)
     predicted = sum(each.mapped.is_transformer for each in done)
     return {
         "all": len(found.compared) / max(1, found.timed),

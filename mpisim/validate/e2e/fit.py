@@ -167,13 +167,15 @@ def _layout(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Layou
 
 def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
     declared = _declared()
-    spread = [
-        (declared.stack if stack else declared.spread)[kind] for kind, stack in groups
-    ]
+    spread = [(declared.stack if stack else declared.spread)[kind] for kind, stack in groups]
     return Guesses(
-        np.array(spread) ** 2, declared.family**2, declared.alike**2, declared.rest**2,
-        declared.strength, declared.freedom,
-    )  # fmt: skip
+        np.array(spread) ** 2,
+        declared.family**2,
+        declared.alike**2,
+        declared.rest**2,
+        declared.strength,
+        declared.freedom,
+    )
 
 
 def _alike(one: Variances, other: Variances) -> bool:

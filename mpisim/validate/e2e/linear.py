@@ -75,9 +75,15 @@ def linear(each: Compared) -> Linear:
     for kind in ("host", OVERHEAD):
         lengths.setdefault(name_of(kind, framework), 0.0)
     return Linear(
-        each.row.id, family(each.mapped), each.measured, each.predicted, lengths, framework,
-        each.sort, way(each.mapped),
-    )  # fmt: skip
+        each.row.id,
+        family(each.mapped),
+        each.measured,
+        each.predicted,
+        lengths,
+        framework,
+        each.sort,
+        way(each.mapped),
+    )
 
 
 def foretold(step: Linear, start: StepConstants, constants: StepConstants) -> float:

@@ -101,9 +101,12 @@ class Variances:
         """Return where to start from."""
         sorts = int(layout.sort.max(initial=-1)) + 1
         return cls(
-            guesses.kinds, np.full(sorts, guesses.family), np.full(sorts, guesses.group),
-            np.full(sorts, guesses.rest), np.ones(len(layout.group)),
-        )  # fmt: skip
+            guesses.kinds,
+            np.full(sorts, guesses.family),
+            np.full(sorts, guesses.group),
+            np.full(sorts, guesses.rest),
+            np.ones(len(layout.group)),
+        )
 
 
 class Posterior(NamedTuple):
@@ -169,10 +172,14 @@ def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Post
     off = slope - (above[family] + held[:, None] * apart)[group]
     left = 1 / own + (1 - held) ** 2 / whole[family]
     return Posterior(
-        x, covariance, families, 1 / whole + _squares(above, covariance), groups,
+        x,
+        covariance,
+        families,
+        1 / whole + _squares(above, covariance),
+        groups,
         1 / own + held**2 * (1 / whole[family] + _squares(apart, covariance)),
         _squares(off, covariance) + left[group],
-    )  # fmt: skip
+    )
 
 
 def maximised(
@@ -207,12 +214,8 @@ def maximised(
         kinds=mean(
             x**2 + np.diag(found.covariance), layout.kind, guesses.kinds, len(guesses.kinds)
         ),
-        family=mean(
-            found.families**2 + found.family_variances, layout.sort, guesses.family, sorts
-        ),
-        group=mean(
-            found.groups**2 + found.group_variances, layout.of_groups, guesses.group, sorts
-        ),
+        family=mean(found.families**2 + found.family_variances, layout.sort, guesses.family, sorts),
+        group=mean(found.groups**2 + found.group_variances, layout.of_groups, guesses.group, sorts),
         rest=left,
         weights=(guesses.freedom + 1) / (guesses.freedom + squares / left[of_row]),
     )

@@ -13,11 +13,38 @@ from .compare import Compared
 __all__ = ["KINDS", "Pair", "pair_figures", "pairs"]
 
 SAME = (
-    "model", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "num_experts", "seq_len", "gpu",
-    "gpus_per_node", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "etp", "sp", "zero_stage",
-    "zero_group", "micro_batch", "global_batch", "precision", "activation_recompute", "framework",
-    "tp_overlap", "dp_overlap", "node_network_gbps", "source", "source_version",
-)  # fmt: skip
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn_hidden",
+    "num_experts",
+    "seq_len",
+    "gpu",
+    "gpus_per_node",
+    "num_gpus",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "cp",
+    "ep",
+    "etp",
+    "sp",
+    "zero_stage",
+    "zero_group",
+    "micro_batch",
+    "global_batch",
+    "precision",
+    "activation_recompute",
+    "framework",
+    "tp_overlap",
+    "dp_overlap",
+    "node_network_gbps",
+    "source",
+    "source_version",
+)
 """Columns in which the rows of a pair are alike, but for those that its kind is about."""
 
 NOISE = "software release (noise)"
@@ -49,11 +76,14 @@ CLOSE = 0.05
 
 SUMMARIES: dict[str, tuple[str, ...]] = {
     "ZeRO, overlap, recomputation or scale": (
-        "ZeRO stage or scope", "overlapped tensor parallelism", "recomputation", "weak scaling",
+        "ZeRO stage or scope",
+        "overlapped tensor parallelism",
+        "recomputation",
+        "weak scaling",
         "strong scaling",
     ),
     "all but noise": tuple(kind for kind in KINDS if kind != NOISE),
-}  # fmt: skip
+}
 """Kinds taken together: one choice about a run on the same GPUs or more of them; all choices."""
 
 

@@ -51,14 +51,23 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
         name = each.mapped.source + (" (formula)" if each.row.texts["trust"] == "F" else "")
         groups.setdefault(name, []).append(each)
     ends = [min(each.measured for each in rows) / 2, max(each.measured for each in rows) * 2]
-    axes.fill_between(ends, [x * (1 - BAND) for x in ends], [x * (1 + BAND) for x in ends],
-                      color="0.9", label=f"within {BAND:.0%}")  # fmt: skip
+    axes.fill_between(
+        ends,
+        [x * (1 - BAND) for x in ends],
+        [x * (1 + BAND) for x in ends],
+        color="0.9",
+        label=f"within {BAND:.0%}",
+    )
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     for i, (name, group) in enumerate(groups.items()):
         axes.scatter(
-            [each.measured for each in group], [each.predicted for each in group],
-            s=9, marker="osD^v<>"[i // 10 % 7], color=f"C{i % 10}", label=f"{name} ({len(group)})",
-        )  # fmt: skip
+            [each.measured for each in group],
+            [each.predicted for each in group],
+            s=9,
+            marker="osD^v<>"[i // 10 % 7],
+            color=f"C{i % 10}",
+            label=f"{name} ({len(group)})",
+        )
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(fontsize="small")

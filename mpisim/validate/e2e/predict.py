@@ -104,9 +104,12 @@ class _Job(NamedTuple):
 
 
 def predict(
-    rows: Sequence[Mapped], comm: Intracomm, *, every: bool = False,
+    rows: Sequence[Mapped],
+    comm: Intracomm,
+    *,
+    every: bool = False,
     constants: Sequence[StepConstants] | None = None,
-) -> list[Outcome] | None:  # fmt: skip
+) -> list[Outcome] | None:
     """Simulate rows. **Collective**: every process gives the same rows.
 
     Equal experiments are simulated once, also where only the number of micro-batches tells long
@@ -151,8 +154,7 @@ def _parts(job: _Job, rounds: Rounds | None) -> list[_Job]:
     if rounds is None:
         return [job]
     return [
-        job._replace(experiment=with_micro_batches(job.experiment, number))
-        for number in rounds[:2]
+        job._replace(experiment=with_micro_batches(job.experiment, number)) for number in rounds[:2]
     ]
 
 

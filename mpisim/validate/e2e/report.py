@@ -24,8 +24,11 @@ COLUMNS = {
 }
 """Headings and what stands under them."""
 
-FITTED = {f"fitted: {name}" if name == "mean" else name: key for name, key in COLUMNS.items()
-          if name not in ("in 20 %",)}  # fmt: skip
+FITTED = {
+    f"fitted: {name}" if name == "mean" else name: key
+    for name, key in COLUMNS.items()
+    if name not in ("in 20 %",)
+}
 
 NOTE = """\
 mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 10 %: share of rows; in
@@ -57,8 +60,13 @@ def render(found: Comparison, worst: int = 10, most: int = 25) -> str:
     """
     parts = _parts(found, lambda cells: "\n".join(aligned(cells)))
     parts.append(_worst(found.compared, worst))
-    parts.append(_counted("filled in where rows do not say (rows of trust F left out)",
-                          _measured_defaults(found), most))  # fmt: skip
+    parts.append(
+        _counted(
+            "filled in where rows do not say (rows of trust F left out)",
+            _measured_defaults(found),
+            most,
+        )
+    )
     parts.append(_counted("approximations", found.approximations, most))
     parts.append(_counted("left out", found.reasons, most))
     return "\n\n".join(part for part in parts if part)
@@ -111,9 +119,12 @@ def _coverage(found: Comparison) -> str:
 
 
 def _table(
-    name: str, groups: Mapping[str, Mapping[str, Any]], fitted: Mapping[str, Mapping[str, Any]],
-    lay: Lay, apart: Mapping[str, Mapping[str, Any]] | None = None,
-) -> str:  # fmt: skip
+    name: str,
+    groups: Mapping[str, Mapping[str, Any]],
+    fitted: Mapping[str, Mapping[str, Any]],
+    lay: Lay,
+    apart: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
     if not groups:
         return ""
     more, last = FITTED if fitted else {}, APART if apart else {}
@@ -143,12 +154,17 @@ def _pairs(found: Comparison, lay: Lay) -> str:
     ]
     for kind, each in groups.items():
         other = fitted.get(kind)
-        line = [kind, str(each["n"]), f"{each['mean']:.1%}", f"{each['median']:.1%}",
-                f"{each['within_5']:.0%}"]  # fmt: skip
+        line = [
+            kind,
+            str(each["n"]),
+            f"{each['mean']:.1%}",
+            f"{each['median']:.1%}",
+            f"{each['within_5']:.0%}",
+        ]
         if more:
-            line += ["", ""] if other is None else [
-                f"{other['mean']:.1%}", f"{other['within_5']:.0%}"
-            ]  # fmt: skip
+            line += (
+                ["", ""] if other is None else [f"{other['mean']:.1%}", f"{other['within_5']:.0%}"]
+            )
         cells.append(line)
     return lay(cells) + "\n\nof predicted ratio / measured ratio - 1"
 
@@ -166,10 +182,16 @@ def _worst(rows: Sequence[Compared], count: int) -> str:
     for each in worst:
         shares = each.outcome.breakdown
         cells.append(
-            (shortened(each.row.id, 56), each.row.texts["trust"], f"{each.measured * 1e3:,.1f} ms",
-             f"{each.predicted * 1e3:,.1f} ms", f"{each.error:+.1%}", f"{each.uncertainty:.0%}",
-             *(f"{shares[kind]:.0%}" for kind in kinds))
-        )  # fmt: skip
+            (
+                shortened(each.row.id, 56),
+                each.row.texts["trust"],
+                f"{each.measured * 1e3:,.1f} ms",
+                f"{each.predicted * 1e3:,.1f} ms",
+                f"{each.error:+.1%}",
+                f"{each.uncertainty:.0%}",
+                *(f"{shares[kind]:.0%}" for kind in kinds),
+            )
+        )
     return "\n".join(aligned(cells)) + (
         "\nshares of the predicted step along its critical path: matrix products, attention, all "
         "other kernels;\ncommunications inside nodes and across; launches; overhead; latencies and "

@@ -13,19 +13,47 @@ from ...tables import Cells, read_table
 __all__ = ["COLUMNS", "Row", "read"]
 
 INTEGERS = (
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "num_experts", "topk",
-    "moe_ffn", "seq_len", "gpus_per_node", "num_gpus", "tp", "pp", "vpp", "dp", "cp", "ep", "etp",
-    "zero_stage", "zero_group", "micro_batch", "global_batch",
-)  # fmt: skip
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn_hidden",
+    "vocab",
+    "num_experts",
+    "topk",
+    "moe_ffn",
+    "seq_len",
+    "gpus_per_node",
+    "num_gpus",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "cp",
+    "ep",
+    "etp",
+    "zero_stage",
+    "zero_group",
+    "micro_batch",
+    "global_batch",
+)
 
 NUMBERS = ("params_b", "step_time_ms", "step_time_ms_via_flops", "node_network_gbps")
 
 FLAGS = ("sp", "tp_overlap", "dp_overlap")
 
 TEXTS = (
-    "id", "source", "model", "gpu", "precision", "activation_recompute", "framework", "trust",
-    "suspect", "step_time_basis",
-)  # fmt: skip
+    "id",
+    "source",
+    "model",
+    "gpu",
+    "precision",
+    "activation_recompute",
+    "framework",
+    "trust",
+    "suspect",
+    "step_time_basis",
+)
 
 COLUMNS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS)
 """What a table must have; it may have more."""
@@ -148,4 +176,3 @@ def _number(text: str, name: str, where: str) -> float:
             f"{', 0 or more' if least == 0 else ' above 0'}, or nothing"
         )
     return value
-

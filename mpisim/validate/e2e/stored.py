@@ -43,9 +43,11 @@ def kept(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, Any]:
     """Return an outcome as a table of JSON."""
     numbers = {name: getattr(outcome, name) for name in NUMBERS}
     return {
-        "experiment": digest(mapped, every), **numbers, "fits": outcome.fits,
+        "experiment": digest(mapped, every),
+        **numbers,
+        "fits": outcome.fits,
         "lengths": dict(outcome.lengths),
-    }  # fmt: skip
+    }
 
 
 def stored(path: str | Path) -> dict[str, Outcome]:

@@ -47,10 +47,13 @@ def densenet(m: Modules, model: Cnn) -> list[Layer]:
             features.append(new)
             layers.append(
                 Layer(
-                    f"denseblock{block}.{number}", tuple(operators), "block",
-                    given + m.bytes(new), given,
+                    f"denseblock{block}.{number}",
+                    tuple(operators),
+                    "block",
+                    given + m.bytes(new),
+                    given,
                 )
-            )  # fmt: skip
+            )
         image = Image(sum(each.channels for each in features), image.side)
         # The slice that is the last layer's gradient is copied for its convolution.
         joined = m.concatenation(features, (stream("slice copy", 2 * m.bytes(features[-1])),))

@@ -46,9 +46,7 @@ def normalised(
     return [replace(norm, forward=forward)]
 
 
-def joined(
-    m: Modules, name: str, relu: str, image: Image, other: list[Operator]
-) -> list[Operator]:
+def joined(m: Modules, name: str, relu: str, image: Image, other: list[Operator]) -> list[Operator]:
     """Return normalisation, the sum with what came another way, and ReLU.
 
     Parameters

@@ -73,9 +73,18 @@ class Modules(Eager):
         return Operator("images", (copy("copy images", FP32 * self.batch * image.size),))
 
     def convolution(
-        self, name: str, image: Image, outputs: int, kernel: int, *, stride: int = 1,
-        padding: int = 0, bias: bool = False, first: bool = False, kept: bool = False,
-    ) -> tuple[Operator, Image]:  # fmt: skip
+        self,
+        name: str,
+        image: Image,
+        outputs: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = False,
+        first: bool = False,
+        kept: bool = False,
+    ) -> tuple[Operator, Image]:
         """A convolution.
 
         Parameters
@@ -110,9 +119,16 @@ class Modules(Eager):
 
         def run(what: str, direction: Literal["forward", "input", "weight"]) -> Compute:
             described = Convolution(
-                self.batch, image.channels, share, out.side, out.side, kernel, stride,
-                direction=direction, dtype=self.convolved,
-            )  # fmt: skip
+                self.batch,
+                image.channels,
+                share,
+                out.side,
+                out.side,
+                kernel,
+                stride,
+                direction=direction,
+                dtype=self.convolved,
+            )
             return Compute(what, described, weight=direction == "weight")
 
         parameters: tuple[Parameter, ...] = (

@@ -66,9 +66,14 @@ def _block(
     given, through = image, image
     for i, (channels, kernel, step) in enumerate(shapes, start=1):
         convolution, through = m.convolution(
-            f"conv{i}", through, channels, kernel, stride=step, padding=kernel // 2,
+            f"conv{i}",
+            through,
+            channels,
+            kernel,
+            stride=step,
+            padding=kernel // 2,
             kept=kept or i > 1,
-        )  # fmt: skip
+        )
         operators.append(convolution)
         if i < len(shapes):
             operators += normalised(m, f"bn{i}", f"relu{i}", through)

@@ -92,9 +92,13 @@ def close_before(parameters: Iterable[Held], limit: int) -> list[Bucket]:
 
 
 def sharded(
-    parameters: Iterable[Held], limit: int | None, ranks: int, *,
-    alignment: tuple[int, int], own_bucket: bool,
-) -> list[Bucket]:  # fmt: skip
+    parameters: Iterable[Held],
+    limit: int | None,
+    ranks: int,
+    *,
+    alignment: tuple[int, int],
+    own_bucket: bool,
+) -> list[Bucket]:
     """Lay parameters out in a buffer whose buckets are spread evenly over ranks.
 
     As ``_ParamAndGradBuffer`` of Megatron-LM with the distributed optimizer
@@ -135,4 +139,3 @@ def sharded(
     if members:
         close()
     return found
-

@@ -26,9 +26,14 @@ STRATEGIES: Mapping[Style, type[Strategy]] = {
 
 
 def strategy(
-    plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-    stage: int = 0, transformer: bool = True, order: Sequence[int] | None = None,
-) -> Strategy:  # fmt: skip
+    plan: Plan,
+    chunks: Sequence[Sequence[Layer]],
+    groups: Groups,
+    *,
+    stage: int = 0,
+    transformer: bool = True,
+    order: Sequence[int] | None = None,
+) -> Strategy:
     """Return the strategy of a plan for one stage of its pipeline.
 
     Parameters

@@ -49,9 +49,14 @@ class Ddp(Strategy):
     quiet: ClassVar[bool] = True
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         defaults = frameworks().ddp
         # A size the user gives holds for the first bucket, too (distributed.py).
@@ -87,8 +92,10 @@ class Ddp(Strategy):
         if not first or layer > 0 or not channels or self.alone(False):
             return
         # A mean and a variance in fp32 a channel; an int64 a normalisation.
-        tensors = {"statistics": [4 * each for each in channels for _ in range(2)],
-                   "counters": [8] * len(channels)}  # fmt: skip
+        tensors = {
+            "statistics": [4 * each for each in channels for _ in range(2)],
+            "counters": [8] * len(channels),
+        }
         rows = []
         for what, sizes in tensors.items():
             block.compute(Compute(f"flatten {what}", Elementwise(2 * sum(sizes))))

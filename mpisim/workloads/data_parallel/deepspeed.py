@@ -45,9 +45,14 @@ class DeepSpeed(Strategy):
     style: ClassVar[Style] = "deepspeed"
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         if plan.zero in (1, 2) and plan.zero_group is not None:
             raise InputError(

@@ -98,9 +98,14 @@ class Fsdp(Strategy):
     style: ClassVar[Style] = "fsdp"
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         roots, units = [], []
         for layers, parameters in zip(chunks, self.held, strict=True):

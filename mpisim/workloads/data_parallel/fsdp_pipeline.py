@@ -65,9 +65,14 @@ class FsdpPipeline(_Staged):
     """Gathers ahead of what is at work, over model chunks; reduces beside what follows."""
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         self._sequence = [(chunk, unit) for chunk in self.order for unit in self._of(chunk)]
         self._place = {item: i for i, item in enumerate(self._sequence)}

@@ -53,9 +53,14 @@ class Megatron(Strategy):
     quiet: ClassVar[bool] = True
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         self.buckets: Mapping[Key, Bucket] = {
             (chunk, expert, i): bucket
@@ -85,9 +90,12 @@ class Megatron(Strategy):
             return close_after(parameters, [limit or self.count(expert) + 1])
         alignment = defaults.parameter_alignment.si, defaults.bucket_alignment.si
         return sharded(
-            parameters, limit, self.sharers(expert),
-            alignment=(int(alignment[0]), int(alignment[1])), own_bucket=plan.pp > 1,
-        )  # fmt: skip
+            parameters,
+            limit,
+            self.sharers(expert),
+            alignment=(int(alignment[0]), int(alignment[1])),
+            own_bucket=plan.pp > 1,
+        )
 
     @property
     def streams(self) -> Mapping[str, str]:

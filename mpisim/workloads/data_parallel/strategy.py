@@ -55,9 +55,14 @@ class Strategy:
     quiet: ClassVar[bool] = False
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
         self.held = tuple(held(layers) for layers in chunks)

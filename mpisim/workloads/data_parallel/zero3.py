@@ -44,9 +44,14 @@ class Zero3(DeepSpeed):
     """
 
     def __init__(
-        self, plan: Plan, chunks: Sequence[Sequence[Layer]], groups: Groups, *,
-        stage: int = 0, order: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        chunks: Sequence[Sequence[Layer]],
+        groups: Groups,
+        *,
+        stage: int = 0,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(plan, chunks, groups, stage=stage, order=order)
         defaults = frameworks().deepspeed
         ahead = plan.dp_overlap and plan.prefetch > 0

@@ -150,9 +150,13 @@ class Modules(Eager):
         count = len(widths) - 1
         for i in range(1, count + 1):
             yield self.linear(
-                f"{name} {i}", self.batch, widths[i - 1], widths[i],
-                first=first and i == 1, kept=i > 1,
-            )  # fmt: skip
+                f"{name} {i}",
+                self.batch,
+                widths[i - 1],
+                widths[i],
+                first=first and i == 1,
+                kept=i > 1,
+            )
             kind = last if i == count else "relu"
             yield self.activation(f"{name} {i} {kind}", self.batch * widths[i])
 

@@ -41,9 +41,7 @@ from .sharding import Table, place
 __all__ = ["dlrm_networks"]
 
 
-def dlrm_networks(
-    model: Dlrm, plan: Plan, grid: Grid
-) -> tuple[list[Network], NDArray[np.int64]]:
+def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], NDArray[np.int64]]:
     """Return the different networks of a DLRM, and which of them each data-parallel rank has.
 
     Parameters

@@ -93,9 +93,14 @@ _ONE_CHUNK: Mapping[str, Callable[[int, int], tuple[Order, ...]]] = {
 
 
 def pipeline(
-    name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None,
+    name: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int = 1,
+    *,
+    group: int | None = None,
     paired: bool = False,
-) -> Pipeline:  # fmt: skip
+) -> Pipeline:
     """Lay out a schedule.
 
     Parameters
@@ -150,8 +155,10 @@ def pipeline(
         return Pipeline(name, stages, chunks, micro_batches, actions, parts=stages * chunks)
     alone = name == "1f1b" and stages == 1
     for key, given in (
-        ("chunks", chunks > 1), ("group", group is not None), ("paired", paired and not alone)
-    ):  # fmt: skip
+        ("chunks", chunks > 1),
+        ("group", group is not None),
+        ("paired", paired and not alone),
+    ):
         if given:
             raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
     if paired:

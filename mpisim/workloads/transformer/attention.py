@@ -20,8 +20,10 @@ from .shapes import Shapes
 __all__ = ["core_attention"]
 
 AROUND = {
-    "ring": ring_attention, "all-gather": gathered_attention, "pytorch": rotated_attention,
-}  # fmt: skip
+    "ring": ring_attention,
+    "all-gather": gathered_attention,
+    "pytorch": rotated_attention,
+}
 """Attention over a context, by `Plan.cp_style`."""
 
 
@@ -75,9 +77,7 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
         # Queries, keys and values were cut out of one tensor: so is their gradient put together.
         width = s.batch * (heads.queries * heads.query_width + heads.length * heads.key_value_width)
         behind.append(stream(f"{name} concatenated gradients", 2 * s.element * width))
-    return Operator(
-        name, (*repeated, *before), (*behind, *summed), saved=saved, selective=True
-    )
+    return Operator(name, (*repeated, *before), (*behind, *summed), saved=saved, selective=True)
 
 
 def _cast(s: Shapes) -> int:

@@ -77,10 +77,11 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             backward.append(stream(f"{name} queries gradient sum", 3 * queries))
             backward.append(
                 Compute(
-                    f"{name} keys gradient sum", Elementwise(3 * pair),
+                    f"{name} keys gradient sum",
+                    Elementwise(3 * pair),
                     after=(f"ring {step + 1}",),
                 )
-            )  # fmt: skip
+            )
         else:
             backward.append(stream(f"{name} keys gradient copy", 2 * pair))
     return tuple(forward), tuple(backward)
@@ -167,10 +168,13 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             backward.append(stream(f"{name} gradients packing", 2 * FP32 * pair))
         backward.append(
             Communicate(
-                f"{name} gradients exchange", Operation.SEND_RECV, "cp", FP32 * pair,
+                f"{name} gradients exchange",
+                Operation.SEND_RECV,
+                "cp",
+                FP32 * pair,
                 token=f"gradients {step + 1}",
             )
-        )  # fmt: skip
+        )
         backward.append(stream(f"{name} queries gradient sum", (e + 2 * FP32) * queries))
     backward.append(stream(f"{name} queries gradient round", (FP32 + e) * queries))
     rounded = Elementwise((FP32 + e) * pair)

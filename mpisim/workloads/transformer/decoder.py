@@ -43,9 +43,7 @@ def encoder_decoder(s: Shapes) -> Iterator[Layer]:
         start = (*start, relative_bias(d, "decoder relative bias"))
     encoded = s.element * s.shared * model.hidden
     for i in range(model.decoder_layers):
-        yield layer(
-            d, f"decoder layer {i}", decoder if i else (*start, *decoder), beside=encoded
-        )
+        yield layer(d, f"decoder layer {i}", decoder if i else (*start, *decoder), beside=encoded)
     yield layer(d, "head", vocabulary_head(d), "head")
 
 

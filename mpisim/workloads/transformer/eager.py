@@ -118,6 +118,4 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     if not fused:
         backward.append(stream(f"{name} concatenated gradients", 2 * e * inputs))
     kept = 2 * e + MASK if drops else e
-    return Operator(
-        name, tuple(forward), tuple(backward), saved=kept * scores, selective=True
-    )
+    return Operator(name, tuple(forward), tuple(backward), saved=kept * scores, selective=True)

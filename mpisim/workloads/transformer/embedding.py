@@ -63,9 +63,16 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
 
     def convolution(direction: str) -> Convolution:
         return Convolution(
-            s.batch, CHANNELS, model.hidden, side, side, model.patch, model.patch,
-            direction=direction, dtype=dtype,  # type: ignore[arg-type]
-        )  # fmt: skip
+            s.batch,
+            CHANNELS,
+            model.hidden,
+            side,
+            side,
+            model.patch,
+            model.patch,
+            direction=direction,
+            dtype=dtype,  # type: ignore[arg-type]
+        )
 
     name, tokens = "patch embedding", s.tokens * model.hidden
     parameters = (

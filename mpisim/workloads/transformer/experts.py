@@ -88,9 +88,7 @@ def experts(s: Shapes, routing: Routing) -> tuple[Operator, ...]:
     return _padded(s, routing, operators)
 
 
-def _padded(
-    s: Shapes, routing: Routing, operators: tuple[Operator, ...]
-) -> tuple[Operator, ...]:
+def _padded(s: Shapes, routing: Routing, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     """Copy rows to where those of each expert are a multiple of what fp8 products take, and back.
 
     Transformer Engine's `Fp8Padding` and `Fp8Unpadding` (`TEGroupedMLP.forward`), forward and
@@ -138,9 +136,7 @@ def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator
         )
         backward.append(launched(Compute(weights, added, weight=True)))
     else:
-        product = GroupedGemm(
-            rows, groups, n, k, dtype=s.linear, output=s.stored, weight=True
-        )
+        product = GroupedGemm(rows, groups, n, k, dtype=s.linear, output=s.stored, weight=True)
         backward.append(launched(Compute(weights, product, weight=True)))
         backward += accumulate(s, f"{name} weight", size)
     parameters = [Parameter(f"{name} weight", size, expert=True)]

@@ -20,9 +20,12 @@ def feed_forward(s: Shapes) -> tuple[Operator, ...]:
     before = norm(s, "feed-forward norm", s.shared, model.hidden, residual=True)
     modules = s.plan.recompute_modules
     matrices = two_matrices(
-        s, "feed-forward", model.ffn // s.grid.tp, bias=model.bias,
+        s,
+        "feed-forward",
+        model.ffn // s.grid.tp,
+        bias=model.bias,
         keeps_input="layernorm" not in modules or "mlp" in modules,
-    )  # fmt: skip
+    )
     if "mlp" in modules:  # their input is all that is kept
         matrices = (matrices[0], *(replace(each, saved=0) for each in matrices[1:]))
     return (

@@ -62,10 +62,12 @@ def places(experts: int, topk: int, parts: int, groups: int = 1, chosen: int = 1
         return math.prod((others - i) / (eligible - i) for i in range(topk))
 
     return parts * sum(
-        math.comb(within, k) * math.comb(groups - within, chosen - k) / math.comb(groups, chosen)
+        math.comb(within, k)
+        * math.comb(groups - within, chosen - k)
+        / math.comb(groups, chosen)
         * (1 - spared(k * min(part, group)))
         for k in range(max(0, chosen - groups + within), min(within, chosen) + 1)
-    )  # fmt: skip
+    )
 
 
 def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
@@ -135,9 +137,7 @@ def _arrived(s: Shapes, routing: Routing) -> tuple[int, int]:
     busiest = routing.received / routing.copies
 
     def tokens(parts: int) -> int:
-        needed = places(
-            model.experts, model.topk, parts, model.expert_groups, model.topk_groups
-        )  # fmt: skip
+        needed = places(model.experts, model.topk, parts, model.expert_groups, model.topk_groups)
         return math.ceil(routing.tokens * needed * busiest)
 
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)

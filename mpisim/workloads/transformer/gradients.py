@@ -38,9 +38,15 @@ def accumulate(s: Shapes, name: str, size: int) -> Iterator[Compute]:
 
 
 def weight_gradient(
-    s: Shapes, name: str, tokens: int, n: int, k: int, *, after: tuple[str, ...] = (),
+    s: Shapes,
+    name: str,
+    tokens: int,
+    n: int,
+    k: int,
+    *,
+    after: tuple[str, ...] = (),
     linear: bool = True,
-) -> Iterator[Compute]:  # fmt: skip
+) -> Iterator[Compute]:
     """Gradient of a matrix (k, n): the product of inputs and gradients over the tokens.
 
     Parameters

@@ -40,9 +40,14 @@ def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
         False where an operator before it on the same stage lists the matrix.
     """
     matrix = column_linear(
-        s, "logits", s.model.hidden, s.vocabulary, quantised=False, parameters=parameters,
+        s,
+        "logits",
+        s.model.hidden,
+        s.vocabulary,
+        quantised=False,
+        parameters=parameters,
         tied=s.model.tied_embeddings,
-    )  # fmt: skip
+    )
     return (matrix, _cross_entropy(s))
 
 
@@ -101,7 +106,7 @@ def classifier_head(s: Shapes) -> tuple[Operator, ...]:
             s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, quantised=False
         ),
         _loss(s, "loss", s.batch, model.classes),
-    )  # fmt: skip
+    )
 
 
 def _picked(s: Shapes, whole: int) -> Operator:

@@ -51,9 +51,17 @@ class Heads:
         model = s.model
         kv_heads = s.heads if model.attention == "mla" else s.kv_heads
         return cls(
-            s.heads, kv_heads, model.head, model.value_head, s.local_length, s.length, s.length,
-            model.causal if causal is None else causal, model.position == "relative", s.window,
-        )  # fmt: skip
+            s.heads,
+            kv_heads,
+            model.head,
+            model.value_head,
+            s.local_length,
+            s.length,
+            s.length,
+            model.causal if causal is None else causal,
+            model.position == "relative",
+            s.window,
+        )
 
     def kernel(
         self, s: Shapes, queries: int, keys: int, causal: bool, *, backward: bool = False
@@ -66,9 +74,18 @@ class Heads:
         """
         whole = backward and s.attended == "fp8" and s.plan.attention == "cudnn"
         return ATTENTION[s.plan.attention](
-            s.batch, self.heads, self.kv_heads, queries, keys, self.head, self.value, causal,
-            backward, s.attended, None if whole else self.window,
-        )  # fmt: skip
+            s.batch,
+            self.heads,
+            self.kv_heads,
+            queries,
+            keys,
+            self.head,
+            self.value,
+            causal,
+            backward,
+            s.attended,
+            None if whole else self.window,
+        )
 
     @property
     def query_width(self) -> int:

@@ -38,13 +38,19 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
             column_linear(s, "query up", m.q_lora_rank, heads.query_width, keep=kept),
         ]
     else:
-        operators.append(column_linear(
-            s, "query", m.hidden, heads.query_width, keep=kept, keeps_input=keeps_input
-        ))  # fmt: skip
+        operators.append(
+            column_linear(
+                s, "query", m.hidden, heads.query_width, keep=kept, keeps_input=keeps_input
+            )
+        )
     operators += [
         linear(
-            s, "key-value down", m.hidden, m.kv_lora_rank + m.qk_rope_head_size,
-            tokens=s.shared, keeps_input=False,
+            s,
+            "key-value down",
+            m.hidden,
+            m.kv_lora_rank + m.qk_rope_head_size,
+            tokens=s.shared,
+            keeps_input=False,
         ),
         _position(s),
         norm(s, "key-value latent norm", s.shared, m.kv_lora_rank),

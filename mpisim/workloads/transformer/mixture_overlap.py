@@ -34,9 +34,7 @@ def overlapped(routed: Sequence[Operator], shared: tuple[Operator, ...]) -> Oper
     return Operator(
         "mixture of experts",
         _beside(forward, [step for each in up for step in each.forward], down.forward),
-        _beside(
-            backward, down.backward, [step for each in reversed(up) for step in each.backward]
-        ),
+        _beside(backward, down.backward, [step for each in reversed(up) for step in each.backward]),
         tuple(parameter for operator in together for parameter in operator.parameters),
         sum(operator.saved for operator in together),
     )

@@ -74,4 +74,3 @@ def _stack(s: Shapes) -> Iterable[Layer]:
     else:
         head = vocabulary_head(s)
     yield layer(s, "head", head, "head")
-

@@ -19,22 +19,43 @@ from .gradients import accumulate
 from .shapes import Shapes
 
 __all__ = [
-    "MASK", "activation", "branch", "dropout", "dropout_add", "dropped", "norm", "rotate", "stream",
-]  # fmt: skip
+    "MASK",
+    "activation",
+    "branch",
+    "dropout",
+    "dropout_add",
+    "dropped",
+    "norm",
+    "rotate",
+    "stream",
+]
 
 MASK = 1
 """Bytes of an element of a dropout mask."""
 FP32 = BYTES["fp32"]
 
 GELU = (
-    ("power", 2), ("cube", 2), ("argument", 3), ("scale", 2), ("tanh", 2), ("shift", 2),
-    ("half", 2), ("product", 3),
-)  # fmt: skip
+    ("power", 2),
+    ("cube", 2),
+    ("argument", 3),
+    ("scale", 2),
+    ("tanh", 2),
+    ("shift", 2),
+    ("half", 2),
+    ("product", 3),
+)
 GELU_BACKWARD = (
-    ("product backward", 3), ("input gradient", 3), ("half backward", 2), ("tanh backward", 3),
-    ("scale backward", 2), ("cube backward", 2), ("square", 2), ("cube gradient", 2),
-    ("power backward", 3), ("gradient sum", 4),
-)  # fmt: skip
+    ("product backward", 3),
+    ("input gradient", 3),
+    ("half backward", 2),
+    ("tanh backward", 3),
+    ("scale backward", 2),
+    ("cube backward", 2),
+    ("square", 2),
+    ("cube gradient", 2),
+    ("power backward", 3),
+    ("gradient sum", 4),
+)
 """x · (1 + tanh(c · (x + 0.044715 x³))) / 2 in TensorFlow's operations (``gelu`` of BERT's
 modeling.py), and their gradients: tensors each reads and writes."""
 
@@ -45,9 +66,15 @@ def stream(name: str, traffic: int) -> Compute:
 
 
 def norm(
-    s: Shapes, name: str, rows: int, columns: int, *, residual: bool = False, kept: bool = True,
+    s: Shapes,
+    name: str,
+    rows: int,
+    columns: int,
+    *,
+    residual: bool = False,
+    kept: bool = True,
     of_heads: bool = False,
-) -> Operator:  # fmt: skip
+) -> Operator:
     """A layer or RMS norm.
 
     Parameters

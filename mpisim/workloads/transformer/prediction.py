@@ -65,7 +65,5 @@ def _whole(s: Shapes) -> tuple[Operator, ...]:
     backward: list[Step] = [stream("prediction columns backward", 2 * size // s.grid.tp)]
     if s.sequence_parallel:
         forward.append(stream("prediction scatter", 2 * share))
-        backward.insert(
-            0, exchange(s, "prediction scatter gradient", Operation.ALL_GATHER, size)
-        )
+        backward.insert(0, exchange(s, "prediction scatter gradient", Operation.ALL_GATHER, size))
     return (Operator("prediction columns", tuple(forward), tuple(backward)),)

@@ -41,6 +41,4 @@ class Routing:
         # All experts on one rank: it gets every copy, however unevenly they are spread.
         busiest = s.plan.moe_imbalance if s.grid.ep > 1 else 1.0
         received = math.ceil(copies * busiest)
-        return cls(
-            s.shared, copies, received, received * s.grid.etp, s.model.experts // s.grid.ep
-        )
+        return cls(s.shared, copies, received, received * s.grid.etp, s.model.experts // s.grid.ep)

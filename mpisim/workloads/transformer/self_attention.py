@@ -58,26 +58,41 @@ def cross_attention(s: Shapes, encoder: Shapes) -> tuple[Operator, ...]:
     model, e = s.model, s.element
     width = s.kv_heads * (model.head + model.value_head)
     heads = Heads(
-        s.heads, s.kv_heads, model.head, model.value_head, s.local_length, encoder.length,
-        encoder.length, causal=False,
-    )  # fmt: skip
+        s.heads,
+        s.kv_heads,
+        model.head,
+        model.value_head,
+        s.local_length,
+        encoder.length,
+        encoder.length,
+        causal=False,
+    )
     bias = model.has_qkv_bias
     return (
         norm(s, "cross attention norm", s.shared, model.hidden, residual=True),
         column_linear(
-            s, "cross query", model.hidden, heads.query_width, bias=bias,
+            s,
+            "cross query",
+            model.hidden,
+            heads.query_width,
+            bias=bias,
             keep=e * s.tokens * heads.query_width,
         ),
         branch(encoder, "encoder output", encoder.shared * model.hidden),
         # All layers keep the same output of the encoder; it is counted where it is made.
         column_linear(
-            encoder, "cross key-value", model.hidden, width, bias=bias, keeps_input=False,
+            encoder,
+            "cross key-value",
+            model.hidden,
+            width,
+            bias=bias,
+            keeps_input=False,
             keep=e * encoder.tokens * width,
         ),
         *_head_norms(s, encoder, heads),
         core_attention(s, "cross attention", heads),
         *_way_back(s, "cross attention", heads),
-    )  # fmt: skip
+    )
 
 
 def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
@@ -93,10 +108,14 @@ def _projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
         operators = list(separate_linears(s, "qkv", widths, bias=model.has_qkv_bias, kept=True))
     else:
         matrix = column_linear(
-            s, "qkv", model.hidden, width, bias=model.has_qkv_bias,
+            s,
+            "qkv",
+            model.hidden,
+            width,
+            bias=model.has_qkv_bias,
             keep=s.element * s.tokens * width,
             keeps_input="layernorm" not in s.plan.recompute_modules,
-        )  # fmt: skip
+        )
         operators = [matrix, *_divided(s, heads)]
     operators += _head_norms(s, s, heads)
     if model.position == "rotary":
@@ -171,9 +190,12 @@ def _way_back(s: Shapes, name: str, heads: Heads) -> tuple[Operator, ...]:
     """
     model, plan = s.model, s.plan
     casts_again = (
-        plan.precision == "fp8" and plan.fp8_scaling != "delayed" and plan.recompute == "none"
-        and s.megatron and plan.kernels == "flash"
-    )  # fmt: skip
+        plan.precision == "fp8"
+        and plan.fp8_scaling != "delayed"
+        and plan.recompute == "none"
+        and s.megatron
+        and plan.kernels == "flash"
+    )
     return (
         row_linear(
             s, f"{name} output", heads.output_width, model.hidden, keeps_input=not casts_again

@@ -20,9 +20,14 @@ __all__ = ["separate_linears"]
 
 
 def separate_linears(
-    s: Shapes, name: str, widths: Mapping[str, int], *, bias: bool = False, kept: bool = False,
+    s: Shapes,
+    name: str,
+    widths: Mapping[str, int],
+    *,
+    bias: bool = False,
+    kept: bool = False,
     keeps_input: bool = True,
-) -> tuple[Operator, ...]:  # fmt: skip
+) -> tuple[Operator, ...]:
     """Return matrices that take the same hidden states, split by columns.
 
     Parameters
@@ -42,9 +47,11 @@ def separate_linears(
         found = [gathered_input(s, name, hidden, len(widths))]
         for each, width in widths.items():
             keep = s.element * s.tokens * width if kept else 0
-            found.append(column_linear(
-                s, each, hidden, width, bias=bias, keep=keep, keeps_input=False, gathered=True
-            ))  # fmt: skip
+            found.append(
+                column_linear(
+                    s, each, hidden, width, bias=bias, keep=keep, keeps_input=False, gathered=True
+                )
+            )
         return tuple(found)
     found = [branch(s, name, s.shared * hidden)] * (len(widths) - 1)
     for i, (each, width) in enumerate(widths.items()):

@@ -38,10 +38,19 @@ __all__ = ["column_linear", "exchange", "gathered_input", "linear", "reduce", "r
 
 
 def column_linear(
-    s: Shapes, name: str, k: int, n: int, *, bias: bool = False, keep: int = 0,
-    keeps_input: bool = True, quantised: bool = True, parameters: bool = True, tied: bool = False,
+    s: Shapes,
+    name: str,
+    k: int,
+    n: int,
+    *,
+    bias: bool = False,
+    keep: int = 0,
+    keeps_input: bool = True,
+    quantised: bool = True,
+    parameters: bool = True,
+    tied: bool = False,
     gathered: bool = False,
-) -> Operator:  # fmt: skip
+) -> Operator:
     """A matrix (k, n) split by columns.
 
     Parameters
@@ -135,9 +144,7 @@ def gathered_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
     if s.plan.fused:
         total = Elementwise((uses + 1) * s.element * size)
         backward = [Compute(f"{name} gradient sum", total)]
-        gradient = exchange(
-            s, f"{name} input gradient", Operation.REDUCE_SCATTER, s.element * size
-        )  # fmt: skip
+        gradient = exchange(s, f"{name} input gradient", Operation.REDUCE_SCATTER, s.element * size)
         backward.append(gradient)
     else:
         total = Elementwise(3 * s.element * size)
@@ -191,10 +198,12 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
             backward += placed(
                 s,
                 Communicate(
-                    f"{name} gradient all-gather", Operation.ALL_GATHER, "tp",
+                    f"{name} gradient all-gather",
+                    Operation.ALL_GATHER,
+                    "tp",
                     s.operand(s.tokens * n),
                 ),
-            )  # fmt: skip
+            )
         gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
         backward.append(Compute(gradient, gemm))
     backward += turned(s, f"{name} gradient", s.tokens * n)
@@ -206,9 +215,17 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
 
 
 def linear(
-    s: Shapes, name: str, k: int, n: int, *, tokens: int, bias: bool = False,
-    keeps_input: bool = True, quantised: bool = True, input_gradient: bool = True,
-) -> Operator:  # fmt: skip
+    s: Shapes,
+    name: str,
+    k: int,
+    n: int,
+    *,
+    tokens: int,
+    bias: bool = False,
+    keeps_input: bool = True,
+    quantised: bool = True,
+    input_gradient: bool = True,
+) -> Operator:
     """A matrix (k, n) that every rank of the tp group holds whole.
 
     Parameters
@@ -265,7 +282,6 @@ def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute
     yield from accumulate(s, f"{name} bias", n)
 
 
-
 def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
     """All-gather sequences, and copy them to their places where they do not come first."""
     yield gathered
@@ -273,13 +289,11 @@ def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
         yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
 
 
-
-
 def gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
     """Gather the input of a matrix, `k` features a token."""
     return Communicate(
         f"{name} all-gather", Operation.ALL_GATHER, "tp", operand_bytes(dtype, s.tokens * k)
-    )  # fmt: skip
+    )
 
 
 def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:

@@ -56,9 +56,13 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
         if chunk < chunks - 1:
             # The first waits for its input; what arrives is sent on at once, whatever computes.
             yield Communicate(
-                f"{name} exchange", Operation.SEND_RECV, "tp", size,
-                token=f"chunk {chunk + 1}", after=here or None,
-            )  # fmt: skip
+                f"{name} exchange",
+                Operation.SEND_RECV,
+                "tp",
+                size,
+                token=f"chunk {chunk + 1}",
+                after=here or None,
+            )
         yield Compute(f"{name} chunk", gemm, after=here)
 
 
@@ -90,10 +94,12 @@ def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
     for part in range(splits):
         yield Compute(f"{name} chunk", Gemm(rows, n, k, dtype=s.linear, output=s.stored))
         yield Communicate(
-            f"{name} reduce-scatter", Operation.REDUCE_SCATTER, "tp",
+            f"{name} reduce-scatter",
+            Operation.REDUCE_SCATTER,
+            "tp",
             operand_bytes(format, rows * n),
             token=f"part {part}",
-        )  # fmt: skip
+        )
 
 
 def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
