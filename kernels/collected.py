@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mpisim.errors import InputError, nearest
+from mpisim.base.errors import InputError, nearest
 
 from . import operations
 from .operations import Kernel

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .gpu import Gpu
 from .operations import Copy, Counted, Elementwise, Kernel, Precision

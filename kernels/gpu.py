@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mpisim.errors import InputError, nearest
-from mpisim.presets import SUFFIX, find, names, packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import Limits, build
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.presets import SUFFIX, find, names, packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import Limits, build
 
 __all__ = ["Gpu", "find_gpu", "gpu_names"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from mpisim.quantity import Quantity
+from mpisim.base.quantity import Quantity
 
 from .gpu import Gpu
 from .operations import Kernel

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 __all__ = [
     "BYTES",

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity, picoseconds
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity, picoseconds
 
 from .gpu import PEAK, Gpu
 from .model import Estimate

@@ -3,6 +3,8 @@
 The names below are the library. Importing this package loads none of them, so that a command line
 that only prints its help starts at once.
 
+``errors``
+    The errors a user can mend: :class:`MpisimError` and its subclasses.
 ``open_results``
     Read the result of a run (an HDF5 file) as numpy arrays.
 ``Program``
@@ -18,14 +20,15 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from mpisim.base import errors
+from mpisim.base.version import __version__
+
 if TYPE_CHECKING:
     from mpisim.program import Program
     from mpisim.results import open_results
     from mpisim.simulate import simulate
 
-__version__ = "0.1.0"
-
-__all__ = ["Program", "__version__", "open_results", "simulate"]
+__all__ = ["Program", "__version__", "errors", "open_results", "simulate"]
 
 _HOME = {
     "Program": "mpisim.program",

@@ -63,7 +63,7 @@ def check_built(root: Path = ROOT) -> None:
     except OSError:
         return
     if built != digest(root):
-        from .errors import UsageError
+        from .base.errors import UsageError
 
         raise UsageError(
             f"the compiled modules in {root} were made from other sources than are there now; "

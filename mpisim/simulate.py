@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError
+from .base.errors import UsageError
+from .base.files import check_output
 from .experiment import Experiment, ProgramExperiment
-from .files import check_output
-from .parallel import agreed
-from .parallel import progress as show
+from .mpi.parallel import agreed
+from .mpi.parallel import progress as show
 from .prediction.case import Case, prepare
 from .prediction.execution import execute
 from .prediction.launches import launch_bound

@@ -326,7 +326,7 @@ def _rounds_to(number: str, figure: str) -> bool:
 
 def _check_keys(text: str, table: str) -> None:
     """Assert that an experiment can be read that has these tables, or keys of one table."""
-    from mpisim.errors import MpisimError
+    from mpisim.base.errors import MpisimError
     from mpisim.experiment import read
 
     given = f"[{table}]\n{text}" if table else text

@@ -60,7 +60,7 @@ def read(path: Path = TABLE) -> dict[str, Figure | None]:
 
 def write(figures: Mapping[str, Figure], path: Path = TABLE) -> None:
     """Figures by command → the table, whole or not at all."""
-    from mpisim.files import staged
+    from mpisim.base.files import staged
 
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

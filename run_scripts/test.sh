@@ -25,6 +25,7 @@ part() {
 
 bash run_scripts/get_slurm.sh
 part "lint" ruff check .
+part "format" ruff format --check .
 part "types" bash run_scripts/typecheck.sh
 part "tests, one process" pytest "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.

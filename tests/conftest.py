@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 
 from mpisim.cli.launch import launched_rank, launched_size, unlaunched
-from mpisim.library import no_transports
+from mpisim.mpi.library import no_transports
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import Price
 
 __all__ = ["Links", "huge", "random_links"]

@@ -7,7 +7,7 @@ from typing import Any
 import networkx
 import numpy as np
 
-from mpisim.quantity import Quantity
+from mpisim.base.quantity import Quantity
 from mpisim.topo import Cluster, Topology
 from mpisim.topo.fabrics import Fabric
 from mpisim.topo.nodes import Node

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mpisim.base.quantity import Quantity
 from mpisim.kernels import Gpu
-from mpisim.quantity import Quantity
 
 
 def exact(value: float, unit: str) -> Quantity:

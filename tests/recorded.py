@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from mpisim.engine import Run, block_placement, simulate
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import Replay, TraceJob, read_job, replay
+from mpisim.replay.what_if import WhatIf
 from mpisim.traces.export import export_kineto
-from mpisim.whatif import WhatIf
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

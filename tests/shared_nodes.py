@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import Price
 from mpisim.topo.price import RATE_BITS, WEIGHT_ONE
 

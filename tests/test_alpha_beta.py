@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.program import Operation
 from mpisim.topo import AlphaBeta, class_of
 

@@ -9,7 +9,7 @@ import pytest
 import toy_family
 from toy_family import TRUE, batch
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels import Estimate, Roofline, find_gpu
 from mpisim.kernels.alternatives import Li, OperationDatabase, Scaling, regress
 from mpisim.kernels.operations import Elementwise, Gemm

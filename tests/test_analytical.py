@@ -9,7 +9,7 @@ import pytest
 import toy_family
 from toy_family import TRUE, batch
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels import find_gpu, gpu_names
 from mpisim.kernels.analytical import Analytical, Machine, family_module
 from mpisim.kernels.analytical.calibration import (

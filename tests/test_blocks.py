@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import Times
 
-from mpisim.errors import InputError, ProgramError
+from mpisim.base.errors import InputError, ProgramError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
 from mpisim.workloads.assembly import TableAssembler

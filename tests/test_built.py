@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mpisim.base.errors import UsageError
 from mpisim.built import STAMP, check_built, cores, digest, sources
-from mpisim.errors import UsageError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -14,7 +14,7 @@ from chakra_oracle import COMM_TYPES, LISTS, NODE_TYPES, chakra, parse, proto
 from hypothesis import given, settings
 from programs import partial, programs, random_program
 
-from mpisim.errors import InputError, OutputError, UsageError
+from mpisim.base.errors import InputError, OutputError, UsageError
 from mpisim.formats import import_program, read_chakra, write_chakra
 from mpisim.formats.chakra_schema import CollectiveType, NodeType, attributes, messages
 from mpisim.program import (

@@ -13,7 +13,7 @@ import pytest
 from chakra_oracle import chakra, write
 
 from mpisim import engine
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.formats import import_program, read_chakra
 from mpisim.formats.chakra_schema import read_nodes
 from mpisim.kernels import find_gpu

@@ -27,13 +27,13 @@ def add_parser(subparsers):
 
 
 def run(args):
-    from mpisim.errors import InputError, OutputError
+    from mpisim.base.errors import InputError, OutputError
     from mpisim.cli.launch import world
     assert "mpi4py.MPI" not in sys.modules
     if args.way == "early":
         raise InputError("before MPI")
     comm = world()
-    from mpisim.parallel import agreed
+    from mpisim.mpi.parallel import agreed
     last = comm.rank == comm.size - 1
     if args.way == "agreed":
         with agreed(comm):
@@ -201,7 +201,7 @@ def test_help_needs_no_heavy_import(launch_environment):
 
 def test_the_package_offers_functions_not_modules():
     code = (
-        "import mpisim, types; from mpisim.errors import MpisimError\n"
+        "import mpisim, types; from mpisim.base.errors import MpisimError\n"
         "module = types.ModuleType('mpisim.simulate')\n"
         "mpisim.simulate = module  # what importing the submodule does\n"
         "assert 'simulate' not in vars(mpisim)\n"

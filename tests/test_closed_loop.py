@@ -20,7 +20,7 @@ from recorded import US, recordable_programs, replayed
 from mpisim.cli.launch import launched_size
 from mpisim.engine import simulate
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
-from mpisim.whatif import WhatIf, change
+from mpisim.replay.what_if import WhatIf, change
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

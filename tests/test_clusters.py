@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.presets import folder
+from mpisim.base.quantity import Quantity
 from mpisim.kernels import find_gpu
-from mpisim.presets import folder
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import class_of, cluster_names, find_cluster
 
 OWN = """

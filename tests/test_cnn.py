@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from toys import Times
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Cnn
 from mpisim.experiment.plan import Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels import collected, measured
 from mpisim.kernels.operations import BYTES, Attention, Copy, Embedding, Gemm, Norm
 

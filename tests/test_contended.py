@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import random_program
 
+from mpisim.base.errors import DeadlockError
 from mpisim.engine import Run, actors, contention, simulate
 from mpisim.engine.saturation import Loaded
-from mpisim.errors import DeadlockError
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 
 Core = Literal["compiled", "python"]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.csv_files import read_table
+from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.experiment.config_json import read_config
 from mpisim.kernels import find_gpu
@@ -18,7 +19,6 @@ from mpisim.kernels.analytical.calibration import Calibration as KernelCalibrati
 from mpisim.kernels.measured import read as read_kernels
 from mpisim.overlap.pairs import read_pairs
 from mpisim.prediction.step_constants import StepConstants
-from mpisim.tables import read_table
 from mpisim.topo import find_cluster
 from mpisim.topo.collectives.calibration import Calibration
 from mpisim.topo.collectives.measured import read as read_collectives

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sharing import layer, stepped, told
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.workloads.data_parallel.gathering import Limits, fetches
 from mpisim.workloads.data_parallel.held import Held
 from mpisim.workloads.operators import Parameter

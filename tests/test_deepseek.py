@@ -12,7 +12,7 @@ from test_step import waits
 from toys import Times, layout
 from transformers import lines, model, network, operator, plan
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels.operations import Elementwise
 from mpisim.memory.states import rates
 from mpisim.program import Kind, Operation, check_matching

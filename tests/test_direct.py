@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fold import check
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import NetworkChoice, load
 from mpisim.prediction.case import prepare
 from mpisim.prediction.network import network_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from toys import Times
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Experiment
 from mpisim.experiment.models import Dlrm
 from mpisim.experiment.plan import Plan

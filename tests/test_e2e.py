@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from mpisim.errors import InputError, UsageError
+from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import Transformer
 from mpisim.validate.e2e import (
     Mapped,

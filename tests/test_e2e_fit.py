@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.prediction.step_constants import Known, StepConstants
-from mpisim.quantity import Quantity
 from mpisim.validate.e2e import (
     as_json,
     calibrate,

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from mpisim.base.errors import DeadlockError
 from mpisim.engine import Binding, Run, simulate
-from mpisim.errors import DeadlockError
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder, TableBuilder
 
 HOST, STREAM, WAIT, QUEUE = Binding.HOST, Binding.STREAM, Binding.WAIT, Binding.QUEUE

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.engine import simulate
 from mpisim.engine.cost import price, varied
-from mpisim.errors import InputError
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
-from mpisim.quantity import Quantity
 from mpisim.topo import Price
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import programs
 
+from mpisim.base.errors import ProgramError
 from mpisim.engine._core import (
     asked,
     asked_twin,
@@ -22,7 +23,6 @@ from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
 from mpisim.engine.actors import STEP
 from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
-from mpisim.errors import ProgramError
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import partial, programs, random_program
 
+from mpisim.base.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
 from mpisim.engine import Run, block_placement, plan, simulate
-from mpisim.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 

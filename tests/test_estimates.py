@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisim.base.quantity import PICOSECONDS
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, family_module, stack
 from mpisim.kernels.analytical.family import MODULES
@@ -30,7 +31,6 @@ from mpisim.kernels.operations import (
 )
 from mpisim.kernels.persistent_norm import PersistentNorm
 from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
-from mpisim.quantity import PICOSECONDS
 
 GPUS = ("a100-sxm", "p100-pcie", "l4")
 MODELS = {name: Analytical(find_gpu(name)) for name in GPUS}

@@ -6,7 +6,7 @@ import json
 import pytest
 from execution_traces import MM, Writer, tensor
 
-from mpisim.errors import TraceError
+from mpisim.base.errors import TraceError
 from mpisim.traces.et import is_execution_trace, read_et
 from mpisim.traces.et_communications import collective_name
 

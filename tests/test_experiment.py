@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError, MpisimError, UsageError
+from mpisim.base.errors import InputError, MpisimError, UsageError
 from mpisim.experiment import Cnn, Dlrm, Transformer, defaulted, load, read
 from mpisim.prediction.case import prepare
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from recorded import exported, recordable_program
 
+from mpisim.base.errors import InputError, MpisimError, OutputError
 from mpisim.engine import Run, simulate
-from mpisim.errors import InputError, MpisimError, OutputError
 from mpisim.experiment import load
 from mpisim.prediction.case import prepare
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder

@@ -11,7 +11,7 @@ from fabrics import LINK, PORT, check_routes, cluster, direct, networkx_flow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.topo import Topology
 from mpisim.topo.checks import check_connected
 from mpisim.topo.fabrics import Fabric

@@ -11,8 +11,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from programs import partial, programs, random_program
 
+from mpisim.base.errors import DeadlockError, UsageError
 from mpisim.engine import Apart, Run, simulate
-from mpisim.errors import DeadlockError, UsageError
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 

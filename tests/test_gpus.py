@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.presets import packaged, plain
+from mpisim.base.quantity import Quantity
 from mpisim.kernels import Gpu, find_gpu, gpu_names
-from mpisim.presets import packaged, plain
-from mpisim.quantity import Quantity
 
 GPUS = "gpus.toml"
 FAMILIES = "gpu_families.toml"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.prediction.network import network_of
 from mpisim.program import Operation
 from mpisim.topo import Cluster, class_of, cluster_names, find_cluster

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import Plan
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.hdf5 import SMALL, read_texts, write_texts
+from mpisim.base.hdf5 import SMALL, read_texts, write_texts
 
 TEXTS = st.lists(st.text(st.characters(), max_size=6), max_size=8)
 

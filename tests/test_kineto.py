@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from traces import US, HandMade
 
-from mpisim.errors import TraceError
+from mpisim.base.errors import TraceError
 from mpisim.traces import read_kineto
 from mpisim.traces.kineto import KERNEL, MEMCPY, MEMSET
 from mpisim.traces.shift import shift_second_half

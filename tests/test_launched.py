@@ -184,8 +184,8 @@ def add_parser(subparsers):
 
 def run(args):
     from mpisim.cli import launch
-    from mpisim.errors import InputError
-    from mpisim.files import staged
+    from mpisim.base.errors import InputError
+    from mpisim.base.files import staged
     way = args.way.removeprefix("all-")
     if args.way != way:
         comm = launch.world()

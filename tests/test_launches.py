@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, load
 from mpisim.kernels.operations import Convolution, Gemm
 from mpisim.prediction.case import prepare

@@ -5,7 +5,7 @@ import json
 import pytest
 from execution_traces import MM, Writer, tensor
 
-from mpisim.errors import TraceError
+from mpisim.base.errors import TraceError
 from mpisim.traces.et import read_et
 from mpisim.traces.kineto import read_kineto
 from mpisim.traces.link import link_traces

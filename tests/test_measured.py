@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels.measured import TEST, TRAIN, gpu_name, read, select
 from mpisim.kernels.operations import (
     Convolution,

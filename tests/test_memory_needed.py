@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from programs import programs
 
+from mpisim.base.errors import InputError
 from mpisim.engine import memory_needed, simulate
 from mpisim.engine.fold import quotient, whole
 from mpisim.engine.memory_needed import Memory, capacity, count, needed, on_this_machine
-from mpisim.errors import InputError
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -176,7 +176,7 @@ def test_limits_of_control_groups(
 
 
 def test_progress_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpisim import parallel
+    from mpisim.mpi import parallel
 
     seen: list[str] = []
     original = parallel.progress

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
 from mpisim.kernels import find_gpu
 from mpisim.memory import (

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpisim.quantity import Quantity
+from mpisim.base.quantity import Quantity
 from mpisim.topo import Cluster, cluster_names, find_cluster
 from mpisim.topo.narrowest import behind_ports
 from mpisim.topo.topology import LinkKind

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.program import Operation
 from mpisim.topo import cluster_names, find_cluster
 from mpisim.topo.nccl import Factors, Nccl, Settings, Shape, System

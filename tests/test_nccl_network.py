@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import SharedNetwork, class_of, find_cluster
 from mpisim.topo.changes import changed
 from mpisim.topo.nccl import Nccl, System

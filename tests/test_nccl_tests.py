@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError, UsageError
+from mpisim.base.errors import InputError, UsageError
 from mpisim.program import Operation
 from mpisim.topo.bus import bus_factor
 from mpisim.topo.collectives.measured import read

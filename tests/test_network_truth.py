@@ -15,10 +15,10 @@ from mpi4py.MPI import Intracomm
 from test_fold import check
 
 from mpisim import engine
+from mpisim.base.quantity import Quantity
 from mpisim.experiment import read
 from mpisim.prediction.case import Case, prepare
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import cut_bound
 from mpisim.topo.changes import changed

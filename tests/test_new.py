@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.schema import build
 from mpisim.experiment import Cnn, Dlrm, Plan, Transformer, read
 from mpisim.experiment.example import _documented, example
 from mpisim.experiment.experiment import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
@@ -26,7 +27,6 @@ from mpisim.memory import assess, capacity
 from mpisim.memory.starting import _spread
 from mpisim.prediction.case import prepare
 from mpisim.prediction.hardware import hardware_of
-from mpisim.schema import build
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.closed_forms import parameters

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpisim.errors import TraceError
+from mpisim.base.errors import TraceError
 from mpisim.program import Kind, Operation
 from mpisim.replay import read_job, replay
 from mpisim.traces import find_sources

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.numbered import Numbered
+from mpisim.base.numbered import Numbered
 
 PARTS = st.lists(
     st.tuples(st.sampled_from(("tp ", "", "größe ", "activation+ ")), st.integers(0, 120)),

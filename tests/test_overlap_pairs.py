@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpisim.base.errors import InputError
 from mpisim.cli import main
-from mpisim.errors import InputError
 from mpisim.experiment import load
 from mpisim.kernels import find_gpu
 from mpisim.kernels.slowdown import Constants, packaged_constants, read_constants

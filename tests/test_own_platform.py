@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpisim.errors import InputError, UsageError
+from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import NetworkChoice
 from mpisim.prediction.network import calibrated
 from mpisim.program import Operation

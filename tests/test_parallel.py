@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from mpisim import errors
-from mpisim.errors import InputError, MatchError, MpisimError, TraceError, nearest
-from mpisim.parallel import agreed, progress
+from mpisim.base import errors
+from mpisim.base.errors import InputError, MatchError, MpisimError, TraceError, nearest
+from mpisim.mpi.parallel import agreed, progress
 
 
 class FieldError(MatchError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toys import Free, Times
 
 from mpisim import engine
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import (
     FAMILIES,
     ClusterChoice,

@@ -13,7 +13,8 @@ from toys import instant
 
 import mpisim
 from mpisim import engine
-from mpisim.errors import InputError, MpisimError, OutputError
+from mpisim.base.errors import InputError, MpisimError, OutputError
+from mpisim.base.quantity import Quantity
 from mpisim.experiment import (
     ClusterChoice,
     Experiment,
@@ -34,7 +35,6 @@ from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import ours
 from mpisim.prediction.uncertainty import propagate
 from mpisim.program import Operation, Program, ProgramBuilder
-from mpisim.quantity import Quantity
 from mpisim.simulate import simulate
 from mpisim.topo import AlphaBeta, class_of, find_cluster
 from mpisim.workloads import training_step

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from mpisim.base.errors import InputError
+from mpisim.base.schema import build, parse
 from mpisim.data import text
-from mpisim.errors import InputError
 from mpisim.experiment import FAMILIES, Model, Transformer
 from mpisim.experiment.presets import find_model, model_presets
-from mpisim.schema import build, parse
 
 PRESETS = model_presets()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpisim.errors import ProgramError
+from mpisim.base.errors import ProgramError
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 
 GROUPS = [(0, 1), (1, 0), (0, 1, 2), (2, 3), (3, 2)]

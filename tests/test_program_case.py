@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_speeds import SMALL
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import VariationChoice, load, load_any, read
 from mpisim.formats import read_chakra, write_chakra
 from mpisim.prediction.case import Case, prepare

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.data import names, path
-from mpisim.errors import InputError
 from mpisim.experiment import load
 from mpisim.experiment.load import read
 from mpisim.experiment.published import UNITS

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.recent import Recent
+from mpisim.base.recent import Recent
 
 
 @given(st.lists(st.integers(1, 12), max_size=60), st.integers(1, 30))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import model, network, plan
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.workloads.recomputation import again, kept_bytes
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 from traces import NCCL, HandMade
 
+from mpisim.base.errors import InputError
 from mpisim.engine import simulate
-from mpisim.errors import InputError
+from mpisim.program.step_times import Spans, job_spans
 from mpisim.replay import read_job, replay
-from mpisim.replay_error import replay_error
+from mpisim.replay.error import replay_error
+from mpisim.replay.what_if import WhatIf
 from mpisim.results import collect, open_results, write_results
-from mpisim.steps import Spans, job_spans
-from mpisim.whatif import WhatIf
 
 LENGTHS = (900, 400, 600, 500)
 """Of the steps on the rank that is slower in each, in µs."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import UsageError
-from mpisim.library import check_library
-from mpisim.reductions import added, added_words, anywhere, largest, smallest
+from mpisim.base.errors import UsageError
+from mpisim.mpi.library import check_library
+from mpisim.mpi.reductions import added, added_words, anywhere, largest, smallest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 REDUCING = {
@@ -98,7 +98,7 @@ def test_other_types_are_refused(comm, dtype):
 
 
 def test_nothing_else_reduces():
-    """Every reduction of the product goes through `mpisim.reductions`."""
+    """Every reduction of the product goes through `mpisim.mpi.reductions`."""
     found = []
     for folder in ("mpisim", "kernels", "topo"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):

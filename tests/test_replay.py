@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from traces import NCCL, HandMade
 
-from mpisim.errors import InputError, TraceError
+from mpisim.base.errors import InputError, TraceError
 from mpisim.replay import read_job, replay
-from mpisim.whatif import WhatIf
+from mpisim.replay.what_if import WhatIf
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from programs import programs
 from straggler import LAST, OTHERS, STEP, US, straggler
 
+from mpisim.base.files import write_json
 from mpisim.engine import simulate
-from mpisim.files import write_json
 from mpisim.program import Program, ProgramBuilder
 from mpisim.report import figures, render
 from mpisim.report.times import apportioned, duration, quantity, rounded, unit_for

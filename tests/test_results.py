@@ -23,10 +23,10 @@ from programs import partial, programs
 from straggler import BREAKDOWN, LAST, OTHERS, STEP, US, straggler
 
 import mpisim
+from mpisim.base.errors import InputError, OutputError, UsageError
+from mpisim.base.files import check_output
 from mpisim.engine import Run, simulate
 from mpisim.engine.run import Apart, Binding, PieceKind
-from mpisim.errors import InputError, OutputError, UsageError
-from mpisim.files import check_output
 from mpisim.program import Flag, Kind, Operation, Phase, Program, ProgramBuilder
 from mpisim.results import Results, collect, rank_steps, write_results
 from mpisim.results.accounting import account
@@ -562,7 +562,7 @@ def test_plain_h5py_reads_the_rows_of_all_processes(
     """With small chunks: most of every column is copied chunk by chunk."""
     for module in ("hdf5", "results.timeline"):
         monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
-    monkeypatch.setattr("mpisim.hdf5.SMALL", 1)
+    monkeypatch.setattr("mpisim.base.hdf5.SMALL", 1)
     run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
     write_results(run, folder / "run.h5", comm=comm, timeline=True)
     rows = [run.rows(i) for i in range(len(run.hosted))]

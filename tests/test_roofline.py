@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import ROUND, exact
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.kernels import Estimate, KernelModel, Roofline, find_gpu
 from mpisim.kernels.operations import (
     Attention,
@@ -29,7 +30,6 @@ from mpisim.kernels.operations import (
     OptimizerStep,
     Softmax,
 )
-from mpisim.quantity import Quantity
 
 
 def on_round(kernel: Kernel) -> Estimate:

@@ -9,13 +9,13 @@ import pytest
 from mpi4py import MPI
 
 from mpisim import engine, simulate
+from mpisim.base.errors import InputError, UsageError
+from mpisim.base.rank_ranges import span
 from mpisim.engine.run import Apart
-from mpisim.errors import InputError, UsageError
 from mpisim.experiment import VariationChoice, read
 from mpisim.prediction.case import Case, prepare
 from mpisim.prediction.samples import sampled_steps, summary
 from mpisim.prediction.variation import varied
-from mpisim.spans import span
 
 TEXT = """
 [model]

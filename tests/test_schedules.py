@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.program import Phase
 from mpisim.workloads.schedules import SCHEDULES, Action, Pipeline, pipeline
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import pytest
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity, picoseconds
-from mpisim.schema import Limits, build, parse
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity, picoseconds
+from mpisim.base.schema import Limits, build, parse
 
 
 @dataclass(frozen=True)

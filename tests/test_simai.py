@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisim import engine
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.formats import import_program, read_simai, simai_program
 from mpisim.program import Kind, Operation, Phase, Program
 from mpisim.topo import AlphaBeta

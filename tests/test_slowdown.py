@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.kernels import KernelModel, Roofline, find_gpu
 from mpisim.kernels.analytical import Analytical, Machine

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import VariationChoice
 from mpisim.kernels import find_gpu
 from mpisim.kernels.operations import Attention, Convolution, Elementwise, Gemm, Norm

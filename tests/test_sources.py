@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from traces import HandMade
 
-from mpisim.errors import TraceError
+from mpisim.base.errors import TraceError
 from mpisim.traces import find_sources
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpisim.base.errors import InputError
 from mpisim.data import text
-from mpisim.errors import InputError
 from mpisim.experiment import read
 from mpisim.prediction.hardware import hardware_of
 from mpisim.simulate import simulate

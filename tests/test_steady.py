@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
 from mpisim.prediction import steady

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from toys import Free, Times, block, layout
 
 from mpisim import engine
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Kind, Operation, Phase, Program, Table, check_matching
 from mpisim.workloads import Workload, training_step

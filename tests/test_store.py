@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError, OutputError, ProgramError, UsageError
-from mpisim.files import check_output, staged, write_json
+from mpisim.base.errors import InputError, OutputError, ProgramError, UsageError
+from mpisim.base.files import check_output, staged, write_json
 from mpisim.program import Flag, Operation, Phase, Program, ProgramBuilder
 from mpisim.program.show import overview, rows
 from mpisim.program.store import load, save

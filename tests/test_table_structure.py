@@ -6,9 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
+from mpisim.base.errors import ProgramError
 from mpisim.engine.actors import script
 from mpisim.engine.lowering import lower
-from mpisim.errors import ProgramError
 from mpisim.program import Names, Operation, Table, TableBuilder
 
 

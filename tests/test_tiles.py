@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import programs, random_program
 
+from mpisim.base.errors import DeadlockError
 from mpisim.engine import Run, simulate
 from mpisim.engine import plan as plan_module
 from mpisim.engine.tiling import Meetings, Tiles, find_tiles, joined
-from mpisim.errors import DeadlockError
 from mpisim.program import Flag, Jitter, Kind, Operation, Program, ProgramBuilder
 
 Finder = Callable[..., Tiles]

@@ -11,8 +11,8 @@ from fabrics import PORT, check_route, check_routes, cluster, direct, gb, networ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 from mpisim.topo import Cluster, Topology, cluster_names, find_cluster
 from mpisim.topo.changes import changed
 from mpisim.topo.fabrics import Fabric

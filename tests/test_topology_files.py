@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fabrics import check_routes, cluster
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.topo import find_cluster, read_topology
 from mpisim.topo.draw import draw, positions
 from mpisim.topo.measure import bisection

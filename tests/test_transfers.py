@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.program import Operation
 from mpisim.topo.transfers import ALGORITHMS, Transfers, double_tree, transfers
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import model, network, plan
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 48, "heads": 6, "seq_len": 24, "vocab": 256}
 GPT = model("gpt", **SIZES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import lines, model, network, operator, plan
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Attention

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import communications, lines, model, network, operator, plan
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.operations import GroupedGemm
 from mpisim.kernels.split_gemm import SplitGroupedGemm

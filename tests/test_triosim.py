@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpisim import engine
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.formats import import_program, read_triosim, triosim_program
 from mpisim.program import Kind, Phase
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from mpisim.base.quantity import Quantity
 from mpisim.engine.run import CriticalPath, PieceKind
 from mpisim.prediction.uncertainty import propagate
-from mpisim.quantity import Quantity
 
 NUMBERS = {
     "rate": Quantity(1, "1", 0.1, "here"),

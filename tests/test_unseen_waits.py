@@ -12,8 +12,8 @@ from mpi4py import MPI
 from traces import US, HandMade
 
 from mpisim.replay import read_job, replay
+from mpisim.replay.what_if import WhatIf
 from mpisim.traces.waits import Inference, infer_waits
-from mpisim.whatif import WhatIf
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
 from mpisim.experiment.load import TABLES
 from mpisim.prediction.alike import alike

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim import engine
+from mpisim.base.errors import ProgramError
 from mpisim.engine.variation import (
     ONE,
     Variation,
@@ -19,7 +20,6 @@ from mpisim.engine.variation import (
     jitter_table,
     scaled,
 )
-from mpisim.errors import ProgramError
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder, load, save
 
 

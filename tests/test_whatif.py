@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from programs import partial
 
+from mpisim.base.errors import InputError
 from mpisim.engine import simulate
-from mpisim.errors import InputError
 from mpisim.program import UNPRICED, Kind, Operation, Program, ProgramBuilder
-from mpisim.whatif import WhatIf, change
+from mpisim.replay.what_if import WhatIf, change
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

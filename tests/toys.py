@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from mpisim.base.quantity import Quantity
 from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer
 from mpisim.kernels import Estimate, Gpu, find_gpu
 from mpisim.kernels.operations import Elementwise, Kernel
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import Price
 from mpisim.workloads import Layout
 from mpisim.workloads.grid import Grid

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.quantity import PICOSECONDS
+from mpisim.base.quantity import PICOSECONDS
 
 from .nodes import hop_latency
 from .price import WEIGHT_ONE

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
-from mpisim.quantity import PICOSECONDS, Quantity
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.quantity import PICOSECONDS, Quantity
 
 from .bus import bus_factor
 from .price import Price

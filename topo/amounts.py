@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from mpisim.errors import InputError, nearest
-from mpisim.quantity import UNITS
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.quantity import UNITS
 
 __all__ = ["bandwidth", "latency"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .fabrics import Cables, Ports, build_fabric
 from .nodes import Box, build_box, hop_latency

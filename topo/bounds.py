@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 from .measure import max_flow
 from .topology import Topology

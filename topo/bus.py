@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 __all__ = ["bus_factor"]
 

@@ -10,7 +10,7 @@ from fnmatch import translate
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError, nearest
+from mpisim.base.errors import InputError, nearest
 
 from .amounts import bandwidth, latency
 from .checks import check_connected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .topology import Topology
 

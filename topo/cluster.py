@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from mpisim.errors import InputError
-from mpisim.presets import SUFFIX, find_file, folder
-from mpisim.quantity import Quantity
-from mpisim.schema import Limits, build
+from mpisim.base.errors import InputError
+from mpisim.base.presets import SUFFIX, find_file, folder
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
 from .assemble import assemble

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisim.text import aligned
+from mpisim.base.text import aligned
 
 from .measure import bisection, rails, sample_paths
 from .topology import LinkKind, NodeKind, Topology

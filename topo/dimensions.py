@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .order import Block
 

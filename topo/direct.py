@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mpisim.errors import InputError
-from mpisim.presets import packaged
-from mpisim.program import Operation
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 from .nccl import Choice, Shape
 from .nccl.shape import Seats

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.files import staged
+from mpisim.base.errors import InputError
+from mpisim.base.files import staged
 
 from .topology import LinkKind, NodeKind, Topology
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpisim.program import Operation
-from mpisim.quantity import PICOSECONDS
+from mpisim.base.kinds import Operation
+from mpisim.base.quantity import PICOSECONDS
 
 from .bounds import Cut, cut_bound
 from .nccl import Choice

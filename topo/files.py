@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mpisim.errors import InputError, nearest
-from mpisim.files import reason
-from mpisim.presets import SUFFIX, load_file
-from mpisim.schema import build
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.files import reason
+from mpisim.base.presets import SUFFIX, load_file
+from mpisim.base.schema import build
 
 from .amounts import bandwidth, latency
 from .checks import check_connected

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
-from mpisim.quantity import PICOSECONDS, Quantity
-from mpisim.recent import Recent
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.quantity import PICOSECONDS, Quantity
+from mpisim.base.recent import Recent
 
 from .alone import (
     IMPOSSIBLE,

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .nccl.shape import Shape
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
-from mpisim.quantity import PICOSECONDS, Quantity
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.quantity import PICOSECONDS, Quantity
 
 __all__ = [
     "RATE_BITS",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
 
 from .amounts import bandwidth
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .dimensions import rings_of
 from .order import Block

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 if TYPE_CHECKING:
     import networkx

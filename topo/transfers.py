@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 from .dimensions import along_axes, parts, rings_of
 from .order import Block

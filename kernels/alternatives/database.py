@@ -15,7 +15,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from mpisim.quantity import Quantity, picoseconds
+from mpisim.base.quantity import Quantity, picoseconds
 
 from ..analytical.machine import Machine
 from ..gpu import Gpu

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity, picoseconds
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity, picoseconds
 
 from ..analytical.family import ANY, MODULES
 from ..analytical.machine import Machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpisim.quantity import Quantity
+from mpisim.base.quantity import Quantity
 
 from ..gpu import Gpu
 from ..model import Estimate, KernelModel

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.files import read_text
+from mpisim.base.presets import packaged
+from mpisim.base.schema import Limits, build, parse
 from mpisim.data import text
-from mpisim.errors import InputError, nearest
-from mpisim.files import read_text
-from mpisim.presets import packaged
-from mpisim.schema import Limits, build, parse
 
 from ..gpu import FILE as PRESETS
 from ..gpu import find_gpu

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from ..operations import Kernel
 from .machine import Machine

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 from . import gemm
 from .family import Columns

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from mpisim.errors import InputError
-from mpisim.presets import names, packaged
+from mpisim.base.errors import InputError
+from mpisim.base.presets import names, packaged
 
 from ..gpu import FILE, Gpu, find_gpu
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisim.quantity import Quantity, picoseconds
+from mpisim.base.quantity import Quantity, picoseconds
 
 from ..gpu import Gpu
 from ..model import Estimate

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 from .family import Columns
 from .machine import Machine

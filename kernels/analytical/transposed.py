@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 __all__ = ["turned_rate"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpisim.presets import match, packaged
+from mpisim.base.presets import match, packaged
 
 from ..gpu import FILE
 

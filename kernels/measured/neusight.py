@@ -9,7 +9,7 @@ rows for training another than that of those for tests.
 
 from __future__ import annotations
 
-from mpisim.tables import Cells
+from mpisim.base.csv_files import Cells
 
 from ..operations import Convolution, Elementwise, Gemm, Kernel, Norm, Softmax
 from .rows import Form, Row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpisim.tables import Cells
+from mpisim.base.csv_files import Cells
 
 from .. import collected
 from ..fused_attention import ATTENTION

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mpisim.errors import InputError, nearest
-from mpisim.presets import names
-from mpisim.tables import read_table
+from mpisim.base.csv_files import read_table
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.presets import names
 
 from ..analytical.family import ANY, MODULES, stack
 from ..gpu import FILE

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpisim.tables import Cells
+from mpisim.base.csv_files import Cells
 
 from ..operations import Kernel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpisim.tables import Cells
+from mpisim.base.csv_files import Cells
 
 from ..operations import Elementwise, Embedding, Gemm, Kernel, Norm
 from .rows import ASIDE, Form, Row

@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.presets import load_file
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build, parse
 from mpisim.data import text
-from mpisim.errors import InputError
-from mpisim.presets import load_file
-from mpisim.program import Operation
-from mpisim.quantity import Quantity
-from mpisim.schema import build, parse
 
 __all__ = ["CLASSES", "Constants", "class_of_family", "packaged_constants", "read_constants"]
 

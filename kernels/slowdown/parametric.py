@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.quantity import Quantity
+from mpisim.base.quantity import Quantity
 
 from .constants import CLASSES, Constants
 from .work import Work

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
-from mpisim import __version__
+from mpisim.base.errors import InputError, MpisimError, OutputError
+from mpisim.base.version import __version__
 from mpisim.built import check_built
 from mpisim.cli import launch
 from mpisim.cli.parser import Parser, parse
 from mpisim.cli.signals import Terminated, ended_by_signals
-from mpisim.errors import InputError, MpisimError, OutputError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         alone = launch.launched_size() == 1
         return launch.end(1, "" if alone else launch.said("standard output was closed"))
     except OSError as error:
-        from mpisim.files import is_full, is_refused
+        from mpisim.base.files import is_full, is_refused
 
         # Wherever it strikes, a full disk is no bug, nor a file that cannot be reached: one line,
         # no traceback.

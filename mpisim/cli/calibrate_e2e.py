@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import InputError, UsageError
+from ..base.errors import InputError, UsageError
 from .validate_e2e import add_predicted, conditions
 
 __all__ = ["add_kind", "run"]
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.passes < 0:
         raise UsageError(f"--passes is {args.passes}; it must be 0 or more")
     where = {"trust": TRUST, **conditions(args.where)}
-    from ..files import check_output, staged
-    from ..parallel import agreed
+    from ..base.files import check_output, staged
+    from ..mpi.parallel import agreed
     from ..validate.e2e import calibrate, compare, stored, written
 
     comm = world()

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .fitted import add_output, print_skipped, rows_line, writing
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import InputError, UsageError, nearest
+from ..base.errors import InputError, UsageError, nearest
 from .output import check_json
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [price(size) for size in sizes]
     factor = bus_factor(operation, ranks)
     if args.json is not None:
-        from ..files import write_json
+        from ..base.files import write_json
 
         rows = [
             {
@@ -349,8 +349,8 @@ def _nccl(
     cluster: Cluster, operation: Operation, nodes: int, ranks: list[int], given: NetworkChoice
 ) -> tuple[NcclNetwork, Callable[[int], Line]]:
     """Return the network, and what prices a size on it."""
+    from ..base.quantity import PICOSECONDS
     from ..prediction.network import network_of
-    from ..quantity import PICOSECONDS
     from ..topo.nccl_network import NcclNetwork
 
     network = network_of(cluster, nodes, given)
@@ -377,7 +377,7 @@ def _nccl(
 def _alpha_beta(
     cluster: Cluster, operation: Operation, nodes: int, per_node: int, args: argparse.Namespace
 ) -> Callable[[int], Line]:
-    from ..quantity import PICOSECONDS
+    from ..base.quantity import PICOSECONDS
 
     if args.settings:
         raise UsageError(f"--set {args.settings[0]}: only --model nccl has settings")
@@ -440,7 +440,7 @@ def _change(line: Line) -> tuple[str, str]:
 
 
 def _table(sizes: list[int], lines: list[Line], factor: float, kind: str) -> list[str]:
-    from ..text import aligned
+    from ..base.text import aligned
 
     head = ("size", "count", "type", "time", "±", "algbw", "busbw")
     units = ("(B)", "(elements)", "", "(us)", "(%)", "(GB/s)", "(GB/s)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .fitted import print_skipped
 
 __all__ = ["figures_of", "print_tables"]

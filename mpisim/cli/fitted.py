@@ -43,7 +43,7 @@ def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Name
     """
 
     def run(args: argparse.Namespace) -> int:
-        from ..files import check_output, staged
+        from ..base.files import check_output, staged
         from .output import check_outputs
 
         check_outputs(args)

@@ -22,8 +22,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
-from mpisim.errors import UsageError
-from mpisim.text import shortened
+from mpisim.base.errors import UsageError
+from mpisim.base.text import shortened
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
@@ -110,7 +110,7 @@ def world() -> Intracomm:
         raise RuntimeError("a command that one process runs must not communicate")
     import mpi4py
 
-    from mpisim.library import check_library, library_name, no_transports
+    from mpisim.mpi.library import check_library, library_name, no_transports
 
     # Only the main thread communicates, and Open MPI is quicker when it knows.
     mpi4py.rc.thread_level = "funneled"

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import InputError
-from ..text import aligned
+from ..base.errors import InputError
+from ..base.text import aligned
 
 __all__ = ["add_parser", "run"]
 
@@ -90,8 +90,8 @@ def _models() -> Listing:
 
 def _model(table: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return kind, parameters, shape and size of a sample."""
+    from ..base.schema import build
     from ..experiment import FAMILIES, Cnn, Plan, Transformer
-    from ..schema import build
     from ..workloads.closed_forms import parameters
     from ..workloads.grid import Grid
     from ..workloads.operators import total

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 
 __all__ = ["add_parser", "run"]
 
@@ -83,7 +83,7 @@ def _is_path(name: str) -> bool:
 
 
 def _write(text: str, args: argparse.Namespace) -> None:
-    from ..files import staged
+    from ..base.files import staged
 
     if args.file is None:
         print(text, end="")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -128,7 +128,7 @@ def check_json(args: argparse.Namespace) -> None:
     OutputError
     """
     if args.json is not None:
-        from ..files import check_output
+        from ..base.files import check_output
 
         check_output(args.json, overwrite=True, device=True)
 
@@ -143,7 +143,7 @@ def page_of(path: str) -> str:
     OutputError
         If it cannot be written.
     """
-    from ..files import check_output, read_text
+    from ..base.files import check_output, read_text
 
     check_output(path, overwrite=True)
     return read_text(path) if Path(path).exists() else ""
@@ -166,12 +166,12 @@ def deliver(
     extra : mapping, optional
         Figures beside those of the report.
     """
-    from ..parallel import agreed
+    from ..mpi.parallel import agreed
 
     report = ""
     with agreed(comm):
         if results is not None:  # the others need not even load what follows
-            from ..files import write_json
+            from ..base.files import write_json
             from ..report import figures, render
 
             if args.json is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mpisim.base.errors import UsageError, nearest
 from mpisim.cli.launch import launched_rank
-from mpisim.errors import UsageError, nearest
 
 __all__ = ["Parser", "parse"]
 
@@ -14,7 +14,7 @@ __all__ = ["Parser", "parse"]
 class Parser(argparse.ArgumentParser):
     """Like argparse's own, except for how it ends.
 
-    A mistake raises :class:`~mpisim.errors.UsageError` with the nearest valid name, instead of
+    A mistake raises :class:`~mpisim.base.errors.UsageError` with the nearest valid name, instead of
     printing the usage once for every process; help and version are printed by the first process.
     Options cannot be abbreviated: a script that relies on it breaks with the next new option.
     Subcommands are parsed by the same class.

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..parallel import watched
+from ..mpi.parallel import watched
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -22,7 +22,7 @@ def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
     """Say in one line if fewer processes would have been as fast. **Collective.**
 
     Only to a person: nothing is written unless standard error is a terminal (see
-    `mpisim.parallel.progress`).
+    `mpisim.mpi.parallel.progress`).
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 from .output import check_outputs
 from .run import add_run_options, run
 
@@ -163,7 +163,7 @@ def import_(args: argparse.Namespace) -> int:
     check_outputs(args)
     if args.ranks < 0:
         raise UsageError(f"--ranks is {args.ranks}; it must be 1 or more")
-    from ..files import check_output
+    from ..base.files import check_output
     from ..formats import import_program
     from ..kernels import find_gpu
     from ..kernels.counted import Counts

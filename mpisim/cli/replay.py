@@ -6,12 +6,12 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 from .output import add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
     from ..replay import Replay, TraceJob
-    from ..whatif import WhatIf
+    from ..replay.what_if import WhatIf
 
 __all__ = ["add_parser", "run"]
 
@@ -144,12 +144,12 @@ def _each_rank_once(option: str, given: list[tuple[int, float]]) -> dict[int, fl
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
-    from ..files import check_output
-    from ..parallel import agreed, progress
+    from ..base.files import check_output
+    from ..mpi.parallel import agreed, progress
     from ..program import gather, save
     from ..replay import read_job, replay
+    from ..replay.what_if import WhatIf
     from ..results import collect, write_results
-    from ..whatif import WhatIf
     from .launch import world
     from .processes import advise
 
@@ -217,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _statements(job: TraceJob, asked: Replay, plain: Replay) -> dict[str, Any]:
     """What the results say of themselves: error, assumptions, what could not be modelled."""
-    from ..replay_error import replay_error
+    from ..replay.error import replay_error
 
     error = replay_error(asked, plain)
     unmatched = job.counts["kernels without a partner"]

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a report."""
     check_options(args)
     check_json(args)
-    from ..files import write_json
+    from ..base.files import write_json
     from ..report import figures, render
     from ..results import open_results
 

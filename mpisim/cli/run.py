@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 from .output import add_fold_option, add_result_options, check_json, check_options, deliver
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     if not 1 <= args.seeds <= MOST_SEEDS:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
+    from ..base.files import check_output
     from ..experiment import Experiment, load_any
-    from ..files import check_output
-    from ..parallel import agreed, progress
+    from ..mpi.parallel import agreed, progress
     from .launch import world
     from .processes import advise
 

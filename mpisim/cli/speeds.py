@@ -43,7 +43,7 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
     UsageError
         If the cluster has no use for one, or it cannot be.
     """
-    from ..errors import InputError, UsageError
+    from ..base.errors import InputError, UsageError
     from ..topo.speeds import limit_of_nics, with_speeds
 
     given = given_speeds(args)

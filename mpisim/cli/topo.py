@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 from .output import check_json, check_outputs
 from .speeds import add_speed_options, given_speeds, with_speed_options
 
@@ -74,7 +74,7 @@ def show(args: argparse.Namespace) -> int:
     check_json(args)
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
-    from ..files import check_output
+    from ..base.files import check_output
     from ..topo.describe import figures, measured, render
 
     if args.draw is not None:
@@ -87,7 +87,7 @@ def show(args: argparse.Namespace) -> int:
 
         draw(topology, args.draw)
     if args.json is not None:
-        from ..files import write_json
+        from ..base.files import write_json
 
         write_json(args.json, found if test is None else found | {"test": test})
     print(render(found, test))

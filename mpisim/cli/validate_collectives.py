@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .error_tables import figures_of, print_tables
 from .measured_collectives import add_reading, read_rows, sorted_rows
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     tables = tabulate(found)
     print_tables(tables, skipped, args.model, width=44)
     if args.json is not None:
-        from ..files import write_json
+        from ..base.files import write_json
 
         figures = {
             "kind": "collectives",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 
 if TYPE_CHECKING:
     from ..prediction.step_constants import StepConstants
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--predicted has steps without constants, --calibration gives them: choose one"
         )
-    from ..parallel import agreed
+    from ..mpi.parallel import agreed
     from ..validate.e2e import (
         as_json,
         check_plot,
@@ -159,13 +159,13 @@ def run(args: argparse.Namespace) -> int:
                 cross_validate(found)
             print(render(found, args.top))
             if args.markdown is not None:
-                from ..files import staged
+                from ..base.files import staged
                 from ..validate.e2e import markdown
 
                 with staged(args.markdown, overwrite=True) as file:
                     file.write(markdown(found, page).encode())
             if args.json is not None:
-                from ..files import write_json
+                from ..base.files import write_json
 
                 write_json(args.json, as_json(found, path))
             if args.plot is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, UsageError
+from ..base.errors import InputError, UsageError
 from .error_tables import figures_of, print_tables
 from .fitted import print_skipped
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("tables of kernels and of whole models must be validated one at a time")
     figures = _whole_models(args, calibration) if all(whole) else _kernels(args, calibration)
     if args.json is not None:
-        from ..files import write_json
+        from ..base.files import write_json
 
         write_json(args.json, figures)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import UsageError
+from ..base.errors import UsageError
 
 __all__ = ["add_kind", "run"]
 
@@ -53,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
         )
     print(render(runs))
     if args.markdown is not None:
-        from ..files import staged
+        from ..base.files import staged
 
         with staged(args.markdown, overwrite=True) as file:
             file.write(markdown(runs, page).encode())
     if args.json is not None:
-        from ..files import write_json
+        from ..base.files import write_json
 
         write_json(args.json, as_json(runs))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MpisimError, TraceError
+from ..base.errors import MpisimError, TraceError
 from .output import check_outputs
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     Returns 1 if a test fails on a trace that is replayed, else 2 if a trace cannot be replayed.
     """
     check_outputs(args)
-    from ..files import check_output, write_json
-    from ..parallel import agreed
+    from ..base.files import check_output, write_json
+    from ..mpi.parallel import agreed
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces
     from ..validate.traces import add_to
     from .launch import world

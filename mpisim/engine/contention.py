@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..parallel import agreed
+from ..mpi.parallel import agreed
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
 from ._core import asked, joined, several_at_once

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .. import parallel
+from ..mpi import parallel
+from ..mpi.reductions import anywhere, largest
 from ..program import Program
-from ..reductions import anywhere, largest
 from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention

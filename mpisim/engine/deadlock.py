@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DeadlockError
+from ..base.errors import DeadlockError
 from .plan import Plan
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..mpi.reductions import added
 from ..program import Table
-from ..reductions import added
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

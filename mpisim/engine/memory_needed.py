@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from ..presets import packaged
-from ..quantity import Quantity
-from ..reductions import added
-from ..schema import build
+from ..base.errors import InputError
+from ..base.presets import packaged
+from ..base.quantity import Quantity
+from ..base.schema import build
+from ..mpi.reductions import added
 from .fold import Cast
 from .refine import ranges
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ProgramError, UsageError
+from ..base.errors import ProgramError, UsageError
 from ..program import Program
 from .tiling import joined
 

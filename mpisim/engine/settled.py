@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import parallel
-from ..errors import UsageError
+from ..base.errors import UsageError
+from ..mpi import parallel
+from ..mpi.reductions import anywhere
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..program.table import UNPRICED, Table
-from ..reductions import anywhere
 from ..topo import Network
 from .contention import Contention, find
 from .fold import Cast, quotient, whole

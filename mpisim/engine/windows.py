@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reductions import largest, smallest
+from ..mpi.reductions import largest, smallest
 from .fold import Cast
 
 if TYPE_CHECKING:

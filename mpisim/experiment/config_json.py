@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, nearest
-from ..files import read_text
+from ..base.errors import InputError, nearest
+from ..base.files import read_text
 
 __all__ = ["Config", "read_config"]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .experiment import (
     CalibrationChoice,
     ClusterChoice,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ..errors import InputError
-from ..schema import Limits
-from ..spans import span
+from ..base.errors import InputError
+from ..base.rank_ranges import span
+from ..base.schema import Limits
 from .models import Count, Model
 from .overlap import OverlapChoice
 from .plan import Plan

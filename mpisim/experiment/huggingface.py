@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, nearest
+from ..base.errors import InputError, nearest
 from .config_json import Config, read_config
 
 __all__ = ["MODEL_TYPES", "from_config"]

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..presets import SUFFIX
+from ..base.errors import InputError
+from ..base.presets import SUFFIX
 from .experiment import Experiment
 from .load import FOUND, REQUIRED, of_table
 

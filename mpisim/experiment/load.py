@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, UsageError, nearest, one_of
-from ..files import read_text
-from ..schema import build, defaults, parse
+from ..base.errors import InputError, UsageError, nearest, one_of
+from ..base.files import read_text
+from ..base.schema import build, defaults, parse
 from .experiment import (
     CalibrationChoice,
     ClusterChoice,

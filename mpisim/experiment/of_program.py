@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InputError, UsageError, nearest
-from ..schema import build, defaults
+from ..base.errors import InputError, UsageError, nearest
+from ..base.schema import build, defaults
 from .experiment import ClusterChoice, NetworkChoice, RunChoice, with_defaults_kept
 from .overlap import OverlapChoice
 from .variation import VariationChoice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..errors import InputError
-from ..schema import Limits
+from ..base.errors import InputError
+from ..base.schema import Limits
 
 __all__ = ["OverlapChoice"]
 

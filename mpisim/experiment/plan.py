@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from ..schema import Limits
+from ..base.schema import Limits
 from .models import Count, Large
 from .plan_checks import AXES, check
 

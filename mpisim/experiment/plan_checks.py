@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, nearest
+from ..base.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from .plan import Plan

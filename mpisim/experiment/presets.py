@@ -7,8 +7,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..base.presets import match, packaged
 from ..data import names
-from ..presets import match, packaged
 
 __all__ = ["Preset", "find_model", "model_presets"]
 

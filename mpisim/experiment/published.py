@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from ..errors import InputError, nearest
-from ..schema import Limits
+from ..base.errors import InputError, nearest
+from ..base.schema import Limits
 
 __all__ = ["UNITS", "Figure", "Published"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..errors import InputError
-from ..schema import Limits
-from ..spans import span
+from ..base.errors import InputError
+from ..base.rank_ranges import span
+from ..base.schema import Limits
 
 __all__ = ["VariationChoice"]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import InputError
-from ..files import read_text
+from ..base.errors import InputError
+from ..base.files import read_text
 from ..kernels.counted import Counts
 from ..program import Program
 from ..traces.raw import read_head

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..kernels.counted import Counts
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
 from .chakra_attributes import COMM_TYPE

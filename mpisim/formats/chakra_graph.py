@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .chakra_schema import NodeType, attributes
 
 __all__ = ["GraphNode", "ordered_nodes"]

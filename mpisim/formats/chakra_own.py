@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, ProgramError
+from ..base.errors import InputError, ProgramError
 from ..program import COLUMNS as TABLE_COLUMNS
 from ..program import Communicators, Program, Table
 from .chakra_attributes import COLUMNS, PREFIX, VERSION

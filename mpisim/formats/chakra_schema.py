@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..traces.raw import open_text
 
 __all__ = [

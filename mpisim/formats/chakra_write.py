@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DestinationError, UsageError
-from ..files import hidden_name, reported
+from ..base.errors import DestinationError, UsageError
+from ..base.files import hidden_name, reported
 from ..program import UNPRICED, Flag, Kind, Operation, Program
 from .chakra_attributes import COLUMNS, COMM_TYPE, PREFIX, VERSION, add
 from .chakra_schema import NodeType, messages, write_delimited

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..kernels.counted import Counts
 from ..program import Program
 from ..traces.raw import read_head

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import InputError, nearest
+from ..base.errors import InputError, nearest
 from ..program import Operation
 from ..traces.raw import open_text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..program import Operation, Phase
 from .simai import SimaiWorkload
 

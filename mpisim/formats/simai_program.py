@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..program import Kind, Operation, Phase, Program, ProgramBuilder, Table, TableBuilder
 from ..workloads.schedules import Pipeline, pipeline
 from .simai import Part, SimaiWorkload, read_simai

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, nearest
-from ..files import decoded
+from ..base.csv_files import parse_table
+from ..base.errors import InputError, nearest
+from ..base.files import decoded
 from ..program import Phase, Program, ProgramBuilder
-from ..tables import parse_table
 from ..traces.raw import open_text
 
 __all__ = ["TriosimOperator", "TriosimTensor", "TriosimTrace", "read_triosim", "triosim_program"]

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from ..base.quantity import Quantity
+from ..base.schema import build, parse
 from ..data import text
 from ..kernels import Gpu
-from ..quantity import Quantity
-from ..schema import build, parse
 
 __all__ = ["Constants", "capacity", "constants"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment.plan import Plan
 from .verdict import GIB, Verdict
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment import ClusterChoice, Experiment, Model, Plan, Transformer
 from ..experiment.models import Cnn
 from ..kernels import Gpu, find_gpu

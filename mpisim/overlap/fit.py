@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.quantity import Quantity
 from ..kernels.slowdown import CLASSES, Constants
 from ..kernels.slowdown.parametric import slowed
 from ..kernels.slowdown.waves import of_tiles
 from ..program import Operation
-from ..quantity import Quantity
 from .pairs import ALGORITHMS, COLLECTIVES, Pairs
 
 __all__ = ["Fitted", "fit", "predicted", "written"]

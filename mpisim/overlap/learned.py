@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.quantity import Quantity
 from ..kernels.slowdown import Load, Parametric
-from ..quantity import Quantity
 from .factors import ParametricFactors
 from .pairs import ALGORITHMS, COLLECTIVES, PROTOCOLS, SHARES, Pairs, read_pairs
 from .residents import Resident

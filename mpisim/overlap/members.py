@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Classes
+from ..mpi.reductions import largest
 from ..program import Program
-from ..reductions import largest
 from .timeline import alike
 
 if TYPE_CHECKING:

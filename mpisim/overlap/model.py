@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.quantity import PICOSECONDS
 from ..kernels.slowdown import Constants, Parametric, packaged_constants, read_constants, work_of
-from ..quantity import PICOSECONDS
 from ..topo import Network
 from .factors import ParametricFactors
 from .rank import Device, Factors, Ranks

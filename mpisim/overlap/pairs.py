@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, nearest, one_of
+from ..base.csv_files import Cells, read_table
+from ..base.errors import InputError, nearest, one_of
+from ..base.text import shortened
 from ..kernels import find_gpu
 from ..kernels.analytical import Machine
 from ..kernels.analytical.family import MODULES
 from ..kernels.slowdown.constants import class_of_family
 from ..program import Operation
-from ..tables import Cells, read_table
-from ..text import shortened
 from ..topo.bus import bus_factor
 
 __all__ = ["ALGORITHMS", "COLLECTIVES", "PROTOCOLS", "Pairs", "read_pairs"]

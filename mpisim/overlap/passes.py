@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
+from ..mpi.reductions import added, added_words
 from ..program import Program, Table
-from ..reductions import added, added_words
 from .members import slowest
 from .rank import Ranks
 from .retimed import Times, is_spread, retimed, times_of

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import Quantity
 from ..engine.run import Run
 from ..engine.variation import ONE, factor_of, jitter_factors
 from ..kernels.operations import Kernel
 from ..kernels.slowdown import CLASSES, Load, Work
 from ..program import Kind, Program, Table
-from ..quantity import Quantity
 from ._core.rows import added
 from .residents import Held, Resident, Residents
 from .timeline import kernels_last, loads_of, moved, use_of

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Classes, Run
+from ..mpi.reductions import added_words
 from ..program import UNPRICED, Program, Table
-from ..reductions import added_words
 from ._core.rows import fingerprint
 
 if TYPE_CHECKING:

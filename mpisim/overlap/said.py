@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
 from ..program import Kind
-from ..quantity import PICOSECONDS, Quantity
 from .passes import Outcome
 from .rank import Ranks
 

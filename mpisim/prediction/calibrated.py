@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.quantity import Quantity
 from ..kernels import Estimate, Gpu, KernelModel
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..program import Operation
-from ..quantity import Quantity
 from ..topo.price import Price
 from ..topo.shapes import shapes_of
 from ..topo.topology import LinkKind

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.quantity import picoseconds
 from ..experiment import Experiment
 from ..experiment.kept import OURS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
 from ..memory import Evaluate, Verdict
 from ..program import Program
-from ..quantity import picoseconds
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
 from .calibrated import CalibratedKernels, CalibratedNetwork

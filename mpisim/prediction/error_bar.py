@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..base.quantity import Quantity
 from ..engine.run import Run
-from ..quantity import Quantity
 from .case import Case
 from .path_shares import PathShares
 from .step_constants import ours, sort_of

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import engine
-from ..parallel import agreed
-from ..parallel import progress as show
+from ..mpi.parallel import agreed
+from ..mpi.parallel import progress as show
 from ..program import Program
 from ..topo import Network
 from .case import Case

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.rank_ranges import span
 from ..experiment import ClusterChoice, Cnn, Experiment
 from ..kernels import Gpu, find_gpu
-from ..spans import span
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import with_speeds
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import InputError
+from ..base.quantity import PICOSECONDS
 from ..engine.run import PieceKind, Run
-from ..errors import InputError
-from ..parallel import agreed
+from ..mpi.parallel import agreed
 from ..program import Kind, Program
-from ..quantity import PICOSECONDS
 from ..report.times import duration
 from .case import Case, prepare
 from .execution import execute

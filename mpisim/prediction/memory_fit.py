@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment import USUAL_LENGTH, Experiment, Transformer
 from ..kernels import Gpu
 from ..memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies

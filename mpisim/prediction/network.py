@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import InputError, nearest
+from ..base.errors import InputError, nearest
+from ..base.quantity import Quantity
 from ..experiment import NetworkChoice
-from ..quantity import Quantity
 from ..topo import Cluster, Network
 
 if TYPE_CHECKING:

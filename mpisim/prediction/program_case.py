@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, UsageError
+from ..base.errors import InputError, UsageError
 from ..experiment import Experiment, ProgramChoices, ProgramExperiment, kept, restored
 from ..experiment.kept import tables_of
 from ..kernels.counted import COUNTED, CountedShares

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..base.quantity import Quantity
 from ..engine.run import Run
 from ..kernels.counted import PRICED
-from ..quantity import Quantity
 from .path_shares import PathShares
 from .program_case import ProgramCase
 from .statements import METHOD, network_notes, random_factors, sources, worded

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
-from ..parallel import agreed, progress
-from ..reductions import largest
+from ..base.errors import UsageError
+from ..mpi.parallel import agreed, progress
+from ..mpi.reductions import largest
 from .case import Case
 from .execution import execute
 from .program_case import ProgramCase

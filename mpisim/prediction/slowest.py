@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from functools import cache
 from statistics import NormalDist
 
+from ..base.quantity import Quantity
+from ..base.schema import build, parse
 from ..data import text
 from ..kernels import Estimate, Gpu, KernelModel
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
-from ..quantity import Quantity
-from ..schema import build, parse
 
 __all__ = ["SlowestKernels", "slowest"]
 

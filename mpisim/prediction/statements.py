@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.quantity import PICOSECONDS
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..program import Program
-from ..quantity import PICOSECONDS
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import limit_of_nics
 from ..workloads.transformer.eager import LOADED

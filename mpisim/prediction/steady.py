@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
+from ..mpi.reductions import largest
 from ..program import Flag
-from ..reductions import largest
 from ..topo import find_cluster
 from .case import Case, prepare
 from .execution import execute

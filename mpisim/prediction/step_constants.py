@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ..errors import InputError
-from ..files import read_text
-from ..presets import packaged
-from ..quantity import Quantity
-from ..schema import build, parse
+from ..base.errors import InputError
+from ..base.files import read_text
+from ..base.presets import packaged
+from ..base.quantity import Quantity
+from ..base.schema import build, parse
 
 __all__ = [
     "MULTIPLIERS",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..quantity import Quantity
+from ..base.quantity import Quantity
 
 if TYPE_CHECKING:
     from ..engine.run import CriticalPath

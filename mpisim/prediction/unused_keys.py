@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.rank_ranges import span
 from ..experiment import Dlrm, Experiment, Plan, Transformer
 from ..experiment.load import of_table
-from ..spans import span
 from .alike import alike
 from .case import Case, prepare
 

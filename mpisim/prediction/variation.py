@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
+from ..base.rank_ranges import span
 from ..engine.variation import ONE, jitter_factors
-from ..errors import InputError
 from ..experiment import VariationChoice
 from ..program import Jitter, Program
-from ..spans import span
 
 __all__ = ["revaried", "varied"]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
 from ..engine.contention import find
-from ..errors import InputError
 from ..experiment import NetworkChoice
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Cluster, Network, SharedNetwork

@@ -12,10 +12,10 @@
 - `UNPRICED`: the duration of a communication that a cost model is to price.
 """
 
+from ..base.kinds import Flag, Kind, Operation, Phase
 from .builder import Names, ProgramBuilder, TableBuilder, columns_of
 from .gather import gather
 from .jitter import Jitter
-from .kinds import Flag, Kind, Operation, Phase
 from .matching import check_matching, signatures
 from .program import Communicators, Program
 from .store import load, save

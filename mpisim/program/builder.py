@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProgramError
-from .kinds import Flag, Kind, Operation, Phase
+from ..base.errors import ProgramError
+from ..base.kinds import Flag, Kind, Operation, Phase
 from .program import Communicators, Program
 from .table import COLUMNS, UNPRICED, Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import ProgramError
+from ..base.errors import ProgramError
 
 __all__ = ["Jitter"]
 

@@ -14,8 +14,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import MatchError
-from .kinds import Operation
+from ..base.errors import MatchError
+from ..base.kinds import Operation
 from .program import Program
 from .table import Table
 

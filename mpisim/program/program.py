@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProgramError
+from ..base.errors import ProgramError
+from ..base.kinds import Kind
 from .jitter import Jitter
-from .kinds import Kind
 from .table import Table
 
 __all__ = ["Communicators", "Program"]

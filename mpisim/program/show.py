@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..errors import UsageError
-from ..text import aligned, one_line, shortened
-from .kinds import Flag, Kind, Operation, Phase
+from ..base.errors import UsageError
+from ..base.kinds import Flag, Kind, Operation, Phase
+from ..base.text import aligned, one_line, shortened
 from .program import Program
 from .table import UNPRICED, Table
 

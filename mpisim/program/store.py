@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import InputError, UsageError
-from ..hdf5 import (
+from ..base.errors import InputError, UsageError
+from ..base.hdf5 import (
     created,
     opened,
     read_attributes,

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProgramError
-from .kinds import Flag, Kind, Operation, Phase
+from ..base.errors import ProgramError
+from ..base.kinds import Flag, Kind, Operation, Phase
 
 __all__ = ["COLUMNS", "UNPRICED", "Table"]
 

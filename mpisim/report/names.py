@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from ..text import one_line
+from ..base.text import one_line
 
 __all__ = ["short_names"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.text import aligned, one_line, shortened
 from ..engine.run import Apart
 from ..program import Kind, Operation
 from ..results import Results
-from ..text import aligned, one_line, shortened
 from .figures import path_by
 from .names import short_names
 from .times import Unit, apportioned, duration, percent, quantity, unit_for

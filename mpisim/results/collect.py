@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__
+from ..base.version import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
+from ..mpi.reductions import anywhere
 from ..program import Names, Operation, Program
-from ..reductions import anywhere
 from ..topo import Network
 from ..topo.bus import bus_factor
 from ..topo.price import Explained
@@ -271,7 +271,7 @@ def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDAr
 def _versions() -> dict[str, str]:
     versions = {"mpisim": __version__, "numpy": np.__version__}
     if "mpi4py.MPI" in sys.modules:  # not loaded for its version
-        from ..library import library_name
+        from ..mpi.library import library_name
 
         versions["MPI"] = library_name()
     return versions

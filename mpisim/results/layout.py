@@ -39,8 +39,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..base.hdf5 import Stored
 from ..engine.run import Apart, Binding, PieceKind
-from ..hdf5 import Stored
 from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
+from ..base.hdf5 import opened, read_attributes, read_column, read_texts, text_of
 from ..engine.run import CriticalPath, PieceKind
-from ..errors import InputError
-from ..hdf5 import opened, read_attributes, read_column, read_texts, text_of
 from ..program import Communicators, Kind, Operation
 from . import layout
 from .links import BINS, LinkUse

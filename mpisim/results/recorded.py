@@ -2,7 +2,7 @@
 
 A recording holds several steps, and work before and after them. What a report says is of one step;
 the time of a step is that of the job, from the last rank's end of the step before to the last
-rank's end of this one (`mpisim.steps.job_spans`).
+rank's end of this one (`mpisim.program.step_times.job_spans`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
 from ..engine.path import PathEnd
 from ..engine.run import CriticalPath, Run
-from ..errors import InputError
 from ..program import Kind, Program, Table
-from ..steps import Spans, job_spans, step_spans
+from ..program.step_times import Spans, job_spans, step_spans
 from .accounting import Accounts, RowAccounts
 
 if TYPE_CHECKING:

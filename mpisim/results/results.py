@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError, UsageError, nearest
+from ..base.hdf5 import DAMAGES, damage
 from ..engine.run import CriticalPath
-from ..errors import InputError, UsageError, nearest
-from ..hdf5 import DAMAGES, damage
 from ..program import Communicators
 from .links import LinkUse
 from .recorded import Recorded

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Program
-from ..steps import step_times
+from ..program.step_times import step_times
 
 __all__ = ["rank_steps"]
 
@@ -16,9 +16,9 @@ __all__ = ["rank_steps"]
 def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     """Measure every step on every rank hosted here.
 
-    Recorded programs follow `mpisim.steps`. Otherwise a step lasts from the end of the last device
-    row of the step before to that of its own; the first one from the rank's start. A rank with
-    one step, or none said, takes from its start to its end.
+    Recorded programs follow `program.step_times`. Otherwise a step lasts from the end of the last
+    device row of the step before to that of its own; the first one from the rank's start. A rank
+    with one step, or none said, takes from its start to its end.
 
     Parameters
     ----------

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.hdf5 import CHUNK, built, create_column, joined, write_column, write_texts
 from ..engine.run import Run
-from ..hdf5 import CHUNK, built, create_column, joined, write_column, write_texts
 from ..program import Program, Table
 from . import layout
 from .results import Results

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.errors import InputError
+from ..base.files import check_output, staged
+from ..base.hdf5 import built, write_attributes, write_column, write_texts
 from ..engine.run import Run
-from ..errors import InputError
-from ..files import check_output, staged
-from ..hdf5 import built, write_attributes, write_column, write_texts
-from ..parallel import agreed, progress
+from ..mpi.parallel import agreed, progress
 from ..topo import Network
 from . import layout
 from .collect import collect, shared_names

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .et_communications import communications, process_groups
 from .et_model import ExecutionTrace
 from .et_tensors import Values, tensor_columns

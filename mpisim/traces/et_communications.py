@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .et_model import EtCommunication, ExecutionTrace, ProcessGroup
 from .kineto import MOST_RANKS
 

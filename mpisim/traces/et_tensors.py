@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 
 __all__ = ["Tensors", "Values", "tensor_columns"]
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import DestinationError, InputError
-from ..files import hidden_name, named, reported
-from ..parallel import agreed
+from ..base.errors import DestinationError, InputError
+from ..base.files import hidden_name, named, reported
+from ..mpi.parallel import agreed
 from ..program import Program
 from .export_arguments import Event, Group, RankRun
 from .export_events import CPU, GPU, THREAD, rank_events

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .kineto import KinetoTrace
 
 __all__ = ["Call", "CallKind", "communication_stem", "host_calls", "is_communication_kernel"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et
 from .et_model import ExecutionTrace

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .raw import open_text
 
 __all__ = [

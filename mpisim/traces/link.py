@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .alignment import best_offset, common_subsequence
 from .et_model import ExecutionTrace
 from .kineto import KinetoTrace, Spans

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, DeviceOps, KinetoTrace, Spans
 from .nsys_clock import device_lead
 from .nsys_export import CALLS, DEVICE_TABLES, PS_PER_NS, Export, opened, spans

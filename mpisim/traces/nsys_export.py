@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .kineto import KERNEL, MEMCPY, MEMSET, Arguments, Spans
 from .raw import open_text, read_head
 

@@ -6,7 +6,7 @@ import codecs
 import zlib
 from pathlib import Path
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 
 __all__ = ["open_text", "read_head"]
 

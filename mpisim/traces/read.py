@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TraceError
-from ..parallel import agreed, progress
+from ..base.errors import TraceError
+from ..mpi.parallel import agreed, progress
 from ..program import Names, Program, Table
 from .assemble import Layout, break_cycles
 from .communications import Communication, rank_communications

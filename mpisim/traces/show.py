@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import TraceError
-from ..text import aligned, one_line, shortened
+from ..base.errors import TraceError
+from ..base.text import aligned, one_line, shortened
 from .communications import rank_communications
 from .dependencies import data_dependencies
 from .et import is_execution_trace, read_et

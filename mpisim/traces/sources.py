@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import TraceError
+from ..base.errors import TraceError
 from .et import is_execution_trace
 from .kineto import read_kineto
 from .nsys import nsys_processes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..topo.collectives.batches import Batch
 from ..topo.collectives.calibration import NORMAL
 from ..topo.collectives.models import Predictor

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.quantity import PICOSECONDS
 from ..kernels import KernelModel, find_gpu
 from ..kernels.analytical.calibration import NORMAL, Calibration
 from ..kernels.analytical.machine import Machine
 from ..kernels.analytical.model import Analytical
 from ..kernels.measured import Rows
 from ..kernels.operations import Gemm, Kernel, Norm
-from ..quantity import PICOSECONDS
 from .cases import summary
 
 __all__ = ["Compared", "KernelErrors", "compare", "model_maker", "operator", "tabulate"]

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from ..engine import simulate
-from ..parallel import agreed
+from ..mpi.parallel import agreed
 from ..program import Communicators, Program, Table
+from ..program.step_times import step_times
 from ..replay import Replay, TraceJob, read_again, replay
-from ..steps import step_times
+from ..replay.what_if import WhatIf
 from ..traces.kernel_order import check_dependencies, known_dependencies
-from ..whatif import WhatIf
 from .traces import TraceResult
 
 __all__ = ["Perturbation", "perturb_traces"]

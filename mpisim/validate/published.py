@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.text import aligned, between, markdown_table
 from ..data import names
 from ..experiment import load
 from ..prediction.case import prepare
 from ..prediction.published import Compared, of_results
 from ..simulate import simulate
-from ..text import aligned, between, markdown_table
 from .cases import summary
 
 __all__ = ["BEGIN", "END", "Run", "as_json", "markdown", "published_runs", "render"]

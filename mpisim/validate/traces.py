@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, TraceError
-from ..parallel import agreed
+from ..base.errors import InputError, TraceError
+from ..mpi.parallel import agreed
 from ..replay import Replay, TraceJob, read_job, replay
 from ..traces.sources import is_folder
 from .cases import Case, Validation

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import InputError
+from ..base.csv_files import Cells, read_table
+from ..base.errors import InputError
+from ..base.quantity import PICOSECONDS
+from ..base.schema import build
 from ..experiment import ClusterChoice, Experiment, Plan, Transformer
 from ..experiment.presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
 from ..kernels.operations import Gemm, Kernel
-from ..quantity import PICOSECONDS
-from ..schema import build
-from ..tables import Cells, read_table
 from ..workloads import lay_out
 from ..workloads.operators import Compute, Operator
 from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProgramError
+from ..base.errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
 from ._core.joining import joined, numbered, waits
 from .blocks import BEFORE, LAST, PENDING, Block

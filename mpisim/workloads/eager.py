@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels.operations import BYTES, Copy, Elementwise, Gemm, Precision, Softmax
 
 from ..experiment.plan import Plan

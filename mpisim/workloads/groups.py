@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from ..numbered import Numbered
+from ..base.errors import InputError
+from ..base.numbered import Numbered
 from ..program import Communicators, Program, Table
 from .grid import Grid
 

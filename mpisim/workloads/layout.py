@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..topo import find_cluster
 from .grid import Grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment.plan import Plan
 from .operators import Layer, Network
 

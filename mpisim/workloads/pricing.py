@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import picoseconds
 from mpisim.kernels import Estimate, KernelModel
 from mpisim.kernels.operations import Kernel
-from mpisim.quantity import picoseconds
 
 from .operators import Compute, Step
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
 from .assembly import TableAssembler

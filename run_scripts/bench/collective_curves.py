@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.experiment import NetworkChoice
 from mpisim.prediction.network import calibrated
 from mpisim.program import Operation

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
-from mpisim.quantity import Quantity
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import crossing, partition_bound
 from mpisim.topo.direct import LinkLibrary

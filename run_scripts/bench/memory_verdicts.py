@@ -12,7 +12,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from mpisim.errors import MpisimError
+from mpisim.base.errors import MpisimError
 from mpisim.memory import Verdict, assess, capacity
 from mpisim.prediction.hardware import hardware_of
 from mpisim.validate.e2e.experiments import Mapped, experiment_of

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from mpisim.base.quantity import Quantity
 from mpisim.engine import Run, simulate
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
-from mpisim.quantity import Quantity
 from mpisim.topo import Price, rate_of
 
 TP, PP = 8, 8

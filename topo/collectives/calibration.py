@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.files import read_text
+from mpisim.base.schema import Limits, build, parse
 from mpisim.data import text
-from mpisim.errors import InputError, nearest
-from mpisim.files import read_text
-from mpisim.schema import Limits, build, parse
 
 __all__ = [
     "ANY",

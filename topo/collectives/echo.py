@@ -15,8 +15,8 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 from ..nccl import Shape, System
 from .form import Settings

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from ..nccl import Shape, System
 

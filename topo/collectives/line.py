@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from ..bus import bus_factor
 from ..nccl import Shape, System

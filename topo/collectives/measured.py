@@ -26,9 +26,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpisim.errors import InputError, UsageError, nearest
-from mpisim.files import read_text
-from mpisim.tables import Cells, parse_table, read_table
+from mpisim.base.csv_files import Cells, parse_table, read_table
+from mpisim.base.errors import InputError, UsageError, nearest
+from mpisim.base.files import read_text
 
 from . import tables
 from .measurement import Measurement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 __all__ = ["Measurement"]
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .batches import Batch
 from .calibration import Calibration

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from ..nccl import Factors, Nccl, Shape, System
 from ..nccl import Settings as Variables

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .run import WIDTHS, Rank, Row, Run, settings_of
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .nccl_tests import PROGRAM, version_text
 from .run import Rank, Row, Run, settings_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .calibration import ANY, NUMBERS, REGIMES, Calibration, Regime, Table, ours
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from mpisim.errors import InputError, UsageError
+from mpisim.base.errors import InputError, UsageError
 
 from ..cluster import Cluster
 from ..nccl import System, version_of

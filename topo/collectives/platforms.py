@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from mpisim.errors import InputError, nearest
-from mpisim.presets import match, packaged, plain
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.presets import match, packaged, plain
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 from ..cluster import find_cluster
 from ..nccl import Shape, System, version_of

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mpisim.errors import InputError
-from mpisim.presets import match, packaged, plain
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.presets import match, packaged, plain
 
 from ..bus import bus_factor
 from ..nccl import Settings

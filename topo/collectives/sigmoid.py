@@ -16,8 +16,8 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 from ..bus import bus_factor
 from .batches import Batch

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpisim.program import Operation
-from mpisim.tables import Cells
+from mpisim.base.csv_files import Cells
+from mpisim.base.kinds import Operation
 
 from .deepep import NIC_ALONE
 from .measurement import Measurement

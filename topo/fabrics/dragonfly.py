@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .cables import Cables, Ports, scattered
 from .fabric import Fabric

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Annotated, Literal
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity
-from mpisim.schema import Limits
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import Limits
 
 __all__ = ["Fabric"]
 

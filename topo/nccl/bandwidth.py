@@ -6,7 +6,7 @@ choose; with those of the wires they say what to expect of it (:mod:`.model`).
 
 from __future__ import annotations
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .graph import Graph
 from .latency import steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log2
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .settings import Settings
 from .shape import Shape

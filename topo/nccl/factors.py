@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from .graph import Links
 from .system import System

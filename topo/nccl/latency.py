@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .graph import Links
 from .settings import Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .model import Nccl
 from .shape import Shape

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpisim.errors import InputError
-from mpisim.program import Operation
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
 
 from .candidates import Candidate, Contest, candidates
 from .factors import Factors

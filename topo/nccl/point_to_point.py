@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisim.program import Operation
+from mpisim.base.kinds import Operation
 
 from .graph import Links
 from .latency import Hops, hops

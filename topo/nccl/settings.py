@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mpisim.errors import InputError, nearest
-from mpisim.program import Operation
+from mpisim.base.errors import InputError, nearest
+from mpisim.base.kinds import Operation
 
 from .tables import ALGORITHMS, PROTOCOLS
 

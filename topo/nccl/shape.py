@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 __all__ = ["Seats", "Shape"]
 

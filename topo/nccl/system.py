@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpisim.errors import InputError
-from mpisim.presets import find
+from mpisim.base.errors import InputError
+from mpisim.base.presets import find
 
 from .tables import archs
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 __all__ = ["ALGORITHMS", "LL", "LL128", "PROTOCOLS", "SIMPLE", "Tables", "archs", "tables"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.presets import packaged
-from mpisim.quantity import Quantity
-from mpisim.schema import build
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
 
 from ..topology import LinkKind, NodeKind
 from .node import Node

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mpisim.errors import InputError
-from mpisim.quantity import Quantity
-from mpisim.schema import Limits
+from mpisim.base.errors import InputError
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import Limits
 
 __all__ = ["Node"]
 

@@ -27,7 +27,7 @@ cdef extern from "state.h":
     uint64_t mix(uint64_t x) noexcept nogil
     uint64_t scaled(uint64_t value, uint64_t factor) noexcept nogil
 
-cdef enum:  # a Kind, and bits of a Flag: see mpisim/program/kinds.py
+cdef enum:  # a Kind, and bits of a Flag: see mpisim/base/kinds.py
     IS_COPY = 1
     IS_RECV = 4
     IS_HOST = 5

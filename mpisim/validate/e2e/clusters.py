@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import InputError
+from ...base.errors import InputError
+from ...base.presets import folder
 from ...kernels import find_gpu
-from ...presets import folder
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import InputError, UsageError, nearest
-from ...parallel import agreed
+from ...base.errors import InputError, UsageError, nearest
+from ...mpi.parallel import agreed
 from ...prediction.step_constants import ModelError, StepConstants, ours, sort_of
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import engine
-from ...errors import InputError
+from ...base.errors import InputError
+from ...base.quantity import PICOSECONDS, picoseconds
+from ...base.text import aligned
 from ...program import Kind, Phase, Program, ProgramBuilder, TableBuilder
-from ...quantity import PICOSECONDS, picoseconds
-from ...text import aligned
 from ...workloads.schedules import pipeline
 from .rows import Row, read
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from ...base.quantity import Quantity
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants
-from ...quantity import Quantity
 
 __all__ = ["written"]
 

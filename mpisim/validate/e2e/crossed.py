@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...parallel import agreed
+from ...base.quantity import Quantity
+from ...mpi.parallel import agreed
 from ...prediction.step_constants import SORTS, ModelError, StepConstants, kind_of
-from ...quantity import Quantity
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
 from .fit import fit

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InputError
+from ...base.errors import InputError
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
 from ...experiment.presets import find_model

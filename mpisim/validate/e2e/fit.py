@@ -19,6 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.presets import packaged
+from ...base.quantity import Quantity
+from ...base.schema import Limits, build
 from ...prediction.step_constants import (
     MULTIPLIERS,
     OVERHEAD,
@@ -27,9 +30,6 @@ from ...prediction.step_constants import (
     is_stack,
     kind_of,
 )
-from ...presets import packaged
-from ...quantity import Quantity
-from ...schema import Limits, build
 from .families import Family, Way
 from .linear import Linear, kind_in, names_in, value_of
 from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ...errors import InputError
-from ...files import check_output, staged
+from ...base.errors import InputError
+from ...base.files import check_output, staged
 from .compare import Compared
 
 __all__ = ["check_plot", "scatter"]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base.errors import MpisimError
+from ...base.quantity import PICOSECONDS
 from ...engine import CriticalPath
-from ...errors import MpisimError
 from ...experiment import Experiment
-from ...parallel import progress
+from ...mpi.parallel import progress
 from ...prediction.case import Case, prepare
 from ...prediction.error_bar import error_bar
 from ...prediction.execution import execute
@@ -28,7 +29,6 @@ from ...prediction.steady import (
 )
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from ...program import Phase
-from ...quantity import PICOSECONDS
 from .dealing import dealt
 from .experiments import Mapped
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...text import aligned, between, markdown_table, shortened
+from ...base.text import aligned, between, markdown_table, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import InputError, nearest
-from ...tables import Cells, read_table
+from ...base.csv_files import Cells, read_table
+from ...base.errors import InputError, nearest
 
 __all__ = ["COLUMNS", "Row", "read"]
 

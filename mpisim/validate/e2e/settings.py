@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from ...presets import packaged
-from ...schema import Limits, build
+from ...base.presets import packaged
+from ...base.schema import Limits, build
 from .rows import Row
 
 __all__ = ["ClusterFor", "Rule", "Settings", "assigned", "settings"]

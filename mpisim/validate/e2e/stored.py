@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
-from ...files import read_text
+from ...base.errors import InputError
+from ...base.files import read_text
 from .clusters import nameless
 from .experiments import Mapped
 from .predict import Outcome

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES
 
-from ...errors import InputError
+from ...base.errors import InputError
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder

@@ -7,8 +7,8 @@ from functools import cache
 
 from mpisim.data import text
 
-from ...quantity import Quantity
-from ...schema import build, parse
+from ...base.quantity import Quantity
+from ...base.schema import build, parse
 
 __all__ = ["Frameworks", "frameworks"]
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...errors import InputError, nearest
+from ...base.errors import InputError, nearest
 from . import orders
 from .layout import Order, Pipeline
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import InputError
+from ...base.errors import InputError
 from ...program import Phase
 from .layout import Action, Order
 

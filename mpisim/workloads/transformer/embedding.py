@@ -70,8 +70,8 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
             side,
             model.patch,
             model.patch,
-            direction=direction,
-            dtype=dtype,  # type: ignore[arg-type]
+            direction=direction,  # type: ignore[arg-type]
+            dtype=dtype,
         )
 
     name, tokens = "patch embedding", s.tokens * model.hidden

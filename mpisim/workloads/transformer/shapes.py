@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mpisim.errors import InputError
+from mpisim.base.errors import InputError
 from mpisim.kernels.operations import BYTES, Precision, operand_bytes
 
 from ...experiment.models import Transformer, divides

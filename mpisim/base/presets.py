@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .data import names as file_names
-from .data import text
+from ..data import names as file_names
+from ..data import text
 from .errors import InputError, nearest
 from .files import read_text
 from .schema import parse

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from .data import text
-from .quantity import Quantity
-from .schema import build, parse
+from ..base.quantity import Quantity
+from ..base.schema import build, parse
+from ..data import text
 
 if TYPE_CHECKING:
-    from .replay import Replay
+    from .jobs import Replay
 
 __all__ = ["ReplayError", "replay_error"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import Kind, Table
+from . import Kind, Table
 
 __all__ = ["Spans", "job_spans", "step_spans", "step_times"]
 

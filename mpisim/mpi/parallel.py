@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpisim.errors import MpisimError
-from mpisim.reductions import smallest
+from mpisim.base.errors import MpisimError
+from mpisim.mpi.reductions import smallest
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -28,7 +28,7 @@ def agreed(comm: Intracomm) -> Iterator[None]:
 
     **Collective** at the end of the block. The code inside must not communicate on `comm`: a rank
     that fails leaves the block at once and waits for the others at its end. Errors other than
-    :class:`~mpisim.errors.MpisimError` are bugs: they leave at once, and the command line aborts.
+    :class:`MpisimError` are bugs: they leave at once, and the command line aborts.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 The dataclass is the schema: its fields are the keys, their types say what may stand there, fields
 without a default are required. Numbers get `Limits` by ``Annotated``; what spans several keys is
 checked by the dataclass itself, in ``__post_init__``, which raises
-:class:`~mpisim.errors.InputError`.
+:class:`~mpisim.base.errors.InputError`.
 """
 
 from __future__ import annotations

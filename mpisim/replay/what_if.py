@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
-from .parallel import agreed
-from .program import Program, Table
-from .reductions import added
+from ..base.errors import InputError
+from ..mpi.parallel import agreed
+from ..mpi.reductions import added
+from ..program import Program, Table
 
 __all__ = ["WhatIf", "change"]
 

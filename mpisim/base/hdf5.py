@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import __version__
 from .errors import InputError, nearest
 from .files import reason, staged
 from .numbered import Numbered
+from .version import __version__
 
 if TYPE_CHECKING:
     from h5py import Dataset, File, Group

@@ -2,7 +2,7 @@
 
 Every message stands alone: it names the file, key or row, says what was found and what is
 allowed. An error is raised where the mistake is noticed, on one rank or on all; errors cross MPI
-(see :func:`mpisim.parallel.agreed`), so each one pickles, subclasses with fields of their own
+(see :func:`mpisim.mpi.parallel.agreed`), so each one pickles, subclasses with fields of their own
 included.
 """
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine import Run, block_placement, simulate
-from .parallel import agreed
-from .program import Program
-from .steps import step_times
-from .traces import Lowered, Source, TraceProgram, find_sources, read_program
-from .whatif import WhatIf, change
+from ..engine import Run, block_placement, simulate
+from ..mpi.parallel import agreed
+from ..program import Program
+from ..program.step_times import step_times
+from ..traces import Lowered, Source, TraceProgram, find_sources, read_program
+from .what_if import WhatIf, change
 
 __all__ = ["Replay", "StepTime", "TraceJob", "read_again", "read_job", "replay"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import UsageError
+from ..base.errors import UsageError
 from .reductions import added, largest, smallest
 
 if TYPE_CHECKING:
