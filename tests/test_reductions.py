@@ -102,7 +102,7 @@ def test_nothing_else_reduces():
     found = []
     for folder in ("mpisim", "kernels", "topo"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            if path == REPOSITORY / "mpisim" / "reductions.py":
+            if path == REPOSITORY / "mpisim" / "mpi" / "reductions.py":
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and node.attr in REDUCING:

@@ -560,7 +560,7 @@ def test_plain_h5py_reads_the_rows_of_all_processes(
     comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With small chunks: most of every column is copied chunk by chunk."""
-    for module in ("hdf5", "results.timeline"):
+    for module in ("base.hdf5", "results.timeline"):
         monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
     monkeypatch.setattr("mpisim.base.hdf5.SMALL", 1)
     run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
