@@ -30,7 +30,7 @@ from fault_cases import CASES, Case  # noqa: E402
 from fault_events import EVENTS, Outcome  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "reliability.md"
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds after which a case counts as hung."""
 
 WORKER = REPOSITORY / "tests" / "fault_worker.py"
@@ -102,7 +102,7 @@ def run_cases(launcher: Launcher, processes: int, folder: Path) -> dict[int, Lef
             i = rest[len(answers)][0]
             code, line, seconds = ended
             one = {"codes": [code], "lines": [line], "seconds": seconds}
-            wrong = "hangs" if seconds > PATIENCE else _judged(CASES[i], folder / str(i), one)
+            wrong = "hangs" if seconds > TIMEOUT else _judged(CASES[i], folder / str(i), one)
             done[i] = Left(wrong or _left_behind(folder / str(i), listings[i]), seconds)
     return done
 
@@ -130,7 +130,7 @@ def _launch(
             size = answers.stat().st_size
             if size != seen:
                 seen, moved = size, time.monotonic()
-            if time.monotonic() - moved > PATIENCE:
+            if time.monotonic() - moved > TIMEOUT:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         errors.seek(0)

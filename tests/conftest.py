@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import pytest
 
-from mpisim.cli.launch import launched_rank, launched_size, unlaunched
+from mpisim.cli.launch import launched_rank, launched_size, without_launcher
 from mpisim.mpi.library import no_transports
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("mpi" if launched_size() > 1 else "serial")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if unlaunched():
+    if without_launcher():
         with no_transports():  # else each run of the tests leaves a segment in /dev/shm
             import mpi4py.MPI  # noqa: F401
     if launched_size() > 1:

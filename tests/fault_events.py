@@ -19,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["EVENTS", "Outcome"]
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 RUN = [
     "run",
     "echo-gpt3-175b-1024-h800",
@@ -132,7 +132,7 @@ def struck(
     else:
         os.kill(ranks[-1] if whom == "a rank" else process.pid, number)
     try:
-        _, said = process.communicate(timeout=PATIENCE)
+        _, said = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         _, said = process.communicate()
@@ -205,12 +205,12 @@ def unwritable(
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
             )
             seconds = time.monotonic() - began
             left = tuple(sorted(path.name for path in set(place.iterdir()) - before))
     except subprocess.TimeoutExpired:
-        return Outcome(fault, mpi, -9, PATIENCE, "", (), "hangs")
+        return Outcome(fault, mpi, -9, TIMEOUT, "", (), "hangs")
     except subprocess.CalledProcessError:
         return Outcome(fault, mpi, 0, 0.0, "", (), "")  # no file system can be mounted here
     said = done.stderr.replace(str(folder), "@").splitlines()

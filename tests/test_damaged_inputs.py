@@ -23,8 +23,8 @@ from mpisim.topo import find_cluster
 from mpisim.topo.collectives.calibration import Calibration
 from mpisim.topo.collectives.measured import read as read_collectives
 from mpisim.traces.raw import open_text, read_head
+from mpisim.validate.e2e.predict import stored
 from mpisim.validate.e2e.rows import read as read_steps
-from mpisim.validate.e2e.stored import stored
 
 Reader = Callable[[Path], Any]
 

@@ -27,17 +27,16 @@ from mpisim.validate.e2e import (
     stored,
     written,
 )
-from mpisim.validate.e2e.compare import NORMAL
+from mpisim.validate.e2e.compare import Z_90
 from mpisim.validate.e2e.composition import composed
-from mpisim.validate.e2e.crossed import sufficient
-from mpisim.validate.e2e.fit import fit
-from mpisim.validate.e2e.linear import Linear, covered, doubt, foretold
+from mpisim.validate.e2e.cross_validation import sufficient_error
+from mpisim.validate.e2e.fit import Linear, covered, fit, relative_error, seconds_with
 from mpisim.validate.e2e.pairs import KINDS, SUMMARIES, pair_figures
 from mpisim.validate.e2e.predict import predict
 from mpisim.validate.e2e.report import BEGIN, END
 from mpisim.validate.e2e.rows import Row, read
 
-NOTHING = StepConstants()
+NO_CONSTANTS = StepConstants()
 
 NAMES = ("products of h100 bf16", "memory of h100", "host of theirs", "overhead of theirs")
 
@@ -78,7 +77,7 @@ def whole(found: StepConstants, kind: str, gpu: str, framework: str) -> float:
 
 
 def test_constants_are_found_again() -> None:
-    found = fit(made(1.2, 1.5, 0.01, 30), NOTHING)
+    found = fit(made(1.2, 1.5, 0.01, 30), NO_CONSTANTS)
     assert whole(found, "products", "h100 bf16", "theirs") == pytest.approx(1.2, rel=0.02)
     assert whole(found, "memory", "h100", "theirs") == pytest.approx(1.5, rel=0.03)
     assert found.overhead["theirs"].si == pytest.approx(0.01, rel=0.2)
@@ -92,8 +91,8 @@ def test_constants_are_found_again() -> None:
 def test_steps_of_models_with_experts_tell_nothing() -> None:
     dense = made(1.2, 1.5, 0.01, 8)
     experts = [one._replace(sort="experts") for one in made(2.0, 1.0, 0.0, 8)]
-    assert fit(dense + experts, NOTHING) == fit(dense, NOTHING)
-    assert fit(experts, NOTHING) == NOTHING
+    assert fit(dense + experts, NO_CONSTANTS) == fit(dense, NO_CONSTANTS)
+    assert fit(experts, NO_CONSTANTS) == NO_CONSTANTS
 
 
 def test_what_one_framework_shows_is_not_all_the_gpus() -> None:
@@ -112,8 +111,8 @@ def test_what_one_framework_shows_is_not_all_the_gpus() -> None:
         ]
 
     odd = attending("odd", 1.6)
-    alone = fit(odd, NOTHING)
-    found = fit(odd + [one for name in "abcdef" for one in attending(name, 1.0)], NOTHING)
+    alone = fit(odd, NO_CONSTANTS)
+    found = fit(odd + [one for name in "abcdef" for one in attending(name, 1.0)], NO_CONSTANTS)
     assert whole(found, "attention", "h100", "odd") == pytest.approx(1.6, rel=0.03)
     assert whole(found, "attention", "h100", "a") == pytest.approx(1.0, rel=0.03)
     # A framework that was not seen has what the seven have in common: 1.6^(1/7) = 1.07.
@@ -130,7 +129,7 @@ def test_families_pull_and_rows_do_not() -> None:
             Linear("x", (f"x{i}", "", ""), 1.0 + 0.2 * (-1) ** i, 1.0, {"memory of a100": 1.0})
             for i in range(20)
         ]
-        found = fit(steps + other, NOTHING)
+        found = fit(steps + other, NO_CONSTANTS)
         return whole(found, "products", "h100 bf16", "theirs")
 
     assert 1 < value(1, 1) < value(10, 1) < 1.31
@@ -140,7 +139,7 @@ def test_families_pull_and_rows_do_not() -> None:
 def test_what_is_far_off_pulls_no_harder() -> None:
     steps = made(1.1, 1.1, 0.0, 10)
     wild = [*steps, step("wild", 100.0, 1.0, 0.1, 0.0, 0.0)]
-    found, pulled = fit(steps, NOTHING), fit(wild, NOTHING)
+    found, pulled = fit(steps, NO_CONSTANTS), fit(wild, NO_CONSTANTS)
     values = [whole(each, "products", "h100 bf16", "theirs") for each in (found, pulled)]
     assert values[1] == pytest.approx(values[0], rel=0.02)
 
@@ -153,7 +152,7 @@ def test_foretelling_is_exact_where_the_path_stays(a: float, b: float, late: flo
         overhead={"theirs": Quantity(late, "s", 0, "x")},
     )
     one = step("f", 1.0, 0.7, 0.3, 0.0, 0.0)
-    assert foretold(one, NOTHING, constants) == pytest.approx(0.7 * a + 0.3 * b + late)
+    assert seconds_with(one, NO_CONSTANTS, constants) == pytest.approx(0.7 * a + 0.3 * b + late)
 
 
 def test_error_bars_of_constants_are_those_of_the_step() -> None:
@@ -163,9 +162,11 @@ def test_error_bars_of_constants_are_those_of_the_step() -> None:
         host={"theirs": Quantity(1, "1", 0.4, "x")},
     )
     one = step("f", 1.0, 0.5, 0.6, 0.0)  # 1.6 s with them
-    assert doubt(one, NOTHING, constants) == pytest.approx(math.hypot(0.1, 0.12) / 1.6)
+    assert relative_error(one, NO_CONSTANTS, constants) == pytest.approx(
+        math.hypot(0.1, 0.12) / 1.6
+    )
     assert covered(one, constants)
-    assert not covered(one, NOTHING)
+    assert not covered(one, NO_CONSTANTS)
 
 
 @given(
@@ -177,10 +178,10 @@ def test_error_bars_of_constants_are_those_of_the_step() -> None:
 )
 def test_intervals_hold_nine_of_ten(rows: list[tuple[float, float]]) -> None:
     residuals, inputs = [a for a, _ in rows], [b for _, b in rows]
-    error = sufficient(residuals, inputs)
+    error = sufficient_error(residuals, inputs)
 
     def held(error: float) -> float:
-        half = NORMAL * np.hypot(np.array(inputs), error)
+        half = Z_90 * np.hypot(np.array(inputs), error)
         return float((np.abs(residuals) <= half * (1 + 1e-9)).mean())
 
     assert held(error) >= 0.9
@@ -226,10 +227,10 @@ def test_calibrated_and_crossed(tmp_path: Path) -> None:
 
     assert error(fitted.compared) < error(found.compared)
     cross_validate(found)
-    assert len(found.crossed) == 5  # all but the one of trust F
+    assert len(found.cross_validated) == 5  # all but the one of trust F
     # Without its family there is nothing left about the GPU of either.
-    assert not any(each.outcome.known for each in found.crossed)
-    assert len(found.apart) == 5
+    assert not any(each.outcome.known for each in found.cross_validated)
+    assert len(found.other_sources) == 5
     assert "fitted: mean" in render(found)
     assert "new source: mean" in render(found)
     page = markdown(found, f"before\n{BEGIN}\nold\n{END}\nafter\n")

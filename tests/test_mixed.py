@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpisim.validate.e2e.mixed import (
+from mpisim.validate.e2e.mixed_model import (
     Guesses,
     Layout,
     Posterior,

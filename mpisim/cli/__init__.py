@@ -78,14 +78,14 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         check_built()
         arguments = parse(_parser(words[0], commands), words)
     except MpisimError as error:
-        return launch.end(error.exit_code, launch.said(str(error)))
+        return launch.end(error.exit_code, launch.error_line(str(error)))
     except SystemExit as ending:  # --help and --version: alike on all processes
         return _code(ending)
     try:
         with ended_by_signals():
             return launch.end(_finished(arguments))
     except MpisimError as error:
-        return launch.end(error.exit_code, launch.said(str(error)))
+        return launch.end(error.exit_code, launch.error_line(str(error)))
     except KeyboardInterrupt:
         return launch.end(130, "mpisim: interrupted")
     except Terminated:
@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         return launch.end(_code(ending))
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _drop_output()
-        alone = launch.launched_size() == 1
-        return launch.end(1, "" if alone else launch.said("standard output was closed"))
+        only = launch.launched_size() == 1
+        return launch.end(1, "" if only else launch.error_line("standard output was closed"))
     except OSError as error:
         from mpisim.base.files import is_full, is_refused
 
@@ -105,9 +105,11 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
             return launch.abort()
         _drop_output()
         code = InputError.exit_code if is_refused(error) else OutputError.exit_code
-        return launch.end(code, launch.said(f"{error.filename or 'output'}: {error.strerror}"))
+        return launch.end(
+            code, launch.error_line(f"{error.filename or 'output'}: {error.strerror}")
+        )
     except MemoryError:
-        return launch.end(1, launch.said("there is not enough memory"))
+        return launch.end(1, launch.error_line("there is not enough memory"))
     except Exception:
         return launch.abort()
 
@@ -117,10 +119,10 @@ def _finished(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "collective", False):
         code: int = arguments.run(arguments)
     else:
-        launch.meet()
+        launch.start_mpi()
         if launch.launched_rank() != 0:
             return 0
-        with launch.alone():
+        with launch.first_process_only():
             code = arguments.run(arguments)
     if sys.stdout is not None:
         sys.stdout.flush()  # while an error can still be reported
@@ -142,8 +144,8 @@ def _parser(chosen: str, commands: Sequence[str]) -> Parser:
     parser.add_argument("--version", action="version", version=f"mpisim {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     present = [module for module in commands if find_spec(module)]
-    alone = [module for module in present if module.rpartition(".")[2] == chosen]
-    for module in alone or present:
+    chosen_only = [module for module in present if module.rpartition(".")[2] == chosen]
+    for module in chosen_only or present:
         import_module(module).add_parser(subparsers)
     return parser
 

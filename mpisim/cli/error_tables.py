@@ -1,4 +1,4 @@
-"""Tables of errors of kernels and of collectives: printed, and as figures."""
+"""Errors of kernel and collective models by group → printed tables and JSON figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands that fit constants share: the file they write, and what they print."""
+"""Shared by the commands that fit constants: writing the file, printing errors and skipped rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Errors(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
 
     @property
     def median(self) -> float:
-        """Of their errors."""
+        """Median of their errors."""
 
     @property
     def p90(self) -> float:
-        """90 % of the errors are less."""
+        """90th percentile of their errors."""
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -34,7 +34,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Namespace], int]:
-    """Return the command that writes what a function finds.
+    """Fitting function → command that writes its result to the output file.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Starting MPI for a command, and ending all processes together, whatever happens to one.
+"""Starting MPI for a command, and ending all processes together when any of them fails.
 
-MPI is loaded only by :func:`world`, :func:`meet` and the functions that end a run. What the
+MPI is loaded only by :func:`world`, :func:`start_mpi` and the functions that end a run. What the
 launcher says about this process is read from its environment, which costs nothing.
 
 The command's own messages travel on a duplicate of ``COMM_WORLD``. ``COMM_WORLD`` itself is kept
@@ -19,6 +19,7 @@ import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abort",
-    "alone",
     "end",
+    "error_line",
+    "first_process_only",
     "launched_rank",
     "launched_size",
-    "meet",
-    "said",
-    "unlaunched",
+    "start_mpi",
+    "without_launcher",
     "world",
 ]
 
@@ -61,18 +62,18 @@ SIZE_VARIABLES = (
 TRANSPORT_VARIABLES = ("OMPI_MCA_pml", "OMPI_MCA_btl", "FI_PROVIDER", "UCX_TLS")
 """What decides how processes reach each other, in Open MPI, MPICH and UCX."""
 
-LONGEST_WORD = 300
-"""Characters of a word of a message: what was found may be a damaged file's longest line."""
+MAX_WORD_LENGTH = 300
+"""Characters printed of one word of a message: it may be a line of a damaged file."""
 
-LONGEST_LINE = 3000
+MAX_LINE_LENGTH = 3000
 
-PATIENCE = 1.0
-"""Seconds a failed process waits for the others to come to an end too, before it ends them."""
+FAILURE_TIMEOUT = 1.0
+"""Seconds a failed process waits for the others to end before it aborts them."""
 
-FORWARDING = 0.1
-"""Seconds a launcher has to pass on what was printed, before it ends the processes."""
+FORWARDING_DELAY = 0.1
+"""Seconds for the launcher to forward what was printed before the processes are aborted."""
 
-_alone = False
+_FIRST_PROCESS_ONLY = ContextVar("first process only", default=False)
 """Whether the command runs on the first process only, while the others wait for its end."""
 
 
@@ -86,8 +87,8 @@ def launched_size() -> int:
     return _first_number(SIZE_VARIABLES, 1)
 
 
-def unlaunched() -> bool:
-    """Whether no launcher started this process, so that it surely has nobody to talk to.
+def without_launcher() -> bool:
+    """Whether no launcher started this process, so that it has no peers.
 
     ``PMIX_RANK`` alone tells that there is a launcher, not how many processes it started.
     """
@@ -106,7 +107,7 @@ def world() -> Intracomm:
         If MPI cannot be loaded, if the launcher started several processes and MPI sees one, or if
         the library fails at what results rest on.
     """
-    if _alone:
+    if _FIRST_PROCESS_ONLY.get():
         raise RuntimeError("a command that one process runs must not communicate")
     import mpi4py
 
@@ -115,7 +116,7 @@ def world() -> Intracomm:
     # Only the main thread communicates, and Open MPI is quicker when it knows.
     mpi4py.rc.thread_level = "funneled"
     try:
-        with no_transports() if unlaunched() else nullcontext():
+        with no_transports() if without_launcher() else nullcontext():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(
@@ -136,7 +137,7 @@ def world() -> Intracomm:
     except MPI.Exception as error:  # no process can be told of it
         transports = (f"{key}={os.environ.get(key, 'unset')}" for key in TRANSPORT_VARIABLES)
         _print(
-            said(
+            error_line(
                 f"process {MPI.COMM_WORLD.rank} cannot reach the others "
                 f"({error.Get_error_string()}); transports: {', '.join(transports)}"
             )
@@ -147,34 +148,33 @@ def world() -> Intracomm:
     return comm
 
 
-def meet() -> None:
+def start_mpi() -> None:
     """Start MPI under a launcher, so that the processes can end together. **Collective.**"""
-    _everyone()
+    _all_processes()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Run the block on the first process only: the others are on their way to :func:`end`."""
-    global _alone
-    _alone = launched_size() > 1
+def first_process_only() -> Iterator[None]:
+    """Refuse :func:`world` in a block that only the first process runs while others wait."""
+    token = _FIRST_PROCESS_ONLY.set(launched_size() > 1)
     try:
         yield
     finally:
-        _alone = False
+        _FIRST_PROCESS_ONLY.reset(token)
 
 
-def said(message: str) -> str:
-    """Return the line that reports an error, from its message."""
-    words = [shortened(word, LONGEST_WORD, tail=40) for word in message.split()]
-    return f"mpisim: error: {shortened(' '.join(words), LONGEST_LINE, tail=200)}"
+def error_line(message: str) -> str:
+    """Message of an error → the line that reports it."""
+    words = [shortened(word, MAX_WORD_LENGTH, tail=40) for word in message.split()]
+    return f"mpisim: error: {shortened(' '.join(words), MAX_LINE_LENGTH, tail=200)}"
 
 
 def end(code: int, line: str = "") -> int:
     """End this process's part of the run, and return the exit code of all.
 
     **Collective** under a launcher. The code is that of the lowest process that failed, which
-    prints its line. If a process failed and some other does not come within `PATIENCE` seconds,
-    that one is waiting for it: it prints, and aborts the run.
+    prints its line. If a process failed and some other does not come within `FAILURE_TIMEOUT`
+    seconds, that one is waiting for it: it prints, and aborts the run.
 
     Parameters
     ----------
@@ -188,14 +188,14 @@ def end(code: int, line: str = "") -> int:
     int
         The exit code.
     """
-    everyone = _everyone()
+    everyone = _all_processes()
     if everyone is None:
         if launched_rank() == 0:
             _print(line)
         return code
     codes = array("q", [0]) * everyone.size
     request = everyone.Iallgather(array("q", [code]), codes)
-    if not _arrives(request, PATIENCE if code else None):
+    if not _completes(request, FAILURE_TIMEOUT if code else None):
         _print(line)
         _abort(everyone, code)
     failed = [rank for rank, each in enumerate(codes) if each]
@@ -224,7 +224,7 @@ def abort(code: int = 1) -> int:
         `code`, where no other process can be left waiting.
     """
     lines = traceback.format_exc().splitlines(keepends=True)
-    everyone = _everyone()
+    everyone = _all_processes()
     prefix = f"[{everyone.rank}/{everyone.size}] " if everyone is not None else ""
     _print("".join(prefix + line for line in lines))
     if everyone is not None:
@@ -234,13 +234,13 @@ def abort(code: int = 1) -> int:
 
 def _abort(everyone: Intracomm, code: int) -> NoReturn:
     """End all processes, those that wait inside MPI too."""
-    time.sleep(FORWARDING)
+    time.sleep(FORWARDING_DELAY)
     everyone.Abort(code)
     os._exit(code)  # MPICH's comes back, to be killed a little later
 
 
-def _everyone() -> Intracomm | None:
-    """Return all processes of the run, or None if this process has nobody to talk to.
+def _all_processes() -> Intracomm | None:
+    """Return the communicator of all processes of the run, or None if this is the only one.
 
     Without a launcher MPI is not loaded for this; with one it is, so that processes that failed
     before they needed MPI can still end together.
@@ -254,8 +254,8 @@ def _everyone() -> Intracomm | None:
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
-def _arrives(request: Request, seconds: float | None) -> bool:
-    """Wait for a request without burning the core others need; for ever, or so many seconds."""
+def _completes(request: Request, seconds: float | None) -> bool:
+    """Wait for a request, forever or at most so many seconds; return if it completed."""
     begun = time.monotonic()
     pause = 0.0005
     while not request.Test():

@@ -1,4 +1,4 @@
-"""Arguments of the commands that read measured collectives, and from them to measurements."""
+"""Arguments of commands that read measured collectives → measurements and batches."""
 
 from __future__ import annotations
 

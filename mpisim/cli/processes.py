@@ -1,4 +1,4 @@
-"""A word to whoever starts more processes than help."""
+"""Number of processes and work done → advice where fewer would have been as fast."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["advise"]
 
-SHORT = 1.0
-"""Seconds of work, of all processes together, that more of them hardly shorten: starting one and
-making the program ready takes most of a second of CPU time in each."""
+MIN_SHARED_WORK = 1.0
+"""Seconds of work of all processes below which sharing does not pay: starting a process and
+building the program takes most of a second of CPU time in each."""
 
 
 def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
-    """Say in one line if fewer processes would have been as fast. **Collective.**
+    """Print one line if fewer processes would have been as fast. **Collective.**
 
-    Only to a person: nothing is written unless standard error is a terminal (see
+    Nothing is printed unless standard error is a terminal (see
     `mpisim.mpi.parallel.progress`).
 
     Parameters
@@ -30,27 +30,27 @@ def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
     seconds : float
         Wall-clock time of the work that processes share, on process 0.
     parts : int
-        Into how many it can be divided.
+        Largest number of processes that can share it.
     of : str
-        What the parts are.
+        What those parts are, plural, for the message.
     """
     if comm.size == 1:
         return
     cores = _cores(comm)
     if comm.rank == 0 and watched():
-        said = advice(comm.size, cores, seconds, parts, of)
-        if said:
-            print(f"mpisim: note: {said}", file=sys.stderr)
+        note = advice(comm.size, cores, seconds, parts, of)
+        if note:
+            print(f"mpisim: note: {note}", file=sys.stderr)
 
 
 def advice(processes: int, cores: int, seconds: float, parts: int, of: str) -> str:
-    """Say if fewer processes would have been as fast, or nothing.
+    """Return why fewer processes would have been as fast; empty if they would not.
 
     Parameters
     ----------
     processes : int
     cores : int
-        That they may run on, of all machines.
+        Cores the processes may run on, of all machines.
     seconds, parts, of
         See `advise`.
     """
@@ -58,7 +58,7 @@ def advice(processes: int, cores: int, seconds: float, parts: int, of: str) -> s
         return f"{processes} processes take turns on {cores} cores; {cores} or fewer are faster"
     if processes > parts:
         return f"{processes} processes share {parts} {of}; more processes than that do not help"
-    if seconds * processes < SHORT:
+    if seconds * processes < MIN_SHARED_WORK:
         return (
             f"the work that {processes} processes share took {seconds:.1f} s; one process is as "
             "fast (docs/scale.md)"

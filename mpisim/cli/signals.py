@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: what is half written is removed first."""
+"""SIGINT and SIGTERM → exceptions, so that partial outputs are removed before the process ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from types import FrameType
 
 __all__ = ["Terminated", "ended_by_signals"]
 
-GRACE = 1.0
-"""Seconds the command has to clean up after a signal, before the process ends all the same."""
+GRACE_PERIOD = 1.0
+"""Seconds a command has to clean up after a signal before its process is ended."""
 
 
 class Terminated(BaseException):
@@ -25,8 +25,8 @@ def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM raise `Terminated` in the block, as Ctrl-C raises `KeyboardInterrupt`.
 
     Python raises them between two of its instructions, but the process may be inside a message of
-    MPI that never arrives. A thread then ends it after `GRACE` seconds. Nothing changes outside of
-    the main thread.
+    MPI that never arrives. A thread then ends it after `GRACE_PERIOD` seconds. Nothing changes
+    outside of the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,8 +51,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _watch(reader: socket.socket, over: threading.Event) -> None:
-    """Wait for the number of a signal, then for the end of the command, but not for ever."""
+    """Wait for a signal, then end the process after the grace period."""
     with reader:
         while number := reader.recv(1):
-            if number[0] in (signal.SIGINT, signal.SIGTERM) and not over.wait(GRACE):
+            if number[0] in (signal.SIGINT, signal.SIGTERM) and not over.wait(GRACE_PERIOD):
                 os._exit(128 + number[0])

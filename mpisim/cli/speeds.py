@@ -1,4 +1,4 @@
-"""Options that give a cluster's nodes other speeds than its file says."""
+"""Command-line options → a cluster with other bandwidths than its file states."""
 
 from __future__ import annotations
 

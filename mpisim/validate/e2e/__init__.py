@@ -4,28 +4,26 @@
 - `experiment_of`: a row as the experiment that was run (`Mapped`), or why not (`Skipped`).
 - `compare`: predict a table's rows, spread over processes.
 - `calibrate`: fit few constants to the steps; `written`: as a file.
-- `cross_validate`: predict each row with constants that were fitted to others.
+- `cross_validate`: predict each row with constants fitted to other rows.
 - `composition`: are steps that follow a formula composed as it says?
 - `stored`: what was simulated before, from the JSON of a comparison.
 - `as_json`, `render`, `markdown`, `scatter`: a comparison as figures, text, page, picture.
 
-To read in this order: `rows`, `settings`, `clusters`, `experiments` (from a row to what was run);
-`predict`, `compare`, `stored` (its simulation, the row beside it); `sets`, `figures`, `pairs`,
-`report`, `plot` (errors in tables); `families`, `linear`, `mixed`, `fit`, `crossed`,
-`constants_file` (constants fitted to steps). `composition` stands alone.
+Read in this order: `rows`, `settings`, `clusters`, `experiments` (row → experiment); `predict`,
+`compare` (experiment → simulated step beside the measured one); `figures`, `pairs`, `report`
+(errors as figures, tables, picture); `families`, `mixed_model`, `fit`, `cross_validation`
+(constants fitted to steps). `composition` is independent of these.
 """
 
 from .compare import Compared, Comparison, compare
 from .composition import composition
-from .constants_file import written
-from .crossed import calibrate, cross_validate
+from .cross_validation import calibrate, cross_validate, written
 from .experiments import Mapped, Skipped, experiment_of
 from .figures import as_json
-from .plot import check_plot, scatter
-from .report import markdown, render
+from .predict import stored
+from .report import check_plot, markdown, render, scatter
 from .rows import Row, read
 from .settings import Settings, settings
-from .stored import stored
 
 __all__ = [
     "Compared",

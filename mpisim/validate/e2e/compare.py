@@ -1,4 +1,4 @@
-"""A table of measured steps, row by row beside its predictions."""
+"""Table of measured steps → each row beside its prediction."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from ...base.errors import InputError, UsageError, nearest
 from ...mpi.parallel import agreed
 from ...prediction.step_constants import ModelError, StepConstants, ours, sort_of
 from .experiments import Mapped, Skipped, experiment_of
-from .predict import Outcome, predict
+from .predict import Outcome, digest, predict
 from .rows import Row, read
 from .settings import Settings, settings
-from .stored import digest
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["Compared", "Comparison", "compare", "select"]
 
-NORMAL = 1.6449
-"""Standard deviations on either side of the middle that hold 90 % of a normal distribution."""
+Z_90 = 1.6449
+"""Half-width of the central 90 % interval of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Compared:
     mapped: Mapped
     outcome: Outcome
     model_error: float = 0.0
-    """Relative: what the model leaves out, in steps that were not fitted."""
+    """Relative uncertainty from what the model leaves out."""
 
     @property
     def uncertainty(self) -> float:
@@ -53,13 +52,13 @@ class Compared:
 
     @property
     def measured(self) -> float:
-        """As the table has it."""
+        """Measured seconds of the step."""
         assert self.row.seconds is not None
         return self.row.seconds
 
     @property
     def predicted(self) -> float:
-        """Of the part of the step that was measured."""
+        """Predicted seconds of the part of the step that was measured."""
         if self.row.without_optimizer:
             return self.outcome.before_optimizer
         return self.outcome.seconds
@@ -72,12 +71,12 @@ class Compared:
     @property
     def inside(self) -> bool:
         """Whether the stated 90 % interval holds the measurement."""
-        return abs(math.log(self.predicted / self.measured)) <= NORMAL * self.uncertainty
+        return abs(math.log(self.predicted / self.measured)) <= Z_90 * self.uncertainty
 
 
 @dataclass
 class Comparison:
-    """All rows of a table that were asked for.
+    """The selected rows of a table.
 
     Attributes
     ----------
@@ -87,10 +86,10 @@ class Comparison:
     compared : list of Compared
     skipped : list of Skipped
         Rows that are no experiment, or whose experiment could not be simulated.
-    crossed : list of Compared
+    cross_validated : list of Compared
         Rows predicted with constants that were fitted to other families of rows
-        (`mpisim.validate.e2e.crossed`), if asked for.
-    apart : list of Compared
+        (`mpisim.validate.e2e.cross_validation`), if asked for.
+    other_sources : list of Compared
         And to rows of other sources.
     plain : bool
         Whether no constants fitted to steps were used.
@@ -102,8 +101,8 @@ class Comparison:
     timed: int
     compared: list[Compared] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    crossed: list[Compared] = field(default_factory=list)
-    apart: list[Compared] = field(default_factory=list)
+    cross_validated: list[Compared] = field(default_factory=list)
+    other_sources: list[Compared] = field(default_factory=list)
     plain: bool = True
     every: bool = False
 
@@ -197,7 +196,7 @@ def compare(
     constants : StepConstants, optional
         Fitted to steps; none by default.
     known : mapping of str to Outcome, optional
-        What was simulated before without constants (`mpisim.validate.e2e.stored`); other rows are
+        What was simulated before without constants (`mpisim.validate.e2e.predict`); other rows are
         simulated.
 
     Returns

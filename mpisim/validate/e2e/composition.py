@@ -33,7 +33,7 @@ from .rows import Row, read
 
 __all__ = ["Composed", "composed", "composition"]
 
-CLOSE = 0.01
+TOLERANCE = 0.01
 
 FORWARD = 0.25
 """Share of a stage's work that the forward pass takes: it is recomputed, and the backward pass does
@@ -103,7 +103,7 @@ def composition(path: str | Path) -> str:
                 f"{errors.mean():.2%}",
                 f"{np.quantile(errors, 0.9):.2%}",
                 f"{errors.max():.2%}",
-                f"{(errors <= CLOSE).mean():.0%}",
+                f"{(errors <= TOLERANCE).mean():.0%}",
             )
         )
     return "\n".join(aligned(cells)) + "\nof |composed / row - 1|; times of layers from the rows"

@@ -52,7 +52,7 @@ PLAN_KEYS = {
 }
 """Keys of ``[plan]`` by columns."""
 
-SHARE = "plan.recompute_share"
+RECOMPUTE_SHARE = "plan.recompute_share"
 """Of rules: the share of layers that recompute, resolved to ``plan.recompute_layers``."""
 
 MICRO_BATCHES = "plan.micro_batches"
@@ -152,12 +152,12 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     defaults = [
         f"{key} = {_value(value)}"
         for key, value in open_keys.items()
-        if key not in (SHARE, MICRO_BATCHES)
+        if key not in (RECOMPUTE_SHARE, MICRO_BATCHES)
     ]
     defaults += [
         f"{key} = {_value(value)} (instead)"
         for key, value in replaced.items()
-        if stated.get(key) != value and key != SHARE
+        if stated.get(key) != value and key != RECOMPUTE_SHARE
     ]
     chosen = choose(row, source, settings)
     keys |= chosen.keys
@@ -261,7 +261,7 @@ def _settle(keys: dict[str, Any], row: Row, preset: str | None) -> list[str]:
         keys["plan.schedule"] = "interleaved"
     if transformer:
         filled += _layers(keys, row, preset)
-    share = keys.pop(SHARE, None)
+    share = keys.pop(RECOMPUTE_SHARE, None)
     if share is not None:
         parts = keys.get("plan.pp", 1) * keys.get("plan.vpp", 1)
         keys["plan.recompute_layers"] = max(1, round(share * _count(keys, preset) / parts))

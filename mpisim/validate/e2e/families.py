@@ -1,4 +1,4 @@
-"""Families: rows that came about in the same way, so that one says much about the others."""
+"""Row → its family (source, model, framework), whose rows have correlated errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Way = tuple[str | int, ...]
 
 
 def family(mapped: Mapped) -> Family:
-    """Return a row's source, model and framework.
+    """Row → its source, model and framework.
 
-    Cut-down copies of a model and its fine-tuning are the same model; of models that have no name
-    but their kind's (``GPT``) those of one width are. Number of GPUs, their kind, batch, format and
-    plan do not matter: what is measured of one model in one place is left out, or in, together.
+    Shortened copies of a model and its fine-tuning count as that model; models with a generic name
+    (``GPT``) are told apart by hidden size. Number and type of GPUs, batch, format and plan do not
+    matter: measurements of one model by one source are held out together.
     """
     name = mapped.row.texts["model"]
     for suffix in SUFFIXES:
@@ -27,10 +27,10 @@ def family(mapped: Mapped) -> Family:
 
 
 def way(mapped: Mapped) -> Way:
-    """Return how a row ran: kind of GPU, format and plan of parallelism.
+    """Row → its configuration: GPU type, number format and sizes of parallelism.
 
-    Rows of one family that ran in one way rest on the same kernels and communications, so that
-    these are off alike: number of GPUs and batches do not matter.
+    Rows of one family and configuration run the same kernels and communications, so their errors
+    are correlated; number of GPUs and batch sizes do not matter.
     """
     plan = mapped.experiment.plan
     sizes = plan.tp, plan.pp, plan.vpp, plan.cp, plan.ep

@@ -1,4 +1,4 @@
-"""Errors of predicted steps by group, and the JSON form of a comparison."""
+"""Errors of predicted steps by named set and by group, and a comparison as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,75 @@ import numpy as np
 from ..cases import summary
 from .compare import Compared, Comparison
 from .pairs import pair_figures, pairs
-from .sets import chosen
-from .stored import kept
+from .predict import outcome_as_json
 
-__all__ = ["GROUPINGS", "as_json", "coverage", "figures", "headlines", "tables"]
+__all__ = [
+    "GROUPINGS",
+    "SETS",
+    "as_json",
+    "coverage",
+    "figures",
+    "headlines",
+    "named_sets",
+    "tables",
+]
 
-WITHIN = (0.05, 0.1, 0.2)
+Choice = Callable[[Compared], bool]
+
+
+def _trust(each: Compared, levels: str) -> bool:
+    return each.row.texts["trust"] in levels
+
+
+def _source(name: str, precision: str = "") -> Choice:
+    def holds(each: Compared) -> bool:
+        right = not precision or each.row.texts["precision"] == precision
+        return each.mapped.source == name and right and _trust(each, "AB")
+
+    return holds
+
+
+SETS: dict[str, Choice] = {
+    "dense transformers, trust A": lambda each: each.mapped.is_dense and _trust(each, "A"),
+    "vTrain, several nodes": lambda each: each.mapped.source == "vtrain" and _trust(each, "A"),
+    "dgxc, bf16": _source("dgxc", "bf16"),
+    "dgxc, fp8": _source("dgxc", "fp8"),
+    "llm-foundry": _source("llm-foundry"),
+    "bigscience": _source("bigscience"),
+    "torchtitan": _source("torchtitan"),
+    "Korthikanti": _source("korthikanti"),
+    "MLPerf, GPT-3": lambda each: (
+        _source("mlperf")(each) and each.row.texts["model"].startswith("GPT-3")
+    ),
+    "Megatron-Bridge, dense": lambda each: each.mapped.is_dense and _source("bridge")(each),
+    "mixtures of experts": lambda each: (
+        each.mapped.is_transformer and not each.mapped.is_dense and _trust(each, "AB")
+    ),
+    "trust A": lambda each: _trust(each, "A"),
+    "trust A and B": lambda each: _trust(each, "AB"),
+    "trust A, B and C": lambda each: _trust(each, "ABC"),
+    "trust F (a formula)": lambda each: _trust(each, "F"),
+}
+"""Sets of rows whose errors are published, by name; those of one source hold trust A and B."""
+
+
+def named_sets(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """Rows → rows of each of `SETS`, and of those with suspect rows also without these.
+
+    Empty sets are left out.
+    """
+    found: dict[str, list[Compared]] = {}
+    for name, holds in SETS.items():
+        group = [each for each in rows if holds(each)]
+        sound = [each for each in group if not each.row.texts["suspect"]]
+        if group:
+            found[name] = group
+        if sound and len(sound) < len(group):
+            found[f"{name}, without suspect rows"] = sound
+    return found
+
+
+ERROR_LIMITS = (0.05, 0.1, 0.2)
 """Errors whose share of rows is reported."""
 
 Figures = dict[str, float | int | None]
@@ -69,7 +132,7 @@ def figures(rows: Sequence[Compared]) -> Figures:
     size = np.abs(errors)
     found: Figures = dict(summary(errors))
     found["bias"] = float(np.mean(errors)) if errors else None
-    for limit in WITHIN:
+    for limit in ERROR_LIMITS:
         share = float((size <= limit).mean()) if errors else None
         found[f"within_{limit:.0%}".rstrip("%")] = share
     found["covered"] = float(np.mean([each.inside for each in rows])) if errors else None
@@ -77,8 +140,8 @@ def figures(rows: Sequence[Compared]) -> Figures:
 
 
 def headlines(rows: Sequence[Compared]) -> dict[str, Figures]:
-    """Return the errors of the sets that are stated by name (`mpisim.validate.e2e.sets`)."""
-    return {name: figures(group) for name, group in chosen(rows).items()}
+    """Return the errors of the sets that are stated by name (`mpisim.validate.e2e.figures`)."""
+    return {name: figures(group) for name, group in named_sets(rows).items()}
 
 
 def tables(rows: Iterable[Compared]) -> dict[str, dict[str, Figures]]:
@@ -128,8 +191,8 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
         "skipped": dict(sorted(found.reasons.items())),
         **{key: whole[key] for key in ("mape", "median", "p90", "bias", "covered")},
         "headlines": headlines(found.compared),
-        "calibrated": _crossed(found.crossed),
-        "calibrated_on_other_sources": _crossed(found.apart),
+        "calibrated": _cross_validated(found.cross_validated),
+        "calibrated_on_other_sources": _cross_validated(found.other_sources),
         "groups": {
             f"{grouping}={name}": group
             for grouping, groups in tables(found.compared).items()
@@ -144,12 +207,14 @@ def as_json(found: Comparison, path: str) -> dict[str, Any]:
 
 
 def _outcome(found: Comparison, each: Compared) -> dict[str, Any]:
-    """What the simulation gave, to be used again; constants are not told by an experiment."""
-    return {"outcome": kept(each.mapped, each.outcome, found.every)} if found.plain else {}
+    """Return the simulated outcome for reuse, if no fitted constants entered: digests lack them."""
+    return (
+        {"outcome": outcome_as_json(each.mapped, each.outcome, found.every)} if found.plain else {}
+    )
 
 
-def _crossed(rows: Sequence[Compared]) -> dict[str, Any] | None:
-    """The same figures of predictions with constants that were fitted to other rows."""
+def _cross_validated(rows: Sequence[Compared]) -> dict[str, Any] | None:
+    """Return the figures of predictions with constants fitted to other rows."""
     if not rows:
         return None
     return {

@@ -1,20 +1,26 @@
-"""Few constants fitted to many measured steps.
+"""Measured steps and their predictions → few constants fitted to many steps.
 
-Fitted is log(T(x) / measured), with T to first order (:mod:`mpisim.validate.e2e.linear`): rows of a
-family are off by something they have in common, those that ran alike by more, each row by something
-of its own with long tails, and constants are around 1 by what
-the rows themselves say (:mod:`mpisim.validate.e2e.mixed`; first guesses are declared in
-``data/validation/e2e_fit.toml``). So it is families which pull a constant from 1, not rows; and
-what one framework alone shows is that framework's. Where a constant moves far another path may
-become critical: then everything is simulated again with what was found, and fitted from there.
+Fitted is log(T(x) / measured). A step that took T with the constants x0 takes along its critical
+path
+
+    T(x) = T + sum over k of L_k (exp(x_k - x0_k) - 1) + (overhead - overhead0)
+
+where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
+of GPU or the platform, plus that of the framework on it. Rows of a family share an error, those of
+one configuration a further one, each row has its own with long tails (`mixed_model`; the prior is
+in
+``data/validation/e2e_fit.toml``). So families pull a constant from 1, not rows, and what one
+framework alone shows is that framework's. Where a constant moves far another path may become
+critical: then everything is simulated again with the fitted constants, and fitted from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +35,147 @@ from ...prediction.step_constants import (
     StepConstants,
     is_stack,
     kind_of,
+    name_of,
+    stack_of,
 )
-from .families import Family, Way
-from .linear import Linear, kind_in, names_in, value_of
-from .mixed import Guesses, Layout, Posterior, Variances, expected, maximised
+from .compare import Compared
+from .families import Family, Way, family, way
+from .mixed_model import Grouping, Posterior, Prior, Variances, e_step, m_step
+from .settings import OTHER
 
-__all__ = ["fit"]
+__all__ = [
+    "Linear",
+    "covered",
+    "fit",
+    "kind_in",
+    "linear",
+    "names_in",
+    "relative_error",
+    "seconds_with",
+    "value_of",
+]
+
+
+class Linear(NamedTuple):
+    """A measured step, its prediction, and the constants along its critical path.
+
+    Attributes
+    ----------
+    row : str
+    family : tuple of str
+    measured, predicted : float
+    lengths : mapping of str to float
+        By name of the constant of a kind of GPU, platform or framework.
+    framework : str
+        Whose constants serve beside those of a kind of GPU or platform.
+    sort : str
+        Of its model (`mpisim.prediction.step_constants.SORTS`).
+    way : tuple
+        How it ran: rows of one family with one way are off alike.
+    """
+
+    row: str
+    family: Family
+    measured: float
+    predicted: float
+    lengths: Mapping[str, float]
+    framework: str = OTHER
+    sort: str = SORTS[0]
+    way: Way = ()
+
+
+def linear(each: Compared) -> Linear:
+    """Return a predicted row as the fit sees it."""
+    outcome, experiment = each.outcome, each.mapped.experiment
+    lengths = dict(outcome.lengths)
+    if each.row.without_optimizer:
+        # The optimizer's kernels stream memory, and its part of the step is not counted.
+        left = outcome.seconds - outcome.before_optimizer
+        for name in lengths:
+            if kind_in(name) == "memory":
+                lengths[name] = max(0.0, lengths[name] - left)
+    # Also a framework whose launches are hidden has been seen.
+    framework = experiment.calibration.framework or OTHER
+    for kind in ("host", OVERHEAD):
+        lengths.setdefault(name_of(kind, framework), 0.0)
+    return Linear(
+        each.row.id,
+        family(each.mapped),
+        each.measured,
+        each.predicted,
+        lengths,
+        framework,
+        each.sort,
+        way(each.mapped),
+    )
+
+
+def seconds_with(step: Linear, start: StepConstants, constants: StepConstants) -> float:
+    """Return the seconds of a step with other constants than it was predicted with."""
+    seconds = step.predicted
+    for name, length in step.lengths.items():
+        names = names_in(name, step.framework)
+        change = sum(value_of(constants, each) - value_of(start, each) for each in names)
+        seconds += change if kind_in(name) == OVERHEAD else length * float(np.expm1(change))
+    return seconds
+
+
+def relative_error(step: Linear, start: StepConstants, constants: StepConstants) -> float:
+    """Return the relative uncertainty of a step from those of the constants it is predicted with.
+
+    As predictions state it (`mpisim.prediction.uncertainty.combine`): what rests on one name is off
+    together.
+    """
+    seconds = seconds_with(step, start, constants)
+    squares = 0.0
+    for name, length in step.lengths.items():
+        if kind_in(name) == OVERHEAD:
+            continue
+        names = names_in(name, step.framework)
+        change = sum(value_of(constants, each) - value_of(start, each) for each in names)
+        errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
+        squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
+    return math.sqrt(squares)
+
+
+def covered(step: Linear, constants: StepConstants) -> bool:
+    """Whether all parts of a step rest on fitted constants, that were fitted with all that these
+    parts rest on (`mpisim.prediction.step_constants.Known.covers`)."""
+    parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
+    return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
+
+
+def kind_in(name: str) -> str:
+    """Return the kind of a constant, by its name."""
+    found = kind_of(name)
+    assert found is not None
+    return found[0]
+
+
+def names_in(name: str, framework: str) -> tuple[str, ...]:
+    """Return the constants that multiply what rests on a name: its own, and the framework's."""
+    kind = kind_in(name)
+    stack = stack_of(kind, framework)
+    return (name,) if stack is None else (name, name_of(kind, stack))
+
+
+def value_of(constants: StepConstants, name: str) -> float:
+    """Logarithm of a multiplier, or seconds of an overhead."""
+    kind, key = kind_of(name) or ("", "")
+    if kind == OVERHEAD:
+        found = constants.overhead.get(key)
+        return 0.0 if found is None else found.si
+    return float(np.log(constants.multiplier(kind, key).value))
+
 
 FILE = "validation/e2e_fit.toml"
 
 ITERATIONS = 60
 
-CLOSE = 1e-3
-"""Change of a logarithm, and relative change of a variance, below which it is found."""
+TOLERANCE = 1e-3
+"""Change of a logarithm, and relative change of a variance, below which the fit has converged."""
 
-LONGEST = 0.3
+MAX_CHANGE = 0.3
 """Largest change of a logarithm in one iteration: steps along exponentials may overshoot."""
 
 Floats = NDArray[np.float64]
@@ -51,8 +183,8 @@ Above = Annotated[float, Limits(least=1e-6)]
 
 
 @dataclass(frozen=True)
-class _Declared:
-    """What is assumed before any row is looked at: see the file."""
+class _DeclaredPrior:
+    """The prior of the fit: see the file."""
 
     strength: Above
     freedom: Above
@@ -64,8 +196,8 @@ class _Declared:
 
 
 @cache
-def _declared() -> _Declared:
-    return build(_Declared, packaged(FILE), FILE)
+def _declared_prior() -> _DeclaredPrior:
+    return build(_DeclaredPrior, packaged(FILE), FILE)
 
 
 class _Terms:
@@ -130,19 +262,19 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     begin = np.array([value_of(start, name) for name in terms.names])
     kinds = [_group(name) for name in terms.names]
     late = np.array([kind == (OVERHEAD, False) for kind in kinds])
-    layout = _layout(steps, kinds)
-    guesses = _guesses(sorted(set(kinds)))
-    known = Variances.guessed(guesses, layout)
+    grouping = _grouping(steps, kinds)
+    prior = _prior(sorted(set(kinds)))
+    known = Variances.guessed(prior, grouping)
     x = begin.copy()
     for _ in range(ITERATIONS):
         off, slope = terms.off(x - begin), terms.slope(x - begin)
-        found = expected(slope, slope @ x - off, layout, known)
+        found = e_step(slope, slope @ x - off, grouping, known)
         target = np.where(late, np.maximum(found.x, 0.0), found.x)  # no overhead is negative
-        step = np.clip(target - x, -LONGEST, LONGEST)
+        step = np.clip(target - x, -MAX_CHANGE, MAX_CHANGE)
         x = x + step
-        rest = -terms.off(x - begin) - found.effects(layout)
-        before, known = known, maximised(rest, x, layout, found, guesses, known)
-        if np.abs(step).max() < CLOSE and _alike(before, known):
+        rest = -terms.off(x - begin) - found.effects(grouping)
+        before, known = known, m_step(rest, x, grouping, found, prior, known)
+        if np.abs(step).max() < TOLERANCE and _converged(before, known):
             break
     return _constants(terms.names, x, found, steps)
 
@@ -151,13 +283,13 @@ def _place(step: Linear) -> tuple[Family, str, Way]:
     return step.family, step.sort, step.way
 
 
-def _layout(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Layout:
+def _grouping(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Grouping:
     """Return what belongs together of steps in the order of `_place`."""
     groups = list(dict.fromkeys(_place(step) for step in steps))
     families = list(dict.fromkeys(group[:2] for group in groups))
     numbers = {group: i for i, group in enumerate(groups)}
     order = sorted(set(kinds))
-    return Layout(
+    return Grouping(
         np.array([order.index(kind) for kind in kinds]),
         np.array([numbers[_place(step)] for step in steps]),
         np.array([families.index(group[:2]) for group in groups]),
@@ -165,10 +297,10 @@ def _layout(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Layou
     )
 
 
-def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
-    declared = _declared()
+def _prior(groups: Sequence[tuple[str, bool]]) -> Prior:
+    declared = _declared_prior()
     spread = [(declared.stack if stack else declared.spread)[kind] for kind, stack in groups]
-    return Guesses(
+    return Prior(
         np.array(spread) ** 2,
         declared.family**2,
         declared.alike**2,
@@ -178,11 +310,11 @@ def _guesses(groups: Sequence[tuple[str, bool]]) -> Guesses:
     )
 
 
-def _alike(one: Variances, other: Variances) -> bool:
+def _converged(one: Variances, other: Variances) -> bool:
     a, b = (
         np.concatenate([each.kinds, each.family, each.group, each.rest]) for each in (one, other)
     )
-    return bool((np.abs(a - b) <= 10 * CLOSE * a).all())
+    return bool((np.abs(a - b) <= 10 * TOLERANCE * a).all())
 
 
 def _group(name: str) -> tuple[str, bool]:
@@ -208,14 +340,14 @@ def _constants(
         sources = sorted({each[0] for each in families})
         rows = {step.row for step, _ in resting[name]}
         share = sum(length / step.predicted for step, length in resting[name]) / len(rows)
-        said = (
+        source = (
             f"{len(rows)} steps of {len(families)} families ({', '.join(sources)}), mean share of "
             f"the step {share:.1%}"
         )
         if kind != OVERHEAD:
             error = round(float(errors[i]), 3)
-            tables[kind][key] = Quantity(round(float(np.exp(x[i])), 4), "1", error, said)
+            tables[kind][key] = Quantity(round(float(np.exp(x[i])), 4), "1", error, source)
         elif x[i] > 0:
             error = min(10.0, round(float(errors[i] / x[i]), 3))
-            tables[kind][key] = Quantity(round(float(x[i]) * 1e3, 3), "ms", error, said)
+            tables[kind][key] = Quantity(round(float(x[i]) * 1e3, 3), "ms", error, source)
     return StepConstants(**tables)

@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Columns in which the rows of a pair may differ, the first of which they must."""
 
-CLOSE = 0.05
+TOLERANCE = 0.05
 """Error of a ratio within which its effect counts as predicted."""
 
 SUMMARIES: dict[str, tuple[str, ...]] = {
@@ -161,7 +161,7 @@ def _figures(group: Sequence[Pair]) -> dict[str, Any]:
         "n": len(group),
         "mean": float(size.mean()),
         "median": float(np.median(size)),
-        "within_5": float((size <= CLOSE).mean()),
+        "within_5": float((size <= TOLERANCE).mean()),
         "pairs": [
             {
                 "first": each.first.row.id,

@@ -1,44 +1,106 @@
-"""Predictions of measured steps, spread over processes: each row is simulated by one of them."""
+"""Experiments of measured rows → simulated outcomes, spread over processes and stored as JSON.
+
+Each row is simulated by one process. A process keeps the network it built last, and its prices:
+experiments on one cluster run on one process, one model after the other. Simulating all rows takes
+minutes, fitting constants and writing tables seconds, so outcomes are stored with a digest of their
+experiment: a row whose experiment has changed (rules, presets, ``--set``) is simulated again. The
+digest does not cover the version of mpisim that wrote the file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import MpisimError
+from ...base.errors import InputError, MpisimError
+from ...base.files import read_text
 from ...base.quantity import PICOSECONDS
 from ...engine import CriticalPath
-from ...experiment import Experiment
+from ...experiment import Experiment, Transformer
 from ...mpi.parallel import progress
 from ...prediction.case import Case, prepare
 from ...prediction.error_bar import error_bar
 from ...prediction.execution import execute
 from ...prediction.path_shares import PathShares
-from ...prediction.steady import (
-    Rounds,
-    attempts,
-    busy,
-    extended,
-    settled,
-    with_micro_batches,
-)
+from ...prediction.steady import Rounds, attempts, busy, extended, settled, with_micro_batches
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
 from ...program import Phase
-from .dealing import dealt
+from .clusters import nameless
 from .experiments import Mapped
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Outcome", "predict"]
+__all__ = ["Outcome", "assign", "digest", "outcome_as_json", "predict", "stored"]
 
-NOTHING = StepConstants()
-"""No constants are fitted; what would rest on them is known all the same."""
+MIN_PIECES = 8
+"""Least number of pieces of work for each process, so that their sizes even out."""
+
+EFFORT_EXPONENT = 2 / 3
+"""Exponent: CPU time of a simulation over its rows (0.68 over 243 rows of docs/accuracy.md)."""
+
+
+def assign(experiments: Sequence[Experiment], processes: int) -> list[list[int]]:
+    """Assign experiments to processes, with equal work for each and equal clusters together.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+    processes : int
+        Number of MPI processes.
+
+    Returns
+    -------
+    list of list of int
+        For each process the experiments it simulates, in its order.
+    """
+    efforts = [_effort(each) for each in experiments]
+    most = sum(efforts) / (MIN_PIECES * processes)
+    pieces: list[list[int]] = []
+    last = None
+    for i in sorted(range(len(experiments)), key=lambda i: (*_sharing_key(experiments[i]), i)):
+        kin = _sharing_key(experiments[i])[0]
+        if kin != last or sum(efforts[j] for j in pieces[-1]) + efforts[i] > most:
+            pieces.append([])
+        pieces[-1].append(i)
+        last = kin
+    load = [0.0] * processes
+    shares: list[list[int]] = [[] for _ in load]
+    # Longest processing time first: the largest piece goes to the least loaded process.
+    weights = [sum(efforts[i] for i in piece) for piece in pieces]
+    for number in sorted(range(len(pieces)), key=lambda number: (-weights[number], number)):
+        process = load.index(min(load))
+        load[process] += weights[number]
+        shares[process] += pieces[number]
+    return shares
+
+
+def _sharing_key(experiment: Experiment) -> tuple[str, str]:
+    """Return what experiments with one network share, and what those with one model share."""
+    return repr((experiment.cluster, experiment.network)), repr(experiment.model)
+
+
+def _effort(experiment: Experiment) -> float:
+    """Return the relative CPU time of a simulation, from the rows of one rank of each stage."""
+    plan, model = experiment.plan, experiment.model
+    layers = model.layers if isinstance(model, Transformer) else 50
+    micro_batches = plan.global_batch / ((plan.dp or 1) * plan.micro_batch)
+    # Tensor and expert parallel layers have communications to price, and links to share.
+    dear = 1 + (plan.tp > 1) + 2 * (plan.ep > 1)
+    rows: float = dear * micro_batches * (layers + 2 * plan.pp * plan.vpp) + 100.0
+    return rows**EFFORT_EXPONENT
+
+
+NO_CONSTANTS = StepConstants()
+"""Constants of an unfitted prediction; the lengths that would depend on them are still recorded."""
 
 
 def _nothing() -> NDArray[np.int64]:
@@ -47,25 +109,25 @@ def _nothing() -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the simulation of one experiment gave.
+    """Simulated step of one experiment.
 
     Attributes
     ----------
     seconds : float
         Of the step.
     before_optimizer : float
-        Seconds until the last row that is not the optimizer's has ended.
+        Seconds until the end of the last row before the optimizer on the critical path.
     inputs : float
-        Relative error bar from the numbers that the step rests on, one standard deviation.
+        Relative uncertainty from the model's inputs, one standard deviation.
     known : bool
         Whether the constants were fitted to steps of the same framework and kind of GPU.
     fits : bool
         Whether the memory model says that it fits.
     lengths : dict of str to float
-        Seconds of the step that rest on each constant, fitted or not
+        Seconds of the critical path that each constant multiplies, fitted or not
         (:mod:`mpisim.prediction.step_constants`).
     busy : int64, shape (tables, 1 + streams)
-        What CPUs and streams had to do, in ps (`mpisim.prediction.steady.busy`).
+        Busy time of CPUs and streams, in ps (`mpisim.prediction.steady.busy`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
@@ -98,7 +160,7 @@ class _Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """Key of the simulation: equal for jobs with equal results."""
         # Paths of changed clusters are absolute: source and title say nothing about the step.
         return f"{id(self.constants)} {replace(self.experiment, source='', title='')!r}"
 
@@ -110,11 +172,11 @@ def predict(
     every: bool = False,
     constants: Sequence[StepConstants] | None = None,
 ) -> list[Outcome] | None:
-    """Simulate rows. **Collective**: every process gives the same rows.
+    """Simulate rows. **Collective**: every process passes the same rows.
 
-    Equal experiments are simulated once, also where only the number of micro-batches tells long
-    steps apart. A row that cannot be simulated has an outcome that says why; it never stops the
-    others. The outcomes do not depend on the number of processes.
+    Equal experiments are simulated once, and long steps that differ only in their number of
+    micro-batches share two shorter simulations. A row that cannot be simulated has an outcome that
+    says why; it never stops the others. The outcomes do not depend on the number of processes.
 
     Parameters
     ----------
@@ -130,14 +192,14 @@ def predict(
     list of Outcome or None
         In the order of `rows`, on process 0; None on the others.
     """
-    tables = constants or [NOTHING] * len(rows)
+    tables = constants or [NO_CONSTANTS] * len(rows)
     jobs = [_Job(row.experiment, table) for row, table in zip(rows, tables, strict=True)]
     ways: list[list[Rounds | None]] = [
         [*([] if every else attempts(row.experiment)), None] for row in rows
     ]
     outcomes: list[Outcome | None] = [None] * len(rows)
     left = list(range(len(rows)))
-    # What two shorter steps do not tell is tried with two longer ones, and simulated in full then.
+    # Two shorter steps that do not determine a long one are followed by two longer, then by itself.
     while left:
         tried = [ways[i].pop(0) for i in left]
         wanted = [_parts(jobs[i], rounds) for i, rounds in zip(left, tried, strict=True)]
@@ -159,7 +221,7 @@ def _parts(job: _Job, rounds: Rounds | None) -> list[_Job]:
 
 
 def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome]] | None:
-    """Simulate all that is wanted, what is equal once. **Collective.**
+    """Simulate all jobs, equal ones once. **Collective.**
 
     Returns
     -------
@@ -168,7 +230,7 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     """
     jobs = {job.name: job for parts in wanted for job in parts}
     order = list(jobs)
-    mine = dealt([jobs[name].experiment for name in order], comm.size)[comm.rank]
+    mine = assign([jobs[name].experiment for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
     with progress(comm, "rows simulated", len(mine)) as update:
         for done, i in enumerate(mine):
@@ -213,8 +275,10 @@ def _simulated(job: _Job) -> Outcome:
 
 
 def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
-    """Return the outcome of a row: that of its one simulation, or of two shorter ones; None if the
-    latter do not tell it."""
+    """Return the outcome of a row from its simulation, or extrapolated from two shorter ones.
+
+    None if the shorter ones do not determine it.
+    """
     for each in parts:
         if each.failed:
             return each
@@ -229,7 +293,8 @@ def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
         name: max(0.0, extended(first.lengths.get(name, 0.0), length, numbers))
         for name, length in second.lengths.items()
     }
-    # Of ways that are equally long the two paths may go different ones; shares stay shares.
+    # The critical paths of the two runs may differ where several are equally long: the shares are
+    # scaled so that they do not exceed the step.
     most = max(1.0, math.fsum(lengths.values()) / seconds)
     return replace(
         second,
@@ -247,3 +312,59 @@ def _before_optimizer(case: Case, path: CriticalPath) -> int:
         if row < 0 or table.phase[row] != Phase.OPTIMIZER:
             return int(path.end[piece])
     return 0
+
+
+NUMBERS = ("seconds", "before_optimizer", "inputs")
+
+
+def digest(mapped: Mapped, every: bool) -> str:
+    """Return the digest of a row's experiment, by which its outcome is stored.
+
+    Parameters
+    ----------
+    mapped : Mapped
+    every : bool
+        Whether every micro-batch is simulated.
+    """
+    text = f"{every} {replace(mapped.experiment, source='', title='')!r}"
+    return hashlib.sha256(nameless(text).encode()).hexdigest()[:20]
+
+
+def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, Any]:
+    """Return an outcome as a table of JSON."""
+    numbers = {name: getattr(outcome, name) for name in NUMBERS}
+    return {
+        "experiment": digest(mapped, every),
+        **numbers,
+        "fits": outcome.fits,
+        "lengths": dict(outcome.lengths),
+    }
+
+
+def stored(path: str | Path) -> dict[str, Outcome]:
+    """Read the outcomes of a file, by digest.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is not a file of ``mpisim validate e2e --json`` without constants
+        fitted to steps.
+    """
+    try:
+        table = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from error
+    try:
+        cases = [case["outcome"] for case in table["cases"]]
+        return {str(case["experiment"]): _outcome(case) for case in cases}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path}: has no outcomes of simulations; it must be written by 'mpisim validate e2e "
+            "--json' without --calibration"
+        ) from error
+
+
+def _outcome(case: Mapping[str, Any]) -> Outcome:
+    seconds, before_optimizer, inputs = (float(case[name]) for name in NUMBERS)
+    lengths = {str(name): float(length) for name, length in case["lengths"].items()}
+    return Outcome(seconds, before_optimizer, inputs, fits=bool(case["fits"]), lengths=lengths)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from ...base.errors import InputError
+from ...base.files import check_output, staged
 from ...base.text import aligned, between, markdown_table, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
 
-__all__ = ["BEGIN", "END", "markdown", "render"]
+__all__ = ["BEGIN", "END", "check_plot", "markdown", "render", "scatter"]
 
 COLUMNS = {
     "mean": "mape",
@@ -24,7 +28,7 @@ COLUMNS = {
 }
 """Headings and what stands under them."""
 
-FITTED = {
+FITTED_COLUMNS = {
     f"fitted: {name}" if name == "mean" else name: key
     for name, key in COLUMNS.items()
     if name not in ("in 20 %",)
@@ -35,10 +39,15 @@ mean, median, p90: of |predicted / measured - 1|; bias: mean with sign; in 10 %:
 interval: share within the 90 % interval that the prediction states. Rows of trust F follow a
 formula and are in no table but the first."""
 
-APART = {"new source: mean": "mape", "median": "median", "p90": "p90", "bias": "bias"}
+OTHER_SOURCES_COLUMNS = {
+    "new source: mean": "mape",
+    "median": "median",
+    "p90": "p90",
+    "bias": "bias",
+}
 
 NOTE_FITTED = """\
-fitted: each row foretold, to first order along its critical path, with constants fitted to rows of
+fitted: each row predicted, to first order along its critical path, with constants fitted to rows of
 trust A of other families (source, model, framework); new source: to rows of other sources."""
 
 BEGIN, END = "<!-- figures: mpisim validate e2e --markdown -->", "<!-- end of figures -->"
@@ -89,12 +98,12 @@ def markdown(found: Comparison, text: str) -> str:
 
 def _parts(found: Comparison, lay: Lay) -> list[str]:
     parts = [_coverage(found)]
-    crossed, apart = headlines(found.crossed), headlines(found.apart)
-    parts.append(_table("rows of", headlines(found.compared), crossed, lay, apart))
-    fitted = tables(found.crossed)
+    cross_validated, apart = headlines(found.cross_validated), headlines(found.other_sources)
+    parts.append(_table("rows of", headlines(found.compared), cross_validated, lay, apart))
+    fitted = tables(found.cross_validated)
     for name, groups in tables(found.compared).items():
         parts.append(_table(name, groups, fitted.get(name, {}), lay))
-    parts.append(f"{NOTE}\n{NOTE_FITTED}" if found.crossed else NOTE)
+    parts.append(f"{NOTE}\n{NOTE_FITTED}" if found.cross_validated else NOTE)
     return [*parts, _pairs(found, lay)]
 
 
@@ -127,7 +136,7 @@ def _table(
 ) -> str:
     if not groups:
         return ""
-    more, last = FITTED if fitted else {}, APART if apart else {}
+    more, last = FITTED_COLUMNS if fitted else {}, OTHER_SOURCES_COLUMNS if apart else {}
     cells: list[Sequence[str]] = [(name, "rows", *COLUMNS, *more, *last)]
     for group, plain in groups.items():
         texts = [_share(plain, key) for key in COLUMNS.values()]
@@ -147,7 +156,7 @@ def _pairs(found: Comparison, lay: Lay) -> str:
     groups = pair_figures(pairs(found.compared))
     if not groups:
         return ""
-    fitted = pair_figures(pairs(found.crossed))
+    fitted = pair_figures(pairs(found.cross_validated))
     more = ("fitted: mean", "in 5 %") if fitted else ()
     cells: list[Sequence[str]] = [
         ("pairs that differ in", "pairs", "mean", "median", "in 5 %", *more)
@@ -207,3 +216,66 @@ def _counted(title: str, counted: Counter[str], most: int) -> str:
     if len(counted) > most:
         lines.append(f"       and {len(counted) - most} others (--json has all)")
     return "\n".join(lines)
+
+
+BAND = 0.1
+"""Errors that the grey band holds."""
+
+
+def check_plot(path: str | Path) -> None:
+    """Refuse a picture that cannot be drawn or written, before the work that fills it.
+
+    Raises
+    ------
+    InputError
+        If matplotlib is not installed, or cannot write files of that kind.
+    OutputError
+        If the file cannot be written.
+    """
+    try:
+        kinds = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
+    except ImportError as error:
+        raise InputError(f"--plot {path}: needs matplotlib: pip install matplotlib") from error
+    if Path(path).suffix.lstrip(".") not in kinds:
+        raise InputError(f"--plot {path}: the ending must be one of {', '.join(sorted(kinds))}")
+    check_output(path, overwrite=True)
+
+
+def scatter(rows: Sequence[Compared], path: str | Path) -> None:
+    """Draw predicted over measured times, a colour for each source.
+
+    Raises
+    ------
+    OutputError
+        If the file cannot be written.
+    """
+    figure = import_module("matplotlib.figure").Figure(figsize=(8, 7), layout="constrained")
+    axes = figure.subplots()
+    # Rows of a formula are no measurements, and many: they lie beneath the others.
+    groups: dict[str, list[Compared]] = {}
+    for each in sorted(rows, key=lambda row: (row.row.texts["trust"] != "F", row.mapped.source)):
+        name = each.mapped.source + (" (formula)" if each.row.texts["trust"] == "F" else "")
+        groups.setdefault(name, []).append(each)
+    ends = [min(each.measured for each in rows) / 2, max(each.measured for each in rows) * 2]
+    axes.fill_between(
+        ends,
+        [x * (1 - BAND) for x in ends],
+        [x * (1 + BAND) for x in ends],
+        color="0.9",
+        label=f"within {BAND:.0%}",
+    )
+    axes.plot(ends, ends, color="0.5", linewidth=0.8)
+    for i, (name, group) in enumerate(groups.items()):
+        axes.scatter(
+            [each.measured for each in group],
+            [each.predicted for each in group],
+            s=9,
+            marker="osD^v<>"[i // 10 % 7],
+            color=f"C{i % 10}",
+            label=f"{name} ({len(group)})",
+        )
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
+    axes.legend(fontsize="small")
+    with staged(path, overwrite=True) as file:
+        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)

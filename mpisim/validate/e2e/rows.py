@@ -1,4 +1,4 @@
-"""Tables of measured training steps: one row a configuration that somebody ran and timed."""
+"""Tables of measured training steps → rows: one configuration that was run and timed each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixed model by maximum likelihood: few numbers from many measurements in families.
+"""Linear mixed model with Student-t errors, fitted by expectation-maximisation.
 
 Measurement i, one of the group p(i) of rows that ran alike, which is of family f(p), is
 
@@ -8,7 +8,7 @@ with numbers x, each normal around 0 with the variance of its kind, u and v norm
 t: few measurements are far off, and pull the less. Rows that ran alike are off alike, so that many
 of them say little more than one does about what tells others apart. Families are of several sorts,
 each with variances of u, v and e of its own: what is badly understood says less. Variances are not
-known. With declared guesses as a weak prior they are found, with x, by expectation-maximisation
+known. With declared prior as a weak prior they are found, with x, by expectation-maximisation
 (Dempster, Laird and Rubin 1977; for variances of random effects Laird and Ware 1982; for t as
 normal with unknown weights Lange, Little and Taylor 1989), so that the measurements say how much
 families have in common, how far numbers of one kind are apart, and what counts as far off.
@@ -22,17 +22,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Guesses", "Layout", "Posterior", "Variances", "expected", "maximised"]
+__all__ = ["Grouping", "Posterior", "Prior", "Variances", "e_step", "m_step"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LEAST = 1e-4
-"""Least variance of what is left: (1 %)², as good as measured steps are repeated."""
+MIN_VARIANCE = 1e-4
+"""Least residual variance: (1 %)², the repeatability of measured steps."""
 
 
-class Layout(NamedTuple):
-    """What belongs together: rows of a group, and groups of a family, are neighbours.
+class Grouping(NamedTuple):
+    """Groups and families of rows; rows of a group, and groups of a family, are adjacent.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """What is assumed before any measurement is looked at.
+class Prior:
+    """Prior of the variances.
 
     Attributes
     ----------
@@ -97,15 +97,15 @@ class Variances:
     weights: Floats
 
     @classmethod
-    def guessed(cls, guesses: Guesses, layout: Layout) -> Variances:
-        """Return where to start from."""
-        sorts = int(layout.sort.max(initial=-1)) + 1
+    def guessed(cls, prior: Prior, grouping: Grouping) -> Variances:
+        """Return the variances of the prior, to start from."""
+        sorts = int(grouping.sort.max(initial=-1)) + 1
         return cls(
-            guesses.kinds,
-            np.full(sorts, guesses.family),
-            np.full(sorts, guesses.group),
-            np.full(sorts, guesses.rest),
-            np.ones(len(layout.group)),
+            prior.kinds,
+            np.full(sorts, prior.family),
+            np.full(sorts, prior.group),
+            np.full(sorts, prior.rest),
+            np.ones(len(grouping.group)),
         )
 
 
@@ -132,38 +132,38 @@ class Posterior(NamedTuple):
     group_variances: Floats
     variances: Floats
 
-    def effects(self, layout: Layout) -> Floats:
+    def effects(self, grouping: Grouping) -> Floats:
         """Return u + v of each row."""
-        return (self.families[layout.family] + self.groups)[layout.group]
+        return (self.families[grouping.family] + self.groups)[grouping.group]
 
 
-def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Posterior:
-    """Return what is known of the numbers with given variances.
+def e_step(slope: Floats, z: Floats, grouping: Grouping, known: Variances) -> Posterior:
+    """E step: the posterior of numbers and effects, given variances.
 
     Parameters
     ----------
     slope : float64, shape (rows, numbers)
         J.
     z : float64, shape (rows,)
-    layout : Layout
+    grouping : Grouping
     known : Variances
     """
-    group, family = layout.group, layout.family
-    weight = known.weights / known.rest[layout.of_rows]
+    group, family = grouping.group, grouping.family
+    weight = known.weights / known.rest[grouping.of_rows]
     # Effects of groups are eliminated, then those of families: each is a weighted mean, shrunk.
     inside = _sums(weight, group)
-    own = inside + 1 / known.group[layout.of_groups]
+    own = inside + 1 / known.group[grouping.of_groups]
     held = inside / own
     weighted = slope * weight[:, None]
     means = _sums(weighted, group) / inside[:, None]
     z_means = _sums(weight * z, group) / inside
     counts = inside * (1 - held)
-    whole = _sums(counts, family) + 1 / known.family[layout.sort]
+    whole = _sums(counts, family) + 1 / known.family[grouping.sort]
     above = _sums(means * counts[:, None], family) / whole[:, None]
     z_above = _sums(z_means * counts, family) / whole
     eliminated = (means * (inside * held)[:, None], above * whole[:, None])
     curve = weighted.T @ slope - eliminated[0].T @ means - eliminated[1].T @ above
-    curve[np.diag_indices_from(curve)] += 1 / known.kinds[layout.kind]
+    curve[np.diag_indices_from(curve)] += 1 / known.kinds[grouping.kind]
     covariance: Floats = np.linalg.inv(curve).astype(np.float64)
     x = covariance @ (weighted.T @ z - eliminated[0].T @ z_means - eliminated[1].T @ z_above)
     families = z_above - above @ x
@@ -182,10 +182,10 @@ def expected(slope: Floats, z: Floats, layout: Layout, known: Variances) -> Post
     )
 
 
-def maximised(
-    rest: Floats, x: Floats, layout: Layout, found: Posterior, guesses: Guesses, known: Variances
+def m_step(
+    rest: Floats, x: Floats, grouping: Grouping, found: Posterior, prior: Prior, known: Variances
 ) -> Variances:
-    """Return the variances that what is known of the numbers makes most likely.
+    """M step: the variances of greatest expected likelihood, given the posterior.
 
     Parameters
     ----------
@@ -193,13 +193,13 @@ def maximised(
         e: what numbers, families and groups leave.
     x : float64, shape (numbers,)
         The numbers, where they differ from those of `found` (limits).
-    layout : Layout
+    grouping : Grouping
     found : Posterior
-    guesses : Guesses
+    prior : Prior
     known : Variances
         Those of `found`.
     """
-    strength, of_row = guesses.strength, layout.of_rows
+    strength, of_row = prior.strength, grouping.of_rows
 
     def mean(squares: Floats, index: Ints, guess: Floats | float, size: int) -> Floats:
         count = np.bincount(index, minlength=size)
@@ -208,16 +208,14 @@ def maximised(
 
     sorts = len(known.rest)
     squares = rest**2 + found.variances
-    left = mean(known.weights * squares, of_row, guesses.rest, sorts)
-    left = np.maximum(left, LEAST)
+    left = mean(known.weights * squares, of_row, prior.rest, sorts)
+    left = np.maximum(left, MIN_VARIANCE)
     return Variances(
-        kinds=mean(
-            x**2 + np.diag(found.covariance), layout.kind, guesses.kinds, len(guesses.kinds)
-        ),
-        family=mean(found.families**2 + found.family_variances, layout.sort, guesses.family, sorts),
-        group=mean(found.groups**2 + found.group_variances, layout.of_groups, guesses.group, sorts),
+        kinds=mean(x**2 + np.diag(found.covariance), grouping.kind, prior.kinds, len(prior.kinds)),
+        family=mean(found.families**2 + found.family_variances, grouping.sort, prior.family, sorts),
+        group=mean(found.groups**2 + found.group_variances, grouping.of_groups, prior.group, sorts),
         rest=left,
-        weights=(guesses.freedom + 1) / (guesses.freedom + squares / left[of_row]),
+        weights=(prior.freedom + 1) / (prior.freedom + squares / left[of_row]),
     )
 
 

@@ -1,7 +1,8 @@
-"""Steps predicted with constants that were fitted to the others, and how far they are then off."""
+"""Steps predicted with constants fitted to other rows, their errors, and the constants as TOML."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,32 +12,38 @@ import numpy as np
 
 from ...base.quantity import Quantity
 from ...mpi.parallel import agreed
-from ...prediction.step_constants import SORTS, ModelError, StepConstants, kind_of
-from .compare import NORMAL, Compared, Comparison
+from ...prediction.step_constants import (
+    MULTIPLIERS,
+    OVERHEAD,
+    SORTS,
+    ModelError,
+    StepConstants,
+    kind_of,
+)
+from .compare import Z_90, Compared, Comparison
 from .families import Family, family
-from .fit import fit
-from .linear import Linear, covered, doubt, foretold, linear
-from .predict import NOTHING, predict
+from .fit import Linear, covered, fit, linear, relative_error, seconds_with
+from .predict import NO_CONSTANTS, predict
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["calibrate", "cross_validate", "sufficient"]
+__all__ = ["calibrate", "cross_validate", "sufficient_error", "written"]
 
-TRAINED = "A"
-"""Trust of the rows that constants are fitted to."""
+TRAINING_TRUST = "A"
+"""Trust of rows that constants are fitted to."""
 
-JUDGED = "AB"
+JUDGED_TRUST = "AB"
 """Trust of the rows that the error of the model is found from."""
 
-SHARE = 0.9
+INTERVAL_SHARE = 0.9
 """Of rows that the interval is to hold."""
 
-ENOUGH = 20
-"""Rows of one sort of model that an error is found from; of fewer, all sorts together."""
+MIN_ROWS = 20
+"""Least number of rows of one model type to estimate its error from; with fewer, all are pooled."""
 
 Key = Callable[[Family], Family]
-"""What is left out together with a row, by its family."""
+"""Family of a row → what is held out together with it."""
 
 
 def _same(family: Family) -> Family:
@@ -64,27 +71,31 @@ def calibrate(found: Comparison | None, comm: Intracomm, passes: int = 1) -> Ste
         On process 0; None on the others.
     """
     plain = [] if found is None else found.compared
-    rows = [each for each in plain if _trains(each)]
-    start, constants = NOTHING, _fitted(rows, NOTHING)
+    rows = [each for each in plain if _is_training_row(each)]
+    start, constants = NO_CONSTANTS, _fitted(rows, NO_CONSTANTS)
     for _ in range(passes):
         start = comm.bcast(constants)
-        rows = _again(rows, [start] * comm.bcast(len(rows)), comm)
+        rows = _predict_again(rows, [start] * comm.bcast(len(rows)), comm)
         constants = _fitted(rows, start)
     if found is None:
         return None
-    others = [each for each in plain if each.row.texts["trust"] in JUDGED and not _trains(each)]
+    others = [
+        each
+        for each in plain
+        if each.row.texts["trust"] in JUDGED_TRUST and not _is_training_row(each)
+    ]
     folds = _folds(rows, start, constants)
-    trials = _trials(rows, start, folds) + _trials(others, NOTHING, folds)
-    judged = [each for each in plain if each.row.texts["trust"] in JUDGED]
+    trials = _held_out(rows, start, folds) + _held_out(others, NO_CONSTANTS, folds)
+    judged = [each for each in plain if each.row.texts["trust"] in JUDGED_TRUST]
     return replace(constants, model_error=_model_error(judged, trials))
 
 
 def cross_validate(found: Comparison) -> None:
-    """Foretell every row with constants fitted to rows of other families, and of other sources.
+    """Predict every row with constants fitted to rows of other families, and of other sources.
 
     To first order along each row's own critical path: nothing is simulated again. The predictions
-    become `Comparison.crossed` and `Comparison.apart`; rows of trust F, which follow a formula, are
-    left out.
+    become `Comparison.cross_validated` and `Comparison.other_sources`; rows of trust F, which
+    follow a formula, are left out.
 
     Parameters
     ----------
@@ -92,18 +103,18 @@ def cross_validate(found: Comparison) -> None:
         Predicted without constants.
     """
     rows = [each for each in found.compared if each.row.texts["trust"] != "F"]
-    trained = [each for each in rows if _trains(each)]
-    judged = [each for each in rows if each.row.texts["trust"] in JUDGED]
-    whole = _fitted(trained, NOTHING)
-    trials = _trials(rows, NOTHING, _folds(trained, NOTHING, whole))
-    errors = _model_error(judged, [each for each in trials if each.trust in JUDGED])
-    found.crossed = _compared(rows, trials, errors)
-    apart = _trials(rows, NOTHING, _folds(trained, NOTHING, whole, _source))
-    found.apart = _compared(rows, apart, errors)
+    trained = [each for each in rows if _is_training_row(each)]
+    judged = [each for each in rows if each.row.texts["trust"] in JUDGED_TRUST]
+    whole = _fitted(trained, NO_CONSTANTS)
+    trials = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole))
+    errors = _model_error(judged, [each for each in trials if each.trust in JUDGED_TRUST])
+    found.cross_validated = _compared(rows, trials, errors)
+    apart = _held_out(rows, NO_CONSTANTS, _folds(trained, NO_CONSTANTS, whole, _source))
+    found.other_sources = _compared(rows, apart, errors)
 
 
 def _compared(
-    rows: Sequence[Compared], trials: Sequence[_Trial], errors: ModelError
+    rows: Sequence[Compared], trials: Sequence[_HeldOut], errors: ModelError
 ) -> list[Compared]:
     result = []
     for each, trial in zip(rows, trials, strict=True):
@@ -120,7 +131,7 @@ def _compared(
     return result
 
 
-class _Trial(NamedTuple):
+class _HeldOut(NamedTuple):
     """Logarithm of predicted over measured with constants that were fitted to other rows, the error
     bar of the inputs and of the constants, whether the fit had the framework and the kind of GPU;
     trust, sort of model."""
@@ -132,16 +143,16 @@ class _Trial(NamedTuple):
     sort: str
 
 
-def _trains(each: Compared) -> bool:
-    """Whether constants are fitted to a row: rows that stand apart are not what the model is of."""
-    return each.row.texts["trust"] == TRAINED and not each.row.texts["suspect"]
+def _is_training_row(each: Compared) -> bool:
+    """Whether constants are fitted to a row: rows marked suspect are not used."""
+    return each.row.texts["trust"] == TRAINING_TRUST and not each.row.texts["suspect"]
 
 
 def _fitted(rows: Sequence[Compared], start: StepConstants) -> StepConstants:
-    return fit([linear(each) for each in rows], start) if rows else NOTHING
+    return fit([linear(each) for each in rows], start) if rows else NO_CONSTANTS
 
 
-def _again(
+def _predict_again(
     rows: Sequence[Compared], tables: Sequence[StepConstants], comm: Intracomm
 ) -> list[Compared]:
     """Predict rows with constants; rows that process 0 has. **Collective.**"""
@@ -180,12 +191,12 @@ def _folds(
     without = {}
     for left_out in sorted({key(step.family) for step in steps}):
         kept = [step for step in steps if key(step.family) != left_out]
-        without[left_out] = fit(kept, start) if kept else NOTHING
+        without[left_out] = fit(kept, start) if kept else NO_CONSTANTS
     return _Folds(key, without, whole)
 
 
-def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[_Trial]:
-    """Foretell rows to first order, each with constants fitted to others.
+def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[_HeldOut]:
+    """Predict rows to first order, each with constants fitted to the others.
 
     Parameters
     ----------
@@ -199,13 +210,13 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
         fitted = folds.without.get(folds.key(family(each.mapped)), folds.whole)
         constants = fitted.serving(each.mapped.experiment.model)
         step = linear(each)
-        seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
+        seconds = max(seconds_with(step, at, constants), 1e-3 * each.measured)
         known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
-        inputs = doubt(step, at, constants)
+        inputs = relative_error(step, at, constants)
         if not covered(step, constants):
             inputs = math.hypot(inputs, each.outcome.inputs)
-        found.append(_Trial(residual, inputs, known, each.row.texts["trust"], each.sort))
+        found.append(_HeldOut(residual, inputs, known, each.row.texts["trust"], each.sort))
     return found
 
 
@@ -215,24 +226,26 @@ def _gpu(step: Linear) -> str:
     return next((each[1] for each in found if each is not None and each[0] == "memory"), "")
 
 
-def _model_error(plain: Sequence[Compared], trials: Sequence[_Trial]) -> ModelError:
+def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> ModelError:
     """Return how far steps are off beyond what their inputs' error bars explain."""
 
-    def numbers(group: Sequence[_Trial], what: str) -> dict[str, Quantity]:
+    def numbers(group: Sequence[_HeldOut], what: str) -> dict[str, Quantity]:
         found = {}
         for sort in SORTS:
             own = [each for each in group if each.sort == sort]
-            used, which = (own, sort) if len(own) >= ENOUGH else (group, "all sorts of models")
-            error = sufficient([each.residual for each in used], [each.inputs for each in used])
-            said = (
+            used, which = (own, sort) if len(own) >= MIN_ROWS else (group, "all sorts of models")
+            error = sufficient_error(
+                [each.residual for each in used], [each.inputs for each in used]
+            )
+            source = (
                 f"with it intervals hold 90 % of {len(used)} steps of trust A and B, {which}; "
                 f"{what}"
             )
-            found[sort] = Quantity(1, "1", round(error, 3), said)
+            found[sort] = Quantity(1, "1", round(error, 3), source)
         return found
 
     unfitted = [
-        _Trial(
+        _HeldOut(
             math.log(each.predicted / each.measured),
             each.outcome.inputs,
             False,
@@ -251,7 +264,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_Trial]) -> ModelEr
     )
 
 
-def sufficient(residuals: Sequence[float], inputs: Sequence[float]) -> float:
+def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> float:
     """Return the least error of the model with which intervals hold 90 % of rows.
 
     Parameters
@@ -264,6 +277,35 @@ def sufficient(residuals: Sequence[float], inputs: Sequence[float]) -> float:
     if not len(residuals):
         return 0.0
     # Row i is inside where error² >= (residual / 1.645)² - inputs².
-    needed = (np.array(residuals) / NORMAL) ** 2 - np.array(inputs) ** 2
+    needed = (np.array(residuals) / Z_90) ** 2 - np.array(inputs) ** 2
     ordered = np.sort(np.maximum(needed, 0.0))
-    return math.sqrt(ordered[math.ceil(SHARE * len(ordered)) - 1])
+    return math.sqrt(ordered[math.ceil(INTERVAL_SHARE * len(ordered)) - 1])
+
+
+HEAD = """\
+# Constants fitted to measured training steps, written by: mpisim calibrate e2e
+# Multipliers of times (overhead: a time); error: one standard deviation, relative. Constants that
+# few families of steps speak for stay near 1. An experiment takes the file by [calibration] file.
+"""
+
+
+def written(constants: StepConstants) -> str:
+    """Return the text of a file that `StepConstants.read` reads."""
+    parts = [HEAD]
+    if constants.model_error is not None:
+        for name, table in vars(constants.model_error).items():
+            lines = [_line(sort, number) for sort, number in table.items()]
+            parts.append(f"[model_error.{name}]\n" + "".join(lines))
+    for kind in (*MULTIPLIERS, OVERHEAD):
+        table = getattr(constants, kind)
+        if table:
+            lines = [_line(json.dumps(key), table[key]) for key in sorted(table)]
+            parts.append(f"[{kind}]\n" + "".join(lines))
+    return "\n".join(parts)
+
+
+def _line(key: str, number: Quantity) -> str:
+    return (
+        f"{key} = {{ value = {number.value}, unit = {json.dumps(number.unit)}, "
+        f"error = {number.error}, source = {json.dumps(number.source)} }}\n"
+    )
