@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.traces.alignment import best_offset, common_subsequence
+from mpisim.traces.link import best_offset, common_subsequence
 
 lists = st.lists(st.sampled_from("abc"), max_size=40)
 

@@ -1,4 +1,4 @@
-"""Chakra traces of other tools as programs: streams, waits, process groups."""
+"""Chakra traces of other tools → programs: streams, dependencies, process groups."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy as np
 from ..base.errors import InputError
 from ..kernels.counted import Counts
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
-from .chakra_attributes import COMM_TYPE
 from .chakra_graph import GraphNode, ordered_nodes
-from .chakra_schema import CollectiveType, NodeType
+from .chakra_schema import COMM_TYPE, CollectiveType, NodeType
 
 __all__ = ["groups_of", "read_foreign"]
 

@@ -1,4 +1,4 @@
-"""Chakra traces of other tools: from a graph of nodes to rows in order.
+"""Chakra trace of another tool → its nodes in an order of execution.
 
 A Chakra trace is a graph; a program's rank is a list of rows on a CPU and on streams. Nodes are put
 in an order that respects their data dependencies: the order of their recorded starts where there

@@ -1,4 +1,4 @@
-"""Read back what `write_chakra` wrote: the same program, to the last picosecond."""
+"""Chakra traces that `write_chakra` wrote → the same program, to the picosecond."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from ..base.errors import InputError, ProgramError
 from ..program import COLUMNS as TABLE_COLUMNS
 from ..program import Communicators, Program, Table
-from .chakra_attributes import COLUMNS, PREFIX, VERSION
-from .chakra_schema import attributes
+from .chakra_schema import COLUMNS, PREFIX, VERSION, attributes
 
 __all__ = ["is_own", "read_own"]
 

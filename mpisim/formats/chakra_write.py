@@ -1,4 +1,4 @@
-"""Write a program as Chakra execution traces, one a rank, for ASTRA-sim and other Chakra tools."""
+"""Program → Chakra execution traces, one a rank, for ASTRA-sim and other tools."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ import numpy as np
 from ..base.errors import DestinationError, UsageError
 from ..base.files import hidden_name, reported
 from ..program import UNPRICED, Flag, Kind, Operation, Program
-from .chakra_attributes import COLUMNS, COMM_TYPE, PREFIX, VERSION, add
-from .chakra_schema import NodeType, messages, write_delimited
+from .chakra_schema import (
+    COLUMNS,
+    COMM_TYPE,
+    PREFIX,
+    VERSION,
+    NodeType,
+    add,
+    messages,
+    write_delimited,
+)
 
 __all__ = ["write_chakra"]
 

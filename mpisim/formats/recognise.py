@@ -1,4 +1,4 @@
-"""Which format a file is in, by its content, and the program in it."""
+"""File → its format, recognised by content, and the program in it."""
 
 from __future__ import annotations
 

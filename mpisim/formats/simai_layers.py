@@ -1,4 +1,4 @@
-"""What a policy does with the layers of a SimAI workload, and which ranks communicate.
+"""Policy and layers of a SimAI workload → passes of each rank and their communications.
 
 `forward` and `backward` follow the state machines of SimAI's ``Workload.cc`` (functions
 ``iterate_…``), layer by layer; `backward` includes what checkpointing computes again.

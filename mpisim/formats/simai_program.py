@@ -1,4 +1,4 @@
-"""SimAI workloads as programs."""
+"""SimAI workload → program."""
 
 from __future__ import annotations
 

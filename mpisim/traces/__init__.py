@@ -1,10 +1,17 @@
-"""Real traces: PyTorch Kineto files and execution traces, read into programs.
+"""Recorded traces (PyTorch Kineto, execution traces, Nsight Systems) → programs.
 
 - `find_sources`, `Source`: which files are the traces of one job.
 - `read_program`, `TraceProgram`, `RankFacts`: read them, each process its own ranks.
 - `Lowered`: one rank's table and what was recorded of each row.
 - `read_kineto`, `KinetoTrace`: one Kineto file as arrays.
 - `export_kineto`: the other way, a simulated run as Kineto files.
+
+Read in this order: `sources` (which files), `kineto` and `nsys` (a file → arrays), `host`,
+`communications` (what the arrays say of CPU calls and of communication kernels), `waits`,
+`inferred_waits`, `timing`, `overheads` (dependencies and latencies of one rank), `lower` (one rank
+→ a table), `clocks`, `matching`, `assemble` (all ranks → a program), `read` (all of it).
+`et*`, `link`, `dependencies`, `kernel_order` read PyTorch execution traces, with which the order of
+a replay is checked; `export*` write traces; `show` describes a file.
 """
 
 from .export import export_kineto

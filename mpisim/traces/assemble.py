@@ -1,4 +1,4 @@
-"""From matched communications to communicators, slots and rows."""
+"""Matched communications → communicators, slots and rows of a program."""
 
 from __future__ import annotations
 

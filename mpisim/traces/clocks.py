@@ -1,4 +1,4 @@
-"""Clock offsets between ranks, from communications that end together on all their members."""
+"""Matched communications → clock offsets between ranks (their members end together)."""
 
 from __future__ import annotations
 

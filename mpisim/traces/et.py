@@ -1,4 +1,4 @@
-"""Read one PyTorch Execution Trace (ET): which operators ran, on which tensors, in what order.
+"""PyTorch Execution Trace (ET) file → nodes with their tensors, in order of execution.
 
 An ET holds no times and no GPU kernels; :mod:`mpisim.traces.link` joins it to the Kineto trace of
 the same rank, which does. Two layouts are in use: up to schema 1.0.1 every fact is a key of the
@@ -19,8 +19,7 @@ import numpy as np
 
 from ..base.errors import TraceError
 from .et_communications import communications, process_groups
-from .et_model import ExecutionTrace
-from .et_tensors import Values, tensor_columns
+from .et_model import ExecutionTrace, Values, tensor_columns
 from .raw import open_text, read_head
 
 __all__ = ["is_execution_trace", "read_et"]

@@ -1,4 +1,4 @@
-"""Communications and process groups of an execution trace.
+"""Execution trace → its process groups and communications.
 
 NCCL's operations are nodes ``record_param_comms``. From schema 1.1.0 on their attributes name
 everything; before, the facts are the node's positional inputs. Gloo writes no such nodes: its
@@ -19,7 +19,7 @@ from .et_model import EtCommunication, ExecutionTrace, ProcessGroup
 from .kineto import MOST_RANKS
 
 if TYPE_CHECKING:
-    from .et_tensors import Tensors, Values
+    from .et_model import Tensors, Values
 
 __all__ = ["collective_name", "communications", "process_groups"]
 

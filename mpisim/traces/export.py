@@ -1,4 +1,4 @@
-"""Write a simulated run as Kineto traces, one file a rank.
+"""Simulated run → Kineto traces, one file a rank.
 
 The files open in Perfetto and chrome://tracing, and in every tool that reads PyTorch's profiles;
 `mpisim replay` reads them back.
@@ -18,7 +18,7 @@ from ..base.errors import DestinationError, InputError
 from ..base.files import hidden_name, named, reported
 from ..mpi.parallel import agreed
 from ..program import Program
-from .export_arguments import Event, Group, RankRun
+from .export_communications import Event, Group, RankRun
 from .export_events import CPU, GPU, THREAD, rank_events
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the host did: the calls that matter, in one order, with the operators around them.
+"""Kineto trace → CUDA calls of the CPU in order, with the operators around them.
 
 A rank's CPU is modelled as one clock. Calls of all launching threads (main and autograd) are put
 in order of begin; what lies between the end of the latest call and the begin of the next is CPU

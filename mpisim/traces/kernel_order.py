@@ -1,4 +1,4 @@
-"""Data dependencies between device operations, and whether given times respect them.
+"""Data dependencies between device operations, and a check of times against them.
 
 A device operation belongs to the operator that launched it, this one to a node of the execution
 trace, and nodes depend on each other through data. Between streams such dependencies are ordering

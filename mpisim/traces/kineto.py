@@ -1,4 +1,4 @@
-"""Read one PyTorch Kineto (Chrome) trace file into arrays.
+"""PyTorch Kineto (Chrome) trace file → arrays of events.
 
 Only what replay needs is decoded: host operators and annotations, CUDA or HIP calls, device
 operations, and the few arguments that link them. Old and new files differ in many details (see

@@ -1,4 +1,4 @@
-"""From one rank's trace to a table: what the CPU does, what runs where, what waits for what.
+"""One rank's trace → a table: CPU work, device operations on streams, and their dependencies.
 
 Every recorded start is turned into a gap or a latency behind what it followed (see `timing`); no
 recorded start enters the table. Calls that waited for the device become waits, and only what they

@@ -1,4 +1,4 @@
-"""Which communication kernels of different ranks are one operation.
+"""Communication kernels of all ranks → groups of kernels that are one communication.
 
 Where the files name process groups and count operations, those decide. Older files do not; then
 

@@ -1,4 +1,4 @@
-"""An Nsight Systems export as a database: open it, ask it, and check what it answers."""
+"""An Nsight Systems export (SQLite): opening, queries, and checks of the values read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lin et al.'s five host overheads, measured on one rank's trace.
+"""One rank's trace → the five host overheads of Lin et al. (T1 to T5).
 
 T1: end of a top-level operator to the begin of the next. T2: begin of an operator to its first
 launch. T3: end of its last launch to its end. T4: a launching call. T5: between two launches of an

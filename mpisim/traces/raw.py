@@ -1,4 +1,4 @@
-"""The bytes of a trace file, plain or gzip."""
+"""Trace file, plain or gzip → its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the traces of a job into a program, each process its own ranks."""
+"""Traces of a job → a program; each process reads the ranks it hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace recorded otherwise: for tests of what a replay rests on."""
+"""Kineto trace → the same with half of its events recorded later, to test what a replay uses."""
 
 from __future__ import annotations
 

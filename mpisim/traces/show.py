@@ -1,4 +1,4 @@
-"""What a trace file is, as text."""
+"""Trace file → a summary as text (``mpisim trace show``)."""
 
 from __future__ import annotations
 

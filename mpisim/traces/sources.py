@@ -1,4 +1,4 @@
-"""Which files are the traces of one job, and which rank each belongs to.
+"""Files and folders → the traces of one job, each with its rank.
 
 Only the head of each file is read here, by one process; the files themselves are read later, each
 by the process that hosts its rank.

@@ -1,4 +1,4 @@
-"""Latencies and gaps of one rank's device, and the starts that its known inputs do not explain.
+"""One rank's trace → launch latencies, gaps of streams, and starts that no dependency explains.
 
 A start is explained when it lies within `ALLOWANCE` of the latest of: the launching call plus the
 launch latency, the end before it on its stream plus the usual gap, the ends of what it waits for.

@@ -1,4 +1,4 @@
-"""Which device operations wait for which, and which calls make the CPU wait for the device.
+"""Calls of one rank → dependencies of device operations, and CPU waits for the device.
 
 Recent Kineto builds can record both ends of an event wait. Most files do not: they show that
 `cudaStreamWaitEvent` was called, but neither the waiting stream nor the event. The rules below
@@ -13,10 +13,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .allocator import call_waits, is_free
 from .host import Call, CallKind, is_communication_kernel
+from .inferred_waits import call_waits, inferred_wait, is_free
 from .kineto import PS_PER_US, KinetoTrace
-from .unseen import unseen_wait
 
 __all__ = ["EventWait", "Inference", "infer_waits"]
 
@@ -134,7 +133,7 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
         `allocator`).
     ``allocator-wait``, ``timer-wait``
         Between an allocation that failed and the first free, and before the time between two events
-        is read, the CPU waited for events that are not recorded (see `unseen`).
+        is read, the CPU waited for events that are not recorded (see `inferred_waits`).
     ``polled-wait``
         A host gap that ends with DeepEP's notify kernel is a wait for it.
     """
@@ -157,10 +156,10 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
             if call.thread in state.current:
                 state.recorded.append(state.last[state.current[call.thread]])
         elif call.kind is CallKind.MEMORY:
-            _unseen(state, position, call)
+            _inferred(state, position, call)
             _memory(state, position, call)
         elif call.kind is CallKind.ELAPSED:
-            _unseen(state, position, call)
+            _inferred(state, position, call)
         else:
             _synchronise(state, position, call)
         previous = call
@@ -405,10 +404,10 @@ def _memory(state: _State, position: int, call: Call) -> None:
         state.result.counts["free-wait" if is_free(call) else "malloc-wait"] += 1
 
 
-def _unseen(state: _State, position: int, call: Call) -> None:
+def _inferred(state: _State, position: int, call: Call) -> None:
     """Find a wait for an event that is not recorded, just before a call."""
     before = state.previous.get(call.thread)
-    source, rule = unseen_wait(call, before, state.launched, state.trace.device.end)
+    source, rule = inferred_wait(call, before, state.launched, state.trace.device.end)
     if source >= 0 and before is not None:
         state.result.gap_waits[position] = [source]
         state.result.gap_begin[position] = before.end

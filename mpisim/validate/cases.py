@@ -1,4 +1,4 @@
-"""Measured beside predicted values: one layout for all kinds of validation."""
+"""Pairs of measured and predicted values → summaries and the JSON layout of all validations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of collectives beside measured ones."""
+"""Collective models beside measured collectives → errors by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does what was read from one profiled step predict the others?
+"""Times of one recorded step → predictions of the other steps, beside their measurements.
 
 The rows of a step get the CPU times, latencies, gaps, kernel and wire times of the step before;
 what runs, in which order, and what waits for what stays the target's own. The step is replayed so,

@@ -1,4 +1,4 @@
-"""Kernel models beside measured kernels."""
+"""Kernel models beside measured kernels → errors by group."""
 
 from __future__ import annotations
 

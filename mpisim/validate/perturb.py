@@ -1,4 +1,4 @@
-"""Does a replay move as an honest one must?
+"""Perturbed traces → how their replays move, beside how they must.
 
 A replay that keeps what it should predict looks exact and predicts nothing. Each test here changes
 one thing and states how the answer moved:
@@ -47,8 +47,8 @@ CHANGES = (
     ("CPU × 0.5", WhatIf(host=0.5)),
     ("wire × 20", WhatIf(comm=20.0)),
 )
-LEAST = 0.01
-"""Changes of a step by less than this share of it say nothing of their error."""
+MIN_CHANGE = 0.01
+"""Least relative change of a step whose error is reported."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _without_edges(
     for test, what in CHANGES if edges else ():
         change, moved = _moved(without, replay(plain, comm, what))
         most = max(abs(moved), abs(seconds[test]))
-        if most > LEAST * step:
+        if most > MIN_CHANGE * step:
             spread = abs(moved - seconds[test]) / most
             note = f"differs by {spread:.1%} of the change"
             yield Perturbation(f"  {test}", change, moved - seconds[test], note, None, spread)

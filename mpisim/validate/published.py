@@ -1,4 +1,4 @@
-"""The experiments that come with mpisim beside what their sources report of them."""
+"""Packaged experiments → predicted figures beside those that their sources report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay recorded traces and compare step by step with what was measured."""
+"""Recorded traces → replayed steps beside the recorded ones."""
 
 from __future__ import annotations
 
