@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
 from mpisim.topo import Price
-from mpisim.topo.price import RATE_BITS, WEIGHT_ONE
+from mpisim.topo.network import RATE_BITS, WEIGHT_ONE
 
 __all__ = ["BYTE_PER_PS", "Nodes"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpisim.cli import main
-from mpisim.topo.collectives.calibration import Calibration
+from mpisim.topo.collectives.calibration import CollectiveCalibration
 
 HEADER = (
     "source,op,gpu,gpus_per_node,num_gpus,num_nodes,intra_link,inter_link,size_bytes,dtype,"
@@ -38,7 +38,7 @@ def test_fit_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     rows, mine, figures = table(tmp_path), tmp_path / "mine.toml", tmp_path / "figures.json"
     assert main(["calibrate", "collectives", str(rows), "-o", str(mine)]) == 0
     assert "hopper-roce" in capsys.readouterr().out
-    assert "hopper-roce" in Calibration.read(mine).tables
+    assert "hopper-roce" in CollectiveCalibration.read(mine).tables
 
     command = ["validate", "collectives", str(rows), "--calibration", str(mine)]
     assert main([*command, "--split", "test", "--json", str(figures)]) == 0
@@ -66,7 +66,7 @@ def test_logs_of_a_users_own_cluster(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert "inside a node: fitted to 8 rows" in printed
     assert "across nodes: not measured; numbers and errors of calibration/coll" in printed
-    (table,) = Calibration.read(mine).tables.items()
+    (table,) = CollectiveCalibration.read(mine).tables.items()
     assert table[0] == "my-cluster"
     assert table[1].behind == ("dgx-h100", "hopper", "any")
 
@@ -104,7 +104,7 @@ def test_a_table_of_one_platform_is_laid_over_ours(tmp_path: Path) -> None:
     path, mine = tmp_path / "mine.csv", tmp_path / "mine.toml"
     path.write_text("\n".join([HEADER, *rows]) + "\n")
     assert main(["calibrate", "collectives", str(path), "-o", str(mine)]) == 0
-    (table,) = Calibration.read(mine).tables.values()
+    (table,) = CollectiveCalibration.read(mine).tables.values()
     assert set(table.numbers) == {"bandwidth_inside", "latency_inside"}
     assert not table.covers("across")
 

@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.program import Operation
-from mpisim.topo.bus import bus_factor
 from mpisim.topo.collectives import fit as fits
-from mpisim.topo.collectives.batches import Batch, batches, select
-from mpisim.topo.collectives.calibrate import bins, calibrate, completed
-from mpisim.topo.collectives.calibration import Bin, Calibration, ours
-from mpisim.topo.collectives.form import Model
-from mpisim.topo.collectives.halves import Unit, halves
-from mpisim.topo.collectives.measured import read
+from mpisim.topo.collectives.batches import Batch, SplitUnit, batches, select, train_test_split
+from mpisim.topo.collectives.calibrate import calibrate, error_bins, with_wider_errors
+from mpisim.topo.collectives.calibration import (
+    CollectiveCalibration,
+    ErrorBin,
+    packaged_calibration,
+)
+from mpisim.topo.collectives.fit import CAUCHY_SCALE, cauchy_residuals
+from mpisim.topo.collectives.formulas import FittedFormula, NcclFormula
 from mpisim.topo.collectives.measurement import Measurement
-from mpisim.topo.collectives.models import form_of, model_of, predictor
-from mpisim.topo.collectives.nccl_form import NcclForm
+from mpisim.topo.collectives.models import fitted_formula, formula_of, predictor
 from mpisim.topo.collectives.platforms import definitions, fabric_of, platform_of
-from mpisim.topo.collectives.solve import SCALE, tempered
+from mpisim.topo.collectives.read import read
 from mpisim.topo.nccl import Shape
+from mpisim.topo.network import bus_factor
 
 HEADER = (
     "id,source,op,gpu,gpus_per_node,num_gpus,num_nodes,intra_link,inter_link,size_bytes,dtype,"
@@ -66,7 +68,7 @@ def synthetic(numbers: dict[str, float], groups: list[tuple[int, int]]) -> list[
     rows = []
     for gpus, nodes in groups:
         first = measurement(f"{gpus} on {nodes}", gpus=gpus, nodes=nodes)
-        model = Model(NcclForm(), numbers, platform_of(first).system)
+        model = FittedFormula(NcclFormula(), numbers, platform_of(first).system)
         shape = Shape.regular(nodes, gpus // nodes, model.system)
         for size in sizes:
             seconds = model.seconds(Operation.ALL_REDUCE, float(size), shape)
@@ -154,8 +156,8 @@ class TestHalves:
 
     def test_each_platform_of_each_table_is_halved(self) -> None:
         sizes = {("a.csv", "dgx"): 5, ("a.csv", "alps"): 4, ("b.csv", "dgx"): 1}
-        units = [Unit(*key, f"run {i}") for key, count in sizes.items() for i in range(count)]
-        found = halves(units)
+        units = [SplitUnit(*key, f"run {i}") for key, count in sizes.items() for i in range(count)]
+        found = train_test_split(units)
         for key, count in sizes.items():
             sides = [side for unit, side in found.items() if unit[:2] == key]
             assert (sides.count("train"), sides.count("test")) == (count - count // 2, count // 2)
@@ -180,12 +182,12 @@ class TestHalves:
 
     @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 40))
     def test_the_order_of_rows_does_not_matter(self, seed: int, count: int) -> None:
-        units = [Unit("a.csv", f"platform {i % 3}", f"run {i}") for i in range(count)]
+        units = [SplitUnit("a.csv", f"platform {i % 3}", f"run {i}") for i in range(count)]
         shuffled = random.Random(seed).sample(units, count)
-        assert halves(units) == halves(shuffled)
+        assert train_test_split(units) == train_test_split(shuffled)
 
     def test_it_is_the_same_everywhere(self) -> None:
-        found = halves(Unit("a.csv", "dgx", f"run {i}") for i in range(6))
+        found = train_test_split(SplitUnit("a.csv", "dgx", f"run {i}") for i in range(6))
         tested = {unit.setup for unit, side in found.items() if side == "test"}
         assert tested == {"run 1", "run 2", "run 4"}
 
@@ -249,84 +251,84 @@ class TestFitting:
             "latency_bulk": 3.0,
         }
         groups = [(8, 1), (4, 1), (16, 2), (32, 4), (128, 16)]
-        found = fits.fit(NcclForm(), synthetic(truth, groups))
+        found = fits.fit_formula(NcclFormula(), synthetic(truth, groups))
         assert found.curves == 5
         for name, value in truth.items():
             # The weak pull towards 1, of half a curve, is what keeps them apart.
             assert found.numbers[name] == pytest.approx(value, rel=0.1), name
 
     def test_outliers_pull_little(self) -> None:
-        truth = dict(NcclForm.start, bandwidth_across=0.8)
+        truth = dict(NcclFormula.start, bandwidth_across=0.8)
         curves = synthetic(truth, [(16, 2), (32, 4), (64, 8)])
         curves[0].seconds[3] *= 50
-        found = fits.fit(NcclForm(), curves)
+        found = fits.fit_formula(NcclFormula(), curves)
         assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.1)
 
     def test_sizes_that_take_many_times_as_long_pull_little(self) -> None:
-        truth = dict(NcclForm.start, bandwidth_across=0.8)
+        truth = dict(NcclFormula.start, bandwidth_across=0.8)
         curves = synthetic(truth, [(16, 2), (32, 4), (64, 8)])
         for each in curves:
             each.seconds[-3:-1] *= 10  # two of the few that bandwidth decides
-        found = fits.fit(NcclForm(), curves)
+        found = fits.fit_formula(NcclFormula(), curves)
         assert found.numbers["bandwidth_across"] == pytest.approx(0.8, rel=0.15)
 
     def test_an_odd_platform_pulls_no_more_than_the_middle_one(self) -> None:
-        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4), (64, 8)])
+        curves = synthetic(dict(NcclFormula.start), [(16, 2), (32, 4), (64, 8)])
         mixed = [
             replace(each, platform=replace(each.platform, name=name), seconds=each.seconds * times)
             for name, times in (("a", 1), ("b", 1), ("odd", 5))
             for each in curves
         ]
-        found = fits.fit(NcclForm(), mixed)
+        found = fits.fit_formula(NcclFormula(), mixed)
         # Two of the platforms take NCCL's own times, the third five times as long.
         assert found.numbers["bandwidth_across"] == pytest.approx(1, rel=0.1)
 
     def test_repetitions_weigh_no_more_than_one_run(self) -> None:
-        fast = synthetic(dict(NcclForm.start), [(16, 2)])[0]
-        slow = synthetic(dict(NcclForm.start, bandwidth_across=0.7), [(32, 4)])[0]
-        once = fits.fit(NcclForm(), [fast, slow]).numbers["bandwidth_across"]
-        again = fits.fit(NcclForm(), [fast] * 4 + [slow]).numbers["bandwidth_across"]
+        fast = synthetic(dict(NcclFormula.start), [(16, 2)])[0]
+        slow = synthetic(dict(NcclFormula.start, bandwidth_across=0.7), [(32, 4)])[0]
+        once = fits.fit_formula(NcclFormula(), [fast, slow]).numbers["bandwidth_across"]
+        again = fits.fit_formula(NcclFormula(), [fast] * 4 + [slow]).numbers["bandwidth_across"]
         assert again == pytest.approx(once, rel=1e-3)
 
     def test_latencies_inside_stay_when_only_groups_across_are_measured(self) -> None:
-        truth = dict(NcclForm.start, latency_across=4.0)
-        found = fits.fit(NcclForm(), synthetic(truth, [(16, 2), (32, 4)]))
+        truth = dict(NcclFormula.start, latency_across=4.0)
+        found = fits.fit_formula(NcclFormula(), synthetic(truth, [(16, 2), (32, 4)]))
         assert found.numbers["latency_inside"] == pytest.approx(1, rel=0.1)
         assert found.numbers["latency_across"] == pytest.approx(4, rel=0.2)
 
     def test_platforms_left_out_say_what_a_family_is_worth(self) -> None:
-        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
+        curves = synthetic(dict(NcclFormula.start), [(16, 2), (32, 4)])
         platforms = [replace(curves[0].platform, name=name) for name in ("a", "slow")]
         members = [
             replace(each, platform=where, seconds=each.seconds * (1 if where.name == "a" else 3))
             for where in platforms
             for each in curves
         ]
-        unseen = fits.cross_validate(NcclForm(), members, dict(NcclForm.start))
+        unseen = fits.cross_validate(NcclFormula(), members, dict(NcclFormula.start))
         # Each platform is predicted from the other, which is three times as fast or slow.
         assert all(np.abs(errors).max() > 0.7 for _, errors in unseen)
 
     def test_no_curves_leave_the_wider_numbers(self) -> None:
-        wider = dict(NcclForm.start, latency_inside=1.7)
-        assert fits.fit(NcclForm(), [], wider) == fits.Fit(wider, 0, 0)
+        wider = dict(NcclFormula.start, latency_inside=1.7)
+        assert fits.fit_formula(NcclFormula(), [], wider) == fits.CollectiveFit(wider, 0, 0)
 
     def test_curves_left_out_say_how_far_off(self) -> None:
-        curves = synthetic(dict(NcclForm.start), [(8, 1), (16, 2), (32, 4)])
-        unseen = fits.cross_validate(NcclForm(), curves, None)
+        curves = synthetic(dict(NcclFormula.start), [(8, 1), (16, 2), (32, 4)])
+        unseen = fits.cross_validate(NcclFormula(), curves, None)
         assert sum(len(errors) for _, errors in unseen) == sum(map(len, curves))
         assert max(float(np.abs(errors).max()) for _, errors in unseen) < 0.01
 
     def test_calibrations_survive_a_file(self) -> None:
-        curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])
+        curves = synthetic(dict(NcclFormula.start, latency_across=2.0), [(16, 2), (32, 4)])
         tables = dict(calibrate(curves, "train"))
         assert list(tables) == ["any", "hopper", "hopper-infiniband", "dgx-h100"]
-        written = Calibration(tables, "mine.toml").text()
-        assert Calibration.parse(written, "mine.toml").tables == tables
+        written = CollectiveCalibration(tables, "mine.toml").text()
+        assert CollectiveCalibration.parse(written, "mine.toml").tables == tables
 
     def test_sizes_without_rows_have_the_errors_of_the_wider_table(self) -> None:
-        wider = [Bin(decade, 5, 0.0, 0.1, 0.5) for decade in (2, 5, 8)]
-        own = [Bin(8, 3, 0.0, 0.01, 0.02), Bin(9, 3, 0.0, 0.01, 0.02)]
-        found = completed(own, wider)
+        wider = [ErrorBin(decade, 5, 0.0, 0.1, 0.5) for decade in (2, 5, 8)]
+        own = [ErrorBin(8, 3, 0.0, 0.01, 0.02), ErrorBin(9, 3, 0.0, 0.01, 0.02)]
+        found = with_wider_errors(own, wider)
         assert [(each.decade, each.p90) for each in found] == [
             (2, 0.5),
             (5, 0.5),
@@ -335,52 +337,52 @@ class TestFitting:
         ]
 
     def test_percentiles_are_of_three_decades_and_of_one_more_set_up(self) -> None:
-        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
+        curves = synthetic(dict(NcclFormula.start), [(16, 2), (32, 4)])
         off = {2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4}  # of all rows of a decade
         unseen = [
             (each, np.array([off.get(int(np.log10(size)), 0.0) for size in each.bytes]))
             for each in curves
         ]
-        errors = {each.decade: each for each in bins(unseen, [])}
+        errors = {each.decade: each for each in error_bins(unseen, [])}
         assert errors[3].median == pytest.approx(0.2)
         assert errors[3].p90 == pytest.approx(0.3)  # a third of the rows are of decade 4
-        wider = [Bin(4, 9, 0.0, 0.5, 0.9)]
-        blended = {each.decade: each for each in bins(unseen, wider)}
+        wider = [ErrorBin(4, 9, 0.0, 0.5, 0.9)]
+        blended = {each.decade: each for each in error_bins(unseen, wider)}
         # Two set-ups with 0.3, and the wider owner's 0.9 as a third.
         assert blended[3].p90 == pytest.approx(((2 * 0.3**2 + 0.9**2) / 3) ** 0.5, rel=0.01)
         assert (blended[3].median, blended[3].rows) == (errors[3].median, errors[3].rows)
 
     def test_an_unknown_platform_takes_its_familys_numbers(self) -> None:
-        curves = synthetic(dict(NcclForm.start, latency_across=2.0), [(16, 2), (32, 4)])
-        calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
+        curves = synthetic(dict(NcclFormula.start, latency_across=2.0), [(16, 2), (32, 4)])
+        calibration = CollectiveCalibration(dict(calibrate(curves, "train")), "mine.toml")
         row = measurement("new", across="4x200G HDR IB (100 GB/s)")
         (unknown,), _ = batches([row])
         assert unknown.platform.name == "hopper-infiniband"
-        served, _ = calibration.served(fits.chain(unknown))
+        served, _ = calibration.served(fits.owner_chain(unknown))
         assert served == "hopper-infiniband"
-        seconds = model_of(unknown, calibration).seconds(
+        seconds = fitted_formula(unknown, calibration).seconds(
             unknown.operation, unknown.bytes, unknown.shape
         )
         # At least what four NICs of 25 GB/s need: between two nodes a tree sends all once.
         assert seconds[0] > (1 << 30) / 100e9
 
     def test_nothing_of_its_kind_falls_back_on_all_machines(self) -> None:
-        curves = synthetic(dict(NcclForm.start), [(16, 2), (32, 4)])
-        calibration = Calibration(dict(calibrate(curves, "train")), "mine.toml")
+        curves = synthetic(dict(NcclFormula.start), [(16, 2), (32, 4)])
+        calibration = CollectiveCalibration(dict(calibrate(curves, "train")), "mine.toml")
         (unknown,), _ = batches([measurement("new", gpu="L40S", across="2x400G IB", gpus=8)])
-        assert calibration.served(fits.chain(unknown))[0] == "any"
+        assert calibration.served(fits.owner_chain(unknown))[0] == "any"
 
 
 class TestLoss:
     @given(st.floats(-20, 20))
     def test_it_is_the_logarithm_of_what_is_far_off(self, error: float) -> None:
-        (found,) = tempered(np.array([error]))
+        (found,) = cauchy_residuals(np.array([error]))
         # SCALE² log(1 + (e / SCALE)²), of the sign of the error
-        assert found**2 == pytest.approx(SCALE**2 * np.log1p((error / SCALE) ** 2))
+        assert found**2 == pytest.approx(CAUCHY_SCALE**2 * np.log1p((error / CAUCHY_SCALE) ** 2))
         assert found * error >= 0
 
     def test_small_errors_are_as_they_are(self) -> None:
-        assert tempered(np.array([1e-3]))[0] == pytest.approx(1e-3, rel=1e-3)
+        assert cauchy_residuals(np.array([1e-3]))[0] == pytest.approx(1e-3, rel=1e-3)
 
 
 class TestModels:
@@ -408,29 +410,29 @@ class TestModels:
             for size in sizes
         ]
         measured, _ = batches(rows)
-        predicted, error = predictor(name, ours(), measured)(measured[0])
+        predicted, error = predictor(name, packaged_calibration(), measured)(measured[0])
         assert error is None
         assert np.median(np.abs(np.log(predicted / measured[0].seconds))) < 0.1
 
     @pytest.mark.parametrize("name", ["alpha-beta", "echo", "sigmoid"])
     def test_models_that_learn_need_rows(self, name: str) -> None:
         with pytest.raises(InputError, match="none are for training"):
-            predictor(name, ours(), [])
+            predictor(name, packaged_calibration(), [])
 
     def test_the_calibration_that_comes_along_states_errors(self) -> None:
         (batch,), _ = batches([measurement("x")])
-        predicted, error = predictor("nccl", ours(), [])(batch)
+        predicted, error = predictor("nccl", packaged_calibration(), [])(batch)
         assert predicted[0] == pytest.approx(4.5e-3, rel=0.3)
         assert error is not None
         assert 0.02 <= error[0] < 0.5
 
     def test_deepep_is_bound_by_the_nic(self) -> None:
         # Half of the tokens of 16 GPUs leave the node: 50 GB/s a GPU at the most.
-        form = form_of("deepep-normal")
+        form = formula_of("deepep-normal")
         system = definitions()["deepep-normal"].system()
         shape = Shape.regular(2, 8, system)
         numbers = dict(form.start, bandwidth_across=1.0)
-        model = Model(form, numbers, system)
+        model = FittedFormula(form, numbers, system)
         assert model.seconds(Operation.ALL_TO_ALL, 1e9, shape) > 0.5e9 / 50e9
         with pytest.raises(InputError, match="DeepEP does all-to-all"):
             model.seconds(Operation.ALL_REDUCE, 1e9, shape)

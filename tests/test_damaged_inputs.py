@@ -15,13 +15,13 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.experiment.config_json import read_config
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical.calibration import Calibration as KernelCalibration
+from mpisim.kernels.analytical.calibration import CollectiveCalibration as KernelCalibration
 from mpisim.kernels.measured import read as read_kernels
 from mpisim.overlap.pairs import read_pairs
 from mpisim.prediction.step_constants import StepConstants
 from mpisim.topo import find_cluster
-from mpisim.topo.collectives.calibration import Calibration
-from mpisim.topo.collectives.measured import read as read_collectives
+from mpisim.topo.collectives.calibration import CollectiveCalibration
+from mpisim.topo.collectives.read import read as read_collectives
 from mpisim.traces.raw import open_text, read_head
 from mpisim.validate.e2e.predict import stored
 from mpisim.validate.e2e.rows import read as read_steps
@@ -60,7 +60,7 @@ READERS: dict[str, tuple[str, Reader]] = {
     "cluster": ("x.toml", find_cluster),
     "GPU": ("x.toml", find_gpu),
     "kernel calibration": ("x.toml", KernelCalibration.read),
-    "collective calibration": ("x.toml", Calibration.read),
+    "collective calibration": ("x.toml", CollectiveCalibration.read),
     "step constants": ("x.toml", StepConstants.read),
     "collectives": ("x.csv", lambda path: read_collectives([path])),
     "pairs": ("x.csv", read_pairs),

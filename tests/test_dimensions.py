@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from mpisim.program import Operation
 from mpisim.topo import Topology
-from mpisim.topo.dimensions import along_axes, parts
-from mpisim.topo.fabrics.tour import round_trip
-from mpisim.topo.order import Block, by_tour, in_blocks
-from mpisim.topo.steps import Steps, steps
-from mpisim.topo.topology import crowded
-from mpisim.topo.transfers import TWO_WAYS, transfers
+from mpisim.topo.fabrics.grid import grid_tour
+from mpisim.topo.topology import all_pairs_routes
+from mpisim.topo.traffic.grid_order import (
+    Block,
+    bytes_along_axes,
+    data_parts,
+    order_by_block,
+    order_by_tour,
+)
+from mpisim.topo.traffic.hops import HopChains, hop_chains
+from mpisim.topo.traffic.transfers import TWO_WAY_RINGS, transfers
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 KINDS = st.sampled_from(["torus", "mesh"])
@@ -30,7 +35,7 @@ def topology(kind: str, dims: list[int], gpus: int = 1) -> Topology:
 @given(dims=SIZES, kind=KINDS)
 def test_a_round_trip_passes_no_link_twice(dims: list[int], kind: str) -> None:
     wraps = [kind == "torus" and size > 2 for size in dims]
-    trip = round_trip(dims, wraps)
+    trip = grid_tour(dims, wraps)
     assert sorted(trip.tolist()) == list(range(prod(dims)))
     if len(trip) < 2:
         return
@@ -59,7 +64,7 @@ def test_what_all_pairs_have_in_common(
     group = np.array(data.draw(some))
     a, b = np.repeat(group, len(group)), np.tile(group, len(group))
     index, links = found.routes(a[a != b], b[a != b])
-    crowd = crowded(found.paths)
+    crowd = all_pairs_routes(found.paths)
     assert crowd is not None
     counts = crowd.crossings(group)
     assert counts is not None
@@ -76,27 +81,27 @@ def test_blocks_are_found_wherever_they_are(data: st.DataObject, kind: str) -> N
     axes = [data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)) for n in dims]
     members = np.ravel_multi_index(np.meshgrid(*axes, indexing="ij"), dims).reshape(-1)
     order = np.array(data.draw(st.permutations(range(len(members)))), np.int64)
-    (each,) = in_blocks(found, members[order], np.zeros(1, np.int64), 1)
+    (each,) = order_by_block(found, members[order], np.zeros(1, np.int64), 1)
     assert sorted(each.members.tolist()) == sorted(members.tolist())
     assert each.block is not None
     assert sorted(each.block.sizes) == sorted(len(axis) for axis in axes if len(axis) > 1)
     # One GPU less, and what is left of two axes or more is no block.
     if len(each.block.sizes) > 1 and len(members) > 1:
-        (less,) = in_blocks(found, each.members[:-1], np.zeros(1, np.int64), 1)
+        (less,) = order_by_block(found, each.members[:-1], np.zeros(1, np.int64), 1)
         assert less.block is None
 
 
 def test_neighbours_across_the_end_of_a_torus_are_a_line() -> None:
-    (each,) = in_blocks(topology("torus", [8]), np.array([7, 0, 1]), np.zeros(1, np.int64), 1)
+    (each,) = order_by_block(topology("torus", [8]), np.array([7, 0, 1]), np.zeros(1, np.int64), 1)
     assert each.members.tolist() == [7, 0, 1]
     assert each.block == Block((3,), (False,), inside=False)
-    (whole,) = in_blocks(topology("torus", [8]), np.arange(0, 8, 2), np.zeros(1, np.int64), 1)
+    (whole,) = order_by_block(topology("torus", [8]), np.arange(0, 8, 2), np.zeros(1, np.int64), 1)
     assert whole.block == Block((4,), (True,), inside=False)
 
 
 def test_groups_of_one_arrangement_may_be_ordered_differently() -> None:
     """Two rows of a mesh: the comb goes through them from opposite ends."""
-    found = by_tour(topology("mesh", [4, 4]), np.array([1, 2, 3]), np.array([4, 8]))
+    found = order_by_tour(topology("mesh", [4, 4]), np.array([1, 2, 3]), np.array([4, 8]))
     assert [(each.which.tolist(), each.members.tolist()) for each in found] == [
         ([0], [1, 3, 2]),
         ([1], [1, 2, 3]),
@@ -118,10 +123,10 @@ def test_everyone_sends_and_receives_what_it_has_to(
     """(n - 1) / n of the buffer, twice for an all-reduce; no axis is left out, no part is lost."""
     n = prod(sizes)
     block = Block(tuple(sizes), tuple(rings and size > 2 for size in sizes), inside)
-    assert sum(share for share, _ in parts(block)) == pytest.approx(1)
-    assert all(share >= 0 for share, _ in parts(block))
+    assert sum(share for share, _ in data_parts(block)) == pytest.approx(1)
+    assert all(share >= 0 for share, _ in data_parts(block))
     expected = (n - 1) / n * (2 if operation is Operation.ALL_REDUCE else 1)
-    for algorithm in ("dimensions", *TWO_WAYS):
+    for algorithm in ("dimensions", *TWO_WAY_RINGS):
         found = transfers(operation, algorithm, range(n), 1, block=block)
         assert np.bincount(found.source, found.bytes, n) == pytest.approx(np.full(n, expected))
         assert np.bincount(found.target, found.bytes, n) == pytest.approx(np.full(n, expected))
@@ -135,12 +140,12 @@ def test_parts_leave_no_axis_busier_than_it_must_be(sizes: list[int], ring: bool
 
     def busiest(shares: list[float]) -> float:
         busy = np.zeros(len(sizes))
-        for share, (_, order) in zip(shares, parts(block), strict=True):
-            for axis, amount in along_axes(block, order):
+        for share, (_, order) in zip(shares, data_parts(block), strict=True):
+            for axis, amount in bytes_along_axes(block, order):
                 busy[axis] += share * amount / (2 if block.rings[axis] else 1)
         return float(busy.max())
 
-    found = busiest([share for share, _ in parts(block)])
+    found = busiest([share for share, _ in data_parts(block)])
     d, n = len(sizes), prod(sizes)
     assert found <= busiest([1 / d] * d) * (1 + 1e-5)
     ways = sum(2 if closed else 1 for closed in block.rings)
@@ -150,10 +155,10 @@ def test_parts_leave_no_axis_busier_than_it_must_be(sizes: list[int], ring: bool
 def test_steps_go_axis_by_axis() -> None:
     """12 by 7: an all-gather takes 11 steps of one ring and 6 of the other."""
     block = Block((12, 7), (False, False), inside=False)
-    found = steps(Operation.ALL_GATHER, "dimensions", range(84), 1, block)
+    found = hop_chains(Operation.ALL_GATHER, "dimensions", range(84), 1, block)
     lengths = []
     for phase in found:
-        assert isinstance(phase, Steps)
+        assert isinstance(phase, HopChains)
         ring = int((phase.chain == 0).sum())
         lengths.append((ring, ring * phase.rounds - phase.short, int(phase.chain.max()) + 1))
     assert lengths == [(12, 11, 7), (7, 6, 12)]

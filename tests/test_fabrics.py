@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.topo import Topology
-from mpisim.topo.checks import check_connected
+from mpisim.topo.bounds import bisection, rails
 from mpisim.topo.fabrics import Fabric
-from mpisim.topo.measure import bisection, rails
-from mpisim.topo.topology import LinkKind, NodeKind
+from mpisim.topo.topology import LinkKind, NodeKind, check_connected
 
 TREE = {"leaf": 4, "oversubscription": 2.0}
 

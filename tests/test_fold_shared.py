@@ -20,7 +20,7 @@ from mpisim.engine.contention import find
 from mpisim.engine.fold import quotient
 from mpisim.engine.routes import Routes
 from mpisim.program import UNPRICED, Operation, Program, ProgramBuilder
-from mpisim.topo.price import WEIGHT_ONE
+from mpisim.topo.network import WEIGHT_ONE
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -12,15 +12,15 @@ from mpisim.prediction.network import network_of
 from mpisim.program import Operation
 from mpisim.topo import Cluster, class_of, cluster_names, find_cluster
 from mpisim.topo.fabrics import Fabric
-from mpisim.topo.graph_system import system_of_graph
 from mpisim.topo.nccl import System
+from mpisim.topo.nccl_system import cluster_system, system_of_graph
 from mpisim.topo.topology import LinkKind, NodeKind
 
 
 @pytest.mark.parametrize("name", cluster_names())
 def test_links_alone_say_what_the_cluster_says(name: str) -> None:
     cluster = find_cluster(name)
-    meant = System.of(cluster)
+    meant = cluster_system(cluster)
     found = system_of_graph(
         cluster.topology(2 if cluster.fabric else 1),
         cluster.gpus_per_node,

@@ -11,7 +11,7 @@ from mpisim.engine._core import depths
 from mpisim.engine.flows import Flows, Shared
 from mpisim.engine.routes import Routes
 from mpisim.results.links import BINS, use_of_links
-from mpisim.topo.price import WEIGHT_ONE, rate_of
+from mpisim.topo.network import WEIGHT_ONE, rate_of
 
 GB = 10**9
 

@@ -9,8 +9,8 @@ import pytest
 
 from mpisim.base.quantity import Quantity
 from mpisim.topo import Cluster, cluster_names, find_cluster
-from mpisim.topo.narrowest import behind_ports
 from mpisim.topo.topology import LinkKind
+from mpisim.topo.traffic.link_limits import unlimiting_links
 
 FABRICS = [name for name in cluster_names() if find_cluster(name).fabric is not None]
 
@@ -20,7 +20,7 @@ def test_all_that_comes_over_them_fits(name: str) -> None:
     cluster = find_cluster(name)
     nodes = 3 if cluster.gpus_per_node <= 16 else 2
     topology = cluster.topology(nodes)
-    left_out = behind_ports(topology, cluster.gpus_per_node)
+    left_out = unlimiting_links(topology, cluster.gpus_per_node)
     gpus = np.arange(topology.n_gpus)
     index, links = topology.routes(np.repeat(gpus, len(gpus)), np.tile(gpus, len(gpus)))
     ports: dict[int, set[int]] = {}
@@ -50,7 +50,7 @@ def test_what_is_narrower_than_its_cards_stays() -> None:
 def inside(cluster: Cluster, nodes: int) -> int:
     """How many links of nodes are left out."""
     topology = cluster.topology(nodes)
-    return int((behind_ports(topology, 8) & (topology.kind < LinkKind.NIC)).sum())
+    return int((unlimiting_links(topology, 8) & (topology.kind < LinkKind.NIC)).sum())
 
 
 @pytest.mark.parametrize(("over", "left_out"), [(1.0, True), (1.01, False)])
@@ -61,4 +61,4 @@ def test_a_leaf_that_sends_on_all_it_is_sent_holds_nobody_back(over: float, left
     topology = dataclasses.replace(cluster, fabric=fabric).topology(4)
     between = topology.kind == LinkKind.FABRIC
     assert between.any()
-    assert behind_ports(topology, 8)[between].all() == left_out
+    assert unlimiting_links(topology, 8)[between].all() == left_out

@@ -13,6 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.program import Operation
 from mpisim.topo import cluster_names, find_cluster
 from mpisim.topo.nccl import Factors, Nccl, Settings, Shape, System
+from mpisim.topo.nccl_system import cluster_system
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 US = 1e-6
@@ -268,7 +269,7 @@ class TestProperties:
     @pytest.mark.parametrize("operation", [*COLLECTIVES, *SENDS, Operation.BARRIER])
     def test_every_cluster_has_times(self, operation: Operation) -> None:
         for name in cluster_names():
-            system = System.of(find_cluster(name))
+            system = cluster_system(find_cluster(name))
             model = Nccl(system)
             for nodes in (1, 4) if system.nics else (1,):
                 shape = Shape.regular(nodes, system.gpus_per_node, system)
@@ -312,4 +313,4 @@ class TestErrors:
         cluster = find_cluster("dgx-h100")
         node = replace(cluster.node, kind="direct", pcie_bandwidth=None, nics=0, nic_bandwidth=None)
         with pytest.raises(InputError, match="needs GPUs in nodes"):
-            System.of(replace(cluster, node=node))
+            cluster_system(replace(cluster, node=node))

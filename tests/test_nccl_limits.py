@@ -17,15 +17,15 @@ from mpisim.prediction.network import calibrated
 from mpisim.program import Operation
 from mpisim.topo import find_cluster
 from mpisim.topo.nccl import Factors, Nccl, Settings, Shape, System
-from mpisim.topo.nccl.limits import LIMITS, limit_of
+from mpisim.topo.nccl.bottleneck import BOTTLENECKS, bottleneck_of
 from mpisim.topo.nccl.model import COLLECTIVES
-from mpisim.topo.nccl.point_to_point import OPERATIONS
+from mpisim.topo.nccl.point_to_point import SEND_OPERATIONS
 from mpisim.topo.nccl.system import INTRA
 
 MiB, GiB = 1 << 20, 1 << 30
 ALL_REDUCE, ALL_GATHER = Operation.ALL_REDUCE, Operation.ALL_GATHER
 H100 = System("hopper", 8, "nvswitch", 370.8e9, 54e9, 22e9, nics=8, nic_bandwidth=50e9)
-EVERY = st.sampled_from(sorted(COLLECTIVES | OPERATIONS))
+EVERY = st.sampled_from(sorted(COLLECTIVES | SEND_OPERATIONS))
 
 SYSTEMS = st.builds(
     System,
@@ -163,31 +163,33 @@ def test_nics_of_twice_the_speed(nodes: int) -> None:
 class TestLimits:
     def test_small_messages(self) -> None:
         shape = Shape.regular(4, 8, H100)
-        assert limit_of(Nccl(H100), ALL_REDUCE, 1024, shape) == "latency"
+        assert bottleneck_of(Nccl(H100), ALL_REDUCE, 1024, shape) == "latency"
 
     def test_ports_inside_a_node(self) -> None:
         shape = Shape.regular(1, 8, H100)
-        assert limit_of(Nccl(H100), ALL_GATHER, 4 * GiB, shape) == "GPU port (NVLink)"
+        assert bottleneck_of(Nccl(H100), ALL_GATHER, 4 * GiB, shape) == "GPU port (NVLink)"
 
     def test_nics_and_then_pcie(self) -> None:
         shape = Shape.regular(2, 1, H100)
-        assert limit_of(Nccl(H100), ALL_REDUCE, 4 * GiB, shape) == "NIC"
+        assert bottleneck_of(Nccl(H100), ALL_REDUCE, 4 * GiB, shape) == "NIC"
         for rate in (100e9, 200e9):
             model = Nccl(replace(H100, nic_bandwidth=rate))
-            assert limit_of(model, ALL_REDUCE, 4 * GiB, shape) == "PCIe"
+            assert bottleneck_of(model, ALL_REDUCE, 4 * GiB, shape) == "PCIe"
 
     def test_sockets(self) -> None:
         far = replace(H100, nic_path="sys")
-        assert limit_of(Nccl(far), ALL_REDUCE, 4 * GiB, Shape.regular(2, 1, far)) == "CPU sockets"
+        assert (
+            bottleneck_of(Nccl(far), ALL_REDUCE, 4 * GiB, Shape.regular(2, 1, far)) == "CPU sockets"
+        )
 
     def test_two_as_fast_as_each_other(self) -> None:
         even = System("ada", 4, "pcie", pcie_bandwidth=20e9, socket_bandwidth=20e9)
-        found = limit_of(Nccl(even), ALL_GATHER, 4 * GiB, Shape.regular(1, 4, even))
+        found = bottleneck_of(Nccl(even), ALL_GATHER, 4 * GiB, Shape.regular(1, 4, even))
         assert found in ("PCIe", "CPU sockets")
 
     def test_protocol(self) -> None:
         model = Nccl(H100, Settings.of({"NCCL_ALGO": "ring", "NCCL_PROTO": "LL"}))
-        assert limit_of(model, ALL_REDUCE, GiB, Shape.regular(1, 8, H100)) == "protocol"
+        assert bottleneck_of(model, ALL_REDUCE, GiB, Shape.regular(1, 8, H100)) == "protocol"
 
     @settings(deadline=None, max_examples=50)
     @given(SYSTEMS, EVERY, st.integers(1, 9), st.floats(0, 1), st.integers(0, 34))
@@ -196,7 +198,7 @@ class TestLimits:
     ) -> None:
         shape = shape_of(system, nodes, part)
         if shape.ranks > 1:
-            assert limit_of(Nccl(system), operation, 1 << log, shape) in LIMITS
+            assert bottleneck_of(Nccl(system), operation, 1 << log, shape) in BOTTLENECKS
 
 
 class TestBetter:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
 from mpisim.topo import SharedNetwork, class_of, find_cluster
-from mpisim.topo.changes import changed
-from mpisim.topo.nccl import Nccl, System
+from mpisim.topo.changes import apply_changes
+from mpisim.topo.nccl import Nccl
 from mpisim.topo.nccl_network import NcclNetwork, Pattern
-from mpisim.topo.price import WEIGHT_ONE
+from mpisim.topo.nccl_system import cluster_system
+from mpisim.topo.network import WEIGHT_ONE
 
 OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOWN)]
 CLUSTERS = ("dgx-h100", "dgx-a100", "polaris", "dgx-v100", "p4de", "v100-4gpu")
@@ -24,8 +25,10 @@ def network(name: str, nodes: int = NODES, **changes: object) -> NcclNetwork:
     cluster = find_cluster(name)
     nominal = cluster.topology(nodes)
     return NcclNetwork(
-        Nccl(System.of(cluster)),
-        changed(nominal, {f"links.{link}.bandwidth": value for link, value in changes.items()}),
+        Nccl(cluster_system(cluster)),
+        apply_changes(
+            nominal, {f"links.{link}.bandwidth": value for link, value in changes.items()}
+        ),
         meshed=cluster.node.kind.endswith("mesh"),
     )
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError, UsageError
 from mpisim.program import Operation
-from mpisim.topo.bus import bus_factor
-from mpisim.topo.collectives.measured import read
 from mpisim.topo.collectives.measurement import Measurement
-from mpisim.topo.collectives.nccl_tests import read_output, version_text
-from mpisim.topo.collectives.nccl_tests_json import read_json
+from mpisim.topo.collectives.nccl_tests import read_json, read_output, version_text
 from mpisim.topo.collectives.platforms import platform_of
-from mpisim.topo.collectives.run import PROGRAMS, Said, measurements, settings_of
+from mpisim.topo.collectives.read import read
+from mpisim.topo.collectives.runs import PROGRAM_OPERATIONS, RunOverrides, measurements, settings_of
+from mpisim.topo.network import bus_factor
 
 LOGS = Path(__file__).parent / "nccl_logs"
 
@@ -29,9 +28,9 @@ TITLE = (
 )
 
 
-def found_in(text: str, said: Said | None = None) -> list[Measurement | str]:
+def found_in(text: str, said: RunOverrides | None = None) -> list[Measurement | str]:
     runs = read_output(text, "my.log")
-    return [row for run in runs for row in measurements(run, said or Said())]
+    return [row for run in runs for row in measurements(run, said or RunOverrides())]
 
 
 def log(
@@ -47,7 +46,7 @@ def log(
     title: str = TITLE,
 ) -> str:
     """The output of one program with one row, as nccl-tests 2.17 prints it."""
-    operation = PROGRAMS[program]
+    operation = PROGRAM_OPERATIONS[program]
     split = program in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")
     reduces = program in ("all_reduce", "reduce_scatter", "reduce")
     rooted = program in ("broadcast", "reduce", "gather", "scatter")
@@ -117,18 +116,18 @@ class TestPrinted:
         assert (row.library, row.gpu, row.version) == ("rccl", "mi300x", "2.22.3")
         assert platform_of(row).name == "mi300x"
 
-    @pytest.mark.parametrize("program", PROGRAMS)
+    @pytest.mark.parametrize("program", PROGRAM_OPERATIONS)
     def test_each_program(self, program: str) -> None:
         (row,) = found_in(log(program, hosts=2))
         assert isinstance(row, Measurement)
-        assert row.operation is PROGRAMS[program]
+        assert row.operation is PROGRAM_OPERATIONS[program]
         assert (row.bytes, row.gpus, row.nodes) == (1 << 30, 8, 2)
 
     @pytest.mark.parametrize("program", ["all_reduce", "reduce_scatter", "broadcast", "sendrecv"])
     def test_columns_tell_the_operation_where_no_name_does(self, program: str) -> None:
         (row,) = found_in(log(program, name=False))
         assert isinstance(row, Measurement)
-        assert row.operation is PROGRAMS[program]
+        assert row.operation is PROGRAM_OPERATIONS[program]
 
     def test_only_times_out_of_place(self) -> None:
         title = "#       size    count   type  redop  root   time   algbw   busbw  #wrong"
@@ -177,7 +176,7 @@ class TestPrinted:
         assert found_in(text) == ["4 operations in one launch (option -m)"]
 
     @given(
-        program=st.sampled_from([*PROGRAMS]),
+        program=st.sampled_from([*PROGRAM_OPERATIONS]),
         prefix=st.sampled_from(["", "[1,0]<stdout>:", "0: ", "    ", "(head, rank=0, pid=3808) "]),
         size=st.integers(3, 34).map(lambda k: 1 << k),
         time=st.floats(1, 9e5),
@@ -189,14 +188,16 @@ class TestPrinted:
         text = log(program, size=size, time=time, hosts=hosts)
         (row,) = found_in("".join(f"{prefix}{line}\n" for line in text.splitlines()))
         assert isinstance(row, Measurement)
-        assert (row.operation, row.bytes, row.nodes) == (PROGRAMS[program], size, hosts)
+        assert (row.operation, row.bytes, row.nodes) == (PROGRAM_OPERATIONS[program], size, hosts)
         assert row.seconds == pytest.approx(time * 1e-6, abs=0.006e-6)
 
 
 class TestSaid:
     def test_what_a_log_leaves_out(self) -> None:
         bare = log("alltoall", gpus=16, name=False, devices=False)
-        said = Said(operation="all-to-all", gpus=16, nodes=2, gpu="h100-sxm", network="RoCE")
+        said = RunOverrides(
+            operation="all-to-all", gpus=16, nodes=2, gpu="h100-sxm", network="RoCE"
+        )
         (row,) = found_in(bare, said)
         assert isinstance(row, Measurement)
         assert row.operation is Operation.ALL_TO_ALL
@@ -205,46 +206,50 @@ class TestSaid:
     @pytest.mark.parametrize(
         ("text", "said", "message"),
         [
-            (log("alltoall", name=False), Said(), "line 12: no name of a program.*all_gather, all"),
-            (log("gather", name=False), Said(), "--operation: gather, scatter"),
-            (log("all_reduce", devices=False), Said(), "line 3: no list of devices"),
-            (log("all_reduce", devices=False), Said(gpus=8), "say on how many nodes"),
-            (log("all_reduce"), Said(nodes=9), "8 GPUs on 9 nodes"),
-            (log("all_reduce"), Said(operation="gossip"), "'gossip' is unknown; allowed"),
-            (log("all_reduce", gpu=""), Said(), "no name of a GPU.*--cluster"),
+            (
+                log("alltoall", name=False),
+                RunOverrides(),
+                "line 12: no name of a program.*all_gather, all",
+            ),
+            (log("gather", name=False), RunOverrides(), "--operation: gather, scatter"),
+            (log("all_reduce", devices=False), RunOverrides(), "line 3: no list of devices"),
+            (log("all_reduce", devices=False), RunOverrides(gpus=8), "say on how many nodes"),
+            (log("all_reduce"), RunOverrides(nodes=9), "8 GPUs on 9 nodes"),
+            (log("all_reduce"), RunOverrides(operation="gossip"), "'gossip' is unknown; allowed"),
+            (log("all_reduce", gpu=""), RunOverrides(), "no name of a GPU.*--cluster"),
             (
                 log("all_reduce").replace("all_reduce_perf", "broadcast_perf"),
-                Said(),
+                RunOverrides(),
                 "the table of broadcast_perf has the columns of all_reduce, sendrecv",
             ),
             (
                 log("all_reduce").replace("Rank  3", "Rank 11"),
-                Said(),
+                RunOverrides(),
                 "ranks 0, 1, 2, 4, 5, 6, …, not all up to 11",
             ),
             (
                 re.sub(r"node-\d device +\d", "pod device 0", log("all_reduce", hosts=2)).replace(
                     "[0000:07:00]", "[0000:00:00]"
                 ),
-                Said(),
+                RunOverrides(),
                 "2 ranks use device 0 .* say how many there are with --nodes",
             ),
-            (log("all_reduce").replace(" time ", " cputime "), Said(), "times of the CPU"),
+            (log("all_reduce").replace(" time ", " cputime "), RunOverrides(), "times of the CPU"),
             (
                 log("all_gather").replace(f"{1 << 30:12d}", f"{1 << 27:12d}"),
-                Said(),
+                RunOverrides(),
                 "the table of all_gather_perf has the columns of sendrecv",
             ),
             (
                 log("all_reduce").replace(" redop", " operator"),
-                Said(),
+                RunOverrides(),
                 r"line 13: no known table of nccl-tests: its columns are size count type operator",
             ),
-            (log("all_reduce").split("#       size")[0], Said(), "ends before a table"),
-            (log("all_reduce").split("float")[0], Said(), "no row of size"),
+            (log("all_reduce").split("#       size")[0], RunOverrides(), "ends before a table"),
+            (log("all_reduce").split("float")[0], RunOverrides(), "no row of size"),
         ],
     )
-    def test_unclear_logs(self, text: str, said: Said, message: str) -> None:
+    def test_unclear_logs(self, text: str, said: RunOverrides, message: str) -> None:
         with pytest.raises(InputError, match=message) as caught:
             found_in(text, said)
         assert "\n" not in str(caught.value)
@@ -253,7 +258,7 @@ class TestSaid:
         path = tmp_path / "spread.csv"
         path.write_text("gpu,num_gpus,size_bytes,time_us\nA100,8,1024,30\n")
         with pytest.raises(UsageError, match="tables have columns"):
-            read([path], Said(nodes=2))
+            read([path], RunOverrides(nodes=2))
 
 
 class TestJson:
@@ -272,7 +277,7 @@ class TestJson:
         contents = json.loads((LOGS / "alltoall_16.json").read_text())
         contents["config"] |= {"ngpus": 8, "devices": contents["config"]["devices"][:1]}
         (run,) = read_json(json.dumps(contents), "one.json")
-        (row, *_) = measurements(run, Said())
+        (row, *_) = measurements(run, RunOverrides())
         assert isinstance(row, Measurement)
         assert (row.gpus, row.nodes) == (8, 1)
 

@@ -21,11 +21,11 @@ from mpisim.prediction.case import Case, prepare
 from mpisim.program import Operation
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import cut_bound
-from mpisim.topo.changes import changed
+from mpisim.topo.changes import apply_changes
 from mpisim.topo.fabrics import Fabric
-from mpisim.topo.graph_system import system_seen
-from mpisim.topo.nccl import Nccl, System
+from mpisim.topo.nccl import Nccl
 from mpisim.topo.nccl_network import NcclNetwork
+from mpisim.topo.nccl_system import changed_system, cluster_system
 from mpisim.topo.topology import LinkKind
 
 OPERATIONS = [o for o in Operation if o not in (Operation.NONE, Operation.UNKNOWN)]
@@ -67,8 +67,8 @@ def cluster(fabric: str, preset: str = "dgx-h100", **node: Any) -> Cluster:
 
 def network(of: Cluster, topology: Topology, *, chosen_before: bool = False) -> NcclNetwork:
     """NCCL on a topology; `chosen_before` links were changed if so."""
-    system = System.of(of)
-    seen = system_seen(system, topology)
+    system = cluster_system(of)
+    seen = changed_system(system, topology)
     nccl = Nccl(system, machine=seen) if chosen_before else Nccl(seen)
     return NcclNetwork(nccl, topology, meshed=of.node.kind.endswith("mesh"))
 
@@ -106,11 +106,11 @@ def test_less_never_helps_and_more_never_hurts(
     key = data.draw(st.sampled_from(["bandwidth", "latency"]))
     factor = data.draw(st.floats(1.0, 30.0)) ** (1 if up else -1)
     try:
-        other = changed(plain, {f"links.{part}.{key}": f"{factor:.6f} x"})
+        other = apply_changes(plain, {f"links.{part}.{key}": f"{factor:.6f} x"})
     except Exception:
         return  # no link of that name here
     net = network(of, plain)
-    new = NcclNetwork(Nccl(net.nccl.system, machine=system_seen(net.nccl.system, other)), other)
+    new = NcclNetwork(Nccl(net.nccl.system, machine=changed_system(net.nccl.system, other)), other)
     before, after = (duration(each, operation, size, members) for each in (net, new))
     better = up == (key == "bandwidth")
     slack = 1 + before // 10**9  # rounding of rates and weights
@@ -126,7 +126,7 @@ def test_nothing_beats_a_cut(
     plain = TOPOLOGIES[fabric]
     if data.draw(st.booleans()):
         link = data.draw(st.integers(0, plain.n_links - 1))
-        plain = changed(plain, {f"links.{plain.link_name(link)}.bandwidth": "3 %"})
+        plain = apply_changes(plain, {f"links.{plain.link_name(link)}.bandwidth": "3 %"})
     net = network(CLUSTERS[fabric], plain)
     sides = [[members[0]], members[: len(members) // 2]]
     if operation in (Operation.REDUCE, Operation.GATHER):
@@ -157,7 +157,7 @@ def test_one_capacity_one_answer(fabric: str) -> None:
         for link, kind in zip(plain.link_names, plain.kind.tolist(), strict=True)
         if kind == LinkKind.PCIE and "nic" in link
     }
-    half = changed(plain, present | inside)
+    half = apply_changes(plain, present | inside)
     assert (half.bandwidth == built.topology.bandwidth).all()
     net = network(CLUSTERS[fabric], half)
     for operation in OPERATIONS:
@@ -264,7 +264,7 @@ def test_one_thin_link_of_one_gpu() -> None:
     # An all-gather in a ring of 8 brings 7 / 8 of the buffer over each GPU's link.
     of = find_cluster("dgx-h100")
     plain = of.topology(1)
-    thin = changed(plain, {"links.node0.gpu5->node0.nvswitch.bandwidth": "10 GB/s"})
+    thin = apply_changes(plain, {"links.node0.gpu5->node0.nvswitch.bandwidth": "10 GB/s"})
     net = network(of, thin)
     assert rate(net, Operation.ALL_GATHER, list(range(8)), "ring") == pytest.approx(
         10e9 * 8 / 7, rel=0.02
@@ -277,7 +277,7 @@ def test_latency_is_summed_along_the_hops() -> None:
     # and some part the one behind the late card; in an all-reduce some part passes it twice.
     of = find_cluster("dgx-h100")
     plain = of.topology(4)
-    late = changed(plain, {"links.node1.nic0->leaf*.latency": "1001.4 us"})
+    late = apply_changes(plain, {"links.node1.nic0->leaf*.latency": "1001.4 us"})
     before, after = network(of, plain), network(of, late)
     nic = 1000e-6
     ring, size = [0, 8, 16, 24], 1 << 10

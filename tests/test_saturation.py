@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim.engine.saturation import Loaded, can_be_full
-from mpisim.topo.loads import link_weights
-from mpisim.topo.transfers import Transfers
+from mpisim.topo.traffic.link_loads import link_weights
+from mpisim.topo.traffic.transfers import Transfers
 
 N_LINKS, N_GROUPS = 6, 5
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpisim.topo.nccl.shape import Shape
 from mpisim.topo.nccl.system import System
-from mpisim.topo.shapes import shapes_of
+from mpisim.topo.traffic.groups import shapes_of
 
 GROUPS = st.lists(
     st.lists(st.integers(0, 50), min_size=1, max_size=9, unique=True), min_size=1, max_size=12

@@ -15,8 +15,8 @@ from mpisim.experiment import read
 from mpisim.prediction.hardware import hardware_of
 from mpisim.simulate import simulate
 from mpisim.topo import find_cluster
-from mpisim.topo.nccl import System
-from mpisim.topo.speeds import SPEEDS, limit_of_nics, with_speeds
+from mpisim.topo.nccl_system import cluster_system
+from mpisim.topo.speeds import SPEEDS, nic_bottleneck, with_speeds
 
 SMALL = """
 [model]
@@ -79,7 +79,7 @@ def test_a_key_is_the_same_as_a_file_with_that_number(tmp_path: Path, contention
 def test_every_number_of_the_node_is_that_of_the_file(tmp_path: Path) -> None:
     own = find_cluster(copied(tmp_path, nic_bandwidth=quantity(200, "Gb/s", 0), nics="16"))
     set_ = with_speeds(find_cluster("dgx-h100"), {"nic_bandwidth": "200 Gb/s", "nics": 16})
-    assert System.of(set_) == System.of(own)
+    assert cluster_system(set_) == cluster_system(own)
     for key in SPEEDS[:3]:
         ours, theirs = getattr(set_.node, key), getattr(own.node, key)
         assert (ours.si, ours.error) == (theirs.si, theirs.error)
@@ -103,18 +103,18 @@ def test_nothing_given_changes_nothing() -> None:
 
 def test_what_limits_cards_is_said() -> None:
     cluster = find_cluster("dgx-h100")
-    assert limit_of_nics(cluster) is None
+    assert nic_bottleneck(cluster) is None
     fast = with_speeds(cluster, {"nic_bandwidth": "800 Gb/s"})
-    said = limit_of_nics(fast)
+    said = nic_bottleneck(fast)
     assert said is not None
     assert "NICs of 100 GB/s hang on PCIe connections of 54 GB/s: PCIe is the limit" in said
     both = with_speeds(cluster, {"nic_bandwidth": "800 Gb/s", "pcie_bandwidth": "110 GB/s"})
-    assert limit_of_nics(both) is None
+    assert nic_bottleneck(both) is None
     # Several small cards of a GPU count together: 4 × 25 GB/s.
     several = with_speeds(find_cluster("p5"), {"nic_bandwidth": "200 Gb/s"})
-    assert str(limit_of_nics(several)).startswith("NICs of 100 GB/s hang on PCIe")
-    assert "over CPUs joined by 10 GB/s" in str(limit_of_nics(find_cluster("dgx-v100-16gb")))
-    assert limit_of_nics(find_cluster("titan-xp-4gpu")) is None
+    assert str(nic_bottleneck(several)).startswith("NICs of 100 GB/s hang on PCIe")
+    assert "over CPUs joined by 10 GB/s" in str(nic_bottleneck(find_cluster("dgx-v100-16gb")))
+    assert nic_bottleneck(find_cluster("titan-xp-4gpu")) is None
 
 
 def test_the_report_says_what_was_set_and_what_limits() -> None:

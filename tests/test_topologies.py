@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
 from mpisim.topo import Cluster, Topology, cluster_names, find_cluster
-from mpisim.topo.changes import changed
+from mpisim.topo.bounds import bisection, sample_paths
+from mpisim.topo.changes import apply_changes
 from mpisim.topo.fabrics import Fabric
-from mpisim.topo.measure import bisection, sample_paths
 from mpisim.topo.nodes import Node
 from mpisim.topo.topology import LinkKind, NodeKind
 
@@ -226,7 +226,7 @@ def test_any_node_reaches_any(
 
 def test_links_are_slowed_and_cut() -> None:
     before = cluster(kind="fat-tree", leaf=4, spines=2, ecmp="ecmp").topology(4)
-    slow = changed(
+    slow = apply_changes(
         before, {"links.leaf0->spine?.bandwidth": "50 %", "links.spine1->*.latency": "7us"}
     )
     hit = [i for i in range(before.n_links) if before.link_name(i).startswith("leaf0->spine")]
@@ -241,7 +241,7 @@ def test_links_are_slowed_and_cut() -> None:
 
 def test_flows_go_round_a_cut_link() -> None:
     before = cluster(kind="fat-tree", leaf=4, spines=2, ecmp="ecmp").topology(4)
-    after = changed(before, {"links.leaf0->spine0": "cut"})
+    after = apply_changes(before, {"links.leaf0->spine0": "cut"})
     assert after.n_links == before.n_links - 1
     assert "leaf0->spine0" not in after.link_names
     check_routes(after)
@@ -275,7 +275,7 @@ def test_flows_go_round_a_cut_link() -> None:
 def test_bad_changes_are_refused(changes: dict[str, str], message: str) -> None:
     before = cluster(kind="fat-tree", leaf=4).topology(4)
     with pytest.raises(InputError, match=message) as caught:
-        changed(before, changes)
+        apply_changes(before, changes)
     assert "\n" not in str(caught.value)
 
 

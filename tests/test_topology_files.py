@@ -12,8 +12,8 @@ from fabrics import check_routes, cluster
 
 from mpisim.base.errors import InputError
 from mpisim.topo import find_cluster, read_topology
+from mpisim.topo.bounds import bisection
 from mpisim.topo.draw import draw, positions
-from mpisim.topo.measure import bisection
 from mpisim.topo.topology import LinkKind
 
 RING = """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.program import Operation
-from mpisim.topo.transfers import ALGORITHMS, Transfers, double_tree, transfers
+from mpisim.topo.traffic.transfers import ALGORITHMS, Transfers, double_tree, transfers
 
 GPUS = 4
 

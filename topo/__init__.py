@@ -14,9 +14,9 @@
 
 from .alpha_beta import AlphaBeta
 from .cluster import Cluster, cluster_names, find_cluster
-from .files import read_topology
-from .price import Network, Price, SharedNetwork, class_of, rate_of
+from .network import Network, Price, SharedNetwork, class_of, rate_of
 from .topology import Topology
+from .topology_files import read_topology
 
 __all__ = [
     "AlphaBeta",

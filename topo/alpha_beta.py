@@ -11,8 +11,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 from mpisim.base.quantity import PICOSECONDS, Quantity
 
-from .bus import bus_factor
-from .price import Price
+from .network import Price, bus_factor
 
 __all__ = ["AlphaBeta"]
 

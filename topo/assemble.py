@@ -1,31 +1,39 @@
-"""From a cluster to a topology: the node repeated, and the fabric between."""
+"""From the tables of a cluster to a topology: the node graph repeated, and the fabric between."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 
-from .fabrics import Cables, Ports, build_fabric
-from .nodes import Box, build_box, hop_latency
+from .fabrics import Fabric, FabricGraph, Ports, build_fabric
+from .nodes import Node, NodeGraph, build_node_graph, hop_latency
 from .topology import Grid, LinkKind, NodeKind, Topology
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
 
 __all__ = ["assemble"]
 
-MOST = 2**20
+MAX_GPUS = 2**20
 """GPUs: more, with a dozen links each, would fill the memory of a workstation."""
 
 
-def assemble(cluster: Cluster, nodes: int) -> Topology:
-    """Build the topology of some nodes of a cluster: rank i is GPU i, nodes are filled in order.
+def assemble(
+    title: str, node: Node, fabric: Fabric | None, gpus_per_node: int, nodes: int
+) -> Topology:
+    """Node table repeated, fabric between → topology: rank i is GPU i, nodes are filled in order.
+
+    Parameters
+    ----------
+    title : str
+        Of the cluster; messages begin with it.
+    node : Node
+    fabric : Fabric, optional
+        Not needed for a single node.
+    gpus_per_node, nodes : int
 
     Raises
     ------
@@ -33,17 +41,16 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         If there are several nodes and nothing between them, or more than the fabric or memory has
         room for.
     """
-    node, fabric, gpus = cluster.node, cluster.fabric, cluster.gpus_per_node
-    assert node is not None  # only a graph does without
-    if nodes * gpus > MOST:
-        raise InputError(f"{cluster.title}: {nodes * gpus:,} GPUs; a topology has {MOST:,} at most")
-    box = build_box(node, gpus)
+    gpus = gpus_per_node
+    if nodes * gpus > MAX_GPUS:
+        raise InputError(f"{title}: {nodes * gpus:,} GPUs; a topology has {MAX_GPUS:,} at most")
+    box = build_node_graph(node, gpus)
     cables = None
     if fabric is not None:
-        cables = build_fabric(fabric, _ports(cluster, box, nodes))
+        cables = build_fabric(fabric, _ports(node, fabric, gpus, box, nodes))
     elif nodes > 1:
         raise InputError(
-            f"{cluster.title}: {nodes} nodes, but its GPUs have no NIC: give 'nics' of [node] and "
+            f"{title}: {nodes} nodes, but its GPUs have no NIC: give 'nics' of [node] and "
             "a [fabric], or use 1 node"
         )
     wiring, here = box.wiring, len(box.wiring.names)
@@ -56,7 +63,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
     kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
     share, feed = np.ones(len(kind)), np.full(len(kind), np.inf)
     node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
-    names = _Names(wiring.names, nodes, [] if cables is None else cables.names)
+    names = _NodeNames(wiring.names, nodes, [] if cables is None else cables.names)
     if cables is not None:
         inner = (first + box.ports[None, :]).reshape(-1)
         outer = nodes * here + np.arange(len(cables.names))
@@ -73,7 +80,7 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         switches = np.full(len(outer), NodeKind.SWITCH, np.uint8)
         node_kind = np.concatenate([node_kind, switches])
     return Topology(
-        title=cluster.title if nodes == 1 else f"{nodes} nodes of {cluster.title}",
+        title=title if nodes == 1 else f"{nodes} nodes of {title}",
         gpu=(first + np.arange(gpus)[None, :]).reshape(-1),
         names=names,
         node_kind=node_kind,
@@ -84,22 +91,22 @@ def assemble(cluster: Cluster, nodes: int) -> Topology:
         latency=columns[1],
         kind=kind,
         share=share,
-        paths=_Regular(box, cables, nodes, gpus),
+        paths=ClosedFormRoutes(box, cables, nodes, gpus),
         feed=feed,
         cards=nodes * node.nics,
         period=1 if cables is None else cables.period,
-        labels=_parallel(names, ends[0], ends[1], kind == LinkKind.FABRIC),
+        labels=_parallel_link_names(names, ends[0], ends[1], kind == LinkKind.FABRIC),
         tour=None if cables is None else _tour(cables, box, nodes, gpus),
         grid=_grid(cables, box, nodes) if cables is not None and cables.grid is not None else None,
     )
 
 
-def _own_ports(box: Box, nodes: int) -> NDArray[np.int64]:
+def _own_ports(box: NodeGraph, nodes: int) -> NDArray[np.int64]:
     """Return the nearest port of each GPU."""
     return (np.arange(nodes)[:, None] * len(box.ports) + box.nearest[None, :]).reshape(-1)
 
 
-def _tour(cables: Cables, box: Box, nodes: int, gpus: int) -> NDArray[np.int64] | None:
+def _tour(cables: FabricGraph, box: NodeGraph, nodes: int, gpus: int) -> NDArray[np.int64] | None:
     """Return the places of GPUs in a round trip; None if they go by their numbers.
 
     Those of a node that are joined inside it stay together, where its first port has its place.
@@ -113,13 +120,13 @@ def _tour(cables: Cables, box: Box, nodes: int, gpus: int) -> NDArray[np.int64] 
     return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place))
 
 
-def _grid(cables: Cables, box: Box, nodes: int) -> Grid:
+def _grid(cables: FabricGraph, box: NodeGraph, nodes: int) -> Grid:
     """Return the places of GPUs on a grid."""
     assert cables.grid is not None
     return replace(cables.grid, place=cables.grid.place[_own_ports(box, nodes)])
 
 
-class _Names(Sequence[str]):
+class _NodeNames(Sequence[str]):
     """The names of nodes, made when asked for: there can be a million, and few are ever told."""
 
     def __init__(self, box: Sequence[str], boxes: int, others: Sequence[str]) -> None:
@@ -139,7 +146,7 @@ class _Names(Sequence[str]):
         return f"node{node}.{self._box[part]}"
 
 
-def _parallel(
+def _parallel_link_names(
     names: Sequence[str],
     source: NDArray[np.int64],
     target: NDArray[np.int64],
@@ -158,10 +165,8 @@ def _parallel(
     }
 
 
-def _ports(cluster: Cluster, box: Box, nodes: int) -> Ports:
-    node, fabric = cluster.node, cluster.fabric
-    assert node is not None
-    assert fabric is not None
+def _ports(node: Node, fabric: Fabric, gpus: int, box: NodeGraph, nodes: int) -> Ports:
+    """Return the ports that a fabric joins, with their bandwidth and latency."""
     hop = hop_latency("switch", fabric.switch_latency)
     if node.nics:
         assert node.nic_bandwidth is not None
@@ -170,17 +175,17 @@ def _ports(cluster: Cluster, box: Box, nodes: int) -> Ports:
         latency = hop_latency("nic", node.nic_latency)
     else:
         assert node.link_bandwidth is not None
-        total = cluster.gpus_per_node * node.link_bandwidth.si
+        total = gpus * node.link_bandwidth.si
         latency = hop_latency("link", node.link_latency)
     return Ports(nodes, len(box.ports), total / len(box.ports), latency, hop)
 
 
 @dataclass(frozen=True, eq=False)
-class _Regular:
+class ClosedFormRoutes:
     """Routes in closed form: through a node, or out of one, across the fabric, into another."""
 
-    box: Box
-    cables: Cables | None
+    box: NodeGraph
+    cables: FabricGraph | None
     nodes: int
     gpus: int
 
@@ -230,7 +235,7 @@ class _Regular:
         """Whether there is nothing but the fabric: GPUs are its ports."""
         return not self.box.wiring.source and len(self.box.ports) == self.gpus
 
-    def among(self, seen: NDArray[np.bool_]) -> _Regular:
+    def among(self, seen: NDArray[np.bool_]) -> ClosedFormRoutes:
         """The same without links of nodes that are not to be seen, if nodes do not differ."""
         per_node = len(self.box.wiring.source)
         of_node = seen[: self.nodes * per_node].reshape(self.nodes, per_node)

@@ -1,8 +1,13 @@
-"""What no algorithm can beat: the bytes that must cross a cut, over what its links carry."""
+"""What a topology can carry: cuts, bisection, rails, sample routes.
+
+Lower bounds of the time of a collective follow from cuts: the bytes that must cross a cut, over
+the largest flow its links carry. No algorithm is faster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +16,116 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 
-from .measure import max_flow
-from .topology import Topology
+from .topology import LinkKind, NodeKind, Topology
 
-__all__ = ["Cut", "crossing", "cut_bound", "partition_bound", "prefixes"]
+__all__ = [
+    "Cut",
+    "SamplePath",
+    "bisection",
+    "bytes_across_cut",
+    "cut_bound",
+    "max_flow",
+    "partition_bound",
+    "prefix_cuts",
+    "rails",
+    "sample_paths",
+]
+
+
+@dataclass(frozen=True)
+class SamplePath:
+    """The way from one GPU to another.
+
+    Attributes
+    ----------
+    a, b : int
+        GPUs.
+    links : tuple of str
+        Names, in order.
+    bandwidth : float
+        Of its narrowest link; of parallel links the sum, bytes per second.
+    latency : float
+        Seconds; of parallel ways one.
+    """
+
+    a: int
+    b: int
+    links: tuple[str, ...]
+    bandwidth: float
+    latency: float
+
+
+def sample_paths(topology: Topology) -> list[SamplePath]:
+    """Return the ways from GPU 0 to the next, and to GPUs twice as far each time, and the last."""
+    n = topology.n_gpus
+    others = [1 << i for i in range(n.bit_length()) if 1 << i < n - 1]
+    others += [n - 1] if n > 1 else []
+    found = []
+    for other in others:
+        route = topology.route(0, other)
+        share = topology.share[route]
+        found.append(
+            SamplePath(
+                0,
+                other,
+                tuple(topology.link_name(link) for link in route.tolist()),
+                float((topology.bandwidth[route] / share).min()),
+                float((topology.latency[route] * share).sum()),
+            )
+        )
+    return found
+
+
+def bisection(topology: Topology) -> float:
+    """Return what the first half of the GPUs can send to the second, bytes per second.
+
+    The largest flow over all links, by whatever ways; an upper bound of what routes can use.
+    """
+    half = topology.n_gpus // 2
+    return max_flow(topology, topology.gpu[:half], topology.gpu[half:])
+
+
+def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.int64]) -> float:
+    """Return the largest flow from some nodes to others, exact to 1 part in 10,000."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    if not len(sources) or not len(sinks):
+        return 0.0
+    n = topology.n_nodes
+    total = float(topology.bandwidth[np.isin(topology.source, sources)].sum())
+    source = np.concatenate([topology.source, np.full(len(sources), n), sinks])
+    target = np.concatenate([topology.target, sources, np.full(len(sinks), n + 1)])
+    ends = np.full(len(sources) + len(sinks), total)
+    graph = csr_array(
+        (np.concatenate([topology.bandwidth, ends]), (source, target)), shape=(n + 2, n + 2)
+    )
+    graph.sum_duplicates()
+    # Capacities are 32-bit integers; no link needs more than all that can leave the sources.
+    unit = total / 2**30
+    capacity = np.clip(np.rint(graph.data / unit), 1, 2**30).astype(np.int32)
+    flow = maximum_flow(csr_array((capacity, graph.indices, graph.indptr), graph.shape), n, n + 1)
+    return float(flow.flow_value) * unit
+
+
+def rails(topology: Topology) -> dict[str, float]:
+    """Return by port of a node (``"nic0"``) what it can send into the fabric, bytes per second.
+
+    The least of all nodes. Nodes of the graph that are called alike but for what stands before the
+    first dot are the same port of different nodes.
+    """
+    out = topology.kind == LinkKind.NIC
+    out &= topology.node_kind[topology.target] == NodeKind.SWITCH
+    sending: dict[int, float] = {}
+    for node, amount in zip(
+        topology.source[out].tolist(), topology.bandwidth[out].tolist(), strict=True
+    ):
+        sending[node] = sending.get(node, 0.0) + amount
+    found: dict[str, float] = {}
+    for node, amount in sending.items():
+        name = topology.names[node].partition(".")[2] or topology.names[node]
+        found[name] = min(amount, found.get(name, amount))
+    return found
 
 
 class Cut(NamedTuple):
@@ -38,7 +149,7 @@ class Cut(NamedTuple):
     side: tuple[int, ...]
 
 
-def crossing(operation: Operation, bytes: float, side: int, ranks: int) -> float:
+def bytes_across_cut(operation: Operation, bytes: float, side: int, ranks: int) -> float:
     """Return the bytes that must leave `side` of the ranks of a group for the others.
 
     Parameters
@@ -59,7 +170,7 @@ def crossing(operation: Operation, bytes: float, side: int, ranks: int) -> float
 
     Examples
     --------
-    >>> crossing(Operation.ALL_GATHER, 8.0, 1, 4)
+    >>> bytes_across_cut(Operation.ALL_GATHER, 8.0, 1, 4)
     2.0
     """
     others = ranks - side
@@ -97,7 +208,7 @@ def cut_bound(
     members : sequence of int
         Ranks, in the communicator's order.
     sides : iterable of sequences of int, optional
-        Members on the sending side of each cut; by default `prefixes`, and all others. Where an
+        Members on the sending side of each cut; by default `prefix_cuts`, and all others. Where an
         operation has a root, cuts count that it sends or receives over.
 
     Raises
@@ -109,14 +220,14 @@ def cut_bound(
     found: Cut | None = None
     chosen = [
         np.isin(everyone, np.asarray(side, np.int64))
-        for side in (prefixes(members) if sides is None else sides)
+        for side in (prefix_cuts(members) if sides is None else sides)
     ]
     if sides is None:
         chosen += [~here for here in chosen]
     for here in chosen:
-        if not 0 < here.sum() < len(here) or not _separates(operation, here):
+        if not 0 < here.sum() < len(here) or not _cut_counts(operation, here):
             continue
-        need = crossing(operation, bytes, int(here.sum()), len(here))
+        need = bytes_across_cut(operation, bytes, int(here.sum()), len(here))
         capacity = max_flow(topology, topology.gpu[everyone[here]], topology.gpu[everyone[~here]])
         cut = Cut(need / capacity, need, capacity, tuple(everyone[here].tolist()))
         if found is None or cut.seconds > found.seconds:
@@ -163,10 +274,10 @@ def partition_bound(
         return 2 * (parts - 1) * bytes / (parts * capacity)
     if operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER):  # what must come in, or go
         return (parts - 1) * bytes / (parts * capacity)
-    return crossing(operation, bytes, ranks // parts, ranks) / capacity
+    return bytes_across_cut(operation, bytes, ranks // parts, ranks) / capacity
 
 
-def prefixes(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def prefix_cuts(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the first 1, 2, 4, … and the first half of a group's ranks, ascending.
 
     On regular networks these are a GPU, nodes, leaves, pods, and the bisection.
@@ -179,7 +290,7 @@ def prefixes(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
     yield tuple(ordered[: len(ordered) // 2])
 
 
-def _separates(operation: Operation, here: NDArray[np.bool_]) -> bool:
+def _cut_counts(operation: Operation, here: NDArray[np.bool_]) -> bool:
     """Say whether bytes must go from this side to the other, by who is on it."""
     if operation in (Operation.BROADCAST, Operation.SCATTER):
         return bool(here[0])

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 
-from .amounts import bandwidth, latency
-from .checks import check_connected
-from .routes import Fastest, Rerouted
-from .topology import LinkKind, Topology
+from .routes import ReroutedPaths, ShortestTimeRoutes
+from .topology import LinkKind, Topology, check_connected
+from .units import parse_bandwidth, parse_latency
 
-__all__ = ["changed"]
+__all__ = ["apply_changes"]
 
 PREFIX = "links."
 CUT = "cut"
@@ -25,7 +24,7 @@ KEYS = ("bandwidth", "latency")
 _FACTOR = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(%|x)\s*")
 
 
-def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
+def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology:
     """Return a topology with some links changed.
 
     Parameters
@@ -52,19 +51,19 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
     --------
     >>> from mpisim.topo import find_cluster
     >>> box = find_cluster("dgx-h100").topology()
-    >>> slow = changed(box, {"links.node0.gpu3->*.bandwidth": "50 %"})
+    >>> slow = apply_changes(box, {"links.node0.gpu3->*.bandwidth": "50 %"})
     >>> slow.bandwidth.min() / box.bandwidth.min()
     1.0
     """
     values = {key: getattr(topology, key).copy() for key in KEYS}
     kept = np.ones(topology.n_links, bool)
     for name, value in changes.items():
-        pattern, key = _target(name, value)
-        hit = _matches(topology, pattern)
+        pattern, key = _split_name(name, value)
+        hit = _matching_links(topology, pattern)
         if key is None:
             kept[hit] = False
             continue
-        scale, new = _read(name, key, value)
+        scale, new = _read_change(name, key, value)
         values[key][hit] = values[key][hit] * scale if new is None else new
     if kept.all():
         cards = topology.kind == LinkKind.NIC
@@ -76,7 +75,7 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
         key: getattr(topology, key)[kept]
         for key in ("source", "target", "kind", "share", "nominal")
     } | {key: value[kept] for key, value in values.items()}
-    around = Fastest(
+    around = ShortestTimeRoutes(
         list(topology.names),
         topology.gpu,
         columns["source"],
@@ -87,7 +86,7 @@ def changed(topology: Topology, changes: Mapping[str, object]) -> Topology:
     labels = {int(number[link]): text for link, text in topology.labels.items() if kept[link]}
     found = replace(
         topology,
-        paths=Rerouted(topology.paths, number, around),
+        paths=ReroutedPaths(topology.paths, number, around),
         labels=labels,
         **columns,
         feed=np.full(int(kept.sum()), np.inf),
@@ -106,16 +105,16 @@ def check_changes(changes: Mapping[str, object]) -> None:
         Naming the change, what was found and what is allowed.
     """
     for name, value in changes.items():
-        _, key = _target(name, value)
+        _, key = _split_name(name, value)
         if key is not None:
-            _read(name, key, value)
+            _read_change(name, key, value)
 
 
-def _read(name: str, key: str, value: object) -> tuple[float, float | None]:
+def _read_change(name: str, key: str, value: object) -> tuple[float, float | None]:
     """Return the factor of a change, and the new value of one that is no factor."""
     factor = _FACTOR.fullmatch(value) if isinstance(value, str) else None
     if factor is None:
-        return 1.0, (bandwidth if key == "bandwidth" else latency)(value, repr(name))
+        return 1.0, (parse_bandwidth if key == "bandwidth" else parse_latency)(value, repr(name))
     scale = _number(factor[1], name, value) / (100 if factor[2] == "%" else 1)
     if not scale > 0:
         least = f"above 0 {factor[2]}".rstrip()
@@ -134,7 +133,7 @@ def _number(text: str, name: str, value: object) -> float:
         raise InputError(f"{name!r} is {value!r}; it must be like '50 %' or '0.5 x'") from error
 
 
-def _target(name: str, value: object) -> tuple[str, str | None]:
+def _split_name(name: str, value: object) -> tuple[str, str | None]:
     """Return the pattern of a change, and its key; None to cut."""
     if not name.startswith(PREFIX):
         raise InputError(
@@ -152,7 +151,7 @@ def _target(name: str, value: object) -> tuple[str, str | None]:
     return pattern, None
 
 
-def _matches(topology: Topology, pattern: str) -> NDArray[np.int64]:
+def _matching_links(topology: Topology, pattern: str) -> NDArray[np.int64]:
     """Return the links that a pattern fits."""
     names = topology.link_names
     # Names may have brackets, which are no sets of characters here.

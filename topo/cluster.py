@@ -13,17 +13,17 @@ from mpisim.base.schema import Limits, build
 
 from .alpha_beta import AlphaBeta
 from .assemble import assemble
-from .changes import changed, check_changes
+from .changes import apply_changes, check_changes
 from .fabrics import Fabric
-from .files import GRAPHML, read_topology
 from .nodes import Node
 from .topology import LinkKind, Topology
+from .topology_files import GRAPHML, read_topology
 
 __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
 FOLDER = "clusters"
 
-MOST_PER_NODE = 4096
+MAX_GPUS_PER_NODE = 4096
 """GPUs of a node: the ways between each two of them are held in memory."""
 
 UNITS_OF = {
@@ -124,7 +124,7 @@ class Cluster:
 
     title: str
     gpu: str
-    gpus_per_node: Annotated[int, Limits(least=1, most=MOST_PER_NODE)]
+    gpus_per_node: Annotated[int, Limits(least=1, most=MAX_GPUS_PER_NODE)]
     node: Node | None = None
     fabric: Fabric | None = None
     alpha_beta: LatencyBandwidth | None = None
@@ -184,7 +184,8 @@ class Cluster:
         if nodes < 1:
             raise InputError(f"{self.title}: {nodes} nodes; there must be 1 or more")
         if self.graph is None:
-            found = assemble(self, nodes)
+            assert self.node is not None  # only a graph does without
+            found = assemble(self.title, self.node, self.fabric, self.gpus_per_node, nodes)
         else:
             found = read_topology(self.graph)
             wanted = nodes * self.gpus_per_node
@@ -194,7 +195,7 @@ class Cluster:
                     f"{self.gpus_per_node} need {wanted}"
                 )
             found = found.only(wanted)
-        return changed(found, self.changes) if self.changes else found
+        return apply_changes(found, self.changes) if self.changes else found
 
     def cost(self, nodes: int = 1) -> AlphaBeta:
         """Return the cost model of communications on some nodes of this cluster.

@@ -9,13 +9,13 @@ import numpy as np
 
 from mpisim.base.text import aligned
 
-from .measure import bisection, rails, sample_paths
+from .bounds import bisection, rails, sample_paths
 from .topology import LinkKind, NodeKind, Topology
 
-__all__ = ["figures", "measured", "render"]
+__all__ = ["capacity_figures", "render_topology", "topology_figures"]
 
-INSIDE = (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
-NODES = {
+INSIDE_NODES = (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
+NODE_WORDS = {
     NodeKind.GPU: ("GPU", "GPUs"),
     NodeKind.NVSWITCH: ("NVSwitch domain", "NVSwitch domains"),
     NodeKind.PCIE: ("PCIe switch", "PCIe switches"),
@@ -23,7 +23,7 @@ NODES = {
     NodeKind.NIC: ("NIC", "NICs"),
     NodeKind.SWITCH: ("switch", "switches"),
 }
-LINKS = {
+LINK_WORDS = {
     LinkKind.NVLINK: "NVLink, xGMI",
     LinkKind.PCIE: "PCIe",
     LinkKind.HOST: "GPU to CPU",
@@ -33,7 +33,7 @@ LINKS = {
 }
 
 
-def figures(topology: Topology) -> dict[str, Any]:
+def topology_figures(topology: Topology) -> dict[str, Any]:
     """Return what there is: counts, and links by kind and bandwidth.
 
     Returns
@@ -71,7 +71,7 @@ def figures(topology: Topology) -> dict[str, Any]:
     }
 
 
-def measured(topology: Topology) -> dict[str, Any]:
+def capacity_figures(topology: Topology) -> dict[str, Any]:
     """Return what it can carry: sample paths, bisection and rails, in bytes/s and s."""
     return {
         "bisection": bisection(topology),
@@ -80,23 +80,25 @@ def measured(topology: Topology) -> dict[str, Any]:
     }
 
 
-def render(found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12) -> str:
-    """Write `figures`, and `measured` if given, for people."""
+def render_topology(
+    found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12
+) -> str:
+    """Write `topology_figures`, and `capacity_figures` if given, for people."""
     counts = found["nodes"] | ({"nic": found["nics"]} if found["nics"] else {})
     nodes = [
-        f"{count:,} {NODES[kind][count > 1]}"
+        f"{count:,} {NODE_WORDS[kind][count > 1]}"
         for kind in NodeKind
         if (count := counts.get(kind.name.lower()))
     ]
     lines = [found["title"], ", ".join(nodes), ""]
     for head, inside in (("inside nodes", True), ("between nodes", False)):
-        rows = [each for each in found["links"] if (_kind(each) in INSIDE) is inside]
+        rows = [each for each in found["links"] if (_kind(each) in INSIDE_NODES) is inside]
         if not rows:
             continue
         cells = [(f"links {head}", "number", "GB/s", "latency us")]
         cells += [
             (
-                f"  {LINKS[_kind(each)]}",
+                f"  {LINK_WORDS[_kind(each)]}",
                 f"{each['count']:,}",
                 f"{each['bandwidth'] / 1e9:,.1f}",
                 f"{each['latency'] * 1e6:.2f}",
@@ -109,7 +111,7 @@ def render(found: dict[str, Any], test: dict[str, Any] | None = None, top: int =
         lines.append("")
     lines.append(f"{found['n_links']:,} links; each has one direction, a cable is two of them")
     if test is not None:
-        lines += ["", *_tested(test)]
+        lines += ["", *_render_capacity(test)]
     return "\n".join(lines)
 
 
@@ -117,7 +119,7 @@ def _kind(row: dict[str, Any]) -> LinkKind:
     return LinkKind[row["kind"].upper()]
 
 
-def _tested(test: dict[str, Any]) -> list[str]:
+def _render_capacity(test: dict[str, Any]) -> list[str]:
     lines = [
         f"bisection: {test['bisection'] / 1e9:,.1f} GB/s from the first half of the GPUs to "
         "the second (largest flow)"

@@ -16,10 +16,10 @@ from .topology import LinkKind, NodeKind, Topology
 
 __all__ = ["draw", "positions"]
 
-MOST = 2000
+MAX_NODES = 2000
 """Nodes that a picture may have."""
 
-_ROW = {
+_ROW_OF_KIND = {
     NodeKind.SWITCH: 1,
     NodeKind.NIC: 2,
     NodeKind.CPU: 3,
@@ -43,7 +43,7 @@ _LINK_COLOUR = {
     LinkKind.NIC: "#5080d0",
     LinkKind.FABRIC: "#303060",
 }
-_X, _Y = 84, 90
+_DX, _DY = 84, 90
 
 
 def draw(topology: Topology, path: str | Path) -> None:
@@ -65,10 +65,10 @@ def draw(topology: Topology, path: str | Path) -> None:
     ending = Path(path).suffix.lower()
     if ending not in (".svg", ".png", ".pdf"):
         raise InputError(f"{path}: pictures end in .svg, .png or .pdf")
-    if topology.n_nodes > MOST:
+    if topology.n_nodes > MAX_NODES:
         raise InputError(
-            f"{topology.title}: {topology.n_nodes:,} nodes are too many to draw, at most {MOST:,}; "
-            "draw fewer nodes of the cluster (--nodes)"
+            f"{topology.title}: {topology.n_nodes:,} nodes are too many to draw, at most "
+            f"{MAX_NODES:,}; draw fewer nodes of the cluster (--nodes)"
         )
     if ending == ".svg":
         with staged(path, overwrite=True) as file:
@@ -81,7 +81,7 @@ def draw(topology: Topology, path: str | Path) -> None:
             f"{path}: {ending} needs matplotlib, which is not installed; install it or draw .svg"
         ) from error
     at = positions(topology)
-    figure = Figure(figsize=(max(4.0, at[:, 0].max() / _X), max(3.0, at[:, 1].max() / _Y)))
+    figure = Figure(figsize=(max(4.0, at[:, 0].max() / _DX), max(3.0, at[:, 1].max() / _DY)))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.invert_yaxis()
@@ -108,7 +108,7 @@ def positions(topology: Topology) -> NDArray[np.float64]:
     Rows by kind; the switches of a fabric in rows of their own, by their distance from ports. In a
     row nodes keep their order, and are spread evenly.
     """
-    row = np.array([_ROW[NodeKind(kind)] for kind in topology.node_kind.tolist()], float)
+    row = np.array([_ROW_OF_KIND[NodeKind(kind)] for kind in topology.node_kind.tolist()], float)
     switch = topology.node_kind == NodeKind.SWITCH
     level = np.where(switch, np.inf, 0.0)
     inner = switch[topology.target]
@@ -116,12 +116,12 @@ def positions(topology: Topology) -> NDArray[np.float64]:
         np.minimum.at(level, topology.target[inner], level[topology.source[inner]] + 1)
     level[np.isinf(level)] = 1
     row = np.where(switch, 2 - level, row)
-    width = int(np.unique(row, return_counts=True)[1].max(initial=1)) * _X
+    width = int(np.unique(row, return_counts=True)[1].max(initial=1)) * _DX
     at = np.empty((topology.n_nodes, 2))
     for y, value in enumerate(np.unique(row)):
         (members,) = np.nonzero(row == value)
         at[members, 0] = (np.arange(len(members)) + 0.5) * width / len(members)
-        at[members, 1] = (y + 0.5) * _Y
+        at[members, 1] = (y + 0.5) * _DY
     return at
 
 
@@ -138,7 +138,7 @@ def _strokes(topology: Topology) -> list[tuple[int, int, str, float]]:
 
 def _svg(topology: Topology) -> str:
     at = positions(topology)
-    width, height = int(at[:, 0].max() + _X), int(at[:, 1].max() + _Y)
+    width, height = int(at[:, 0].max() + _DX), int(at[:, 1].max() + _DY)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="10" text-anchor="middle">',
@@ -157,8 +157,8 @@ def _svg(topology: Topology) -> str:
         colour = _COLOUR[NodeKind(topology.node_kind[node])]
         short = name.rpartition(".")[2] if len(name) > 12 else name
         lines.append(
-            f'<g><title>{escape(name)}</title><rect x="{x - _X * 0.45:.1f}" y="{y - 11:.1f}" '
-            f'width="{_X * 0.9:.1f}" height="22" rx="5" fill="{colour}"/>'
+            f'<g><title>{escape(name)}</title><rect x="{x - _DX * 0.45:.1f}" y="{y - 11:.1f}" '
+            f'width="{_DX * 0.9:.1f}" height="22" rx="5" fill="{colour}"/>'
             f'<text x="{x:.1f}" y="{y + 4:.1f}" fill="white">{escape(short)}</text></g>'
         )
     return "\n".join([*lines, "</svg>", ""])

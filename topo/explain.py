@@ -13,7 +13,7 @@ from mpisim.base.quantity import PICOSECONDS
 from .bounds import Cut, cut_bound
 from .nccl import Choice
 from .nccl_network import NcclNetwork
-from .price import RATE_BITS
+from .network import RATE_BITS
 from .topology import LinkKind, Topology
 
 __all__ = ["Explanation", "explain"]

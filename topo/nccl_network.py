@@ -29,43 +29,43 @@ from mpisim.base.kinds import Operation
 from mpisim.base.quantity import PICOSECONDS, Quantity
 from mpisim.base.recent import Recent
 
-from .alone import (
+from .link_library import UNMEASURED, CollectiveLibrary, LinkLibrary
+from .nccl import Choice, Nccl, Shape
+from .nccl.bottleneck import LATENCY, bottleneck_of
+from .network import RATE_BITS, WEIGHT_ONE, Price, rate_of
+from .routes import ReroutedPaths
+from .topology import LinkKind, RouteFunction, Topology
+from .traffic.grid_order import BY_DIMENSION
+from .traffic.groups import Arrangement, arrangements, shapes_of
+from .traffic.link_limits import (
     IMPOSSIBLE,
     UNLIMITED,
-    Limits,
-    excess_latency,
+    LimitArrays,
+    LinkLimit,
+    Placement,
     highest_rates,
-    lowest,
-    usual,
-    whole_latency,
+    lowest_rate,
+    typical_bandwidth,
+    unlimiting_links,
 )
-from .carried import Carried
-from .dimensions import SERVED
-from .direct import UNMEASURED, Library, LinkLibrary
-from .narrowest import behind_ports
-from .nccl import Choice, Nccl, Shape
-from .nccl.limits import LATENCY, limit_of
-from .placement import Limit, Pattern, Placement
-from .price import RATE_BITS, WEIGHT_ONE, Price, rate_of
-from .routes import Rerouted
-from .shapes import Alike, alike, shapes_of
-from .topology import LinkKind, Paths, Topology
-from .transfers import CHAINS
+from .traffic.patterns import Pattern, PatternTraffic
+from .traffic.route_latency import excess_latency, link_latency
+from .traffic.transfers import CHAIN_OPERATIONS
 
 if TYPE_CHECKING:
-    from .collectives.calibration import Regime
+    from .nccl.shape import Regime
 
-__all__ = ["Limit", "NcclNetwork", "Pattern", "Placement"]
+__all__ = ["LinkLimit", "NcclNetwork", "Pattern", "Placement"]
 
 Ints = NDArray[np.int64]
 
-_SIZES = tuple(1 << bits for bits in range(10, 37, 2))
+_PROBED_SIZES = tuple(1 << bits for bits in range(10, 37, 2))
 """Sizes at which the highest rate of an algorithm is sought."""
 
-_MOST_KNOWN = 1 << 26
+MAX_CACHE_BYTES = 1 << 26
 """Bytes of answers about groups that are remembered, of each kind."""
 
-_DECADES = 13
+N_DECADES = 13
 """Of sizes in bytes, each with an error bar of its own; the last holds all larger ones."""
 
 
@@ -108,31 +108,31 @@ class NcclNetwork:
         dimensions: bool = False,
         by_fabric: bool = False,
     ) -> None:
-        self.library: Library = library
+        self.library: CollectiveLibrary = library
         self.nccl = library if isinstance(library, Nccl) else None
         self._links = library if isinstance(library, LinkLibrary) else None
         self.notes = () if self._links is None else (UNMEASURED,)
         self._dimensions = dimensions
         # Where links were cut others carry for them, which no measurement saw.
-        cut = isinstance(topology.paths, Rerouted)
+        cut = isinstance(topology.paths, ReroutedPaths)
         self._measured = measured and self._links is None and not cut
         self.topology = topology
         self.numbers = {
-            _number(where, decade): numbers(10.0**decade, regime)
+            _quantity_name(where, decade): numbers(10.0**decade, regime)
             for where, regime in _REGIMES.items()
-            for decade in range(_DECADES)
+            for decade in range(N_DECADES)
             if numbers is not None
         }
-        self._carried = Carried(
+        self._carried = PatternTraffic(
             topology, library.system.gpus_per_node, meshed, by_fabric, self._links is None
         )
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # One program is often run several times, and asked about several times a run; programs
         # that are compared have many groups in common.
-        self._placed: Recent[tuple[Ints, list[Placement]]] = Recent(_MOST_KNOWN, _size)
-        self._loaded: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
-        self._arranged: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
-        self._limited: Recent[Limits] = Recent(_MOST_KNOWN, _size)
+        self._placed: Recent[tuple[Ints, list[Placement]]] = Recent(MAX_CACHE_BYTES, _nbytes)
+        self._loaded: Recent[tuple[Ints, Ints, Ints]] = Recent(MAX_CACHE_BYTES, _nbytes)
+        self._arranged: Recent[tuple[Ints, Ints, Ints]] = Recent(MAX_CACHE_BYTES, _nbytes)
+        self._limited: Recent[LimitArrays] = Recent(MAX_CACHE_BYTES, _nbytes)
 
     # --- prices ---------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class NcclNetwork:
 
     def _pattern(self, operation: Operation, choice: Choice) -> Pattern:
         """Return by which pattern a choice is carried out."""
-        named = self._dimensions and choice.algorithm == "ring" and operation in SERVED
+        named = self._dimensions and choice.algorithm == "ring" and operation in BY_DIMENSION
         return Pattern(operation, "dimensions" if named else choice.algorithm)
 
     def limited(self, price: Price, group: Placement, factor: float = 1.0) -> Price:
@@ -204,8 +204,8 @@ class NcclNetwork:
         """Return the whole of it as the share of the factor for sizes of its decade."""
         if not self.numbers or not self.price(operation, bytes, group).duration:
             return {}
-        decade = min(len(str(max(bytes, 1))) - 1, _DECADES - 1)
-        return {_number("node" if group.nodes == 1 else "network", decade): 1.0}
+        decade = min(len(str(max(bytes, 1))) - 1, N_DECADES - 1)
+        return {_quantity_name("node" if group.nodes == 1 else "network", decade): 1.0}
 
     def choices(
         self, operation: Operation, bytes: int, group: Placement
@@ -243,7 +243,7 @@ class NcclNetwork:
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
         """Return what bounds the time of a communication that has the network to itself.
 
-        One of `mpisim.topo.nccl.limits.LIMITS`, or the kind and the name of a link.
+        One of `mpisim.topo.nccl.bottleneck.LIMITS`, or the kind and the name of a link.
         """
         return self.limit_named(
             operation,
@@ -263,20 +263,20 @@ class NcclNetwork:
         flowing = price.duration - price.latency
         if limit is not None and price.rate < nccl.rate and 2 * flowing > price.duration:
             kind = LinkKind(self.topology.kind[limit.link])
-            words = _LINKS if self.nccl is not None else _PORTS
+            words = _LINK_WORDS if self.nccl is not None else _PORT_WORDS
             return f"{words[kind]} {self.link_name(limit.link)}"
         if limit is not None and 2 * limit.latency > price.duration:
             return "latency of links"
         if self.nccl is None:
             return LATENCY
-        return limit_of(self.nccl, operation, bytes, group.shape)
+        return bottleneck_of(self.nccl, operation, bytes, group.shape)
 
     # --- links ----------------------------------------------------------------------------------
 
     @cached_property
     def capacity(self) -> Ints:
         """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
-        return _rates(self.topology.bandwidth)
+        return integer_rates(self.topology.bandwidth)
 
     def link_name(self, link: int) -> str:
         """Return the name of a link."""
@@ -296,7 +296,7 @@ class NcclNetwork:
     ) -> tuple[Ints, Ints, Ints]:
         found = [
             self._loads(each, pattern)
-            for each in alike(index, members, self.library.system.gpus_per_node)
+            for each in arrangements(index, members, self.library.system.gpus_per_node)
         ]
         group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
         order = np.argsort(group, kind="stable")  # of one group links are ascending already
@@ -305,7 +305,7 @@ class NcclNetwork:
         counts = np.bincount(group, minlength=len(index) - 1)
         return np.concatenate([[0], np.cumsum(counts)]), links[order], weights[order]
 
-    def _loads(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
+    def _loads(self, groups: Arrangement, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
         """Return (group, link, weight) of groups of one arrangement, by group and link."""
         group, link, weight = self._arranged.answer(
             (pattern, _fingerprint(groups.members, groups.base)),
@@ -316,19 +316,24 @@ class NcclNetwork:
     @cached_property
     def _wide(self) -> NDArray[np.bool_]:
         """Links that hold nobody back."""
-        return behind_ports(self.topology, self.library.system.gpus_per_node)
+        return unlimiting_links(self.topology, self.library.system.gpus_per_node)
 
     @cached_property
-    def _paths(self) -> Paths:
+    def _paths(self) -> RouteFunction:
         return self.topology.among(~self._wide)
 
     @cached_property
     def _usual(self) -> Ints:
         """What is usual of each link of nodes and cards, or what it carries if that is more."""
-        return np.maximum(_rates(usual(self.topology)), self.capacity)
+        return np.maximum(integer_rates(typical_bandwidth(self.topology)), self.capacity)
 
     def _weights(
-        self, members: Ints, base: Ints, pattern: Pattern, seen: NDArray[np.bool_], paths: Paths
+        self,
+        members: Ints,
+        base: Ints,
+        pattern: Pattern,
+        seen: NDArray[np.bool_],
+        paths: RouteFunction,
     ) -> tuple[Ints, Ints, Ints]:
         """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
         group, link, weight = self._carried.weights(pattern, members, base, seen, paths)
@@ -339,7 +344,9 @@ class NcclNetwork:
         whole, rest = np.divmod(self._usual[link], highest)
         most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
         exact = self.topology.kind[link] == LinkKind.FABRIC
-        if pattern.algorithm == "send" or pattern.operation in CHAINS:  # no rows of these there
+        if (
+            pattern.algorithm == "send" or pattern.operation in CHAIN_OPERATIONS
+        ):  # no rows of these there
             exact |= self._shared_hosts[link]
         weight = np.where(exact, weight, np.maximum(np.minimum(weight, most), 1))
         return group, link, weight
@@ -350,7 +357,7 @@ class NcclNetwork:
         if key not in self._highest:
             self._highest[key] = max(
                 rate_of(choice.bandwidth)
-                for size in _SIZES
+                for size in _PROBED_SIZES
                 for choice in self.library.candidates(pattern.operation, size, shape)
                 if self._pattern(pattern.operation, choice) == pattern
             )
@@ -375,16 +382,16 @@ class NcclNetwork:
         return np.where(fabric, ~self._wide, inside)
 
     @cached_property
-    def _narrow_paths(self) -> Paths:
+    def _narrow_paths(self) -> RouteFunction:
         return self.topology.among(self._narrow)
 
     @cached_property
     def _excess(self) -> Ints:
-        found = excess_latency if self._links is None else whole_latency
+        found = excess_latency if self._links is None else link_latency
         return found(self.topology)
 
     @cached_property
-    def _late_paths(self) -> Paths:
+    def _late_paths(self) -> RouteFunction:
         return self.topology.among(self._excess != 0)
 
     def _placements(
@@ -397,7 +404,7 @@ class NcclNetwork:
             return label, [Placement(shape) for shape in shapes]
         known: dict[Placement, int] = {}
         found = np.empty(len(index) - 1, np.int64)
-        for each in alike(index, members, system.gpus_per_node):
+        for each in arrangements(index, members, system.gpus_per_node):
             shape = shapes[label[each.groups[0]]]
             for bits in np.unique(operations[each.groups]).tolist():
                 same = operations[each.groups] == bits
@@ -430,7 +437,7 @@ class NcclNetwork:
             operations |= 1 << Operation.ALL_REDUCE
         found: dict[Pattern, None] = {}
         for operation in Operation:
-            if operation in _WITHOUT_LINKS or not operations >> operation & 1:
+            if operation in _OPERATIONS_WITHOUT_LINKS or not operations >> operation & 1:
                 continue
             for choice in self.library.candidates(operation, 1 << 20, shape):
                 found[self._pattern(operation, choice)] = None
@@ -449,14 +456,14 @@ class NcclNetwork:
         distinct, which = np.unique(first, return_inverse=True)
         return distinct, which.reshape(-1)
 
-    def _limits(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
+    def _limits(self, members: Ints, base: Ints, pattern: Pattern) -> LimitArrays:
         """Return what the links allow groups of one arrangement."""
         return self._limited.answer(
             (pattern, _fingerprint(members, base)),
             lambda: self._limits_of(members, base, pattern),
         )
 
-    def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
+    def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> LimitArrays:
         n = len(base)
         node_rate, fabric_rate, link = np.full(n, UNLIMITED), np.full(n, UNLIMITED), np.full(n, -1)
         if self._narrow.any():
@@ -465,17 +472,17 @@ class NcclNetwork:
             )
             rate = highest_rates(self.capacity[at], weight)
             fabric = self.topology.kind[at] == LinkKind.FABRIC
-            node_rate, slow = lowest(group[~fabric], at[~fabric], rate[~fabric], n)
-            fabric_rate, thin = lowest(group[fabric], at[fabric], rate[fabric], n)
+            node_rate, slow = lowest_rate(group[~fabric], at[~fabric], rate[~fabric], n)
+            fabric_rate, thin = lowest_rate(group[fabric], at[fabric], rate[fabric], n)
             link = np.where(node_rate < fabric_rate, slow, thin)
         latency = np.zeros(n, np.int64)
         if self._excess.any():
             latency = self._carried.latency(pattern, members, base, self._late_paths, self._excess)
         fabric_rate[self._carried.impossible(pattern, members, base)] = IMPOSSIBLE
-        return Limits(node_rate, fabric_rate, link, latency)
+        return LimitArrays(node_rate, fabric_rate, link, latency)
 
 
-_LINKS = {
+_LINK_WORDS = {
     LinkKind.NVLINK: "slow NVLink",
     LinkKind.PCIE: "slow PCIe link",
     LinkKind.HOST: "slow link to the CPU",
@@ -485,21 +492,23 @@ _LINKS = {
 }
 """What is said of links that limit."""
 
-_PORTS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
+_PORT_WORDS = dict.fromkeys(LinkKind, "link") | {LinkKind.NIC: "GPU port"}
 """The same without cards and usual bandwidths."""
 
 _REGIMES: dict[str, Regime] = {"node": "inside", "network": "across"}
 
-_WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
+_OPERATIONS_WITHOUT_LINKS = (Operation.NONE, Operation.BARRIER, Operation.UNKNOWN)
 
 
-def _limits_at(patterns: list[Pattern], limits: list[Limits], row: int) -> tuple[Limit, ...]:
+def _limits_at(
+    patterns: list[Pattern], limits: list[LimitArrays], row: int
+) -> tuple[LinkLimit, ...]:
     """Return what limits one group, by pattern, where anything does."""
     found = []
     for pattern, limit in zip(patterns, limits, strict=True):
         node, fabric, link, latency = (int(column[row]) for column in limit)
         if fabric != IMPOSSIBLE and (latency or min(node, fabric) < UNLIMITED):
-            found.append(Limit(pattern, node, fabric, latency, link))
+            found.append(LinkLimit(pattern, node, fabric, latency, link))
     return tuple(found)
 
 
@@ -512,16 +521,16 @@ def _fingerprint(*arrays: NDArray[Any]) -> bytes:
     return found.digest()
 
 
-def _size(answer: tuple[Any, ...]) -> int:
+def _nbytes(answer: tuple[Any, ...]) -> int:
     """Return the bytes of the arrays of an answer, and a little for what is around them."""
     return 1024 + sum(part.nbytes for part in answer if isinstance(part, np.ndarray))
 
 
-def _number(where: str, decade: int) -> str:
+def _quantity_name(where: str, decade: int) -> str:
     return f"{where}_collectives_1e{decade}"
 
 
-def _rates(bandwidth: NDArray[np.float64]) -> Ints:
+def integer_rates(bandwidth: NDArray[np.float64]) -> Ints:
     """Return bandwidths, bytes per second, as integer rates, at least 1."""
     rates = np.rint(bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
     return np.maximum(rates, 1).astype(np.int64)

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 
-from .topology import Paths
+from .topology import RouteFunction
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["Fastest", "Rerouted"]
+__all__ = ["ReroutedPaths", "ShortestTimeRoutes"]
 
-MESSAGE = 2.0**20
+ROUTING_MESSAGE = 2.0**20
 """Bytes of the message: fast links win over few hops, as they do for NCCL, but not at any price."""
 
-_CHUNK = 64
+SOURCES_PER_BATCH = 64
 """Senders at a time: their distances to all nodes are held in memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class Fastest:
-    """Routes of the least sum of latency and `MESSAGE` over bandwidth, by Dijkstra's algorithm.
+class ShortestTimeRoutes:
+    """Shortest-time routes by Dijkstra's algorithm: latency plus `ROUTING_MESSAGE` over bandwidth.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Fastest:
         """The time of the best link between each pair of nodes; keys of pairs, and their links."""
         from scipy.sparse import csr_array
 
-        time = self.latency + MESSAGE / self.bandwidth
+        time = self.latency + ROUTING_MESSAGE / self.bandwidth
         order = np.lexsort((np.arange(len(time)), time, self.target, self.source))
         source, target = self.source[order], self.target[order]
         first = np.ones(len(order), bool)
@@ -67,10 +67,10 @@ class Fastest:
         n = len(self.names)
         columns: list[NDArray[np.int64]] = []
         senders, which = np.unique(self.gpu[a], return_inverse=True)
-        for low in range(0, len(senders), _CHUNK):
-            chunk = senders[low : low + _CHUNK]
+        for low in range(0, len(senders), SOURCES_PER_BATCH):
+            chunk = senders[low : low + SOURCES_PER_BATCH]
             _, before = dijkstra(matrix, indices=chunk, return_predecessors=True)
-            (pairs,) = np.nonzero((which >= low) & (which < low + _CHUNK))
+            (pairs,) = np.nonzero((which >= low) & (which < low + SOURCES_PER_BATCH))
             row, node = which[pairs] - low, self.gpu[b[pairs]]
             hop = 0
             while True:  # from the receivers back, all pairs at once
@@ -93,7 +93,7 @@ class Fastest:
 
 
 @dataclass(frozen=True, eq=False)
-class Rerouted:
+class ReroutedPaths:
     """Routes as they were, but around links that have been cut.
 
     Attributes
@@ -102,13 +102,13 @@ class Rerouted:
         The routes without cuts, in old numbers of links.
     number : int64
         The new number of each old link, -1 if it was cut.
-    around : Fastest
+    around : ShortestTimeRoutes
         The routes of pairs that had a cut link on their way, in new numbers.
     """
 
-    before: Paths
+    before: RouteFunction
     number: NDArray[np.int64]
-    around: Fastest
+    around: ShortestTimeRoutes
 
     def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         old = self.before(a, b)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
 
-from .amounts import bandwidth
+from .units import parse_bandwidth
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["SPEEDS", "limit_of_nics", "with_speeds"]
+__all__ = ["SPEEDS", "nic_bottleneck", "with_speeds"]
 
 SPEEDS = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
 """Keys of a cluster's ``[node]`` that may be given besides its file."""
 
-SOURCE = "set in the experiment"
+SOURCE_OF_OVERRIDES = "set in the experiment"
 
-NEEDS = {
+WHY_WITHOUT = {
     "nic_bandwidth": "its nodes have no NICs",
     "nics": "its nodes have no NICs",
     "link_bandwidth": "its GPUs have no NVLink or xGMI",
@@ -81,14 +81,16 @@ def with_speeds(
         assert cluster.node is not None  # only a graph does without
         old = getattr(cluster.node, key)
         if not old:  # None, or no NICs
-            raise InputError(f"{label(key)}: {cluster.title} has no use for it: {NEEDS[key]}")
+            raise InputError(f"{label(key)}: {cluster.title} has no use for it: {WHY_WITHOUT[key]}")
         if key == "nics":
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{label(key)} is {value!r}; it must be a number, 1 or more")
             changes[key] = value
             said.append(f"{value} NICs a node")
         else:
-            changes[key] = Quantity(_bandwidth(value, label(key)), "B/s", old.error, SOURCE)
+            changes[key] = Quantity(
+                _bandwidth(value, label(key)), "B/s", old.error, SOURCE_OF_OVERRIDES
+            )
             said.append(f"{key} {value}")
     if not changes:
         return cluster
@@ -105,32 +107,32 @@ def _bandwidth(text: object, where: str) -> float:
     """Return bytes per second; without a unit it could be bits or bytes."""
     if not isinstance(text, str) or text.strip()[-1:] in "0123456789.":
         raise InputError(f'{where} is {text!r}; it must have a unit, as "800 Gb/s" or "63 GB/s"')
-    return bandwidth(text, where)
+    return parse_bandwidth(text, where)
 
 
-def limit_of_nics(cluster: Cluster) -> str | None:
+def nic_bottleneck(cluster: Cluster) -> str | None:
     """From a cluster to what holds its network cards back, in a line; None if nothing does.
 
-    NCCL's model says: `mpisim.topo.nccl.graph.links`.
+    NCCL's model says: `mpisim.topo.nccl.channels.links`.
     """
-    from .nccl.graph import links
+    from .nccl.channels import link_bandwidths
+    from .nccl.constants import nccl_constants
     from .nccl.settings import Settings
     from .nccl.shape import Shape
-    from .nccl.system import System
-    from .nccl.tables import tables
+    from .nccl_system import cluster_system
 
     try:
-        system = System.of(cluster)
+        system = cluster_system(cluster)
     except InputError:  # GPUs without cards
         return None
     if not system.nics:
         return None
     shape = Shape.regular(2, system.gpus_per_node, system)
-    constants = tables(system.arch, system.version)
+    constants = nccl_constants(system.arch, system.version)
 
     def across(pcie: float, socket: float) -> float:
         found = replace(system, pcie_bandwidth=pcie, socket_bandwidth=socket)
-        return links(found, Settings(), shape, constants).across
+        return link_bandwidths(found, Settings(), shape, constants).across
 
     endless = float("inf")
     whole = across(endless, endless)

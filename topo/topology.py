@@ -1,4 +1,11 @@
-"""A topology: what is connected to what, frozen to arrays, and the way between two GPUs."""
+"""A topology: nodes, directed links and routes as arrays.
+
+`Topology` is what builders (a cluster's tables, a graph file) make and all else reads. Links are
+numbered; a cable is two of them. A route is a sequence of link numbers, found for many pairs of
+GPUs at once by a `RouteFunction`; two optional protocols let a route function leave out links
+(`FilterableRoutes`) and answer questions about all pairs of many GPUs in closed form
+(`AllPairsRoutes`).
+"""
 
 from __future__ import annotations
 
@@ -17,32 +24,33 @@ if TYPE_CHECKING:
     import networkx
 
 __all__ = [
-    "Crowded",
+    "AllPairsRoutes",
     "Grid",
     "LinkKind",
     "NodeKind",
-    "Paths",
+    "RouteFunction",
     "Topology",
-    "compact",
-    "crowded",
+    "all_pairs_routes",
+    "check_connected",
+    "to_csr",
 ]
 
-Paths = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+RouteFunction = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 """From GPUs a and b, shape (m,), to the links between them in order, shape (m, h), padded anywhere
 with -1."""
 
 
 @runtime_checkable
-class Selective(Protocol):
+class FilterableRoutes(Protocol):
     """Paths that can leave out links."""
 
-    def among(self, seen: NDArray[np.bool_]) -> Paths:
+    def among(self, seen: NDArray[np.bool_]) -> RouteFunction:
         """Return the same paths, without some of the links that are not to be seen."""
         ...
 
 
 @runtime_checkable
-class Crowded(Protocol):
+class AllPairsRoutes(Protocol):
     """Paths that know what the ways between all pairs of many GPUs have in common."""
 
     def crossings(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -82,9 +90,9 @@ class LinkKind(IntEnum):
     FABRIC = 5
 
 
-def crowded(paths: object) -> Crowded | None:
-    """Return paths if they are `Crowded`."""
-    return paths if isinstance(paths, Crowded) else None
+def all_pairs_routes(paths: object) -> AllPairsRoutes | None:
+    """Return paths if they are `AllPairsRoutes`."""
+    return paths if isinstance(paths, AllPairsRoutes) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +174,7 @@ class Topology:
     latency: NDArray[np.float64]
     kind: NDArray[np.uint8]
     share: NDArray[np.float64]
-    paths: Paths
+    paths: RouteFunction
     feed: NDArray[np.float64]
     cards: int = 0
     period: int = 0
@@ -228,15 +236,15 @@ class Topology:
                 raise InputError(
                     f"{self.title}: there is no GPU {each[wrong][0]}; it has {self.n_gpus}"
                 )
-        return compact(self.paths(senders, receivers))
+        return to_csr(self.paths(senders, receivers))
 
     def route(self, a: int, b: int) -> NDArray[np.int64]:
         """Return the links from GPU a to GPU b, in order."""
         return self.routes([a], [b])[1]
 
-    def among(self, seen: NDArray[np.bool_]) -> Paths:
+    def among(self, seen: NDArray[np.bool_]) -> RouteFunction:
         """Return the paths for one who looks only at some links: others may be left out."""
-        return self.paths.among(seen) if isinstance(self.paths, Selective) else self.paths
+        return self.paths.among(seen) if isinstance(self.paths, FilterableRoutes) else self.paths
 
     def only(self, gpus: int) -> Topology:
         """Return the same with the first GPUs alone; all links and switches stay."""
@@ -274,9 +282,42 @@ class Topology:
         return found
 
 
-def compact(padded: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def to_csr(padded: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Turn rows padded with -1, shape (m, h), into index (m + 1,) and entries."""
     used = padded >= 0
     index = np.zeros(len(padded) + 1, np.int64)
     np.cumsum(used.sum(axis=1), out=index[1:])
     return index, padded[used]
+
+
+def check_connected(topology: Topology) -> None:
+    """Check that every GPU can reach every other.
+
+    Raises
+    ------
+    InputError
+        Naming two that cannot.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = topology.n_nodes
+    matrix = csr_array(
+        (np.ones(topology.n_links), (topology.source, topology.target)), shape=(n, n)
+    )
+    _, label = connected_components(matrix, connection="strong")
+    of_gpus = label[topology.gpu]
+    apart = np.flatnonzero(of_gpus != of_gpus[0]) if len(of_gpus) else of_gpus
+    if not len(apart):
+        return
+    from scipy.sparse.csgraph import breadth_first_order
+
+    first, other = 0, int(apart[0])
+    reached = breadth_first_order(matrix, int(topology.gpu[first]), return_predecessors=False)
+    if topology.gpu[other] in reached:  # one direction is missing
+        first, other = other, first
+    names = [topology.names[topology.gpu[each]] for each in (first, other)]
+    raise InputError(
+        f"{topology.title}: GPU {first} ({names[0]}) cannot reach GPU {other} ({names[1]}): no "
+        "path of links leads there"
+    )

@@ -12,7 +12,7 @@ from .measured_collectives import add_reading, read_rows, sorted_rows
 
 if TYPE_CHECKING:
     from ..topo.collectives.batches import Batch
-    from ..topo.collectives.calibration import Table
+    from ..topo.collectives.calibration import OwnerCalibration
 
 __all__ = ["add_kind"]
 
@@ -54,10 +54,9 @@ def add_kind(kinds: Any) -> None:
 
 def _fit(args: argparse.Namespace) -> str:
     """Fit, print a line a table as it is done, and return the calibration."""
-    from ..topo.collectives.batches import select
-    from ..topo.collectives.calibration import Calibration
-    from ..topo.collectives.halves import TRAIN
-    from ..topo.collectives.own import one_platform
+    from ..topo.collectives.batches import TRAIN, select
+    from ..topo.collectives.calibrate import one_platform
+    from ..topo.collectives.calibration import CollectiveCalibration
 
     rows, skipped = read_rows(args)
     known, left = sorted_rows(rows, args, args.platform)
@@ -76,7 +75,7 @@ def _fit(args: argparse.Namespace) -> str:
             + ("; --cluster says which machine it is" if "is unknown" in reasons else "")
         )
     print(f"{'table':24s} {'curves':>6s} {'rows':>6s} {'median':>7s} {'p90':>7s}")
-    tables: dict[str, Table] = {}
+    tables: dict[str, OwnerCalibration] = {}
     if single is not None or args.platform is not None or args.cluster is not None:
         name = measured[0].platform.name
         tables[name] = _own(name, measured, split)
@@ -84,14 +83,14 @@ def _fit(args: argparse.Namespace) -> str:
         tables = _all(measured, split)
     print_skipped(skipped.items())
     print("median, p90: errors of platforms or set-ups left out in turn, or of the wider table")
-    return Calibration(tables, args.output).text()
+    return CollectiveCalibration(tables, args.output).text()
 
 
-def _all(measured: list[Batch], split: str) -> dict[str, Table]:
+def _all(measured: list[Batch], split: str) -> dict[str, OwnerCalibration]:
     """Fit all platforms, their families and architectures, and all machines."""
     from ..topo.collectives.calibrate import calibrate
 
-    tables: dict[str, Table] = {}
+    tables: dict[str, OwnerCalibration] = {}
     for owner, table in calibrate(measured, split):
         tables[owner] = table
         print(_line(owner, table))
@@ -99,15 +98,15 @@ def _all(measured: list[Batch], split: str) -> dict[str, Table]:
     return tables
 
 
-def _own(name: str, measured: list[Batch], split: str) -> Table:
+def _own(name: str, measured: list[Batch], split: str) -> OwnerCalibration:
     """Fit one platform, and say what is left to the calibration that comes along."""
-    from ..topo.collectives.calibration import REGIMES, Calibration
-    from ..topo.collectives.overlay import served
-    from ..topo.collectives.own import calibrate_own
+    from ..topo.collectives.calibrate import calibrate_platform
+    from ..topo.collectives.calibration import CollectiveCalibration, calibration_of
+    from ..topo.nccl.shape import REGIMES
 
-    table = calibrate_own(name, measured, split)
+    table = calibrate_platform(name, measured, split)
     print(_line(name, table))
-    found = served(Calibration({name: table}, ""), (name, *table.behind))
+    found = calibration_of(CollectiveCalibration({name: table}, ""), (name, *table.behind))
     for regime in REGIMES:
         where = f"{regime} nodes" if regime == "across" else "inside a node"
         if table.covers(regime):
@@ -118,6 +117,6 @@ def _own(name: str, measured: list[Batch], split: str) -> Table:
     return table
 
 
-def _line(owner: str, table: Table) -> str:
+def _line(owner: str, table: OwnerCalibration) -> str:
     numbers = ", ".join(f"{name} {value:.3g}" for name, value in table.numbers.items())
     return f"{owner:24s} {table.curves:6d} {table.rows:6,d} {rows_line(table.errors)}  {numbers}"

@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     check_json(args)
     from ..experiment import NetworkChoice
     from ..topo import find_cluster
-    from ..topo.bus import bus_factor
+    from ..topo.network import bus_factor
 
     operation = _operation(args.operation)
     sizes = _sizes(args.size)
@@ -224,7 +224,7 @@ def _why(
 ) -> Iterator[str]:
     """Yield the price of a size in parts, and what else was possible."""
     from ..topo.explain import explain
-    from ..topo.nccl.limits import PROTOCOL
+    from ..topo.nccl.bottleneck import PROTOCOL
 
     found = explain(network, operation, size, members)
     us, choice = 1e6, found.choice
@@ -254,9 +254,9 @@ def _why(
 
 def _operation(name: str) -> Operation:
     from ..topo.nccl.model import COLLECTIVES
-    from ..topo.nccl.point_to_point import OPERATIONS
+    from ..topo.nccl.point_to_point import SEND_OPERATIONS
 
-    known = {each.name.lower(): each for each in sorted(COLLECTIVES | OPERATIONS)}
+    known = {each.name.lower(): each for each in sorted(COLLECTIVES | SEND_OPERATIONS)}
     key = name.casefold().replace("-", "_")
     key = ALIASES.get(key, key)
     if key not in known:

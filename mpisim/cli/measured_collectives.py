@@ -44,15 +44,15 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 def read_rows(args: argparse.Namespace) -> tuple[list[Measurement], Counter[str]]:
     """Return the measurements of the files, and the rows left out by reason."""
     from ..topo import find_cluster
-    from ..topo.collectives.measured import read
-    from ..topo.collectives.run import Said
+    from ..topo.collectives.read import read
+    from ..topo.collectives.runs import RunOverrides
 
     for name in ("gpus", "nodes"):
         number = getattr(args, name)
         if number is not None and number < 1:
             raise UsageError(f"--{name} is {number}; it must be 1 or more")
     gpu = None if args.cluster is None else find_cluster(args.cluster).gpu
-    said = Said(args.operation, args.gpus, args.nodes, gpu, args.network)
+    said = RunOverrides(args.operation, args.gpus, args.nodes, gpu, args.network)
     return read(args.paths, said)
 
 
@@ -70,9 +70,9 @@ def sorted_rows(
     """
     from ..topo import find_cluster
     from ..topo.collectives.batches import batches
-    from ..topo.collectives.own import name_of, placed
+    from ..topo.collectives.platforms import platform_name, single_platform
 
     if args.cluster is None and platform is None:
         return batches(rows)
     cluster = None if args.cluster is None else find_cluster(args.cluster)
-    return batches(rows, placed(platform or name_of(args.cluster), cluster))
+    return batches(rows, single_platform(platform or platform_name(args.cluster), cluster))

@@ -44,7 +44,7 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
         If the cluster has no use for one, or it cannot be.
     """
     from ..base.errors import InputError, UsageError
-    from ..topo.speeds import limit_of_nics, with_speeds
+    from ..topo.speeds import nic_bottleneck, with_speeds
 
     given = given_speeds(args)
     if not given:
@@ -53,7 +53,7 @@ def with_speed_options(cluster: Cluster, args: argparse.Namespace) -> Cluster:
         found = with_speeds(cluster, given, _option)
     except InputError as error:
         raise UsageError(str(error)) from error
-    limit = limit_of_nics(found)
+    limit = nic_bottleneck(found)
     if limit is not None:
         print(f"mpisim: note: {limit}", file=sys.stderr)
     return found

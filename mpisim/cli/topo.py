@@ -75,13 +75,13 @@ def show(args: argparse.Namespace) -> int:
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it must be 1 or more")
     from ..base.files import check_output
-    from ..topo.describe import figures, measured, render
+    from ..topo.describe import capacity_figures, render_topology, topology_figures
 
     if args.draw is not None:
         check_output(args.draw, overwrite=True)
     topology = _topology(args)
-    found = figures(topology)
-    test = measured(topology) if args.test else None
+    found = topology_figures(topology)
+    test = capacity_figures(topology) if args.test else None
     if args.draw is not None:
         from ..topo.draw import draw
 
@@ -90,14 +90,14 @@ def show(args: argparse.Namespace) -> int:
         from ..base.files import write_json
 
         write_json(args.json, found if test is None else found | {"test": test})
-    print(render(found, test))
+    print(render_topology(found, test))
     return 0
 
 
 def _topology(args: argparse.Namespace) -> Topology:
     from ..topo import find_cluster, read_topology
-    from ..topo.changes import changed
-    from ..topo.files import is_graph
+    from ..topo.changes import apply_changes
+    from ..topo.topology_files import is_topology_file
 
     changes = {}
     for change in args.changes:
@@ -105,7 +105,7 @@ def _topology(args: argparse.Namespace) -> Topology:
         if not equals:
             raise UsageError(f"--set {change!r}: it must be LINK=VALUE, such as links.NAME=cut")
         changes[name.strip()] = value.strip()
-    if is_graph(args.file):
+    if is_topology_file(args.file):
         if args.nodes is not None:
             raise UsageError(f"--nodes {args.nodes}: {args.file} lists its nodes itself")
         for key in given_speeds(args):
@@ -114,4 +114,4 @@ def _topology(args: argparse.Namespace) -> Topology:
     else:
         cluster = with_speed_options(find_cluster(args.file), args)
         topology = cluster.topology(args.nodes or 1)
-    return changed(topology, changes) if changes else topology
+    return apply_changes(topology, changes) if changes else topology

@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
     check_outputs(args)
     check_json(args)
-    from ..topo.collectives.batches import select
-    from ..topo.collectives.calibration import Calibration, ours
-    from ..topo.collectives.halves import TRAIN
+    from ..topo.collectives.batches import TRAIN, select
+    from ..topo.collectives.calibration import CollectiveCalibration, packaged_calibration
     from ..topo.collectives.models import predictor
     from ..validate.collectives import as_cases, compare, tabulate
 
-    calibration = Calibration.read(args.calibration) if args.calibration else ours()
+    calibration = (
+        CollectiveCalibration.read(args.calibration) if args.calibration else packaged_calibration()
+    )
     rows, skipped = read_rows(args)
     known, left = sorted_rows(rows, args)
     skipped += left

@@ -17,7 +17,7 @@ from ..kernels.analytical import Machine
 from ..kernels.analytical.family import MODULES
 from ..kernels.slowdown.constants import class_of_family
 from ..program import Operation
-from ..topo.bus import bus_factor
+from ..topo.network import bus_factor
 
 __all__ = ["ALGORITHMS", "COLLECTIVES", "PROTOCOLS", "Pairs", "read_pairs"]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..kernels.slowdown import Constants
 from ..program import UNPRICED, Operation, Program, Table
 from ..topo import Network
-from ..topo.bus import bus_factor
-from ..topo.nccl.point_to_point import OPERATIONS as SENDS
+from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
+from ..topo.network import bus_factor
 from .timeline import alike
 
 if TYPE_CHECKING:

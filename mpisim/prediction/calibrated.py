@@ -13,9 +13,9 @@ from ..base.quantity import Quantity
 from ..kernels import Estimate, Gpu, KernelModel
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..program import Operation
-from ..topo.price import Price
-from ..topo.shapes import shapes_of
+from ..topo.network import Price
 from ..topo.topology import LinkKind
+from ..topo.traffic.groups import shapes_of
 from .step_constants import Known
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from ..topo import Cluster, Network
 
 if TYPE_CHECKING:
     from ..topo import Topology
-    from ..topo.collectives.calibration import Regime
     from ..topo.nccl import Nccl
+    from ..topo.nccl.shape import Regime
 
 
 class Factor(Protocol):
@@ -86,13 +86,13 @@ def _remember(asked: Asked, network: Network) -> None:
 def _nccl_network(
     cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None
 ) -> Network:
-    from ..topo.changes import changed
-    from ..topo.direct import check_fabric
+    from ..topo.changes import apply_changes
+    from ..topo.link_library import check_fabric
     from ..topo.nccl_network import NcclNetwork
 
     topology = cluster.topology(nodes)
     if choice.changes:
-        topology = changed(topology, choice.changes)
+        topology = apply_changes(topology, choice.changes)
     if cluster.direct(topology):
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
@@ -115,7 +115,7 @@ def _nccl_network(
 
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
     """Return the network of GPUs that are joined to a fabric themselves."""
-    from ..topo.direct import LinkLibrary
+    from ..topo.link_library import LinkLibrary
     from ..topo.nccl_network import NcclNetwork
 
     for key in ("nccl", "calibration"):
@@ -153,29 +153,36 @@ def calibrated(
         From a number of bytes, and whether groups stand ``"inside"`` a node or ``"across"`` nodes
         (None: the less certain), to the factor that such times rest on: 1 with its error bar.
     """
-    from ..topo.collectives.calibration import ANY, REGIMES, Calibration, ours
-    from ..topo.collectives.overlay import served
-    from ..topo.graph_system import listed_system, system_seen
-    from ..topo.nccl import Factors, Nccl, Settings, System
+    from ..topo.collectives.calibration import (
+        ANY,
+        CollectiveCalibration,
+        calibration_of,
+        packaged_calibration,
+    )
+    from ..topo.nccl import Factors, Nccl, Settings
+    from ..topo.nccl.shape import REGIMES
+    from ..topo.nccl_system import changed_system, cluster_system, listed_system
 
     if cluster.graph is not None:
         system = listed_system(cluster, topology or cluster.topology())
     else:
-        system = System.of(cluster)
+        system = cluster_system(cluster)
         if topology is not None:
-            system = system_seen(system, topology)
+            system = changed_system(system, topology)
     calibration = (
-        Calibration.read((folder or Path()) / choice.calibration) if choice.calibration else ours()
+        CollectiveCalibration.read((folder or Path()) / choice.calibration)
+        if choice.calibration
+        else packaged_calibration()
     )
     kindred = cluster.nccl.kindred
-    known = calibration.tables.keys() | ours().tables.keys()
+    known = calibration.tables.keys() | packaged_calibration().tables.keys()
     if kindred is not None and kindred not in known:
         raise InputError(
             f"{cluster.title}: nccl.kindred is {kindred!r}{nearest(kindred, sorted(known))}; it "
             "must be a table of the calibration"
         )
     names = [each for each in (cluster.nccl.platform, kindred) if each is not None]
-    found = served(calibration, (*names, system.arch, ANY))
+    found = calibration_of(calibration, (*names, system.arch, ANY))
 
     def factor(bytes: float, regime: Regime | None = None) -> Quantity:
         asked = REGIMES if regime is None else (regime,)

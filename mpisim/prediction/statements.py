@@ -13,7 +13,7 @@ from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
 from ..program import Program
 from ..topo import Cluster, find_cluster
-from ..topo.speeds import limit_of_nics
+from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.eager import LOADED
 from .case import Case
 from .error_bar import error_bar
@@ -141,7 +141,7 @@ def sources(found: Uncertainty) -> list[str]:
 
 def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
     """Return what holds network cards back, and the keys of the network without effect. Local."""
-    limit = limit_of_nics(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
+    limit = nic_bottleneck(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
     return [
         *([] if limit is None else [limit]),
         *getattr(asked.network(), "notes", ()),

@@ -15,8 +15,7 @@ from ..engine.run import Run
 from ..mpi.reductions import anywhere
 from ..program import Names, Operation, Program
 from ..topo import Network
-from ..topo.bus import bus_factor
-from ..topo.price import Explained
+from ..topo.network import ExplainedNetwork, bus_factor
 from .accounting import BREAKDOWN, account, added_up
 from .links import LinkUse, use_of_links
 from .recorded import account_step, path_of_step, step_of_job
@@ -238,7 +237,7 @@ def _limits(
 ) -> NDArray[np.object_]:
     """Return what bounds communications of some sizes, alone on the network, in words."""
     found = np.full(len(communicator), "", object)
-    if network is None or not isinstance(network, Explained):
+    if network is None or not isinstance(network, ExplainedNetwork):
         return found
     groups = program.communicators
     done = np.zeros(len(groups), np.int64)

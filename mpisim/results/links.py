@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..engine._core import depths
 from ..engine.flows import Flows, Shared
 from ..engine.refine import ranges
-from ..topo.price import RATE_BITS, WEIGHT_ONE
+from ..topo.network import RATE_BITS, WEIGHT_ONE
 
 __all__ = ["BINS", "LinkUse", "use_of_links"]
 

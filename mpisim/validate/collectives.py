@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..topo.collectives.batches import Batch
-from ..topo.collectives.calibration import NORMAL
+from ..topo.collectives.calibration import Z_90
 from ..topo.collectives.models import Predictor
 from .cases import summary
 
@@ -51,7 +51,7 @@ class Compared:
         """Whether the stated 90 % interval holds the measurement."""
         off = np.abs(np.log(self.predicted / self.batch.seconds))
         error = np.zeros(len(off)) if self.error is None else self.error
-        return np.asarray(off <= NORMAL * error)
+        return np.asarray(off <= Z_90 * error)
 
 
 @dataclass

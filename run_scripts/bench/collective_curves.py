@@ -30,7 +30,7 @@ from mpisim.program import Operation
 from mpisim.topo import cluster_names, find_cluster
 from mpisim.topo.nccl import Choice, Nccl, Shape
 from mpisim.topo.nccl.model import COLLECTIVES
-from mpisim.topo.nccl.point_to_point import OPERATIONS
+from mpisim.topo.nccl.point_to_point import SEND_OPERATIONS
 
 NODES = (1, 2, 4, 16, 64)
 SIZES = np.round(2.0 ** (10 + np.arange(12 * 24 + 1) / 12)).astype(np.int64)
@@ -91,7 +91,7 @@ def scan(cluster: str) -> tuple[int, list[Fall]]:
         shape = Shape.regular(nodes, found.gpus_per_node, nccl.system)
         if shape.ranks == 1:
             continue
-        for operation in sorted(COLLECTIVES | OPERATIONS):
+        for operation in sorted(COLLECTIVES | SEND_OPERATIONS):
             count += 1
             for kind, amount, at in falls(nccl, operation, shape):
                 beside = [nccl.choose(operation, int(SIZES[i]), shape) for i in (at - 1, at)]

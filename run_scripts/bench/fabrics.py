@@ -28,15 +28,14 @@ import numpy as np
 from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
-from mpisim.topo.bounds import crossing, partition_bound
-from mpisim.topo.direct import LinkLibrary
+from mpisim.topo.bounds import bytes_across_cut, max_flow, partition_bound
 from mpisim.topo.fabrics import Fabric
-from mpisim.topo.graph_system import listed_system
-from mpisim.topo.measure import max_flow
-from mpisim.topo.nccl import Nccl, System
+from mpisim.topo.link_library import LinkLibrary
+from mpisim.topo.nccl import Nccl
 from mpisim.topo.nccl_network import NcclNetwork
+from mpisim.topo.nccl_system import cluster_system, listed_system
+from mpisim.topo.network import Price
 from mpisim.topo.nodes import Node
-from mpisim.topo.price import Price
 from mpisim.topo.topology import LinkKind
 
 OPERATIONS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV)
@@ -118,7 +117,7 @@ def network(cluster: Cluster, topology: Topology) -> NcclNetwork:
         return NcclNetwork(LinkLibrary(topology, cluster.gpus_per_node), topology)
     if cluster.graph:
         return NcclNetwork(Nccl(listed_system(cluster, topology)), topology, measured=False)
-    return NcclNetwork(Nccl(System.of(cluster)), topology)
+    return NcclNetwork(Nccl(cluster_system(cluster)), topology)
 
 
 def scaled(topology: Topology, factor: float) -> Topology:
@@ -140,7 +139,7 @@ def bound(
 ) -> float:
     """Return the highest lower bound of a time, in seconds."""
     if operation is Operation.SEND_RECV:
-        return crossing(operation, size, 1, 2) / pair
+        return bytes_across_cut(operation, size, 1, 2) / pair
     return max(
         partition_bound(operation, size, n, n // part, capacity, reduced_in_network=in_network)
         for part, capacity in reach.items()

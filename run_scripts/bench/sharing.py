@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mpisim.engine._core.sharing import Sharing
-from mpisim.topo.price import rate_of
+from mpisim.topo.network import rate_of
 
 NIC = 50e9
 UNIT = 1 << 20

@@ -1,10 +1,16 @@
-"""Measurements sorted into batches: one curve, one operation, one group, on one platform."""
+"""Measurements sorted into batches: one curve, one operation, one group, on one platform.
+
+Curves are split into a half that is fitted and a half that is kept for testing, by a CRC-32 of
+their names: the split does not depend on the order of rows or on what else is read.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +19,61 @@ from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 
 from ..nccl import Shape
-from .calibration import Regime
-from .halves import Split, Unit, halves
+from ..nccl.shape import Regime
 from .measurement import Measurement
 from .platforms import Platform, platform_of, shape_of
 
-__all__ = ["Batch", "batches", "select"]
+__all__ = ["TEST", "TRAIN", "Batch", "Split", "SplitUnit", "batches", "select", "train_test_split"]
+
+Split = Literal["train", "test"]
+
+TRAIN: Split = "train"
+
+TEST: Split = "test"
+
+
+class SplitUnit(NamedTuple):
+    """What goes to one half together: the runs of one set-up.
+
+    Attributes
+    ----------
+    table : str
+        The file. Tables are halved each by itself, so that what else is read does not matter.
+    platform : str
+    setup : str
+        Operation, group, data type, version and settings.
+    """
+
+    table: str
+    platform: str
+    setup: str
+
+
+def train_test_split(units: Iterable[SplitUnit]) -> dict[SplitUnit, Split]:
+    """Return the half of each unit: of every platform of a table every other one is for testing.
+
+    Which comes first depends on a CRC-32 of the names, not on the order of rows. A platform with a
+    single unit is for training.
+
+    Examples
+    --------
+    >>> setups = [f"all_reduce, {n} GPUs" for n in (2, 4, 8)]
+    >>> found = train_test_split(SplitUnit("a.csv", "dgx", setup) for setup in setups)
+    >>> sorted(found.values())
+    ['test', 'train', 'train']
+    """
+    found: dict[SplitUnit, Split] = {}
+    platforms: dict[tuple[str, str], set[SplitUnit]] = {}
+    for unit in units:
+        platforms.setdefault((unit.table, unit.platform), set()).add(unit)
+    for members in platforms.values():
+        ordered = sorted(members, key=lambda unit: (_crc(unit), unit))
+        found |= {unit: (TRAIN, TEST)[i % 2] for i, unit in enumerate(ordered)}
+    return found
+
+
+def _crc(unit: SplitUnit) -> int:
+    return zlib.crc32(f"{unit.platform} | {unit.setup}".encode())
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +157,7 @@ def batches(
             continue
         found[key][2].append(row)
     units = [_unit(platform, rows[0]) for platform, _, rows in found.values()]
-    split = halves(units)
+    split = train_test_split(units)
     sorted_rows = zip(units, found.values(), strict=True)
     return [_batch(*each, split[unit]) for unit, each in sorted_rows], skipped
 
@@ -119,8 +174,8 @@ def select(
     ]
 
 
-def _unit(platform: Platform, row: Measurement) -> Unit:
-    return Unit(row.file, platform.name, row.setup or row.curve)
+def _unit(platform: Platform, row: Measurement) -> SplitUnit:
+    return SplitUnit(row.file, platform.name, row.setup or row.curve)
 
 
 def _batch(platform: Platform, shape: Shape, rows: list[Measurement], split: Split) -> Batch:

@@ -1,16 +1,17 @@
 """Calibrations of collectives: numbers by platform, family and architecture, with their errors.
 
-The file (``data/calibration/collectives.toml`` is ours) has one table an owner: a platform, a
-family (architecture and kind of fabric), an architecture, or ``any``. A platform that has no table
-takes its family's, failing that its architecture's, failing that the one of all machines.
+The file (``data/calibration/collectives.toml`` comes with the package) has one table an *owner*: a
+platform, a family (architecture and kind of fabric), an architecture, or ``any``. A platform that
+has no table takes its family's, failing that its architecture's, failing that the one of all
+machines.
 
 A table with `behind` is of a user's own platform: it has the numbers of what was measured there,
-inside nodes or across them, and leaves all others to the owners that it names (`overlay.served`).
+inside nodes or across them, and leaves all others to the owners that it names (`calibration_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,44 +25,50 @@ from mpisim.base.files import read_text
 from mpisim.base.schema import Limits, build, parse
 from mpisim.data import text
 
+from ..nccl.shape import REGIMES, Regime
+
 __all__ = [
     "ANY",
+    "DEEPEP",
     "FILE",
-    "NORMAL",
-    "NUMBERS",
-    "REGIMES",
-    "Bin",
-    "Calibration",
-    "Regime",
-    "Table",
-    "ours",
+    "NUMBERS_OF_REGIME",
+    "Z_90",
+    "CollectiveCalibration",
+    "ErrorBin",
+    "MachineCalibration",
+    "OwnerCalibration",
+    "calibration_of",
+    "packaged_calibration",
+    "user_platform_of",
 ]
 
 FILE = "calibration/collectives.toml"
 
-Regime = Literal["inside", "across"]
 
-REGIMES: tuple[Regime, ...] = ("inside", "across")
-"""Where the ranks of a group stand: all on one node, or on several."""
-
-NUMBERS: dict[Regime, tuple[str, ...]] = {
+NUMBERS_OF_REGIME: dict[Regime, tuple[str, ...]] = {
     "inside": ("bandwidth_inside", "latency_inside"),
     "across": ("bandwidth_across", "latency_across", "latency_bulk"),
 }
 """Which numbers of NCCL's form groups of a regime decide."""
 
+
 ANY = "any"
 """The owner of the numbers of all machines."""
 
-NORMAL = 1.645
+DEEPEP = "deepep"
+"""The owner of the numbers of DeepEP's kernels on all machines."""
+
+
+Z_90 = 1.645
 """Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""
 
-_LEAST_ERROR = 0.02
+
+MIN_STATED_ERROR = 0.02
 """Relative error that is stated at least: repeated runs differ by as much."""
 
 
 @dataclass(frozen=True)
-class Bin:
+class ErrorBin:
     """Errors of rows that a fit did not see, log(predicted / measured), in one decade of sizes.
 
     Attributes
@@ -89,7 +96,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Table:
+class OwnerCalibration:
     """What was fitted for one owner.
 
     Attributes
@@ -107,7 +114,7 @@ class Table:
     held_out : str
         Whose errors these are: of ``"platforms"`` or of ``"set-ups"`` left out in turn, or those
         of a ``"wider"`` owner.
-    errors : tuple of Bin
+    errors : tuple of ErrorBin
         Decades of which the owner has no rows are the wider owner's. Where they are told by
         regime, a regime without any was not measured.
     behind : tuple of str
@@ -122,13 +129,13 @@ class Table:
     curves: Annotated[int, Limits(least=1)]
     rows: Annotated[int, Limits(least=1)]
     held_out: str
-    errors: tuple[Bin, ...]
+    errors: tuple[ErrorBin, ...]
     behind: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.errors:
             raise InputError("'errors' is empty; it must have at least one decade")
-        known = [name for names in NUMBERS.values() for name in names]
+        known = [name for names in NUMBERS_OF_REGIME.values() for name in names]
         for name, value in self.numbers.items():
             if name not in known:
                 raise InputError(
@@ -158,26 +165,26 @@ class Table:
                 decades = np.array([bin.decade for bin in own])
                 p90 = np.array([bin.p90 for bin in own])
                 nearest = np.abs(wanted[:, None] - decades[None, :]).argmin(axis=1)
-                found = np.maximum(found, p90[nearest] / NORMAL)
-        return np.maximum(found, _LEAST_ERROR)
+                found = np.maximum(found, p90[nearest] / Z_90)
+        return np.maximum(found, MIN_STATED_ERROR)
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CollectiveCalibration:
     """Tables by owner.
 
     Attributes
     ----------
-    tables : dict of str to Table
+    tables : dict of str to OwnerCalibration
     source : str
         The file.
     """
 
-    tables: dict[str, Table]
+    tables: dict[str, OwnerCalibration]
     source: str
 
     @classmethod
-    def read(cls, path: str | Path) -> Calibration:
+    def read(cls, path: str | Path) -> CollectiveCalibration:
         """Read a file of ``mpisim calibrate collectives``.
 
         Raises
@@ -188,18 +195,18 @@ class Calibration:
         return cls.parse(read_text(path), str(path))
 
     @classmethod
-    def parse(cls, contents: str, source: str) -> Calibration:
+    def parse(cls, contents: str, source: str) -> CollectiveCalibration:
         """Read the text of such a file; see `read`."""
-        tables: dict[str, Table] = {}
+        tables: dict[str, OwnerCalibration] = {}
         for owner, table in parse(contents, source).items():
             if not isinstance(table, dict):
                 raise InputError(f"{source}: key {owner!r} is {table!r}; it must be a table")
-            tables[owner] = build(Table, table, source, owner)
+            tables[owner] = build(OwnerCalibration, table, source, owner)
         if not tables:
             raise InputError(f"{source}: holds no table of 'mpisim calibrate collectives'")
         return cls(tables, source)
 
-    def served(self, owners: Iterable[str]) -> tuple[str, Table]:
+    def served(self, owners: Iterable[str]) -> tuple[str, OwnerCalibration]:
         """Return the owner and the table of the first that has one.
 
         Parameters
@@ -221,14 +228,14 @@ class Calibration:
     def text(self) -> str:
         """Return what the file says."""
         own = any(table.behind for table in self.tables.values())
-        tables = [_written(name, each) for name, each in self.tables.items()]
-        return "\n".join([HEADER_OWN if own else HEADER, *tables])
+        tables = [_table_text(name, each) for name, each in self.tables.items()]
+        return "\n".join([HEADER_OF_USERS if own else HEADER, *tables])
 
 
 @cache
-def ours() -> Calibration:
+def packaged_calibration() -> CollectiveCalibration:
     """Return the calibration that comes along."""
-    return Calibration.parse(text(FILE), FILE)
+    return CollectiveCalibration.parse(text(FILE), FILE)
 
 
 HEADER = """\
@@ -239,7 +246,8 @@ HEADER = """\
 # bytes.
 """
 
-HEADER_OWN = """\
+
+HEADER_OF_USERS = """\
 # What collectives measured on a platform reach beside NCCL's constants. Written by
 #     mpisim calibrate collectives
 # What was not measured, inside nodes or across them, is that of the calibration that comes with
@@ -249,19 +257,19 @@ HEADER_OWN = """\
 """
 
 
-def _written(owner: str, table: Table) -> str:
+def _table_text(owner: str, table: OwnerCalibration) -> str:
     numbers = ", ".join(f"{name} = {value!r}" for name, value in table.numbers.items())
     lines = [
         f"[{owner}]",
         f"form = {_quoted(table.form)}",
         f"numbers = {{ {numbers} }}",
         f"source = {_quoted(table.source)}",
-        f"files = {_list(table.files)}",
+        f"files = {_quoted_list(table.files)}",
         f"split = {_quoted(table.split)}",
         f"curves = {table.curves}",
         f"rows = {table.rows}",
         f"held_out = {_quoted(table.held_out)}",
-        *([f"behind = {_list(table.behind)}"] if table.behind else []),
+        *([f"behind = {_quoted_list(table.behind)}"] if table.behind else []),
         "errors = [",
         *(
             f"    {{ decade = {each.decade}, rows = {each.rows}, bias = {each.bias!r}, "
@@ -281,5 +289,122 @@ def _quoted(value: Any) -> str:
     return f'"{escaped}"'
 
 
-def _list(values: Sequence[str]) -> str:
+def _quoted_list(values: Sequence[str]) -> str:
     return f"[{', '.join(map(_quoted, values))}]"
+
+
+@dataclass(frozen=True)
+class MachineCalibration:
+    """The numbers of a machine, and what their errors rest on.
+
+    Attributes
+    ----------
+    numbers : dict of str to float
+    tables : dict of str to OwnerCalibration
+        By regime.
+    sources : dict of str to str
+        By regime: the file, and in brackets the owner.
+    """
+
+    numbers: dict[str, float]
+    tables: Mapping[Regime, OwnerCalibration]
+    sources: Mapping[Regime, str]
+
+    def error(
+        self, bytes: NDArray[np.float64], regime: Regime | None = None
+    ) -> NDArray[np.float64]:
+        """Return the relative standard error of times of messages of some sizes.
+
+        Parameters
+        ----------
+        bytes : float64, shape (n,)
+        regime : str, optional
+            Whether groups stand inside a node or across nodes; the larger error if not given.
+
+        Returns
+        -------
+        float64, shape (n,)
+        """
+        asked = REGIMES if regime is None else (regime,)
+        return np.max([self.tables[each].error(bytes, each) for each in asked], axis=0)
+
+
+def calibration_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> MachineCalibration:
+    """Return what serves a machine.
+
+    A user's own platform is taken where the machine names it, and where it is the only one of the
+    calibration. What was not measured, inside nodes or across them, is that of the owners behind
+    it, or of the machine's own, in the same file where it has them, else in the calibration that
+    comes along.
+
+    Parameters
+    ----------
+    calibration : CollectiveCalibration
+    owners : iterable of str
+        Of the machine's numbers, the narrowest first: platform, family, architecture, ``"any"``.
+
+    Raises
+    ------
+    InputError
+        If none has a table; if there are several platforms of users and the machine names none; if
+        the only one is of another architecture.
+    """
+    names = list(owners)
+    own = user_platform_of(calibration, names)
+    wide = {name: table for name, table in calibration.tables.items() if not table.behind}
+    chain = [(calibration, own)] if own is not None else []
+    behind = calibration.tables[own].behind if own is not None else names
+    chain += [(calibration, name) for name in behind if name in wide]
+    lacking = [each for each in REGIMES if not any(_covers(*one, each) for one in chain)]
+    if lacking and (chain or not wide):
+        chain += [
+            (packaged_calibration(), name)
+            for name in behind
+            if name in packaged_calibration().tables
+        ]
+    tables, sources, numbers = {}, {}, dict[str, float]()
+    for regime in REGIMES:
+        found = next((one for one in chain if _covers(*one, regime)), None)
+        if found is None:
+            raise InputError(f"{calibration.source}: has no table for {', '.join(names)}")
+        table = tables[regime] = found[0].tables[found[1]]
+        sources[regime] = f"{found[0].source} [{found[1]}]"
+        others = NUMBERS_OF_REGIME[REGIMES[regime == "inside"]]
+        numbers |= {name: value for name, value in table.numbers.items() if name not in others}
+    return MachineCalibration(numbers, tables, sources)
+
+
+def _covers(calibration: CollectiveCalibration, owner: str, regime: Regime) -> bool:
+    return calibration.tables[owner].covers(regime)
+
+
+def user_platform_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> str | None:
+    """Return the user's own platform of a calibration that serves a machine, if one does.
+
+    Raises
+    ------
+    InputError
+        See `calibration_of`.
+    """
+    names = list(owners)
+    own = {name: table for name, table in calibration.tables.items() if table.behind}
+    named = next((name for name in names if name in own), None)
+    if named is not None or not own or ANY not in names:  # kernels of another library
+        return named
+    if len(own) > 1:
+        raise InputError(
+            f"{calibration.source}: has the platforms {', '.join(own)}, and the cluster is "
+            f"{names[0]!r}; name one of them in the cluster's file, [nccl] platform = ..."
+        )
+    ((name, table),) = own.items()
+    arch = names[names.index(ANY) - 1] if ANY in names[1:] else ANY
+    if arch not in table.behind:
+        raise InputError(
+            f"{calibration.source}: the platform {name!r} was measured on "
+            f"{_arch(table.behind)!r} GPUs, and the cluster's are {arch!r}; it cannot serve them"
+        )
+    return name
+
+
+def _arch(behind: tuple[str, ...]) -> str:
+    return behind[-2] if len(behind) > 1 else ANY

@@ -1,18 +1,18 @@
-"""Fitting a form's numbers to measured communications.
+"""Fit the numbers of a cost formula to measured communications.
 
 Least squares of log(predicted / measured) with the Cauchy loss. Every platform counts the same,
-but none that is odd more than the middle one; of a platform every set-up counts, however many rows
-and repetitions it has. What the rows leave open is settled by a weak pull towards a wider fit: a
-platform's numbers towards those of its family (architecture and kind of fabric), these towards its
-architecture's, those towards the ones of all machines, and these towards the form's own start.
-Some numbers are held firmly (`Form.firm`). Nothing here is random.
+except that none costs more than the median platform; of a platform every set-up counts, however
+many rows and repetitions it has. What the rows leave open is decided by a weak prior, the numbers
+of a wider fit: a platform's numbers are drawn towards those of its family (architecture and kind of
+fabric), these towards its architecture's, those towards the ones of all machines, and these towards
+the formula's own start. Some numbers have a strong prior (`CostFormula.firm`). Nothing is random.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,44 +21,121 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 
 from .batches import Batch
-from .calibration import ANY
-from .form import Form
-from .solve import least_squares, tempered
+from .calibration import ANY, DEEPEP
+from .formulas import CostFormula
 
 __all__ = [
-    "DEEPEP",
-    "Fit",
-    "chain",
+    "CAUCHY_SCALE",
+    "CollectiveFit",
+    "cauchy_residuals",
     "cross_validate",
-    "fit",
-    "fit_all",
-    "learners",
+    "fit_formula",
+    "fit_owners",
+    "least_squares",
     "log_errors",
-    "setup",
+    "owner_chain",
+    "setup_of",
+    "training_batches",
 ]
 
-DEEPEP = "deepep"
-"""The owner of what serves DeepEP's kernels on all machines, as `ANY` of collectives."""
+CAUCHY_SCALE = 0.2
+"""Relative errors beyond which a row counts ever less."""
 
-PULL = 0.5
+
+Logs = NDArray[np.float64]
+
+
+def cauchy_residuals(errors: Logs) -> Logs:
+    """Return residuals whose squares are the Cauchy loss of some log errors.
+
+    S² log(1 + (e / S)²), with S = `CAUCHY_SCALE`, is what errors cost that scatter by about S, with
+    some rows far off (Student's distribution of one degree of freedom). Single sizes take many
+    times as long as those beside them; a loss that keeps its slope there, such as the soft-L1 loss,
+    pays for them with all others.
+    """
+    size: Logs = CAUCHY_SCALE * np.sqrt(np.log1p((errors / CAUCHY_SCALE) ** 2))
+    return np.copysign(size, errors)
+
+
+def least_squares(
+    log_errors: Callable[[Logs], Logs],
+    start: Logs,
+    weights: Logs,
+    towards: Logs,
+    pull: Logs,
+    reach: float = 50.0,
+) -> Logs:
+    """Fit positive numbers.
+
+    Parameters
+    ----------
+    log_errors : callable
+        From the numbers to log(predicted / measured) of every row.
+    start : float64, shape (n,)
+        The numbers to start from, above 0.
+    weights : float64
+        Of the squared loss of every row; they should add up to the number of curves.
+    towards : float64, shape (n,)
+        Where the numbers lie if the rows do not say.
+    pull : float64, shape (n,)
+        In curves: a number that is off `towards` by a factor of e costs `CAUCHY_SCALE`² for each.
+    reach : float
+        Largest factor by which a number may leave its start.
+
+    Returns
+    -------
+    float64, shape (n,)
+    """
+    from scipy import optimize
+
+    root = np.sqrt(weights)
+    strength = np.sqrt(pull) * CAUCHY_SCALE
+    centre, origin = np.log(towards), np.log(start)
+
+    def residuals(point: Logs) -> Logs:
+        numbers = np.exp(point)
+        return np.concatenate(
+            [root * cauchy_residuals(log_errors(numbers)), strength * (point - centre)]
+        )
+
+    found = optimize.least_squares(
+        residuals,
+        origin,
+        bounds=(origin - np.log(reach), origin + np.log(reach)),
+        diff_step=1e-4,
+        x_scale=1.0,
+        ftol=1e-4,
+        xtol=1e-3,
+        max_nfev=40,
+    )
+    numbers: Logs = np.exp(found.x)
+    return numbers
+
+
+PRIOR_SETUPS = 0.5
 """Set-ups that the wider fit counts as."""
 
-THIN = 24
+
+MAX_ROWS_PER_CURVE = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
 
-KEPT = 1e6
+
+PINNED_SETUPS = 1e6
 """Set-ups that hold a number: it is the wider fit's."""
 
-FOLDS = 5
 
-ROUNDS = 2
+CROSS_VALIDATION_FOLDS = 5
+
+
+REWEIGHTING_ROUNDS = 2
 """Fits of several platforms after the first, each with the odd ones held back anew."""
+
 
 Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Fit:
+class CollectiveFit:
     """Fitted numbers.
 
     Attributes
@@ -76,7 +153,7 @@ class Fit:
     wider: str | None = None
 
 
-def chain(batch: Batch) -> tuple[str, ...]:
+def owner_chain(batch: Batch) -> tuple[str, ...]:
     """Return the owners of numbers that may serve a batch, the narrowest first."""
     platform = batch.platform
     if batch.library.startswith(DEEPEP):
@@ -85,12 +162,14 @@ def chain(batch: Batch) -> tuple[str, ...]:
     return tuple(dict.fromkeys((platform.name, *behind)))
 
 
-def learners(owner: str, training: Iterable[Batch]) -> list[Batch]:
+def training_batches(owner: str, training: Iterable[Batch]) -> list[Batch]:
     """Return the batches that an owner's numbers are fitted to."""
-    return [each for each in training if owner in chain(each) and each.platform.feeds(owner)]
+    return [each for each in training if owner in owner_chain(each) and each.platform.feeds(owner)]
 
 
-def log_errors(form: Form, batch: Batch, numbers: Mapping[str, float]) -> NDArray[np.float64]:
+def log_errors(
+    form: CostFormula, batch: Batch, numbers: Mapping[str, float]
+) -> NDArray[np.float64]:
     """Return log(predicted / measured) of every row.
 
     Raises
@@ -105,63 +184,65 @@ def log_errors(form: Form, batch: Batch, numbers: Mapping[str, float]) -> NDArra
     return found
 
 
-def fit(
-    form: Form,
+def fit_formula(
+    form: CostFormula,
     training: Sequence[Batch],
     towards: Mapping[str, float] | None = None,
     owner: str = ANY,
     free: Sequence[str] | None = None,
-) -> Fit:
+) -> CollectiveFit:
     """Fit a form's numbers.
 
     Parameters
     ----------
-    form : Form
+    form : CostFormula
     training : sequence of Batch
         Of which those that the form covers are used. Of none, the numbers to stay near come back.
     towards : mapping of str to float, optional
         Numbers to start from and to stay near; by default the form's own.
     owner : str
-        Whose numbers they are to be: what is `Form.kindred` stays near the wider numbers on a
-        platform, and is the same in a family.
+        Whose numbers they are to be: those in `CostFormula.kindred` stay near the wider numbers on
+        a platform, and are the same in a family.
     free : sequence of str, optional
         Names of the numbers to be fitted; by default all. The others stay as they are.
     """
     wider = dict(towards or form.start)
-    covered = [_thinned(batch) for batch in training if _covers(form, batch, wider)]
+    covered = [_thin(batch) for batch in training if _covers(form, batch, wider)]
     if not covered:
-        return Fit(wider, 0, 0)
+        return CollectiveFit(wider, 0, 0)
     names = list(wider if free is None else free)
-    weights = _weights(covered)
+    weights = _row_weights(covered)
 
     def errors(point: NDArray[np.float64]) -> NDArray[np.float64]:
         numbers = wider | dict(zip(names, point.tolist()))
         return np.concatenate([log_errors(form, each, numbers) for each in covered])
 
     start = np.array([wider[name] for name in names])
-    pull = PULL + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
+    pull = PRIOR_SETUPS + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
     kindred = np.array([form.kindred.get(name, 0.0) for name in names])
     if any(owner == each.platform.family for each in covered):
-        pull += KEPT * (kindred > 0)
+        pull += PINNED_SETUPS * (kindred > 0)
     elif any(owner == each.platform.name for each in covered):
         switched = all(each.platform.system.intra == "nvswitch" for each in covered)
         pull += kindred * switched
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
-        for _ in range(ROUNDS):
-            even = weights * _held_back(covered, tempered(errors(found)) ** 2, weights)
+        for _ in range(REWEIGHTING_ROUNDS):
+            even = weights * _outlier_factors(
+                covered, cauchy_residuals(errors(found)) ** 2, weights
+            )
             found = least_squares(errors, start, even, towards=start, pull=pull)
     curves = {each.curve for each in covered}
     rows = sum(len(batch) for batch in training if batch.curve in curves)
-    return Fit(wider | dict(zip(names, found.tolist())), len(curves), rows)
+    return CollectiveFit(wider | dict(zip(names, found.tolist())), len(curves), rows)
 
 
-def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
+def fit_owners(form: CostFormula, training: Sequence[Batch]) -> Iterator[tuple[str, CollectiveFit]]:
     """Fit all owners that some batches have, the wider before the narrower.
 
     Parameters
     ----------
-    form : Form
+    form : CostFormula
     training : sequence of Batch
         Whose chains end in the same owner.
 
@@ -169,22 +250,22 @@ def fit_all(form: Form, training: Sequence[Batch]) -> Iterator[tuple[str, Fit]]:
     ------
     str
         ``"any"``, an architecture, a family or a platform.
-    Fit
+    CollectiveFit
     """
-    done: dict[str, Fit] = {}
-    for path in sorted({chain(batch)[::-1] for batch in training}):
+    done: dict[str, CollectiveFit] = {}
+    for path in sorted({owner_chain(batch)[::-1] for batch in training}):
         wider: str | None = None
         for owner in path:
             if owner not in done:
                 towards = done[wider].numbers if wider else None
-                found = fit(form, learners(owner, training), towards, owner)
+                found = fit_formula(form, training_batches(owner, training), towards, owner)
                 done[owner] = replace(found, wider=wider)
                 yield owner, done[owner]
             wider = owner
 
 
 def cross_validate(
-    form: Form,
+    form: CostFormula,
     members: Sequence[Batch],
     wider: Mapping[str, float] | None,
     owner: str = ANY,
@@ -193,7 +274,8 @@ def cross_validate(
     """Return the errors of what a fit did not see, leaving out a fifth at a time.
 
     Of several platforms whole ones are left out, as a machine is that nobody measured; of a single
-    one set-ups, with their repetitions. Of the numbers those that are `free` are fitted (`fit`).
+    one set-ups, with their repetitions. Only the numbers in `free` are fitted
+    (`fit_formula`).
 
     Returns
     -------
@@ -201,25 +283,25 @@ def cross_validate(
         log(predicted / measured). Of a single set-up, from the wider numbers alone.
     """
     several = len({each.platform.name for each in members}) > 1
-    names = [each.platform.name if several else setup(each) for each in members]
+    names = [each.platform.name if several else setup_of(each) for each in members]
     ordered = sorted(set(names), key=lambda name: (zlib.crc32(name.encode()), name))
-    fold = {name: i % FOLDS for i, name in enumerate(ordered)}
+    fold = {name: i % CROSS_VALIDATION_FOLDS for i, name in enumerate(ordered)}
     found = []
-    for left_out in range(min(FOLDS, len(ordered))):
+    for left_out in range(min(CROSS_VALIDATION_FOLDS, len(ordered))):
         others = [each for name, each in zip(names, members) if fold[name] != left_out]
-        numbers = fit(form, others, wider, owner, free).numbers
+        numbers = fit_formula(form, others, wider, owner, free).numbers
         for name, each in zip(names, members):
             if fold[name] == left_out and _covers(form, each, numbers):
                 found.append((each, log_errors(form, each, numbers)))
     return found
 
 
-def setup(batch: Batch) -> str:
+def setup_of(batch: Batch) -> str:
     """Return what repetitions of a batch's curve have in common."""
     return batch.rows[0].setup or batch.curve
 
 
-def _held_back(
+def _outlier_factors(
     covered: Sequence[Batch], loss: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return factors of the weights: no platform may cost more than the middle one does."""
@@ -230,13 +312,13 @@ def _held_back(
     return factors[number]
 
 
-def _weights(covered: Sequence[Batch]) -> NDArray[np.float64]:
+def _row_weights(covered: Sequence[Batch]) -> NDArray[np.float64]:
     """Return the weight of every row: they add up to the number of set-ups.
 
     Repetitions share the weight of their set-up, which grows with the root of the sizes that were
     measured: one size says less than thirty, and thirty less than thirty times as much.
     """
-    units = [(each.platform.name, setup(each)) for each in covered]
+    units = [(each.platform.name, setup_of(each)) for each in covered]
     rows = Counter[tuple[str, str]]()
     sizes: dict[tuple[str, str], set[float]] = {}
     for unit, each in zip(units, covered, strict=True):
@@ -255,7 +337,7 @@ def _weights(covered: Sequence[Batch]) -> NDArray[np.float64]:
     )
 
 
-def _covers(form: Form, batch: Batch, numbers: Mapping[str, float]) -> bool:
+def _covers(form: CostFormula, batch: Batch, numbers: Mapping[str, float]) -> bool:
     try:
         log_errors(form, batch, numbers)
     except InputError:
@@ -263,13 +345,13 @@ def _covers(form: Form, batch: Batch, numbers: Mapping[str, float]) -> bool:
     return True
 
 
-def _thinned(batch: Batch) -> Batch:
-    """Return at most `THIN` rows."""
-    if len(batch) <= THIN:
+def _thin(batch: Batch) -> Batch:
+    """Return at most `MAX_ROWS_PER_CURVE` rows."""
+    if len(batch) <= MAX_ROWS_PER_CURVE:
         return batch
     order = np.argsort(batch.bytes, kind="stable")
     logs = np.log(batch.bytes[order])
-    wanted = np.linspace(logs[0], logs[-1], THIN)
+    wanted = np.linspace(logs[0], logs[-1], MAX_ROWS_PER_CURVE)
     chosen = np.unique(order[np.clip(np.searchsorted(logs, wanted), 0, len(order) - 1)])
     return replace(
         batch,

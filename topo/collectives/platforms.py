@@ -3,31 +3,50 @@
 A platform is a GPU, a kind of node and a fabric. ``data/platforms.toml`` says by which words of a
 table it is known. Rows of machines that are not there fall back on their GPU's architecture, with
 the NICs that the row itself names ("8x400G NDR IB"); their factors are their family's, which is the
-architecture and the kind of fabric.
+architecture and the kind of fabric. All measurements of a user may also be of one platform, which
+the user names (`single_platform`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from mpisim.base.errors import InputError, nearest
+from mpisim.base.errors import InputError, UsageError, nearest
 from mpisim.base.presets import match, packaged, plain
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
-from ..cluster import find_cluster
+from ..cluster import Cluster, find_cluster
 from ..nccl import Shape, System, version_of
+from ..nccl_system import cluster_system
+from .calibration import (
+    ANY,
+    DEEPEP,
+)
 from .measurement import Measurement
 
-__all__ = ["FILE", "Definition", "Platform", "definitions", "fabric_of", "platform_of", "shape_of"]
+__all__ = [
+    "FILE",
+    "Definition",
+    "Platform",
+    "definitions",
+    "fabric_of",
+    "platform_name",
+    "platform_of",
+    "shape_of",
+    "single_platform",
+]
 
 FILE = "platforms.toml"
+
 GPUS = "gpus.toml"
 
-FABRICS = (
+
+FABRIC_WORDS = (
     ("tcpx", r"TCPX"),
     ("tcp", r"\bTCP\b"),
     ("efa", r"\bEFA"),
@@ -98,7 +117,7 @@ class Definition:
 
     def system(self) -> System:
         """Return what NCCL sees of it."""
-        found = System.of(find_cluster(self.cluster), version_of(self.nccl))
+        found = cluster_system(find_cluster(self.cluster), version_of(self.nccl))
         changes: dict[str, Any] = {
             key: getattr(self, key)
             for key in ("arch", "gpus_per_node", "intra", "nics", "nic_path", "cpu")
@@ -162,7 +181,7 @@ def fabric_of(words: str) -> str:
     """
     if not words or words.casefold().startswith("none"):
         return "none"
-    for kind, pattern in FABRICS:
+    for kind, pattern in FABRIC_WORDS:
         if re.search(pattern, words):
             return kind
     return "unknown"
@@ -182,7 +201,7 @@ def platform_of(row: Measurement) -> Platform:
 
 @lru_cache(maxsize=4096)
 def _definition(gpu: str, across: str, notes: str, library: str) -> str:
-    for written in (gpu, _ours(gpu)):
+    for written in (gpu, _preset_name(gpu)):
         for name, definition in definitions().items():
             if definition.fits(written, across, notes, library):
                 return name
@@ -215,7 +234,7 @@ def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
     )
 
 
-def _ours(gpu: str) -> str:
+def _preset_name(gpu: str) -> str:
     """Return our name of a GPU where it is known: of ``"NVIDIA H100 80GB HBM3"`` ``"h100-sxm"``."""
     try:
         return match(gpu, packaged(GPUS), "GPU", "")
@@ -274,3 +293,75 @@ def shape_of(row: Measurement, platform: Platform) -> Shape:
     if nodes > 1 and not platform.system.nics:
         raise InputError("several nodes without a network")
     return Shape.regular(nodes, row.gpus // nodes, platform.system)
+
+
+def single_platform(name: str, cluster: Cluster | None) -> Callable[[Measurement], Platform]:
+    """Return what finds the platform of measurements that were all taken on one.
+
+    Parameters
+    ----------
+    name : str
+        Of the platform.
+    cluster : Cluster, optional
+        What it is; without it, what the measurements say of their GPUs and networks.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be the name of a platform.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in (ANY, DEEPEP):
+        raise UsageError(
+            f"--platform is {name!r}; it must be letters, digits, - and _, and neither {ANY!r} nor "
+            f"{DEEPEP!r}"
+        )
+
+    def where(row: Measurement) -> Platform:
+        found = platform_of(row) if cluster is None else _platform_on(row, cluster)
+        return replace(found, name=name, behind=owners_behind(found))
+
+    return where
+
+
+def _platform_on(row: Measurement, cluster: Cluster) -> Platform:
+    """Return the platform of a measurement taken on a cluster."""
+    printed = re.match(r"2\.\d+(\.\d+)?", row.version)
+    system = cluster_system(cluster, version_of(printed.group()) if printed else None)
+    per_node = -(-row.gpus // row.nodes)
+    racks = cluster.node is not None and cluster.node.tray is not None
+    if per_node > system.gpus_per_node:
+        raise InputError(
+            f"{row.file}: {row.gpus} GPUs on {row.nodes} nodes; the cluster has "
+            f"{system.gpus_per_node} a node"
+        )
+    try:
+        theirs = platform_of(row).arch
+    except InputError:  # a GPU that nobody knows; the user says which machine it is
+        theirs = system.arch
+    if theirs != system.arch:
+        raise InputError(
+            f"{row.file}: the GPUs are {row.gpu!r}, of the architecture {theirs}; "
+            f"those of the cluster are {cluster.gpu!r}, of {system.arch}"
+        )
+    named = cluster.nccl.platform
+    family = definitions()[named].fabric if named in definitions() else ""
+    return Platform(
+        name=named or f"{system.arch}-{fabric_of(row.across)}",
+        family=f"{system.arch}-{family or fabric_of(row.across)}",
+        arch=system.arch,
+        system=system,
+        group=cluster.gpus_per_node if racks else 0,
+    )
+
+
+def owners_behind(platform: Platform) -> tuple[str, ...]:
+    """Return the owners behind a platform: its own, its family, its architecture, all machines."""
+    vague = (f"{platform.arch}-none", f"{platform.arch}-unknown")
+    alone = not platform.system.nics
+    wide = [each for each in (platform.name, platform.family) if alone or each not in vague]
+    return tuple(dict.fromkeys((*wide, platform.arch, ANY)))
+
+
+def platform_name(cluster: str) -> str:
+    """Return the name of the platform of a cluster: its file's, without folder and ending."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", cluster.rsplit("/", 1)[-1].removesuffix(".toml"))

@@ -1,13 +1,47 @@
-"""What joins nodes.
+"""What joins nodes: builders of fabrics.
 
-``Fabric``
-    The table ``[fabric]`` of a cluster.
-``build_fabric(fabric, ports)``
-    Its switches and links, and the way from port to port.
+``fabric``
+    `Fabric`: the table ``[fabric]`` of a cluster, with the keys of each kind.
+``fabric_graph``
+    `FabricGraph`: switches, links and routes from port to port; what a builder returns.
+``fat_tree``, ``dragonfly``, ``grid``
+    The builders.
+
+A new fabric is one module with a builder, one line of `BUILDERS`, and its kind and keys in
+`fabric.Fabric`.
 """
 
-from .build import build_fabric
-from .cables import Cables, Ports
-from .fabric import Fabric
+from __future__ import annotations
 
-__all__ = ["Cables", "Fabric", "Ports", "build_fabric"]
+from collections.abc import Callable, Mapping
+
+from .dragonfly import dragonfly
+from .fabric import Fabric
+from .fabric_graph import FabricGraph, Ports
+from .fat_tree import fat_tree, switch
+from .grid import grid
+
+__all__ = ["BUILDERS", "Fabric", "FabricGraph", "Ports", "build_fabric"]
+
+BUILDERS: Mapping[str, Callable[[Fabric, Ports], FabricGraph]] = {
+    "switch": switch,
+    "fat-tree": fat_tree,
+    "rail-fat-tree": fat_tree,
+    "hpn": fat_tree,
+    "dragonfly": dragonfly,
+    "torus": grid,
+    "mesh": grid,
+    "wafer": grid,
+}
+"""The builder of each kind of fabric."""
+
+
+def build_fabric(fabric: Fabric, ports: Ports) -> FabricGraph:
+    """Fabric table and ports of nodes → switches, links and routes.
+
+    Raises
+    ------
+    InputError
+        If the fabric has no room for so many ports.
+    """
+    return BUILDERS[fabric.kind](fabric, ports)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 
-from .cables import Cables, Ports, scattered
 from .fabric import Fabric
+from .fabric_graph import FabricGraph, Ports, ecmp_hash
 
 __all__ = ["dragonfly"]
 
 
-def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
+def dragonfly(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Wire as many groups as the ports need.
 
     Global port j of a group, of router j // global_links, leads to the group that is number
@@ -46,7 +46,7 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
     copies = a * h // others if others else 0
     bandwidth = fabric.link_bandwidth.si if fabric.link_bandwidth else ports.bandwidth
 
-    cables = Cables(ports)
+    cables = FabricGraph(ports)
     names = [f"group{g}.router{r}" for g in range(groups) for r in range(a)]
     routers = cables.add(names).reshape(groups, a)
     router_of = np.arange(ports.count) // p
@@ -73,18 +73,20 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
         (ga, ra), (gb, rb) = np.divmod(router_of[source], a), np.divmod(router_of[target], a)
         columns = [up[source]]
         within = np.where((ga == gb) & (ra != rb), near[ra, rb], -1)
-        columns.append(_at(local, ga, within))
+        columns.append(_links_at(local, ga, within))
         if others:
             crossing = ga != gb
             to_b, to_a = np.where(gb < ga, gb, gb - 1), np.where(ga < gb, ga, ga - 1)
-            copy = _copy(ra, to_b, rb, to_a, (h, others, copies), scattered(source, target, 2**30))
+            copy = _choose_copy(
+                ra, to_b, rb, to_a, (h, others, copies), ecmp_hash(source, target, 2**30)
+            )
             leave, enter = (to_b + copy * others) // h, (to_a + copy * others) // h
             steps = (
                 (ga, np.where(crossing & (ra != leave), near[ra, leave % a], -1), local),
                 (ga, np.where(crossing, to_b + copy * others, -1), far),
                 (gb, np.where(crossing & (enter != rb), near[enter % a, rb], -1), local),
             )
-            columns += [_at(links, group, which) for group, which, links in steps]
+            columns += [_links_at(links, group, which) for group, which, links in steps]
         columns.append(down[target])
         return np.stack(columns, axis=1)
 
@@ -93,7 +95,7 @@ def dragonfly(fabric: Fabric, ports: Ports) -> Cables:
 
 
 def _adaptive(
-    cables: Cables,
+    cables: FabricGraph,
     routers: NDArray[np.int64],
     router_of: NDArray[np.int64],
     bandwidth: tuple[float, float],
@@ -132,7 +134,7 @@ def _adaptive(
     cables.hops = hops
 
 
-def _at(
+def _links_at(
     links: NDArray[np.int64], group: NDArray[np.int64], which: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the links of groups, and -1 where `which` is."""
@@ -141,7 +143,7 @@ def _at(
     return np.where(which >= 0, links[group, which], -1)
 
 
-def _copy(
+def _choose_copy(
     ra: NDArray[np.int64],
     to_b: NDArray[np.int64],
     rb: NDArray[np.int64],
@@ -151,15 +153,15 @@ def _copy(
 ) -> NDArray[np.int64]:
     """Choose one of the links between two groups: at the sender's router, else the receiver's."""
     h, others, copies = sizes
-    first, last = _owned(ra, to_b, h, others, copies)
-    first_b, last_b = _owned(rb, to_a, h, others, copies)
+    first, last = _copies_at(ra, to_b, h, others, copies)
+    first_b, last_b = _copies_at(rb, to_a, h, others, copies)
     mine, theirs = last > first, last_b > first_b
     low = np.where(mine, first, np.where(theirs, first_b, 0))
     high = np.where(mine, last, np.where(theirs, last_b, copies))
     return low + drawn % (high - low)
 
 
-def _owned(
+def _copies_at(
     router: NDArray[np.int64], to: NDArray[np.int64], h: int, others: int, copies: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which copies m of the links to a group, at ports to + m × others, a router has."""

@@ -1,17 +1,29 @@
-"""Trees of switches: classic, by rails, and in planes."""
+"""One switch, and trees of switches: classic, by rails, and in planes."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cables import Cables, Ports, scattered
 from .fabric import Fabric
+from .fabric_graph import FabricGraph, Ports, ecmp_hash
 
-__all__ = ["fat_tree"]
+__all__ = ["fat_tree", "switch"]
 
 
-def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
+def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
+    """Join every port to one switch."""
+    cables = FabricGraph(ports, period=1)
+    up, down = cables.plug(cables.add(["switch"])[0])
+
+    def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.stack([up[a], down[b]], axis=1)
+
+    cables.hops = hops
+    return cables
+
+
+def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Wire leaves, spines and, between pods, core switches; once in each plane.
 
     Up from a full leaf leads what its ports bring, divided by the oversubscription; the same holds
@@ -38,7 +50,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
     pods = -(-rows // pod_rows)
     pod = np.arange(leaves) // rails // pod_rows
 
-    cables = Cables(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
+    cables = FabricGraph(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
     if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
         cables.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
     part = 1 / planes
@@ -84,7 +96,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Cables:
         chosen = (
             np.tile(np.arange(spines), (len(a), 1))
             if fabric.ecmp == "adaptive"
-            else scattered(a, b, spines)[:, None]
+            else ecmp_hash(a, b, spines)[:, None]
         )
         columns = []
         for plane in range(planes):

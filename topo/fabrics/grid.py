@@ -1,7 +1,16 @@
-"""Tori, meshes and wafers: a router a node, joined to its neighbours along each dimension."""
+"""Tori, meshes and wafers: a router a node, joined to its neighbours along each dimension.
+
+Routes are dimension-ordered: a message goes along the first dimension, then the second, and so on.
+`DimensionOrderRoutes` answers questions about the routes between all pairs of many ports without
+looking at pairs: in dimension i a message is on the line that its target (dimensions before i) and
+its sender (those after) determine, and goes from the sender's coordinate to the target's. How many
+messages pass a link follows from how many ports there are with some coordinates.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -10,15 +19,13 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError
 
 from ..topology import Grid
-from .cables import Cables, Ports
-from .crowd import Crowd, upwards
 from .fabric import Fabric
-from .tour import round_trip
+from .fabric_graph import FabricGraph, Ports
 
-__all__ = ["grid"]
+__all__ = ["DimensionOrderRoutes", "goes_up", "grid", "grid_tour"]
 
 
-def grid(fabric: Fabric, ports: Ports) -> Cables:
+def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Wire a grid; a message goes along the first dimension, then the second, and so on.
 
     Neighbouring nodes are neighbours in the last dimension. On a torus it goes the shorter way
@@ -46,7 +53,7 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
         raise InputError(f"dims = {dims} has {places} places, and there are {ports.nodes} nodes")
     wraps = [fabric.kind == "torus" and size > 2 for size in dims]
 
-    cables = Cables(ports)
+    cables = FabricGraph(ports)
     axes = np.indices(dims).reshape(len(dims), -1)
     names = ["router" + "-".join(map(str, each)) for each in axes.T.tolist()]
     routers = cables.add(names)
@@ -73,7 +80,7 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
             delta = axes[d][goal] - axes[d][at]
             if wraps[d]:
                 delta %= size
-                delta = np.where(upwards(axes[d][at], delta, size), delta, delta - size)
+                delta = np.where(goes_up(axes[d][at], delta, size), delta, delta - size)
             direction = (delta < 0).astype(int)
             for _ in range(int(np.abs(delta).max(initial=0))):
                 columns.append(np.where(delta != 0, steps[d, direction, at], -1))
@@ -86,7 +93,229 @@ def grid(fabric: Fabric, ports: Ports) -> Cables:
     cables.hops = hops
     router = np.arange(ports.count) // ports.each
     cables.grid = Grid(axes.T[router], tuple(dims), tuple(wraps))
-    trip = np.argsort(round_trip(dims, wraps))
+    trip = np.argsort(grid_tour(dims, wraps))
     cables.tour = trip[router] * ports.each + np.arange(ports.count) % ports.each
-    cables.pairs = Crowd(dims, wraps, router, up, down, steps, cables.n_links)
+    cables.pairs = DimensionOrderRoutes(dims, wraps, router, up, down, steps, cables.n_links)
     return cables
+
+
+def grid_tour(dims: Sequence[int], wraps: Sequence[bool]) -> NDArray[np.int64]:
+    """From the sizes of a grid to the routers in the order of a round trip.
+
+    A comb: along the first row, back and forth through all others but for their first places, and
+    home through these. A row lies along all dimensions but one, as a ring or back and forth itself.
+    Where a dimension is even, or rows are rings, every hop is to a neighbour; of a mesh whose
+    dimensions are all odd one hop leads from the end of a row to its beginning.
+
+    Parameters
+    ----------
+    dims : sequence of int
+        Routers along each dimension; they are numbered with the last dimension fastest.
+    wraps : sequence of bool
+        Whether a dimension closes to a ring.
+
+    Returns
+    -------
+    int64, shape (prod(dims),)
+
+    Examples
+    --------
+    >>> grid_tour([2, 3], [False, False]).tolist()
+    [0, 1, 2, 5, 4, 3]
+    """
+    return np.ravel_multi_index(tuple(_tour(list(dims), list(wraps))[0].T), tuple(dims))
+
+
+def _tour(dims: list[int], wraps: list[bool]) -> tuple[NDArray[np.int64], bool]:
+    """Return router coordinates in visiting order, shape (n, d), and whether it is a cycle."""
+    d = len(dims)
+    wide = [axis for axis in range(d) if dims[axis] > 1]
+    if len(wide) <= 1:
+        size = max(dims, default=1)
+        found = np.zeros((size, d), np.int64)
+        if wide:
+            found[:, wide[0]] = np.arange(size)
+        return found, size <= 2 or wraps[wide[0]]
+    # Rows lie along all dimensions but one; of an even number of them the way ends near the start.
+    even = [axis for axis in wide if dims[axis] % 2 == 0]
+    down = (even or wide)[0]
+    others = [axis for axis in range(d) if axis != down]
+    row, ring = _tour([dims[axis] for axis in others], [wraps[axis] for axis in others])
+    if not ring:
+        row = _snake([dims[axis] for axis in others])
+    rows, length = dims[down], len(row)
+    places = [(0, at) for at in range(length)]
+    for i in range(1, rows):
+        step = range(1, length) if i % 2 == 0 else range(length - 1, 0, -1)
+        places += [(i, at) for at in step]
+    places += [(i, 0) for i in range(rows - 1, 0, -1)]
+    order = np.array(places, np.int64)
+    found = np.empty((len(order), d), np.int64)
+    found[:, down] = order[:, 0]
+    found[:, others] = row[order[:, 1]]
+    return found, rows % 2 == 0 or ring
+
+
+def _snake(dims: list[int]) -> NDArray[np.int64]:
+    """Return coordinates along a way that goes back and forth, from neighbour to neighbour."""
+    found = np.zeros((1, 0), np.int64)
+    for size in reversed(dims):
+        rows = [found[:: 1 if i % 2 == 0 else -1] for i in range(size)]
+        found = np.concatenate(
+            [np.column_stack([np.full(len(row), i), row]) for i, row in enumerate(rows)]
+        )
+    return found
+
+
+Ints = NDArray[np.int64]
+
+
+MAX_TABLE_ENTRIES = 1 << 24
+"""Entries of a table of sums along lines."""
+
+
+PAIRS_PER_BATCH = 1 << 18
+"""Pairs at a time."""
+
+
+def goes_up(start: Ints, delta: Ints, size: int) -> NDArray[np.bool_]:
+    """Whether the shorter way round a ring is upwards, from `start` and 0 <= `delta` < `size`.
+
+    Where both are equally long it is from even places up and from odd ones down, so that neither
+    direction has more to carry.
+    """
+    return (2 * delta < size) | ((2 * delta == size) & (start % 2 == 0))
+
+
+@dataclass(frozen=True, eq=False)
+class DimensionOrderRoutes:
+    """All pairs of ports.
+
+    Attributes
+    ----------
+    dims : sequence of int
+    wraps : sequence of bool
+    router : int64, shape (n_ports,)
+        Of each port.
+    up, down : int64, shape (n_ports,)
+        Links to the router and from it.
+    steps : int64, shape (d, 2, n_routers)
+        Links from each router upwards and downwards, -1 where there are none.
+    n_links : int
+    """
+
+    dims: Sequence[int]
+    wraps: Sequence[bool]
+    router: Ints
+    up: Ints
+    down: Ints
+    steps: Ints
+    n_links: int
+
+    def crossings(self, gpus: Ints) -> Ints | None:
+        """Count the ordered pairs whose way leads over each link, shape (n_links,)."""
+        found = np.zeros(self.n_links, np.int64)
+        for port in (self.up[gpus], self.down[gpus]):
+            found[port] += len(gpus) - 1
+        there = np.bincount(self.router[gpus], minlength=prod(self.dims)).reshape(self.dims)
+        d = len(self.dims)
+        for axis, size in enumerate(self.dims):
+            # Senders by coordinates from this dimension on, targets by those up to it.
+            senders = there.sum(axis=tuple(range(axis))).reshape(size, -1).T  # (after, size)
+            targets = there.sum(axis=tuple(range(axis + 1, d))).reshape(-1, size)  # (before, size)
+            counts = _pairs_over_line(senders[None, :, :], targets[:, None, :], self.wraps[axis])
+            for links, count in zip(self.steps[axis], counts, strict=True):
+                flat = np.moveaxis(count, 2, 1).reshape(-1)  # before, this, after
+                used = (links >= 0) & (flat > 0)
+                found[links[used]] += flat[used]
+        return found
+
+    def longest(self, gpus: Ints, value: Ints) -> int | None:
+        """Return the largest sum of values of links, shape (n_links,), over the ways of pairs."""
+        total = prod(self.dims)
+        if total * max(self.dims) > MAX_TABLE_ENTRIES or len(gpus) < 2:
+            return None
+        router = self.router[gpus]
+        tables, source_keys, target_keys = [], [], []
+        for axis, size in enumerate(self.dims):
+            after = prod(self.dims[axis + 1 :])
+            tables.append(self._sums(axis, value).reshape(-1))
+            # Entry ((before × after + after's) × size + from) × size + to.
+            place = router // after % size
+            source_keys.append((router % after * size + place) * size)
+            target_keys.append(router // (after * size) * (after * size * size) + place)
+        ends = value[self.up[gpus]], value[self.down[gpus]]
+        most = np.iinfo(np.int64).min
+        step = max(1, PAIRS_PER_BATCH // len(gpus))
+        for low in range(0, len(gpus), step):
+            part = slice(low, low + step)
+            sums = ends[0][part, None] + ends[1][None, :]
+            for table, sources, targets in zip(tables, source_keys, target_keys, strict=True):
+                sums += table[sources[part, None] + targets[None, :]]
+            rows = np.arange(len(sums))
+            sums[rows, low + rows] = np.iinfo(np.int64).min  # nobody sends to itself
+            most = max(most, int(sums.max()))
+        return most
+
+    def _sums(self, axis: int, value: Ints) -> Ints:
+        """Return sums of values along lines, shape (before, after, size, size): from, to."""
+        size = self.dims[axis]
+        padded = np.append(value, 0)  # the entry of -1
+        along = []
+        for links in self.steps[axis]:
+            each = padded[links].reshape(prod(self.dims[:axis]), size, -1)
+            twice = np.concatenate([np.moveaxis(each, 1, 2)] * 2, axis=2)
+            zero = np.zeros((*twice.shape[:2], 1), np.int64)
+            along.append(np.concatenate([zero, np.cumsum(twice, axis=2)], axis=2))
+        start, end = np.indices((size, size))
+        if self.wraps[axis]:
+            rising = goes_up(start, (end - start) % size, size)
+        else:
+            rising = end >= start
+        up_end = start + (end - start) % size
+        # Downwards from a to b are the links that begin at b + 1 to a.
+        down_start = start + size - (start - end) % size
+        return np.where(
+            rising,
+            along[0][..., up_end] - along[0][..., start],
+            along[1][..., start + size + 1] - along[1][..., down_start + 1],
+        )
+
+
+def _pairs_over_line(senders: Ints, targets: Ints, ring: bool) -> tuple[Ints, Ints]:
+    """Count pairs over the links of lines that begin at each place, upwards and downwards.
+
+    Parameters
+    ----------
+    senders, targets : int64, shape (..., n)
+        How many are at each place; any sender sends to any target.
+    """
+    senders, targets = np.broadcast_arrays(senders, targets)
+    n = senders.shape[-1]
+    if not ring:
+        sent, got = np.cumsum(senders, axis=-1), np.cumsum(targets, axis=-1)
+        up = sent * (got[..., -1:] - got)
+        below = got - targets
+        return up, (sent[..., -1:] - sent + senders) * below
+    place = np.arange(n)
+    up, down = np.zeros(senders.shape, np.int64), np.zeros(senders.shape, np.int64)
+    for delta in range(1, n):
+        # Senders at each place whose target is `delta` further up.
+        pairs = senders * np.roll(targets, -delta, axis=-1)
+        rising = goes_up(place, np.full(n, delta), n)
+        for count, rises, length, way in ((up, True, delta, 1), (down, False, n - delta, -1)):
+            some = np.where(rising == rises, pairs, 0)
+            if some.any():
+                count += _ring_window_sums(some, length, way)
+    return up, down
+
+
+def _ring_window_sums(values: Ints, length: int, way: int) -> Ints:
+    """Sum up, at each place of a ring, what began there or up to `length` - 1 places before it."""
+    turned = values if way > 0 else values[..., ::-1]
+    n = turned.shape[-1]
+    sums = np.cumsum(np.concatenate([turned, turned], axis=-1), axis=-1)
+    sums = np.concatenate([np.zeros((*sums.shape[:-1], 1), np.int64), sums], axis=-1)
+    ends = np.arange(n) + n + 1
+    found = sums[..., ends] - sums[..., ends - length]
+    return found if way > 0 else found[..., ::-1]

@@ -10,7 +10,7 @@
     The calibration of a platform.
 """
 
-from .factors import Factors
+from .channels import Factors
 from .model import Choice, Nccl
 from .settings import Settings
 from .shape import Shape

@@ -1,38 +1,52 @@
-"""The pairs of algorithm and protocol that NCCL may use, with their times."""
+"""CANDDOC"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.kinds import Operation
 
-from .bandwidth import bandwidth
-from .chunks import fill, quantum
-from .factors import Factors
-from .graph import Graph, Links, channels, links, search, wires
-from .latency import hops, latency
+from .channels import (
+    ChannelGraph,
+    Factors,
+    LinkBandwidths,
+    channel_counts,
+    graphs_at_link_speed,
+    link_bandwidths,
+    search_channels,
+)
+from .constants import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, NcclConstants
 from .settings import Settings, allowed
 from .shape import Shape
 from .system import System
-from .tables import ALGORITHMS, LL, LL128, PROTOCOLS, SIMPLE, Tables
+from .tuning import step_latency, tuner_bandwidth, tuner_latency
 
-__all__ = ["Candidate", "Contest", "candidates"]
+__all__ = ["Candidate", "TunerRanking", "bytes_per_channel", "candidates", "pipeline_fill"]
 
 Floats = np.float64 | NDArray[np.float64]
+
 Sizes = float | Floats
 
-_HALVES = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
-_OF_ALL_REDUCE = frozenset(ALGORITHMS) - {"pat"}
-_OF_HALVES = frozenset(("ring", "pat", "nvls", "collnet-direct"))
-_OF_CHAINS = frozenset(("ring",))
+
+_GATHER_SCATTER = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+
+_ALL_REDUCE_ALGORITHMS = frozenset(ALGORITHMS) - {"pat"}
+
+_GATHER_SCATTER_ALGORITHMS = frozenset(("ring", "pat", "nvls", "collnet-direct"))
+
+_CHAIN_ALGORITHMS = frozenset(("ring",))
+
 
 _LOGARITHMS = np.arange(6, 31)
 """Of the sizes for which the correction of trees is given: 64 bytes and on; the last is 1."""
 
+
 _POWERS = 2.0 ** _LOGARITHMS[1:]
+
 
 _NO_SPREAD = (0.0, 0.0, 0.0)
 
@@ -153,7 +167,7 @@ class Candidate:
         return lost
 
 
-class Contest:
+class TunerRanking:
     """Candidates side by side, for NCCL's choice.
 
     Parameters
@@ -192,7 +206,7 @@ def candidates(
     system: System,
     settings: Settings,
     factors: Factors,
-    tables: Tables,
+    tables: NcclConstants,
     machine: System | None = None,
 ) -> list[Candidate]:
     """Return the pairs that are enabled, in NCCL's order.
@@ -209,33 +223,35 @@ def candidates(
         What carries the messages, where that is not the same.
     """
     machine = machine or system
-    seen = links(system, settings, shape, tables)
-    scaled = factors.of(links(machine, settings, shape, tables), machine)
-    graphs = search(seen, shape, tables)
-    wired = wires(graphs, scaled, shape, tables)
-    counts = channels(graphs, shape, settings, tables, system.arch)
+    seen = link_bandwidths(system, settings, shape, tables)
+    scaled = factors.of(link_bandwidths(machine, settings, shape, tables), machine)
+    graphs = search_channels(seen, shape, tables)
+    wired = graphs_at_link_speed(graphs, scaled, shape, tables)
+    counts = channel_counts(graphs, shape, settings, tables, system.arch)
     pipeline = tables.raw["pipeline"]
     found = []
-    for algorithm in _enabled(operation, shape, system, settings, tables):
-        for protocol in _protocols(operation, algorithm, shape, system, settings, seen, tables):
+    for algorithm in _enabled_algorithms(operation, shape, system, settings, tables):
+        for protocol in _enabled_protocols(
+            operation, algorithm, shape, system, settings, seen, tables
+        ):
             of = (operation, algorithm, protocol, shape)
-            expected = bandwidth(*of, graphs, system, tables)
-            reached = bandwidth(*of, wired, system, tables, factors.cap(shape.nodes))
+            expected = tuner_bandwidth(*of, graphs, system, tables)
+            reached = tuner_bandwidth(*of, wired, system, tables, factors.cap(shape.nodes))
             if not expected or not reached:
                 continue
-            step = hops(algorithm, protocol, system, settings, shape, seen, tables)
+            step = step_latency(algorithm, protocol, system, settings, shape, seen, tables)
             same = system.intra == "nvswitch" or shape.most == 1
-            believed = latency(*of, step, same, tables)
+            believed = tuner_latency(*of, step, same, tables)
             # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
-            felt = hops(algorithm, protocol, machine, settings, shape, seen, tables)
-            real = latency(*of, felt, False, tables)
+            felt = step_latency(algorithm, protocol, machine, settings, shape, seen, tables)
+            real = tuner_latency(*of, felt, False, tables)
             count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
             several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
             plateau = algorithm == "ring" and protocol == SIMPLE and several
             fewest = real  # what the factors are of
             if algorithm in ("ring", "tree") and protocol != LL:
-                flags = hops(algorithm, LL, machine, settings, shape, seen, tables)
-                fewest = latency(operation, algorithm, LL, shape, flags, False, tables)
+                flags = step_latency(algorithm, LL, machine, settings, shape, seen, tables)
+                fewest = tuner_latency(operation, algorithm, LL, shape, flags, False, tables)
             inside = real.inside + (factors.latency_inside - 1) * fewest.inside
             eager = real.across + (factors.latency_across - 1) * fewest.across
             bulk = factors.latency_bulk * fewest.across
@@ -245,7 +261,9 @@ def candidates(
                     algorithm,
                     protocol,
                     count,
-                    quantum(algorithm, protocol, shape, settings, _is_slow(graphs, tables), tables),
+                    bytes_per_channel(
+                        algorithm, protocol, shape, settings, _has_slow_ring(graphs, tables), tables
+                    ),
                     believed.inside + believed.across,
                     expected,
                     inside + eager,
@@ -256,7 +274,7 @@ def candidates(
                     real.crossings * (inside + eager + bulk),
                     pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],
                     _channel_bandwidth(operation, algorithm, protocol, shape, tables),
-                    fill(operation, algorithm, protocol, shape, count, settings, tables),
+                    pipeline_fill(operation, algorithm, protocol, shape, count, settings, tables),
                     tables.raw["plateau"]["bytes"] * count * shape.ranks,
                     tables.plateau_factor if plateau else 1.0,
                     np.append(tables.correction[protocol], 1.0) if algorithm == "tree" else None,
@@ -265,14 +283,14 @@ def candidates(
     return found
 
 
-def _enabled(
-    operation: Operation, shape: Shape, system: System, settings: Settings, tables: Tables
+def _enabled_algorithms(
+    operation: Operation, shape: Shape, system: System, settings: Settings, tables: NcclConstants
 ) -> list[str]:
     """Return the algorithms that can run and may, in NCCL's order; the ring if none does."""
     if operation is Operation.ALL_REDUCE:
-        can = _OF_ALL_REDUCE
+        can = _ALL_REDUCE_ALGORITHMS
     else:
-        can = _OF_HALVES if operation in _HALVES else _OF_CHAINS
+        can = _GATHER_SCATTER_ALGORITHMS if operation in _GATHER_SCATTER else _CHAIN_ALGORITHMS
     several = shape.nodes > 1
     switched = system.intra == "nvswitch" and not settings.p2p_disable
     multicast = tables.multicast and switched and settings.nvls_enable is not False
@@ -285,7 +303,7 @@ def _enabled(
         without |= {"collnet-direct", "collnet-chain"} | ({"nvls"} if several else set())
     if system.intra != "nvswitch":
         without.add("collnet-direct")
-    if operation in _HALVES and several and shape.nics < shape.most:
+    if operation in _GATHER_SCATTER and several and shape.nics < shape.most:
         without |= {"nvls", "collnet-direct"}
     if system.version < (2, 18):
         without |= {"nvls-tree"}
@@ -301,14 +319,14 @@ def _enabled(
     return wanted or ["ring"]
 
 
-def _protocols(
+def _enabled_protocols(
     operation: Operation,
     algorithm: str,
     shape: Shape,
     system: System,
     settings: Settings,
-    found: Links,
-    tables: Tables,
+    found: LinkBandwidths,
+    tables: NcclConstants,
 ) -> list[int]:
     if algorithm not in ("ring", "tree"):
         return [SIMPLE]
@@ -323,13 +341,13 @@ def _protocols(
     return [LL, SIMPLE]
 
 
-def _is_slow(graphs: dict[str, Graph], tables: Tables) -> bool:
+def _has_slow_ring(graphs: dict[str, ChannelGraph], tables: NcclConstants) -> bool:
     ring = graphs["ring"]
     return ring.inside * ring.channels <= tables.raw["threads"]["slow"] * 1e9
 
 
 def _channel_bandwidth(
-    operation: Operation, algorithm: str, protocol: int, shape: Shape, tables: Tables
+    operation: Operation, algorithm: str, protocol: int, shape: Shape, tables: NcclConstants
 ) -> float:
     """Return the payload that one channel can move, in bytes of the full buffer.
 
@@ -341,7 +359,78 @@ def _channel_bandwidth(
     ranks = shape.ranks
     if algorithm == "ring" and operation is Operation.ALL_REDUCE:
         return most * ranks / (2 * (ranks - 1))
-    if algorithm == "ring" and operation in _HALVES:
+    if algorithm == "ring" and operation in _GATHER_SCATTER:
         return most * ranks / (ranks - 1)
     # A tree's blocks have threads for the way up and others for the way down.
     return most
+
+
+def bytes_per_channel(
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    settings: Settings,
+    slow: bool,
+    tables: NcclConstants,
+) -> int:
+    """Return the bytes that a channel must have before NCCL uses one more.
+
+    Parameters
+    ----------
+    slow : bool
+        Whether the ring is no faster than PCIe: its blocks then have fewer threads.
+
+    Returns
+    -------
+    int
+        0 where all channels are used whatever the size (multicast).
+    """
+    if algorithm in ("nvls", "nvls-tree"):
+        return 0
+    limits = tables.raw["threads"]
+    of = limits[PROTOCOLS[protocol]]
+    threads = of["most"]
+    if protocol == SIMPLE and algorithm == "ring" and slow:
+        threads = limits["slow-ring"]
+    chosen = settings.ll128_nthreads if protocol == LL128 else settings.nthreads
+    if chosen is not None:
+        threads = min(threads, chosen)
+    ranks = shape.ranks if protocol == LL and algorithm == "ring" else 1
+    return threads * of["bytes"] * ranks
+
+
+def pipeline_fill(
+    operation: Operation,
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    channels: int,
+    settings: Settings,
+    tables: NcclConstants,
+) -> float:
+    """Return the bytes, of all channels together, that pass before a pipeline flows.
+
+    That is a chunk of each channel (of each head of each channel, for multicast) for each step
+    that the last rank is away from the first. Rings that all ranks feed (all-reduce and its halves)
+    run at full speed from the first step; what trees lose is in NCCL's own correction.
+    """
+    buffers = tables.raw["buffers"]
+    heads = min(shape.least, tables.raw["channels"]["nvls-heads"])
+    if algorithm == "nvls":
+        return float(buffers["nvls"] * channels * heads * (1 if shape.nodes == 1 else 3))
+    if algorithm == "nvls-tree":
+        size = buffers["nvls" if shape.nodes < 4 else "nvls-tree-large"]
+        return size * channels * heads * (2 + 2 * log2(shape.nodes))
+    chains = operation in (Operation.BROADCAST, Operation.REDUCE)
+    if algorithm == "ring" and chains:
+        return max(shape.ranks - 2, 0) * _chunk(protocol, settings, tables) * channels
+    return 0.0
+
+
+def _chunk(protocol: int, settings: Settings, tables: NcclConstants) -> float:
+    """Return the payload of one step of a connection's buffer."""
+    buffers = tables.raw["buffers"]
+    if protocol == SIMPLE:
+        return (settings.buffsize or buffers["simple"]) / buffers["steps"]
+    name = PROTOCOLS[protocol]
+    return float(buffers[name] * buffers[f"{name}-payload"] / buffers["steps"])

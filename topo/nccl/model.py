@@ -21,14 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
 
-from .candidates import Candidate, Contest, candidates
-from .factors import Factors
-from .graph import links
-from .point_to_point import OPERATIONS, traffic
+from .candidates import Candidate, TunerRanking, candidates
+from .channels import Factors, link_bandwidths
+from .constants import PROTOCOLS, nccl_constants
+from .point_to_point import SEND_OPERATIONS, send_cost
 from .settings import Settings
 from .shape import Shape
 from .system import System
-from .tables import PROTOCOLS, tables
 
 __all__ = ["Choice", "Nccl"]
 
@@ -44,12 +43,12 @@ COLLECTIVES = frozenset(
     )
 )
 
-_KNOWN = (*sorted(COLLECTIVES), *sorted(OPERATIONS), Operation.BARRIER)
+_OPERATIONS = (*sorted(COLLECTIVES), *sorted(SEND_OPERATIONS), Operation.BARRIER)
 
-_BARRIER = 4
+BARRIER_BYTES = 4
 """Bytes of the all-reduce that frameworks use as a barrier."""
 
-_MOST_KNOWN = 1 << 16
+MAX_CHOICES_CACHED = 1 << 16
 """Choices that are remembered, some 30 MB; one experiment has dozens."""
 
 
@@ -85,15 +84,15 @@ class Choice:
     @property
     def settings(self) -> dict[str, str]:
         """The variables that make NCCL take this algorithm and protocol; none for sends."""
-        if self.algorithm not in SPELLINGS:
+        if self.algorithm not in NCCL_NAMES:
             return {}
         return {
-            "NCCL_ALGO": SPELLINGS[self.algorithm],
-            "NCCL_PROTO": SPELLINGS[self.protocol],
+            "NCCL_ALGO": NCCL_NAMES[self.algorithm],
+            "NCCL_PROTO": NCCL_NAMES[self.protocol],
         }
 
 
-SPELLINGS = {
+NCCL_NAMES = {
     "tree": "Tree",
     "ring": "Ring",
     "collnet-direct": "CollNetDirect",
@@ -143,8 +142,8 @@ class Nccl:
         self.machine = machine or system
         self.settings = settings or Settings()
         self.factors = factors or Factors()
-        self.tables = tables(system.arch, system.version)
-        self._contests: dict[tuple[Operation, Shape], Contest] = {}
+        self.tables = nccl_constants(system.arch, system.version)
+        self._contests: dict[tuple[Operation, Shape], TunerRanking] = {}
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
@@ -167,7 +166,7 @@ class Nccl:
         key = (operation, bytes, shape)
         found = self._choices.get(key)
         if found is None:
-            if len(self._choices) >= _MOST_KNOWN:
+            if len(self._choices) >= MAX_CHOICES_CACHED:
                 self._choices.clear()
             found = self._choices[key] = self._choose(operation, bytes, shape)
         return found
@@ -175,7 +174,7 @@ class Nccl:
     def seconds(self, operation: Operation, bytes: int, shape: Shape) -> float:
         """Return the duration of a communication with the network to itself."""
         found = self.choose(operation, bytes, shape)
-        return found.seconds(_BARRIER if operation is Operation.BARRIER else bytes)
+        return found.seconds(BARRIER_BYTES if operation is Operation.BARRIER else bytes)
 
     def seconds_of(self, operation: Operation, bytes: ArrayLike, shape: Shape) -> Floats:
         """Return the durations of communications of many sizes.
@@ -194,7 +193,7 @@ class Nccl:
             return np.zeros(sizes.shape)
         if operation is Operation.BARRIER:
             return np.full(sizes.shape, self.seconds(operation, 0, shape))
-        if operation in OPERATIONS:
+        if operation in SEND_OPERATIONS:
             # Sizes of sends are few, and the channels of each differ.
             each = [self.seconds(operation, int(size), shape) for size in sizes.flat]
             return np.reshape(each, sizes.shape)
@@ -209,7 +208,7 @@ class Nccl:
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
         """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first."""
         self._check(operation, shape)
-        if operation in OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
+        if operation in SEND_OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
             return [self.choose(operation, bytes, shape)]
         contest = self._contest(operation, shape)
         order = np.argsort(contest.expected(bytes)[:, 0], kind="stable")
@@ -243,8 +242,8 @@ class Nccl:
         """
         self._check(operation, shape)
         if operation is Operation.BARRIER:
-            return self.waiting(Operation.ALL_REDUCE, _BARRIER, shape)
-        if operation in OPERATIONS or shape.ranks == 1:
+            return self.waiting(Operation.ALL_REDUCE, BARRIER_BYTES, shape)
+        if operation in SEND_OPERATIONS or shape.ranks == 1:
             return self.choose(operation, bytes, shape).latency
         contest = self._contest(operation, shape)
         chosen = contest.candidates[int(contest.expected(bytes).argmin())]
@@ -255,13 +254,13 @@ class Nccl:
         if shape.ranks == 1:
             return Choice("none", "simple", 0, 0.0, float("inf"))
         if operation is Operation.BARRIER:
-            return self.choose(Operation.ALL_REDUCE, _BARRIER, shape)
-        if operation in OPERATIONS:
+            return self.choose(Operation.ALL_REDUCE, BARRIER_BYTES, shape)
+        if operation in SEND_OPERATIONS:
             return self._sends(operation, bytes, shape)
         contest = self._contest(operation, shape)
         return _choice(contest.candidates[int(contest.expected(bytes).argmin())], bytes)
 
-    def _contest(self, operation: Operation, shape: Shape) -> Contest:
+    def _contest(self, operation: Operation, shape: Shape) -> TunerRanking:
         key = (operation, shape)
         if key not in self._contests:
             found = candidates(
@@ -273,13 +272,13 @@ class Nccl:
                 self.tables,
                 self.machine,
             )
-            self._contests[key] = Contest(found)
+            self._contests[key] = TunerRanking(found)
         return self._contests[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        wires = links(self.machine, self.settings, shape, self.tables)
+        wires = link_bandwidths(self.machine, self.settings, shape, self.tables)
         scaled = self.factors.of(wires, self.machine)
-        found = traffic(operation, bytes, shape, scaled, self.machine, self.settings, self.tables)
+        found = send_cost(operation, bytes, shape, scaled, self.machine, self.settings, self.tables)
         latency = (
             found.latency_inside
             + (self.factors.latency_inside - 1) * found.least_inside
@@ -290,10 +289,10 @@ class Nccl:
         return Choice("send", found.protocol, found.channels, latency, 1 / slowest)
 
     def _check(self, operation: Operation, shape: Shape) -> None:
-        if operation not in _KNOWN:
+        if operation not in _OPERATIONS:
             raise InputError(
                 f"no cost is known for a communication of kind {operation.name}; known are "
-                f"{', '.join(each.name for each in _KNOWN)}"
+                f"{', '.join(each.name for each in _OPERATIONS)}"
             )
         if shape.nodes > 1 and not self.system.nics:
             raise InputError(f"a group on {shape.nodes} nodes, but the nodes have no NICs")

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 from mpisim.base.kinds import Operation
 
-from .graph import Links
-from .latency import Hops, hops
+from .channels import LinkBandwidths
+from .constants import LL, PROTOCOLS, SIMPLE, NcclConstants
 from .settings import Settings
 from .shape import Shape
 from .system import System
-from .tables import LL, PROTOCOLS, SIMPLE, Tables
+from .tuning import StepLatency, step_latency
 
-__all__ = ["OPERATIONS", "Traffic", "traffic"]
+__all__ = ["SEND_OPERATIONS", "SendCost", "send_cost"]
 
-OPERATIONS = frozenset(
+SEND_OPERATIONS = frozenset(
     (Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER)
 )
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SendCost:
     """What an operation made of sends does, per byte of its full buffer.
 
     Attributes
@@ -52,32 +52,32 @@ class Traffic:
     protocol: str
 
 
-def traffic(
+def send_cost(
     operation: Operation,
     bytes: float,
     shape: Shape,
-    found: Links,
+    found: LinkBandwidths,
     system: System,
     settings: Settings,
-    tables: Tables,
-) -> Traffic:
+    tables: NcclConstants,
+) -> SendCost:
     """Return what an operation does.
 
     Parameters
     ----------
     operation : Operation
-        One of `OPERATIONS`.
+        One of `SEND_OPERATIONS`.
     bytes : float
         The full buffer.
-    found : Links
+    found : LinkBandwidths
         Of the wires.
     """
     limits = tables.raw["point-to-point"]
     part = bytes if operation is Operation.SEND_RECV else bytes / shape.ranks
     # So little that flags travel with the data.
     protocol = LL if part <= limits["ll-most"] else SIMPLE
-    step = _step(part, system, settings, shape, found, tables)
-    least = _step(0.0, system, settings, shape, found, tables)
+    step = _send_step(part, system, settings, shape, found, tables)
+    least = _send_step(0.0, system, settings, shape, found, tables)
     n, r, nodes = shape.ranks, shape.most, shape.nodes
     there = n - shape.least if nodes > 1 else 0  # peers on other nodes
     here = max(r - 1, 0)
@@ -88,7 +88,7 @@ def traffic(
     # On the way to another rail's NIC data crosses to the GPU next to it.
     relayed = settings.pxn_level == 2 and found.fast and r > 1
     base = tables.base["ring"]
-    latency_inside, least_inside = _filled(part, base[LL], base[SIMPLE], tables), base[LL]
+    latency_inside, least_inside = _between(part, base[LL], base[SIMPLE], tables), base[LL]
     if here or relayed:
         latency_inside += step.inside
         least_inside += least.inside
@@ -96,14 +96,16 @@ def traffic(
     connection = 0.0
     if there:
         one = found.across / max(shape.nics, 1)
-        connection = min(per_peer * _connection(one, nodes, settings, tables), found.across)
+        connection = min(
+            per_peer * _connection_bandwidth(one, nodes, settings, tables), found.across
+        )
     inside = across = 0.0
     channels = per_peer if there else _channels(part, shape, settings, tables)
     if operation is Operation.SEND_RECV:
         if there:
             across = 1 / connection
         else:
-            inside = 1 / min(_pair(found, shape, system), channels * tables.block)
+            inside = 1 / min(_pair_bandwidth(found, shape, system), channels * tables.block)
     elif operation is Operation.ALL_TO_ALL:
         if here:
             relay = there / n * (r - 1) / r if relayed else 0.0
@@ -116,7 +118,7 @@ def traffic(
             inside = here / n / found.inside
         if there:
             across = there / n / min(found.across / max(shape.nics, 1), there * connection)
-    return Traffic(
+    return SendCost(
         latency_inside,
         latency_across,
         least_inside,
@@ -128,15 +130,20 @@ def traffic(
     )
 
 
-def _filled(part: float, small: float, large: float, tables: Tables) -> float:
+def _between(part: float, small: float, large: float, tables: NcclConstants) -> float:
     """Return a latency between that of the smallest sends and that of whole messages to a NIC."""
     full = tables.raw["point-to-point"]["message"]
     return small + (large - small) * min(part / full, 1.0)
 
 
-def _step(
-    part: float, system: System, settings: Settings, shape: Shape, found: Links, tables: Tables
-) -> Hops:
+def _send_step(
+    part: float,
+    system: System,
+    settings: Settings,
+    shape: Shape,
+    found: LinkBandwidths,
+    tables: NcclConstants,
+) -> StepLatency:
     """Return the latencies of a send's step: with LL at first, with Simple for whole messages.
 
     No step of time is measured where sends leave LL: what Simple takes longer comes by degrees, as
@@ -145,14 +152,17 @@ def _step(
     (github:argonne-lcf/alcf-nccl-tests).
     """
     small, large = (
-        hops("ring", protocol, system, settings, shape, found, tables) for protocol in (LL, SIMPLE)
+        step_latency("ring", protocol, system, settings, shape, found, tables)
+        for protocol in (LL, SIMPLE)
     )
-    inside = _filled(part, small.inside, large.inside, tables)
-    across = _filled(part, small.across, large.across, tables)
-    return Hops(inside, across, large.post)
+    inside = _between(part, small.inside, large.inside, tables)
+    across = _between(part, small.across, large.across, tables)
+    return StepLatency(inside, across, large.post)
 
 
-def _connection(nic: float, nodes: int, settings: Settings, tables: Tables) -> float:
+def _connection_bandwidth(
+    nic: float, nodes: int, settings: Settings, tables: NcclConstants
+) -> float:
     """Return what one connection over the network moves.
 
     A message takes as long as one of NCCL's default size does at the connection's speed, larger
@@ -164,7 +174,7 @@ def _connection(nic: float, nodes: int, settings: Settings, tables: Tables) -> f
     return size / (first + max(size - message, 0) / nic)
 
 
-def _channels(part: float, shape: Shape, settings: Settings, tables: Tables) -> int:
+def _channels(part: float, shape: Shape, settings: Settings, tables: NcclConstants) -> int:
     """Return the connections of a send inside a node: more for large ones.
 
     They begin with the peer's share of all channels, and double while each would carry more than
@@ -178,7 +188,7 @@ def _channels(part: float, shape: Shape, settings: Settings, tables: Tables) -> 
     return count
 
 
-def _net_channels(shape: Shape, settings: Settings, tables: Tables) -> int:
+def _net_channels(shape: Shape, settings: Settings, tables: NcclConstants) -> int:
     """Return the connections a send over the network has: fewer in large groups."""
     if settings.nchannels_per_net_peer is not None:
         return settings.nchannels_per_net_peer
@@ -189,7 +199,7 @@ def _net_channels(shape: Shape, settings: Settings, tables: Tables) -> int:
     return count
 
 
-def _pair(found: Links, shape: Shape, system: System) -> float:
+def _pair_bandwidth(found: LinkBandwidths, shape: Shape, system: System) -> float:
     """Return what one GPU can send to one other of its node."""
     if found.fast and system.intra == "mesh" and shape.most > 2:
         return found.inside / (shape.most - 1)

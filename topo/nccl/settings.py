@@ -9,7 +9,7 @@ from typing import Any
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.kinds import Operation
 
-from .tables import ALGORITHMS, PROTOCOLS
+from .constants import ALGORITHMS, PROTOCOLS
 
 __all__ = ["Settings"]
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mpisim.base.errors import InputError
 
-__all__ = ["Seats", "Shape"]
+__all__ = ["REGIMES", "NodeCounts", "Regime", "Shape"]
+
+Regime = Literal["inside", "across"]
+
+REGIMES: tuple[Regime, ...] = ("inside", "across")
+"""Where the ranks of a group are: all on one node, or on several nodes."""
 
 
-class Seats(Protocol):
+class NodeCounts(Protocol):
     """How GPUs stand on nodes: a `System`, or less."""
 
     @property
@@ -53,12 +58,17 @@ class Shape:
     bridged: bool = True
 
     @property
+    def regime(self) -> Regime:
+        """Whether the ranks are inside a node or across nodes."""
+        return "inside" if self.nodes == 1 else "across"
+
+    @property
     def mean(self) -> float:
         """Ranks a node."""
         return self.ranks / self.nodes
 
     @classmethod
-    def of(cls, members: Sequence[int], system: Seats) -> Shape:
+    def of(cls, members: Sequence[int], system: NodeCounts) -> Shape:
         """Return the shape of a group.
 
         Parameters
@@ -91,7 +101,7 @@ class Shape:
         )
 
     @classmethod
-    def regular(cls, nodes: int, per_node: int, system: Seats) -> Shape:
+    def regular(cls, nodes: int, per_node: int, system: NodeCounts) -> Shape:
         """Return the shape of a group of the first GPUs of some nodes.
 
         Raises

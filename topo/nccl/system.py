@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import find
 
-from .tables import archs
+from .constants import architectures
 
-if TYPE_CHECKING:
-    from ..cluster import Cluster
-
-__all__ = ["INTRA", "VERSION", "System", "arch_of", "version_of"]
+__all__ = ["DEFAULT_VERSION", "INTRA", "System", "version_of"]
 
 INTRA = ("nvswitch", "mesh", "hypercube", "pairs", "pcie")
 """What joins the GPUs of a node: a switch; links from each to each; those of the DGX-1; bridges
 between GPUs 0 and 1, 2 and 3, ...; nothing but PCIe."""
 
-VERSION = (2, 27)
+DEFAULT_VERSION = (2, 27)
 """NCCL's version where none is said: that of current releases of PyTorch."""
-
-_KINDS = {
-    "nvswitch": "nvswitch",
-    "nvlink-mesh": "mesh",
-    "xgmi-mesh": "mesh",
-    "hypercube-mesh": "hypercube",
-    "nvlink-pairs": "pairs",
-    "pcie": "pcie",
-}
-"""Kinds of nodes in files of clusters."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +68,11 @@ class System:
     nic_path: str = "pxb"
     cpu: str = "intel"
     gpudirect: bool = True
-    version: tuple[int, ...] = VERSION
+    version: tuple[int, ...] = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("arch", archs()),
+            ("arch", architectures()),
             ("intra", INTRA),
             ("nic_path", ("pix", "pxb", "phb", "sys")),
         ):
@@ -101,60 +86,6 @@ class System:
             raise InputError(f"a node of kind {self.intra!r} needs a link_bandwidth above 0")
         if not self.pcie_bandwidth > 0 or (self.nics and not self.nic_bandwidth > 0):
             raise InputError("pcie_bandwidth and, where there are NICs, nic_bandwidth must be > 0")
-
-    @classmethod
-    def of(cls, cluster: Cluster, version: tuple[int, ...] | None = None) -> System:
-        """Return what NCCL sees of a cluster's nodes.
-
-        Parameters
-        ----------
-        cluster : Cluster
-        version : tuple of int, optional
-            NCCL's; by default the cluster's own, or `VERSION`.
-
-        Raises
-        ------
-        InputError
-            If the GPUs stand in no nodes (a wafer, a torus).
-        """
-        node, fabric = cluster.node, cluster.fabric
-        if node is None:
-            raise InputError(f"{cluster.title}: NCCL's model needs a [node]; it has a graph alone")
-        if node.pcie_bandwidth is None or node.kind not in _KINDS:
-            raise InputError(
-                f"{cluster.title}: NCCL's model needs GPUs in nodes with cards; node.kind is "
-                f"{node.kind!r}"
-            )
-        nics = node.nics
-        line_rate = node.nic_bandwidth.si if node.nic_bandwidth else 0.0
-        if nics > cluster.gpus_per_node:
-            # Several small NICs a GPU are one to NCCL: plugins bundle them, and NCCL itself does.
-            line_rate *= nics / cluster.gpus_per_node
-            nics = cluster.gpus_per_node
-        efficiency = fabric.nic_efficiency if fabric else None
-        written = cluster.nccl.version
-        pcie, socket = node.pcie_bandwidth.si, node.socket_bandwidth
-        return cls(
-            arch=arch_of(cluster.gpu),
-            gpus_per_node=cluster.gpus_per_node,
-            intra=_KINDS[node.kind],
-            link_bandwidth=node.link_bandwidth.si if node.link_bandwidth else 0.0,
-            pcie_bandwidth=pcie,
-            socket_bandwidth=socket.si if socket else pcie,
-            nics=nics if fabric else 0,
-            nic_bandwidth=line_rate,
-            nic_efficiency=efficiency.si if efficiency else 1.0,
-            nic_path=node.nic_path,
-            cpu=node.cpu,
-            gpudirect=node.gpudirect,
-            version=version or (version_of(written) if written else VERSION),
-        )
-
-
-def arch_of(gpu: str) -> str:
-    """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
-    family = str(find(gpu, "gpus.toml", "GPU").table.get("family", ""))
-    return "cdna" if family.startswith("cdna") else family
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ cdef extern from *:
     ctypedef int uint128_t
 
 cdef enum:
-    WEIGHT_BITS = 20  # of mpisim.topo.price.WEIGHT_ONE
+    WEIGHT_BITS = 20  # of mpisim.topo.network.WEIGHT_ONE
 
 cdef struct Pattern:
     const int64_t* group

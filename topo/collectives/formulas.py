@@ -1,0 +1,273 @@
+"""Cost formulas of collectives, each with a few numbers that are fitted to measurements.
+
+`NcclFormula` is the model of this package (:mod:`mpisim.topo.nccl`) with a platform's factors;
+`DeepEpFormula` is DeepEP's all-to-all kernels. `AlphaBetaFormula` and `EchoFormula` are what others
+use, for comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+
+from ..nccl import Factors, Nccl, Settings, Shape, System
+from ..network import bus_factor
+
+__all__ = [
+    "NIC_ALONE",
+    "AlphaBetaFormula",
+    "CostFormula",
+    "DeepEpFormula",
+    "EchoFormula",
+    "FittedFormula",
+    "NcclFormula",
+]
+
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
+
+NcclVariables = tuple[tuple[str, str], ...]
+
+
+class CostFormula(Protocol):
+    """A formula with numbers to be fitted, all above 0."""
+
+    name: str
+    """On the command line."""
+
+    start: Mapping[str, float]
+    """The numbers, and where a fit starts: what is true of a machine that nobody measured."""
+
+    firm: Mapping[str, float]
+    """Numbers that differ little between machines, and how firmly they stay near wider fits: a
+    factor of e costs as much as so many times all set-ups."""
+
+    kindred: Mapping[str, float]
+    """Numbers of what GPUs of an architecture have in common whatever joins their nodes, and the
+    set-ups that the wider fit counts as for a platform. Families, which are kinds of fabrics, have
+    the architecture's."""
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: NcclVariables,
+    ) -> NDArray[np.float64]:
+        """Return the durations of communications that differ in size alone.
+
+        Raises
+        ------
+        InputError
+            If the formula does not cover the operation.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FittedFormula:
+    """A formula with its numbers, on one machine.
+
+    Attributes
+    ----------
+    form : CostFormula
+    numbers : mapping of str to float
+    system : System
+    settings : tuple of (str, str)
+        ``NCCL_*`` variables.
+    """
+
+    form: CostFormula
+    numbers: Mapping[str, float]
+    system: System
+    settings: NcclVariables = ()
+
+    def seconds(self, operation: Operation, bytes: Bytes, shape: Shape) -> Bytes:
+        """Return how long a communication takes, or several that differ in size alone."""
+        sizes = np.atleast_1d(np.asarray(bytes, np.float64))
+        found = self.form.seconds(self.numbers, self.system, operation, sizes, shape, self.settings)
+        return found if isinstance(bytes, np.ndarray) else float(found[0])
+
+
+class NcclFormula:
+    """`Nccl`; the numbers are its `Factors`."""
+
+    name = "nccl"
+    start: Mapping[str, float] = {
+        "bandwidth_inside": 1.0,
+        "bandwidth_across": 1.0,
+        "latency_inside": 1.0,
+        "latency_across": 1.0,
+        "latency_bulk": 1.0,
+    }
+    firm: Mapping[str, float] = {"latency_inside": 0.75}
+    """Across nodes the latencies inside and across can stand in for each other; those inside are
+    the same GPUs' and links'."""
+    kindred: Mapping[str, float] = {"bandwidth_inside": 25.0}
+    """Links of a kind differ by some hundredths from machine to machine, and single curves are off
+    by as much."""
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: NcclVariables,
+    ) -> NDArray[np.float64]:
+        """Return durations; see `Form`."""
+        model = _nccl(system, settings, tuple(numbers.items()))
+        return model.seconds_of(operation, bytes, shape)
+
+
+@lru_cache(maxsize=256)
+def _nccl(system: System, settings: NcclVariables, numbers: tuple[tuple[str, float], ...]) -> Nccl:
+    return Nccl(system, Settings.of(dict(settings)), Factors(**dict(numbers)))
+
+
+NIC_ALONE = ("nic_alone", "1")
+"""The setting of kernels that use the NIC in the node, too."""
+
+
+class DeepEpFormula:
+    """Dispatch and combine; `bytes` is all that one GPU sends, itself included.
+
+    The numbers: shares of the links' bandwidth that are reached, and seconds, of any exchange and
+    for each doubling of the nodes.
+    """
+
+    name = "deepep"
+    start: Mapping[str, float] = {
+        "bandwidth_inside": 0.8,
+        "bandwidth_across": 0.85,
+        "latency_inside": 20e-6,
+        "latency_across": 5e-6,
+    }
+    firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: NcclVariables,
+    ) -> NDArray[np.float64]:
+        """Return durations; see `Form`."""
+        if operation is not Operation.ALL_TO_ALL:
+            raise InputError(f"DeepEP does all-to-all, not {operation.name.lower()}")
+        n, per_node = shape.ranks, shape.most
+        stay, leave = (per_node - 1) / n, (n - per_node) / n
+        if NIC_ALONE in settings:
+            stay, leave = 0.0, stay + leave
+        nic = system.nic_bandwidth * system.nics / system.gpus_per_node
+        slowest = max(
+            stay / (system.link_bandwidth * numbers["bandwidth_inside"]),
+            leave / (nic * numbers["bandwidth_across"]) if leave else 0.0,
+        )
+        latency = numbers["latency_inside"] + log2(shape.nodes) * numbers["latency_across"]
+        return latency + bytes * slowest
+
+
+class AlphaBetaFormula:
+    """The cost of `AlphaBeta`, its four numbers fitted to a platform."""
+
+    name = "alpha-beta"
+    start: Mapping[str, float] = {
+        "latency_inside": 20e-6,
+        "bandwidth_inside": 200e9,
+        "latency_across": 60e-6,
+        "bandwidth_across": 100e9,
+    }
+    firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: NcclVariables,
+    ) -> NDArray[np.float64]:
+        """Return durations; see `Form`."""
+        where = "inside" if shape.nodes == 1 else "across"
+        factor = bus_factor(operation, shape.ranks)
+        return numbers[f"latency_{where}"] + factor * bytes / numbers[f"bandwidth_{where}"]
+
+
+class EchoFormula:
+    """Echo's formulas.
+
+    The numbers: `alpha`, of any collective, in seconds; `hop_inside` and `hop_across`, of a hop
+    whatever its size; `byte_inside`, seconds a byte of what one GPU sends inside its node, and
+    `byte_across`, of what leaves a node through one GPU's share of its NICs; `reduce`, seconds a
+    byte of the buffer, where it is reduced.
+    """
+
+    name = "echo"
+    start: Mapping[str, float] = {
+        "alpha": 15e-6,
+        "hop_inside": 1e-6,
+        "hop_across": 5e-6,
+        "byte_inside": 1 / 250e9,
+        "byte_across": 1 / 25e9,
+        "reduce": 1 / 2000e9,
+    }
+    firm: Mapping[str, float] = {}
+    kindred: Mapping[str, float] = {}
+
+    def seconds(
+        self,
+        numbers: Mapping[str, float],
+        system: System,
+        operation: Operation,
+        bytes: NDArray[np.float64],
+        shape: Shape,
+        settings: NcclVariables,
+    ) -> NDArray[np.float64]:
+        """Return durations; see `Form`."""
+        n, nodes, per_node = shape.ranks, shape.nodes, shape.most
+        inside, across = numbers["byte_inside"], numbers["byte_across"]
+        alpha, reduce = numbers["alpha"], numbers["reduce"]
+        # A ring passes every node's boundary once a round, on as many channels as GPUs.
+        ring = inside if nodes == 1 else max(inside, across / per_node)
+        crossings = nodes if nodes > 1 else 0
+        round_trip = (n - crossings) * numbers["hop_inside"] + crossings * numbers["hop_across"]
+        share = (n - 1) / n
+        if operation is Operation.ALL_REDUCE:
+            by_ring = 2 * round_trip + 2 * share * bytes * ring
+            hops = (per_node - 1) * numbers["hop_inside"] + log2(nodes) * numbers["hop_across"]
+            # Up and down each byte crosses a GPU's links once each way; a node's boundary too, and
+            # of two nodes only half as often, since either is the root of one of the two trees.
+            tree = max(inside, across / per_node * (nodes - 1) / nodes)
+            by_tree = 2 * hops + 2 * bytes * tree
+            found: NDArray[np.float64] = alpha + np.minimum(by_ring, by_tree) + reduce * bytes
+            return found
+        if operation in (Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER):
+            return alpha + round_trip + share * bytes * ring
+        if operation is Operation.REDUCE_SCATTER:
+            return alpha + round_trip + share * bytes * ring + reduce * bytes
+        if operation in (Operation.BROADCAST, Operation.REDUCE):
+            return alpha + round_trip + bytes * ring
+        if operation is Operation.ALL_TO_ALL:
+            stay, leave = (per_node - 1) / n, (n - per_node) / n
+            return alpha + round_trip + bytes * max(stay * inside, leave * across)
+        if operation is Operation.SEND_RECV:
+            hop = numbers["hop_inside" if nodes == 1 else "hop_across"]
+            return alpha + hop + bytes * (inside if nodes == 1 else across)
+        raise InputError(f"Echo's formulas do not cover {operation.name.lower()}")

@@ -1,0 +1,150 @@
+"""What a fabric builder makes: switches, links and the routes from port to port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..topology import AllPairsRoutes, Grid
+
+__all__ = ["FabricGraph", "PortRoutes", "Ports", "ecmp_hash"]
+
+PortRoutes = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+"""From ports a and b, shape (m,), to the links between them, shape (m, h), padded with -1."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a fabric joins: the ports of nodes, numbered node by node.
+
+    Attributes
+    ----------
+    nodes, each : int
+        Nodes, and ports of each.
+    bandwidth : float
+        Of a port, one direction, bytes per second.
+    latency : float
+        Of a port, seconds: its card's part of a way.
+    hop : float
+        Of a switch with its cable, seconds.
+    """
+
+    nodes: int
+    each: int
+    bandwidth: float
+    latency: float
+    hop: float
+
+    @property
+    def count(self) -> int:
+        """All ports."""
+        return self.nodes * self.each
+
+
+@dataclass
+class FabricGraph:
+    """Switches and links of a fabric, in bulk.
+
+    Ends of links are numbered: ports first, then switches.
+
+    Attributes
+    ----------
+    ports : Ports
+    names : list of str
+        Of the switches.
+    source, target, bandwidth, latency, share, feed : list of array
+        Of the links, in pieces (`Topology`).
+    period : int
+        Nodes after which all repeats (`Topology`).
+    hops : callable
+        The links from port to port.
+    tour : int64, shape (n_ports,), optional
+        The place of each port in a round trip (`Topology`); by default their own order.
+    grid : Grid, optional
+        The places of ports.
+    pairs : AllPairsRoutes, optional
+        The same ways as `hops`, of all pairs of many ports at once.
+    """
+
+    ports: Ports
+    names: list[str] = field(default_factory=list)
+    source: list[NDArray[np.int64]] = field(default_factory=list)
+    target: list[NDArray[np.int64]] = field(default_factory=list)
+    bandwidth: list[NDArray[np.float64]] = field(default_factory=list)
+    latency: list[NDArray[np.float64]] = field(default_factory=list)
+    share: list[NDArray[np.float64]] = field(default_factory=list)
+    feed: list[NDArray[np.float64]] = field(default_factory=list)
+    period: int = 0
+    hops: PortRoutes = field(init=False)
+    n_links: int = 0
+    tour: NDArray[np.int64] | None = None
+    grid: Grid | None = None
+    pairs: AllPairsRoutes | None = None
+
+    def add(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Add switches and return their numbers."""
+        first = self.ports.count + len(self.names)
+        self.names.extend(names)
+        return np.arange(first, first + len(names))
+
+    def lay(
+        self,
+        source: ArrayLike,
+        target: ArrayLike,
+        bandwidth: ArrayLike,
+        latency: float,
+        share: float = 1.0,
+        feed: float = np.inf,
+    ) -> NDArray[np.int64]:
+        """Add links, broadcasting, and return their numbers in the shape of the ends."""
+        ends = np.broadcast_arrays(np.asarray(source, np.int64), np.asarray(target, np.int64))
+        shape, n = ends[0].shape, ends[0].size
+        self.source.append(ends[0].reshape(-1))
+        self.target.append(ends[1].reshape(-1))
+        self.bandwidth.append(np.broadcast_to(np.asarray(bandwidth, float), shape).reshape(-1))
+        self.latency.append(np.full(n, latency))
+        self.share.append(np.full(n, share))
+        self.feed.append(np.full(n, feed))
+        self.n_links += n
+        return np.arange(self.n_links - n, self.n_links).reshape(shape)
+
+    def both(
+        self,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        bandwidth: ArrayLike,
+        share: float = 1.0,
+        feed: float = np.inf,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Add links between switches in both directions; return those up and those down."""
+        return (
+            self.lay(lower, upper, bandwidth, self.ports.hop, share, feed),
+            self.lay(upper, lower, bandwidth, self.ports.hop, share, feed),
+        )
+
+    def plug(
+        self, switch: ArrayLike, part: float = 1.0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Join every port to its switch by a part of its bandwidth; return links up and down."""
+        ports, everyone = self.ports, np.arange(self.ports.count)
+        bandwidth = ports.bandwidth * part
+        return (
+            self.lay(everyone, switch, bandwidth, ports.latency + ports.hop, part),
+            self.lay(switch, everyone, bandwidth, ports.latency, part),
+        )
+
+
+def ecmp_hash(a: NDArray[np.int64], b: NDArray[np.int64], n: ArrayLike) -> NDArray[np.int64]:
+    """Return a number below n for each pair, the same every time and spread evenly.
+
+    The mixing function of splitmix64 (Steele et al., OOPSLA 2014).
+    """
+    mixed = a.astype(np.uint64) << np.uint64(32) | b.astype(np.uint64)
+    mixed = mixed + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed % np.asarray(n, np.uint64)).astype(np.int64)

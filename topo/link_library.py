@@ -1,0 +1,199 @@
+"""Collectives of GPUs that are joined to a fabric themselves: wafers, meshes, tori.
+
+No library was measured on such machines. This one is what their links allow: it starts as late as a
+kernel does, each step takes the latency of its route, and the bytes of an algorithm flow as fast as
+the most loaded link carries them. Which algorithm that is depends on where a group stands; the
+network asks for all algorithms of the library, and takes the fastest (:mod:`.nccl_network`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
+
+from .nccl import Choice, Shape
+from .nccl.shape import NodeCounts
+from .topology import Topology
+
+if TYPE_CHECKING:
+    from .nccl.shape import Regime
+
+__all__ = ["UNMEASURED", "CollectiveLibrary", "LinkLibrary", "check_fabric"]
+
+FILE = "direct.toml"
+
+
+UNMEASURED = (
+    "communications: no library was measured on GPUs that are joined without NICs; they take what "
+    "the links allow, by the fastest algorithm, after the launch of a kernel"
+)
+"""What a prediction says of itself."""
+
+
+_RING_ALGORITHMS = ("tour", "two-way-ring")
+"""Rings in the fabric's order, and in that of ranks."""
+
+
+_ALGORITHMS = {
+    Operation.ALL_REDUCE: ("dimensions", *_RING_ALGORITHMS, "tree"),
+    Operation.ALL_GATHER: ("dimensions", *_RING_ALGORITHMS, "pat"),
+    Operation.REDUCE_SCATTER: ("dimensions", *_RING_ALGORITHMS, "pat"),
+    Operation.BROADCAST: _RING_ALGORITHMS,
+    Operation.REDUCE: _RING_ALGORITHMS,
+    Operation.ALL_TO_ALL: ("send",),
+    Operation.GATHER: ("send",),
+    Operation.SCATTER: ("send",),
+    Operation.SEND_RECV: ("send",),
+}
+"""What each operation can be carried out by; of equally fast ones the first is taken."""
+
+
+class CollectiveLibrary(Protocol):
+    """A communication library, as a network asks it."""
+
+    @property
+    def system(self) -> NodeCounts:
+        """How GPUs stand on nodes."""
+        ...
+
+    def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
+        """Return what the library does, where it decides by itself."""
+        ...
+
+    def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
+        """Return all that it may do."""
+        ...
+
+
+@dataclass(frozen=True)
+class _DirectGpus:
+    gpus_per_node: int
+    nics: int = 0
+
+
+class LinkLibrary:
+    """From an operation to the algorithms that GPUs on a bare fabric can carry it out by.
+
+    Parameters
+    ----------
+    topology : Topology
+    gpus_per_node : int
+    algorithm : {"ring", "dimensions"}, optional
+        Where groups can: rings alone, or dimension by dimension. By default whichever is fastest.
+    ring_order : {"ranks", "fabric"}, optional
+        The order of GPUs in rings. By default whichever is faster.
+
+    Raises
+    ------
+    InputError
+        If the fabric has no dimensions, or no order other than that of ranks.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        gpus_per_node: int,
+        algorithm: str | None = None,
+        ring_order: str | None = None,
+    ) -> None:
+        check_fabric(topology, algorithm, ring_order)
+        self.system: NodeCounts = _DirectGpus(gpus_per_node)
+        self.algorithm = algorithm
+        table = packaged(FILE)
+        self._launch = build(Quantity, table["launch"]["latency"], FILE, "launch").si
+        self._factor = build(Quantity, table["time"]["factor"], FILE, "time")
+        left_out = set()
+        if topology.grid is None or algorithm == "ring":
+            left_out.add("dimensions")
+        if topology.tour is None or ring_order == "ranks":
+            left_out.add("tour")
+        elif ring_order == "fabric":
+            left_out.add("two-way-ring")
+        if algorithm is not None:
+            left_out |= {"tree", "pat"}
+        self._left_out = left_out
+        self._topology = topology
+
+    def factor(self, bytes: float, regime: Regime | None = None) -> Quantity:
+        """Return the factor that times rest on: 1 with its error bar, whatever the size."""
+        return self._factor
+
+    def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
+        """Return the first of `candidates`."""
+        return self.candidates(operation, bytes, shape)[0]
+
+    def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
+        """Return all that can be done, some of it not by every group.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of no account.
+        shape : Shape
+
+        Returns
+        -------
+        list of Choice
+            Each with the latency of the launch alone, and a bandwidth that no links allow.
+
+        Raises
+        ------
+        InputError
+            For an operation of unknown kind.
+        """
+        if shape.ranks == 1:
+            return [Choice("none", "", 0, 0.0, float("inf"))]
+        kind = Operation.ALL_REDUCE if operation is Operation.BARRIER else operation
+        if kind not in _ALGORITHMS:
+            raise InputError(
+                f"no cost is known for a communication of kind {operation.name}; known are "
+                f"{', '.join(each.name for each in (*_ALGORITHMS, Operation.BARRIER))}"
+            )
+        return [
+            Choice(name, "", 0, self._launch, self._most)
+            for name in _ALGORITHMS[kind]
+            if name not in self._left_out
+        ]
+
+    @cached_property
+    def _most(self) -> float:
+        """Bytes per second of payload that no communication exceeds.
+
+        Of two ranks at least, one sends or receives no less than half of the payload by its links.
+        """
+        found = self._topology
+        ends = [
+            np.bincount(each, found.bandwidth, found.n_nodes)[found.gpu].max()
+            for each in (found.source, found.target)
+        ]
+        return 2 * float(max(ends))
+
+
+def check_fabric(topology: Topology, algorithm: str | None, ring_order: str | None) -> None:
+    """Check that a fabric has what an algorithm and an order of rings ask of it.
+
+    Raises
+    ------
+    InputError
+        If it has no dimensions, or no order other than that of ranks.
+    """
+    if algorithm == "dimensions" and topology.grid is None:
+        raise InputError(
+            "network.algorithm is 'dimensions'; it needs a fabric with dimensions: torus, mesh, "
+            "wafer"
+        )
+    if ring_order == "fabric" and topology.tour is None:
+        raise InputError(
+            "network.ring_order is 'fabric', which on this network is the order of ranks: it has "
+            "no effect; leave it out"
+        )

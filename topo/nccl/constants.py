@@ -1,0 +1,150 @@
+"""NCCL's constants (``data/nccl.toml``), as they stand in one version for one kind of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.presets import packaged
+from mpisim.base.quantity import Quantity
+from mpisim.base.schema import build
+
+__all__ = ["ALGORITHMS", "PROTOCOLS", "NcclConstants", "architectures", "nccl_constants"]
+
+FILE = "nccl.toml"
+
+
+ALGORITHMS = ("tree", "ring", "collnet-direct", "collnet-chain", "nvls", "nvls-tree", "pat")
+"""In NCCL's order: of equally fast ones it takes the first."""
+
+
+PROTOCOLS = ("ll", "ll128", "simple")
+
+
+LL, LL128, SIMPLE = range(3)
+
+
+_GB = 1e9
+
+_US = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class NcclConstants:
+    """The constants that hold, in seconds and bytes per second.
+
+    Attributes
+    ----------
+    base : mapping
+        Latency by algorithm, then protocol.
+    hop : mapping
+        Latency of a step by link (``nvlink``, ``pcie``, ``network``), algorithm, protocol.
+    caps : mapping
+        Highest bandwidths on 1, 2 and more nodes: ``ll`` of an algorithm; ``ring-ll128``,
+        ``tree-ll128``, ``tree`` and ``nvls-tree`` of a channel.
+    ll_cap_across : mapping
+        Highest bandwidth of LL on several nodes by vendor of the CPU, as in `caps`.
+    post : mapping
+        Time to post a message to a NIC, by vendor of the CPU.
+    multicast : float
+        Share of the links that NVLS reaches; 0 without it.
+    inside_speeds, across_speeds : tuple of float
+        Of one channel, that the search tries, falling.
+    generation : int
+        Compute capability, times ten.
+    correction : float64, shape (3, 24)
+        Of a tree's bandwidth, by protocol and size.
+    plateau_factor : float
+    connections : tuple of Quantity
+        What one connection of a send over the network moves, between two nodes and among more.
+    block : float
+        What one block of threads, a channel, moves over links.
+    raw : mapping
+        The file, for what has no history: plateau, threads, channels, buffers, point-to-point.
+    """
+
+    base: Mapping[str, tuple[float, ...]]
+    hop: Mapping[str, Mapping[str, tuple[float, ...]]]
+    caps: Mapping[str, tuple[float, ...]]
+    ll_cap_across: Mapping[str, tuple[float, ...]]
+    post: Mapping[str, float]
+    multicast: float
+    inside_speeds: tuple[float, ...]
+    across_speeds: tuple[float, ...]
+    generation: int
+    correction: NDArray[np.float64]
+    plateau_factor: float
+    connections: tuple[Quantity, Quantity]
+    block: float
+    raw: Mapping[str, Any]
+
+
+def architectures() -> tuple[str, ...]:
+    """Return the names of the kinds of GPUs that NCCL's constants tell apart."""
+    return tuple(packaged(FILE)["arch"])
+
+
+@cache
+def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
+    """Return the constants for a kind of GPU in a version of NCCL."""
+    raw = packaged(FILE)
+    gpu = raw["arch"][arch]
+    caps = {name: _caps(name, version) for name in raw["caps"]}
+    plateau = raw["plateau"]
+    own_row = gpu["generation"] >= 90 and version >= (2, 21)
+    by_cpu = {
+        cpu: caps[gpu["caps"] if own_row else row]["ll"] for cpu, row in raw["ll-by-cpu"].items()
+    }
+    speeds = raw["speeds"][gpu["speeds"]]
+    return NcclConstants(
+        base={
+            name: _in_version(history, "us", version, _US) for name, history in raw["base"].items()
+        },
+        hop={
+            link: {name: _in_version(history, "us", version, _US) for name, history in each.items()}
+            for link, each in raw["hop"].items()
+        },
+        caps=caps[gpu["caps"]],
+        ll_cap_across=by_cpu,
+        post={cpu: time * _US for cpu, time in raw["post"].items()},
+        multicast=gpu["nvls"],
+        inside_speeds=tuple(speed * _GB for speed in speeds["inside"]),
+        across_speeds=tuple(speed * _GB for speed in speeds["across"]),
+        generation=gpu["generation"],
+        correction=np.array([raw["correction"][protocol] for protocol in PROTOCOLS], float),
+        plateau_factor=plateau["factor" if gpu["generation"] >= 80 else "factor-before-ampere"],
+        connections=(
+            _quantity("point-to-point", "connection-of-two"),
+            _quantity("point-to-point", "connection"),
+        ),
+        block=_quantity("arch", arch, "block").si,
+        raw=raw,
+    )
+
+
+def _quantity(*keys: str) -> Quantity:
+    found: Any = packaged(FILE)
+    for key in keys:
+        found = found[key]
+    return build(Quantity, found, FILE, ".".join(keys))
+
+
+def _caps(name: str, version: tuple[int, ...]) -> dict[str, tuple[float, ...]]:
+    rows = packaged(FILE)["caps"][name]
+    return {key: _in_version(history, "GBps", version, _GB) for key, history in rows.items()}
+
+
+def _in_version(
+    history: list[dict[str, Any]], key: str, version: tuple[int, ...], unit: float
+) -> tuple[float, ...]:
+    """Return the last entry of a history that is not newer than a version, or the first."""
+    found = history[0]
+    for entry in history:
+        if tuple(map(int, entry["since"].split("."))) <= version:
+            found = entry
+    return tuple(value * unit for value in found[key])

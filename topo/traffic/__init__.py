@@ -1,0 +1,22 @@
+"""What collectives put on links: bytes, hops, loads, limits. Read in this order.
+
+``groups``
+    Arrangements: groups that differ by whole nodes only.
+``grid_order``
+    The order of a group's members along the fabric, and data parts dimension by dimension.
+``transfers``
+    Bytes from rank to rank, by algorithm (ring, tree, NVLS, PAT, …).
+``hops``
+    Chains of hops that follow one another, by algorithm.
+``link_loads``
+    Transfers of many groups summed over links.
+``route_latency``
+    Latency of routes along chains of hops.
+``patterns``
+    `Pattern`: an operation by an algorithm; its loads and latencies for an arrangement.
+``link_limits``
+    The highest rate that links allow a communication that is alone; `Placement`.
+
+A new algorithm of a collective is a name in `transfers.ALGORITHMS`, its transfers in
+`transfers.transfers` and its chains of hops in `hops.hop_chains`.
+"""

@@ -1,0 +1,105 @@
+"""Many groups at once: most are copies of a few, some nodes further on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..nccl.shape import NodeCounts, Shape
+
+__all__ = ["Arrangement", "arrangements", "group_equal_rows", "shapes_of"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Groups of one arrangement.
+
+    Attributes
+    ----------
+    groups : int64, shape (g,)
+        Which they are, ascending.
+    members : int64, shape (s,)
+        Of each, in its own order, less its `base`.
+    base : int64, shape (g,)
+        The first GPU of the node of each group's first member.
+    """
+
+    groups: Ints
+    members: Ints
+    base: Ints
+
+
+def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) -> list[Arrangement]:
+    """Sort groups by arrangement: equal are those that differ by whole nodes only.
+
+    Parameters
+    ----------
+    index : int64, shape (n + 1,)
+        Communicator c has the members ``members[index[c]:index[c + 1]]``.
+    members : int32
+        Global ranks.
+    gpus_per_node : int
+
+    Examples
+    --------
+    >>> found = arrangements(np.array([0, 2, 4]), np.array([1, 9, 17, 25]), 8)
+    >>> [(each.groups.tolist(), each.members.tolist(), each.base.tolist()) for each in found]
+    [([0, 1], [1, 9], [0, 16])]
+    """
+    sizes = np.diff(index)
+    found = []
+    for size in np.unique(sizes).tolist():
+        groups = np.flatnonzero(sizes == size)
+        ranks = members[index[groups, None] + np.arange(size)].astype(np.int64)
+        base = ranks[:, 0] // gpus_per_node * gpus_per_node
+        ranks -= base[:, None]
+        for which in group_equal_rows(ranks):
+            found.append(Arrangement(groups[which], ranks[which[0]], base[which]))
+    return found
+
+
+def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
+    """Return the numbers of equal rows, together."""
+    # One word a row: sorting whole rows takes far longer. Rows of one word are compared after.
+    # The factors are SplitMix64's, made odd; numpy.random takes longer to load than all of this.
+    odd = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        odd = (odd ^ (odd >> np.uint64(shift))) * np.uint64(factor)
+    odd |= np.uint64(1)
+    with np.errstate(over="ignore"):
+        word = (rows * odd.view(np.int64)).sum(axis=1)
+    _, first, which = np.unique(word, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    if not (rows == rows[first[which]]).all():  # two kinds of rows have one word: 1 in 10**10
+        which = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(which, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(which))[:-1])
+
+
+def shapes_of(
+    index: Ints, members: NDArray[np.int32], system: NodeCounts
+) -> tuple[Ints, list[Shape]]:
+    """Return what `Shape.of` says of each communicator, each shape once.
+
+    Parameters
+    ----------
+    index, members
+        See `arrangements`.
+    system : System or Seats
+
+    Returns
+    -------
+    label : int64, shape (n,)
+        The entry of each communicator in `shapes`.
+    shapes : list of Shape
+    """
+    label = np.empty(len(index) - 1, np.int64)
+    known: dict[Shape, int] = {}
+    for each in arrangements(index, members, system.gpus_per_node):
+        shape = Shape.of(each.members.tolist(), system)
+        label[each.groups] = known.setdefault(shape, len(known))
+    return label, list(known)

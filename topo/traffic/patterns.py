@@ -1,0 +1,125 @@
+"""Communication patterns on a topology: bytes over links and latency of routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.kinds import Operation
+
+from ..topology import RouteFunction, Topology
+from .grid_order import BY_DIMENSION, OrderedGroups, order_by_block, order_by_tour
+from .hops import hop_chains
+from .link_loads import link_weights
+from .route_latency import added_latency
+from .transfers import CHAIN_OPERATIONS, transfers
+
+__all__ = ["Pattern", "PatternTraffic"]
+
+
+class Pattern(NamedTuple):
+    """Which links a communication loads: what it does, and by which algorithm of the library."""
+
+    operation: Operation
+    algorithm: str
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PatternTraffic:
+    """How patterns are carried out by many groups of one arrangement.
+
+    Groups are given by `members`, shape (s,), less the `base` of each, shape (g,): see
+    `mpisim.topo.traffic.groups.Alike`.
+
+    Attributes
+    ----------
+    topology : Topology
+    gpus_per_node : int
+    meshed : bool
+        Whether GPUs of a node are joined pair by pair.
+    by_fabric : bool
+        Whether ``"ring"`` follows the fabric rather than the order of ranks.
+    rings_instead : bool
+        Whether groups that cannot go dimension by dimension go in rings; otherwise not at all.
+    """
+
+    topology: Topology
+    gpus_per_node: int
+    meshed: bool
+    by_fabric: bool
+    rings_instead: bool
+
+    def weights(
+        self,
+        pattern: Pattern,
+        members: Ints,
+        base: Ints,
+        seen: NDArray[np.bool_],
+        paths: RouteFunction,
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return (place in `base`, link, weight) on links `seen`; see `link_weights`."""
+        parts = []
+        for each in self._ordered(pattern, members, base):
+            algorithm = self._algorithm(pattern, each)
+            if algorithm is None:
+                continue
+            sent = transfers(
+                pattern.operation,
+                algorithm,
+                each.members,
+                self.gpus_per_node,
+                meshed=self.meshed,
+                block=each.block,
+            )
+            some, at, load = link_weights(paths, self.topology.share, base[each.which], sent, seen)
+            parts.append((each.which[some], at, load))
+        group, link, weight = (
+            np.concatenate([np.empty(0, np.int64), *(part[i] for part in parts)]) for i in range(3)
+        )
+        if len(parts) > 1:
+            order = np.argsort(group, kind="stable")  # of one group links are ascending already
+            group, link, weight = group[order], link[order], weight[order]
+        return group, link, weight
+
+    def latency(
+        self, pattern: Pattern, members: Ints, base: Ints, paths: RouteFunction, excess: Ints
+    ) -> Ints:
+        """Return the latency that the way adds, shape (g,), in ps; see `added_latency`."""
+        found = np.zeros(len(base), np.int64)
+        for each in self._ordered(pattern, members, base):
+            algorithm = self._algorithm(pattern, each)
+            if algorithm is not None:
+                phases = hop_chains(
+                    pattern.operation, algorithm, each.members, self.gpus_per_node, each.block
+                )
+                found[each.which] = added_latency(paths, excess, base[each.which], phases)
+        return found
+
+    def impossible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
+        """Say which groups cannot do it by this pattern, shape (g,)."""
+        found = np.zeros(len(base), bool)
+        if pattern.algorithm == "dimensions" and not self.rings_instead:
+            for each in self._ordered(pattern, members, base):
+                found[each.which] = each.block is None
+        return found
+
+    def _ordered(self, pattern: Pattern, members: Ints, base: Ints) -> list[OrderedGroups]:
+        """Sort groups by how their members follow each other."""
+        if pattern.operation in BY_DIMENSION and pattern.algorithm == "dimensions":
+            return order_by_block(self.topology, members, base, self.gpus_per_node)
+        toured = pattern.algorithm == "tour" or (pattern.algorithm == "ring" and self.by_fabric)
+        if pattern.operation in BY_DIMENSION + CHAIN_OPERATIONS and toured:
+            return order_by_tour(self.topology, members, base)
+        return [OrderedGroups(np.arange(len(base)), members)]
+
+    def _algorithm(self, pattern: Pattern, groups: OrderedGroups) -> str | None:
+        """Return by which algorithm groups do it, None if not at all."""
+        if pattern.algorithm != "dimensions" or groups.block is not None:
+            return pattern.algorithm
+        return "ring" if self.rings_instead else None

@@ -1,0 +1,380 @@
+"""Bytes from rank to rank in a collective, by its algorithm.
+
+All numbers are bytes per byte of payload, as `Price` counts it. Only what crosses links matters
+here: the order in which chunks go does not, since a collective is one flow that uses all of its
+links at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.errors import InputError
+from mpisim.base.kinds import Operation
+
+from .grid_order import Block, bytes_along_axes, data_parts, rings_along
+
+__all__ = [
+    "ALGORITHMS",
+    "CHAIN_OPERATIONS",
+    "PAIRWISE_OPERATIONS",
+    "TWO_WAY_RINGS",
+    "Transfers",
+    "UniformAllToAll",
+    "chain_orders",
+    "channel_count",
+    "double_tree",
+    "members_by_node",
+    "send_pairs",
+    "transfers",
+]
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """What goes from rank to rank.
+
+    Attributes
+    ----------
+    source, target : int64, shape (m,)
+        Global ranks.
+    bytes : float64, shape (m,)
+        Per byte of payload.
+    """
+
+    source: Ranks
+    target: Ranks
+    bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Transfers]) -> Transfers:
+        """Put transfers together; there may be none."""
+        return cls(
+            np.concatenate([np.empty(0, np.int64), *(part.source for part in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(part.target for part in parts)]),
+            np.concatenate([np.empty(0), *(part.bytes for part in parts)]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class UniformAllToAll:
+    """The same number of bytes from every rank to every other, in place of a list of them.
+
+    Attributes
+    ----------
+    ranks : int64, shape (n,)
+        Global ranks.
+    each : float
+        Bytes from one to one other, per byte of payload.
+    """
+
+    ranks: Ranks
+    each: float
+
+    @cached_property
+    def _ends(self) -> tuple[Ranks, Ranks]:
+        n = len(self.ranks)
+        source, target = np.repeat(self.ranks, n), np.tile(self.ranks, n)
+        others = source != target
+        return source[others], target[others]
+
+    @property
+    def source(self) -> Ranks:
+        """The senders, as `Transfers` lists them."""
+        return self._ends[0]
+
+    @property
+    def target(self) -> Ranks:
+        """The receivers."""
+        return self._ends[1]
+
+    @property
+    def bytes(self) -> NDArray[np.float64]:
+        """What goes from each to each."""
+        return np.full(len(self.source), self.each)
+
+
+def transfers(
+    operation: Operation,
+    algorithm: str,
+    members: Sequence[int] | Ranks,
+    gpus_per_node: int,
+    *,
+    meshed: bool = False,
+    block: Block | None = None,
+) -> Transfers | UniformAllToAll:
+    """Return what the members of a group send to each other.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        One of `ALGORITHMS`.
+    members : sequence of int
+        Global ranks, in the communicator's order. Rank r is on node ``r // gpus_per_node``.
+    gpus_per_node : int
+    meshed : bool
+        Whether GPUs of a node are joined by links of their own, pair by pair. Rings then take all
+        of them in turn, each as often as any other; otherwise one path does for all.
+    block : Block, optional
+        What the members fill, in the order of its axes, for ``"dimensions"``; by default a line.
+
+    Returns
+    -------
+    Transfers or Everyone
+        Empty for a group of one, and for barriers.
+
+    Raises
+    ------
+    InputError
+        For an algorithm or an operation without bytes of its own.
+
+    Examples
+    --------
+    >>> found = transfers(Operation.ALL_REDUCE, "ring", (0, 1), 8)
+    >>> found.source.tolist(), found.target.tolist(), found.bytes.tolist()
+    ([0, 1], [1, 0], [1.0, 1.0])
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f"unknown algorithm {algorithm!r}; known are {', '.join(ALGORITHMS)}")
+    group = np.asarray(members, np.int64)
+    n = len(group)
+    if n == 1 or operation is Operation.BARRIER:
+        return Transfers.joined([])
+    nodes = members_by_node(group, gpus_per_node)
+    if operation in CHAIN_OPERATIONS:
+        return _chain_transfers(operation, algorithm, group, nodes)
+    if operation in PAIRWISE_OPERATIONS:
+        return _pairwise_transfers(operation, group)
+    if operation not in _RING_FACTOR:
+        raise InputError(
+            f"no transfers are known for a communication of kind {operation.name}; known are "
+            f"{', '.join(o.name for o in (*_RING_FACTOR, *CHAIN_OPERATIONS, *PAIRWISE_OPERATIONS))}"
+        )
+    if algorithm == "dimensions":
+        return _dimension_transfers(_RING_FACTOR[operation], group, block or Block.line(n), meshed)
+    factor = _RING_FACTOR[operation] * (n - 1) / n
+    if algorithm in TWO_WAY_RINGS:
+        half = np.full(n, factor / 2)
+        after, before = np.roll(group, -1), np.roll(group, 1)
+        return Transfers.joined([Transfers(group, after, half), Transfers(group, before, half)])
+    if algorithm == "pat":
+        return _pat_transfers(group)
+    if algorithm == "ring" or operation is not Operation.ALL_REDUCE:
+        # In-switch gathers and scatters move at each port what a ring does.
+        return _ring_transfers(nodes, factor, meshed)
+    if algorithm == "tree":
+        return _tree_transfers(nodes)
+    # In the switch: every GPU sends its buffer once to be reduced, and its share of the sum.
+    inside = [
+        _ring_transfers([ranks], 1 + 1 / len(ranks), meshed) for ranks in nodes if len(ranks) > 1
+    ]
+    return Transfers.joined([*inside, *_between_trees(nodes)])
+
+
+TWO_WAY_RINGS = ("two-way-ring", "tour")
+"""Rings that carry half of the data each way round; the second follows the fabric."""
+
+
+ALGORITHMS = (
+    "ring",
+    "tree",
+    "nvls",
+    "nvls-tree",
+    "collnet-direct",
+    "collnet-chain",
+    "pat",
+    "send",
+    "dimensions",
+    *TWO_WAY_RINGS,
+)
+"""NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
+
+
+_RING_FACTOR = {
+    Operation.ALL_REDUCE: 2.0,
+    Operation.ALL_GATHER: 1.0,
+    Operation.REDUCE_SCATTER: 1.0,
+}
+
+CHAIN_OPERATIONS = (Operation.BROADCAST, Operation.REDUCE)
+
+PAIRWISE_OPERATIONS = (
+    Operation.ALL_TO_ALL,
+    Operation.GATHER,
+    Operation.SCATTER,
+    Operation.SEND_RECV,
+)
+
+
+def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
+    """Return the members of each node, nodes in the order in which the group meets them."""
+    node = group // gpus_per_node
+    _, first, number = np.unique(node, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))[number.reshape(-1)]
+    order = np.argsort(place, kind="stable")
+    return np.split(group[order], np.cumsum(np.bincount(place))[:-1])
+
+
+def channel_count(nodes: list[Ranks]) -> int:
+    """On how many paths between nodes a collective is spread: one a member of each node."""
+    return min(len(ranks) for ranks in nodes) if len(nodes) > 1 else 1
+
+
+def _ring_transfers(nodes: list[Ranks], factor: float, meshed: bool) -> Transfers:
+    """A ring through all members of each node in turn; each channel enters at another member."""
+    k = channel_count(nodes)
+    parts = []
+    for channel in range(k):
+        path = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+        share = np.full(len(path), factor / k)
+        parts.append(Transfers(path, np.roll(path, -1), share))
+    if not meshed or max(len(ranks) for ranks in nodes) <= 2:
+        return Transfers.joined(parts)
+    ends = np.cumsum([len(ranks) for ranks in nodes]) - 1
+    last = [Transfers(each.source[ends], each.target[ends], each.bytes[ends]) for each in parts]
+    hops = 1 if len(nodes) > 1 else 0  # of a ring between nodes one hop a node leaves it
+    return Transfers.joined(
+        [
+            *(_all_pairs(ranks, factor * (len(ranks) - hops) / len(ranks)) for ranks in nodes),
+            *(last if hops else []),
+        ]
+    )
+
+
+def _all_pairs(ranks: Ranks, each: float) -> Transfers:
+    """Every rank sends `each` bytes, the same part of it to every other."""
+    n = len(ranks)
+    source, target = np.repeat(ranks, n), np.tile(ranks, n)
+    others = source != target
+    return Transfers(source[others], target[others], np.full(n * (n - 1), each / max(n - 1, 1)))
+
+
+def chain_orders(
+    operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]
+) -> list[Ranks]:
+    """Return the ways from the first member, or to it in a reduction; each takes an equal part.
+
+    NCCL's follow its rings from the root: each channel enters nodes at another member.
+    """
+    if algorithm in TWO_WAY_RINGS:
+        paths = [group, np.roll(group[::-1], 1)] if len(group) > 2 else [group]
+    else:
+        paths = []
+        for channel in range(channel_count(nodes)):
+            ring = np.concatenate([np.roll(ranks, -channel) for ranks in nodes])
+            paths.append(np.roll(ring, -int(np.argmax(ring == group[0]))))
+    return paths if operation is Operation.BROADCAST else [path[::-1] for path in paths]
+
+
+def _chain_transfers(
+    operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]
+) -> Transfers:
+    """Everything goes from the first to the second, and on to the last, by one way or several."""
+    paths = chain_orders(operation, algorithm, group, nodes)
+    return Transfers.joined(
+        [Transfers(p[:-1], p[1:], np.full(len(p) - 1, 1 / len(paths))) for p in paths]
+    )
+
+
+def _dimension_transfers(factor: float, group: Ranks, block: Block, meshed: bool) -> Transfers:
+    """Return the transfers of rings along every axis, by what each part has left to send there."""
+    found = []
+    for share, order in data_parts(block):
+        for axis, amount in bytes_along_axes(block, order):
+            each = factor * share * amount
+            if meshed and block.inside and axis == 0:
+                rows = group.reshape(block.sizes[0], -1).T
+                found += [_all_pairs(row, each) for row in rows]
+                continue
+            rings = rings_along(group, block, axis)
+            found += [
+                Transfers(a.reshape(-1), b.reshape(-1), np.full(a.size, each / len(rings)))
+                for a, b in rings
+            ]
+    return Transfers.joined(found)
+
+
+def send_pairs(group: Ranks) -> tuple[Ranks, Ranks]:
+    """Return who sends to whom: the first to the second; of more, each to the next (nccl-tests)."""
+    return (group[:1], group[1:2]) if len(group) == 2 else (group, np.roll(group, -1))
+
+
+def _pairwise_transfers(operation: Operation, group: Ranks) -> Transfers | UniformAllToAll:
+    n = len(group)
+    if operation is Operation.SEND_RECV:
+        return Transfers(*send_pairs(group), np.ones(1 if n == 2 else n))
+    share = np.full(n - 1, 1 / n)
+    root = np.repeat(group[:1], n - 1)
+    if operation is Operation.GATHER:
+        return Transfers(group[1:], root, share)
+    if operation is Operation.SCATTER:
+        return Transfers(root, group[1:], share)
+    return UniformAllToAll(group, 1 / n)
+
+
+def _pat_transfers(group: Ranks) -> Transfers:
+    """Parallel aggregated trees: in step d = 1, 2, 4, … what is missing goes d ranks further."""
+    n = len(group)
+    distances = 1 << np.arange(int(n - 1).bit_length())
+    return Transfers.joined(
+        [
+            Transfers(group, np.roll(group, -int(d)), np.full(n, min(int(d), n - int(d)) / n))
+            for d in distances
+        ]
+    )
+
+
+def _tree_transfers(nodes: list[Ranks]) -> Transfers:
+    """All-reduce: chains in nodes, up and down, and two trees of half of the bytes between."""
+    k = channel_count(nodes)
+    parts = []
+    for channel in range(k):
+        for ranks in nodes:
+            if len(ranks) == 1:
+                continue
+            path = np.roll(ranks, -channel)
+            share = np.full(len(path) - 1, 1 / k)
+            parts += [
+                Transfers(path[1:], path[:-1], share),
+                Transfers(path[:-1], path[1:], share),
+            ]
+    return Transfers.joined([*parts, *_between_trees(nodes)])
+
+
+def _between_trees(nodes: list[Ranks]) -> list[Transfers]:
+    """Both trees between nodes, each of a half of the bytes, up and down, spread over channels."""
+    if len(nodes) == 1:
+        return []
+    k = channel_count(nodes)
+    edges = double_tree(len(nodes))
+    parts = []
+    for channel in range(k):
+        head = np.array([ranks[channel] for ranks in nodes])
+        child, parent = head[edges[:, 0]], head[edges[:, 1]]
+        share = np.full(len(edges), 0.5 / k)
+        parts += [Transfers(child, parent, share), Transfers(parent, child, share)]
+    return parts
+
+
+def double_tree(n: int) -> NDArray[np.int64]:
+    """Return the edges (child, parent) of NCCL's two binary trees over n nodes, shape (2n - 2, 2).
+
+    The second is the mirror of the first where n is even, and shifted by one where it is odd, so
+    that (almost) nobody is an inner node of both (nccl, src/graph/trees.cc; Sanders, Speck, Träff
+    2009).
+    """
+    child = np.arange(1, n)
+    bit = child & -child
+    parent = (child ^ bit) | (bit << 1)
+    parent = np.where(parent >= n, child ^ bit, parent)
+    first = np.stack([child, parent], axis=1)
+    second = n - 1 - first if n % 2 == 0 else (first + 1) % n
+    return np.concatenate([first, second])
