@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
+from ..base.text import duration
 from ..engine.run import PieceKind, Run
 from ..mpi.parallel import agreed
 from ..program import Kind, Program
-from ..report.times import duration
 from .case import Case, prepare
 from .execution import execute
 
