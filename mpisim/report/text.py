@@ -23,7 +23,7 @@ from ..engine.run import Apart
 from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by
-from .names import short_names
+from .kernel_names import short_names
 
 __all__ = ["render"]
 
