@@ -18,13 +18,11 @@ from .base.files import check_output
 from .experiment import Experiment, ProgramExperiment
 from .mpi.parallel import agreed
 from .mpi.parallel import progress as show
-from .prediction.case import Case, prepare
-from .prediction.execution import execute
+from .prediction.execution import check_seeds, execute, sampled_steps, summary
 from .prediction.launches import launch_bound
-from .prediction.program_case import ProgramCase, prepare_program
-from .prediction.program_statements import program_statements
-from .prediction.samples import check_seeds, sampled_steps, summary
-from .prediction.statements import statements
+from .prediction.prepared import Case, prepare
+from .prediction.prepared_program import ProgramCase, prepare_program
+from .prediction.statements import program_statements, statements
 from .program import Program
 from .results import Results, collect, write_results
 from .topo import Network
@@ -55,8 +53,8 @@ def simulate(
     Parameters
     ----------
     what : Experiment, ProgramExperiment, Case, ProgramCase or Program
-        A case is an experiment that `mpisim.prediction.case.prepare` or
-        `mpisim.prediction.program_case.prepare_program` has made ready.
+        A case is an experiment that `mpisim.prediction.prepared.prepare` or
+        `mpisim.prediction.prepared_program.prepare_program` has made ready.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     network : Network, optional

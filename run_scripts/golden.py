@@ -92,7 +92,7 @@ def _run(name: str) -> Figure:
     from mpi4py import MPI
 
     from mpisim.experiment import load
-    from mpisim.prediction.case import prepare
+    from mpisim.prediction.prepared import prepare
     from mpisim.simulate import simulate
 
     text, experiment = load(name)

@@ -172,7 +172,7 @@ def test_a_program_comes_back_as_it_was(program: Program) -> None:
 
 def test_a_generated_step_comes_back_as_it_was(tmp_path: Path) -> None:
     from mpisim.experiment import load
-    from mpisim.prediction.case import prepare
+    from mpisim.prediction.prepared import prepare
 
     program = prepare(load(changes=["model.layers=8", "plan.global_batch=8"])[1]).program
     write_chakra(program, tmp_path / "et", "gpt")

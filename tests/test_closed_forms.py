@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import model
 
+from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.experiment.presets import find_model
 from mpisim.workloads import closed_forms
 
 

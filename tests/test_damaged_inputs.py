@@ -13,7 +13,7 @@ import pytest
 from mpisim.base.csv_files import read_table
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
-from mpisim.experiment.config_json import read_config
+from mpisim.experiment.huggingface import read_config
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical.calibration import CollectiveCalibration as KernelCalibration
 from mpisim.kernels.measured import read as read_kernels
@@ -186,7 +186,7 @@ def test_a_slip_in_an_experiment(tmp_path: Path, change: tuple[str, str], said: 
     path = tmp_path / "x.toml"
     path.write_text(EXPERIMENT.replace(*change))
     with pytest.raises(InputError) as caught:
-        from mpisim.prediction.case import prepare
+        from mpisim.prediction.prepared import prepare
 
         prepare(load(path)[1])
     assert said in str(caught.value)

@@ -16,8 +16,8 @@ from test_fold import check
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import NetworkChoice, load
-from mpisim.prediction.case import prepare
 from mpisim.prediction.network import network_of
+from mpisim.prediction.prepared import prepare
 from mpisim.program import Operation
 from mpisim.topo import class_of, find_cluster
 from mpisim.topo.bounds import cut_bound

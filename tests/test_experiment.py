@@ -9,7 +9,7 @@ import pytest
 
 from mpisim.base.errors import InputError, MpisimError, UsageError
 from mpisim.experiment import Cnn, Dlrm, Transformer, defaulted, load, read
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 
 SMALL = """
 title = "small"

@@ -9,7 +9,7 @@ import pytest
 
 from mpisim.data import names, path
 from mpisim.experiment import Cnn, Experiment, load
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 from mpisim.report import render
 from mpisim.simulate import simulate
 from mpisim.topo import find_cluster

@@ -14,7 +14,7 @@ from recorded import exported, recordable_program
 from mpisim.base.errors import InputError, MpisimError, OutputError
 from mpisim.engine import Run, simulate
 from mpisim.experiment import load
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 from mpisim.replay import read_job, replay
 from mpisim.traces.export import export_kineto

@@ -7,7 +7,7 @@ import pytest
 
 from mpisim.engine import simulate
 from mpisim.experiment import read
-from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.prepared import Case, prepare
 
 TEXT = """
 [model]

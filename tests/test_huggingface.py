@@ -13,7 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.schema import build
 from mpisim.experiment import FAMILIES, Transformer, read
 from mpisim.experiment.huggingface import MODEL_TYPES, from_config
-from mpisim.experiment.presets import find_model
+from mpisim.experiment.model_presets import find_model
 
 # As published at huggingface.co; what only concerns text, files and inference is left out.
 CONFIGS: dict[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.report.names import short_names
+from mpisim.report.kernel_names import short_names
 
 CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy_aligned16_contig<at::native::"

@@ -11,8 +11,8 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, load
 from mpisim.kernels.operations import Convolution, Gemm
-from mpisim.prediction.case import prepare
 from mpisim.prediction.launches import launch_bound, launch_share
+from mpisim.prediction.prepared import prepare
 from mpisim.results import Results
 from mpisim.simulate import simulate
 

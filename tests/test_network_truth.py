@@ -17,7 +17,7 @@ from test_fold import check
 from mpisim import engine
 from mpisim.base.quantity import Quantity
 from mpisim.experiment import read
-from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.prepared import Case, prepare
 from mpisim.program import Operation
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import cut_bound

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.base.schema import build
+from mpisim.cli.example import _documented, example
 from mpisim.experiment import Cnn, Dlrm, Plan, Transformer, read
-from mpisim.experiment.example import _documented, example
-from mpisim.experiment.experiment import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
+from mpisim.experiment.choices import ClusterChoice, KernelChoice, NetworkChoice, RunChoice
+from mpisim.experiment.model_presets import find_model, model_presets
 from mpisim.experiment.models import FAMILIES
-from mpisim.experiment.presets import find_model, model_presets
 from mpisim.kernels import find_gpu
 from mpisim.memory import assess, capacity
 from mpisim.memory.starting import _spread
-from mpisim.prediction.case import prepare
 from mpisim.prediction.hardware import hardware_of
+from mpisim.prediction.prepared import prepare
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
 from mpisim.workloads.closed_forms import parameters

@@ -24,7 +24,7 @@ from mpisim.experiment import (
     Transformer,
     read,
 )
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 from mpisim.program import check_matching
 from mpisim.workloads import Workload, lay_out, training_step
 

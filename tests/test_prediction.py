@@ -28,12 +28,10 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
-from mpisim.prediction.case import Case, prepare
-from mpisim.prediction.error_bar import error_bar
-from mpisim.prediction.path_shares import PathShares
+from mpisim.prediction.prepared import Case, prepare
 from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import ours
-from mpisim.prediction.uncertainty import propagate
+from mpisim.prediction.uncertainty import PathShares, error_bar, propagate
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.simulate import simulate
 from mpisim.topo import AlphaBeta, class_of, find_cluster

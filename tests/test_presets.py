@@ -13,7 +13,7 @@ from mpisim.base.errors import InputError
 from mpisim.base.schema import build, parse
 from mpisim.data import text
 from mpisim.experiment import FAMILIES, Model, Transformer
-from mpisim.experiment.presets import find_model, model_presets
+from mpisim.experiment.model_presets import find_model, model_presets
 
 PRESETS = model_presets()
 

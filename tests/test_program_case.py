@@ -16,8 +16,8 @@ from test_speeds import SMALL
 from mpisim.base.errors import InputError
 from mpisim.experiment import VariationChoice, load, load_any, read
 from mpisim.formats import read_chakra, write_chakra
-from mpisim.prediction.case import Case, prepare
-from mpisim.prediction.program_case import ProgramCase, prepare_program, with_experiment
+from mpisim.prediction.prepared import Case, prepare
+from mpisim.prediction.prepared_program import ProgramCase, prepare_program, with_experiment
 from mpisim.prediction.variation import revaried, varied
 from mpisim.program import Program, ProgramBuilder, save
 from mpisim.program import load as load_program
@@ -264,11 +264,11 @@ def test_an_experiment_of_a_program(run_mpisim: Run, small: Path, tmp_path: Path
         (["network.modl=nccl"], r"unknown key 'modl' in \[network\] \(did you mean 'model'\?\)"),
         (["network.model=ring"], "'network.model' is 'ring'.*allowed: nccl, alpha-beta"),
         (["netwrk.model=nccl"], r"unknown key 'netwrk' .*\(did you mean 'network'\?\)"),
-        (["plan.tp=2"], "key 'plan.tp' is given, but the program has settled it"),
-        (["model.layers=2"], "key 'model.layers' is given, but the program has settled it"),
-        (["kernels.model=roofline"], "'kernels.model' is given, but the program has settled it"),
-        (["calibration.file=ours"], "'calibration.file' is given, but the program has settled"),
-        (["cluster.gpus=3"], "key 'cluster.gpus' is 3, but the program has settled it: 16 ranks"),
+        (["plan.tp=2"], "key 'plan.tp' is given, but the program file fixes it"),
+        (["model.layers=2"], "key 'model.layers' is given, but the program file fixes it"),
+        (["kernels.model=roofline"], "'kernels.model' is given, but the program file fixes it"),
+        (["calibration.file=ours"], "'calibration.file' is given, but the program file fixes"),
+        (["cluster.gpus=3"], "key 'cluster.gpus' is 3, but the program file fixes it: 16 ranks"),
         (["cluster.nodes=1"], "cluster.nodes is 1; the program's 16 ranks need 2 nodes of 8 GPUs"),
         (["cluster.nodes=two"], "'cluster.nodes' is 'two'; it must be an integer"),
         (["cluster.preset=dgx-h10"], "unknown cluster 'dgx-h10'"),
@@ -346,7 +346,7 @@ def test_a_bare_program_says_what_it_rests_on(bare: Path) -> None:
         (["run.allow_oom=true"], "'run.allow_oom' has no effect: the program does not say what"),
         (["overlap.passes=3"], "'overlap.passes' has no effect"),
         (["variation.slowest=true"], "variation.slowest is true; the program does not say which"),
-        (["plan.tp=3"], "the program has settled it"),
+        (["plan.tp=3"], "the program file fixes it"),
     ],
 )
 def test_what_a_bare_program_has_no_use_for_is_refused(

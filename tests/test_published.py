@@ -11,8 +11,8 @@ from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.data import names, path
 from mpisim.experiment import load
+from mpisim.experiment.experiment import PUBLISHED_UNITS
 from mpisim.experiment.load import read
-from mpisim.experiment.published import UNITS
 from mpisim.prediction.published import compared
 from mpisim.validate.published import BEGIN, END
 
@@ -65,7 +65,7 @@ def test_figures_are_compared_in_their_unit(
     assert (found.figure, found.published, found.unit) == (figure, published, unit)
     assert found.predicted == pytest.approx(own)
     assert found.error == pytest.approx(own / published - 1)
-    assert set(UNITS) >= {figure}
+    assert set(PUBLISHED_UNITS) >= {figure}
 
 
 def test_a_changed_run_is_another_run() -> None:

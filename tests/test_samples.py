@@ -13,8 +13,8 @@ from mpisim.base.errors import InputError, UsageError
 from mpisim.base.rank_ranges import span
 from mpisim.engine.run import Apart
 from mpisim.experiment import VariationChoice, read
-from mpisim.prediction.case import Case, prepare
-from mpisim.prediction.samples import sampled_steps, summary
+from mpisim.prediction.execution import sampled_steps, summary
+from mpisim.prediction.prepared import Case, prepare
 from mpisim.prediction.variation import varied
 
 TEXT = """

@@ -13,8 +13,8 @@ from mpisim.experiment import Experiment, read
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import shared
 from mpisim.prediction import network
-from mpisim.prediction.case import prepare
 from mpisim.prediction.execution import execute
+from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
 
 models = import_module("mpisim.kernels.analytical.shared")

@@ -24,7 +24,7 @@ from mpisim.kernels.slowdown import (
     work_of,
 )
 from mpisim.kernels.slowdown.waves import of_tiles, stretched
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 from mpisim.program import Operation
 from mpisim.simulate import simulate
 

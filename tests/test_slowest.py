@@ -12,7 +12,7 @@ from mpisim.experiment import VariationChoice
 from mpisim.kernels import find_gpu
 from mpisim.kernels.operations import Attention, Convolution, Elementwise, Gemm, Norm
 from mpisim.kernels.roofline import Roofline
-from mpisim.prediction.slowest import SlowestKernels, slowest
+from mpisim.prediction.variation import SlowestKernels, slowest
 
 
 def test_the_largest_of_normal_numbers() -> None:

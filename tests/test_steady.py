@@ -11,9 +11,8 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
-from mpisim.prediction import steady
-from mpisim.prediction.memory_fit import verdict
-from mpisim.prediction.steady import (
+from mpisim.prediction import extrapolation as steady
+from mpisim.prediction.extrapolation import (
     BOUND,
     Rounds,
     attempts,
@@ -23,6 +22,7 @@ from mpisim.prediction.steady import (
     step_time,
     with_micro_batches,
 )
+from mpisim.prediction.memory_fit import verdict
 
 
 def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any) -> Experiment:

@@ -11,10 +11,10 @@ from mpisim import engine
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
 from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
-from mpisim.prediction.case import prepare
-from mpisim.prediction.path_shares import PathShares
+from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
 from mpisim.prediction.step_constants import Known, StepConstants, chip, ours, served
+from mpisim.prediction.uncertainty import PathShares
 
 CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import model, network, plan
 
+from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.experiment.presets import find_model
 from mpisim.workloads import closed_forms
 from mpisim.workloads.operators import Network, Parameter
 

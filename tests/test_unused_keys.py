@@ -11,10 +11,9 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
 from mpisim.experiment.load import TABLES
-from mpisim.prediction.alike import alike
-from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.prepared import Case, prepare
 from mpisim.prediction.statements import _matters
-from mpisim.prediction.unused_keys import SURE, _counts_surely, other_values, unused_keys
+from mpisim.prediction.unused_keys import SURE, _counts_surely, alike, other_values, unused_keys
 from mpisim.simulate import simulate
 
 WORDS = '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'

@@ -6,7 +6,7 @@ nothing of mpisim but this package.
 ``errors``
     The errors a user can mend, and nearest valid names.
 ``text``, ``rank_ranges``, ``numbered``
-    Aligned columns; "0-7,16" → ranks; texts that differ in a number.
+    Columns, times and sizes for people; "0-7,16" → ranks; texts that differ in a number.
 ``files``, ``csv_files``, ``hdf5``
     Text files and outputs that appear whole; comma-separated tables; HDF5 stores.
 ``schema``, ``presets``

@@ -1,10 +1,28 @@
-"""Text for people: aligned columns, and texts of others put on one line."""
+"""Text for people: columns, shortened lines, times and sizes.
+
+Times are whole picoseconds. `apportioned` rounds the parts of a sum so that the parts shown add up
+to the whole shown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["aligned", "between", "markdown_table", "one_line", "shortened"]
+__all__ = [
+    "TimeUnit",
+    "aligned",
+    "apportioned",
+    "between",
+    "duration",
+    "markdown_table",
+    "one_line",
+    "percent",
+    "quantity",
+    "rounded",
+    "shortened",
+    "unit_for",
+]
 
 
 def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
@@ -59,3 +77,111 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     if not begins:
         before, after = page + "\n" * bool(page), "\n"
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+# --- times and sizes ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """A unit of time, shown with three decimals."""
+
+    name: str
+    ps: int
+
+    @property
+    def step(self) -> int:
+        """The last digit shown, in ps."""
+        return self.ps // 1000
+
+    def show(self, steps: int) -> str:
+        """Show a number of last digits: ``1234`` is ``1.234``."""
+        sign = "-" if steps < 0 else ""
+        return f"{sign}{abs(steps) // 1000:,}.{abs(steps) % 1000:03d}"
+
+    def of(self, ps: int) -> str:
+        """Show one time, rounded by itself."""
+        return self.show(rounded(ps, self.step))
+
+
+TIME_UNITS = (
+    TimeUnit("s", 10**12),
+    TimeUnit("ms", 10**9),
+    TimeUnit("µs", 10**6),
+    TimeUnit("ns", 10**3),
+)
+
+
+def unit_for(ps: int) -> TimeUnit:
+    """Return the unit in which a time has digits before the point."""
+    return next((unit for unit in TIME_UNITS if abs(ps) >= unit.ps), TIME_UNITS[-1])
+
+
+def duration(ps: int) -> str:
+    """Show one time with its own unit.
+
+    Examples
+    --------
+    >>> duration(12_345_678_901)
+    '12.346 ms'
+    """
+    unit = unit_for(ps)
+    return f"{unit.of(ps)} {unit.name}"
+
+
+def rounded(value: int, step: int) -> int:
+    """Divide, rounding to the nearest integer (half up)."""
+    return (2 * value + step) // (2 * step)
+
+
+def apportioned(parts: Sequence[int], step: int) -> list[int]:
+    """Express parts in steps so that their sum is that of the rounded whole.
+
+    Every part is rounded down or up; those with the largest remainders are rounded up.
+
+    Parameters
+    ----------
+    parts : sequence of int
+        Not negative.
+    step : int
+        Above 0.
+
+    Returns
+    -------
+    list of int
+        Their sum is ``rounded(sum(parts), step)``.
+
+    Examples
+    --------
+    >>> apportioned([1_500, 1_500, 1_000], 1_000)
+    [2, 1, 1]
+    """
+    shares = [part // step for part in parts]
+    missing = rounded(sum(parts), step) - sum(shares)
+    # Equal remainders: the first part goes up.
+    by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % step), i))
+    for i in by_remainder[:missing]:
+        shares[i] += 1
+    return shares
+
+
+def percent(part: int, whole: int) -> str:
+    """Show a share with one decimal; ``-`` of nothing."""
+    return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def quantity(value: float, unit: str, base: int = 1000) -> str:
+    """Show a number with a decimal prefix, or a binary one with ``base=1024``.
+
+    Examples
+    --------
+    >>> quantity(4.5e11, "B/s"), quantity(4096, "B", 1024)
+    ('450 GB/s', '4 KiB')
+    """
+    prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+    for prefix in prefixes:
+        if abs(value) < base * 0.9995 or prefix == prefixes[-1]:
+            break
+        value /= base
+    digits = 0 if value == int(value) else max(0, 3 - len(str(int(abs(value)))))
+    return f"{value:.{digits}f} {prefix}{unit}"

@@ -75,7 +75,7 @@ def _matches(words: Sequence[str], cells: Sequence[str], aliases: Sequence[str])
 
 
 def _models() -> Listing:
-    from ..experiment.presets import model_presets
+    from ..experiment.model_presets import model_presets
 
     rows = []
     for name, preset in model_presets().items():

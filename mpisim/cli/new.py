@@ -60,11 +60,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the experiment."""
-    from ..experiment.example import example
-    from ..experiment.experiment import MOST_GPUS
+    from ..experiment.choices import MAX_GPUS
+    from .example import example
 
-    if args.gpus is not None and not 1 <= args.gpus <= MOST_GPUS:
-        raise UsageError(f"--gpus is {args.gpus}; it must be from 1 to {MOST_GPUS}")
+    if args.gpus is not None and not 1 <= args.gpus <= MAX_GPUS:
+        raise UsageError(f"--gpus is {args.gpus}; it must be from 1 to {MAX_GPUS}")
     if args.overwrite and args.file is None:
         raise UsageError("--overwrite needs a file to write: mpisim new FILE")
     path = args.config or (args.model if _is_path(args.model) else None)

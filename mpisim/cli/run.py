@@ -103,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
-        from ..prediction.case import Case, prepare
-        from ..prediction.program_case import prepare_program, with_experiment
+        from ..prediction.prepared import Case, prepare
+        from ..prediction.prepared_program import prepare_program, with_experiment
         from ..prediction.published import of_results
         from ..program import save
         from ..simulate import simulate

@@ -174,12 +174,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _constants(path: str | None) -> StepConstants | None:
-    from ..experiment.kept import OURS
+    from ..experiment.serialization import PACKAGED_CONSTANTS
     from ..prediction.step_constants import StepConstants, ours
 
     if path is None:
         return None
-    return ours() if path == OURS else StepConstants.read(path)
+    return ours() if path == PACKAGED_CONSTANTS else StepConstants.read(path)
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

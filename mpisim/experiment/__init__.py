@@ -6,30 +6,35 @@ wanted ``[kernels]``, ``[network]``, ``[overlap]``, ``[variation]``, ``[calibrat
 every key explained. Where the work stands in a program file, ``[workload]`` takes the place of
 ``[model]`` and ``[plan]``.
 
-- `load`, `read`: from a file or a text; `load_any`: also one whose work is a program file, a
-  `ProgramExperiment` with the choices of `ProgramChoices`; `kept`, `restored`: as a text that
-  stands alone, and back.
-- `defaulted`: which keys it leaves to their defaults.
-- `Experiment` with `Model` (`Transformer`, `Cnn` or `Dlrm`), `Plan`, `ClusterChoice`,
-  `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`, `CalibrationChoice`,
-  `RunChoice`.
+Read in this order.
+
+``models``, ``plan``, ``choices``
+    The tables as dataclasses: ``[model]``; ``[plan]``; all others.
+``experiment``, ``program_experiment``
+    An experiment of a model, with the figures published of it; one of a program file.
+``model_presets``, ``huggingface``
+    Models by name; ``config.json`` → keys of ``[model]``.
+``load``
+    TOML → experiment.
+``serialization``
+    Experiment → text that stands alone, kept in program files, and back.
 """
 
-from .experiment import (
+from .choices import (
     CalibrationChoice,
     ClusterChoice,
-    Experiment,
     KernelChoice,
     NetworkChoice,
+    OverlapChoice,
     RunChoice,
+    VariationChoice,
 )
-from .kept import kept, restored
+from .experiment import Experiment
 from .load import DEFAULT, defaulted, load, load_any, read
 from .models import FAMILIES, USUAL_LENGTH, Cnn, Dlrm, Model, Transformer
-from .of_program import ProgramChoices, ProgramExperiment
-from .overlap import OverlapChoice
 from .plan import Plan
-from .variation import VariationChoice
+from .program_experiment import ProgramChoices, ProgramExperiment
+from .serialization import deserialize, serialize
 
 __all__ = [
     "DEFAULT",
@@ -51,9 +56,9 @@ __all__ = [
     "Transformer",
     "VariationChoice",
     "defaulted",
-    "kept",
+    "deserialize",
     "load",
     "load_any",
     "read",
-    "restored",
+    "serialize",
 ]

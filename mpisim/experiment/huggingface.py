@@ -1,8 +1,9 @@
-"""Models from Hugging Face: ``config.json`` as keys of ``[model]``.
+"""Models from Hugging Face: ``config.json`` → keys of ``[model]``.
 
 Each architecture names its sizes in its own way; what one name means stands in the function of its
 `model_type`. Keys that a file may leave out have the default of the architecture's class in
-``transformers`` (github.com/huggingface/transformers, ``src/transformers/models``).
+``transformers`` (github.com/huggingface/transformers, ``src/transformers/models``). `Config` checks
+each value as it is read.
 
 Three things the keys of ``[model]`` cannot say are left out: windows that only some layers have
 (Gemma 2), attention and feed-forward blocks side by side (Falcon, GPT-NeoX), and norms
@@ -11,13 +12,14 @@ behind a block (Gemma 2).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, nearest
-from .config_json import Config, read_config
+from ..base.files import read_text
 
 __all__ = ["MODEL_TYPES", "from_config"]
 
@@ -63,7 +65,7 @@ def from_config(path: str | Path) -> Keys:
         sense; the message names file and key.
     """
     file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    config = read_config(file)
+    config = _read_config(file)
     model_type = config.text("model_type", "")
     if not model_type:
         raise InputError(f"{file}: key 'model_type' is missing")
@@ -75,8 +77,116 @@ def from_config(path: str | Path) -> Keys:
     return {key: value for key, value in MODEL_TYPES[model_type](config).items() if value != ()}
 
 
+def _read_config(file: Path) -> Config:
+    """Read a ``config.json``.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or holds no table.
+    """
+    contents = read_text(file)
+    try:
+        table = json.loads(contents)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{file}: holds no table; is it a config.json?")
+    return Config(table, file)
+
+
+class Config:
+    """A table of a ``config.json``: typed access by key, errors that name file and key.
+
+    The first key of several that the table has counts: older files have other names.
+    """
+
+    def __init__(self, table: Mapping[str, Any], file: Path, within: str = "") -> None:
+        self.table, self.file, self.within = table, file, within
+
+    def size(self, *keys: str, default: Any = None) -> Any:
+        """Return a positive integer; without a default it must be there. Null is absence."""
+        key, found = self._first(keys)
+        if found is None:
+            if default is not None:
+                return default
+            others = f" (nor {', '.join(map(repr, keys[1:]))})" if keys[1:] else ""
+            raise InputError(f"{self.file}: key {self._full(keys[0])!r} is missing{others}")
+        if type(found) is not int or found < 1:
+            raise self.refuse(key, "it must be an integer, 1 or more")
+        return found
+
+    def count(self, key: str) -> int:
+        """Return an integer that may be 0, which is also its default."""
+        found = self.table.get(key)
+        if found is None:
+            return 0
+        if type(found) is not int or found < 0:
+            raise self.refuse(key, "it must be an integer, 0 or more")
+        return found
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        found = self.table.get(key)
+        if found is None:
+            return default
+        if not isinstance(found, bool):
+            raise self.refuse(key, "it must be true or false")
+        return found
+
+    def text(self, key: str, default: str) -> str:
+        """Return a text."""
+        found = self.table.get(key)
+        if found is None:
+            return default
+        if not isinstance(found, str):
+            raise self.refuse(key, "it must be a text")
+        return found
+
+    def choice(self, key: str, choices: Mapping[str, str], default: str) -> str:
+        """Return the value of `choices` for one of its texts."""
+        found = self.text(key, default)
+        if found not in choices:
+            raise InputError(
+                f"{self.file}: key {self._full(key)!r} is {found!r}{nearest(found, choices)}; "
+                f"known: {', '.join(choices)}"
+            )
+        return choices[found]
+
+    def any(self, keys: Mapping[str, float]) -> bool:
+        """Whether any of the numbers under `keys` (dropout rates) is above 0; values: defaults."""
+        rates = {key: self.table.get(key, default) for key, default in keys.items()}
+        for key, found in rates.items():
+            if isinstance(found, bool) or not isinstance(found, int | float):
+                raise self.refuse(key, "it must be a number")
+        return any(found > 0 for found in rates.values())
+
+    def part(self, key: str) -> Config:
+        """Return a table inside this table, empty if there is none."""
+        found = self.table.get(key) or {}
+        if not isinstance(found, dict):
+            raise self.refuse(key, "it must be a table")
+        return Config(found, self.file, self._full(key))
+
+    def refuse(self, key: str, why: str) -> InputError:
+        """Return the error that the value of a key cannot be used, and why."""
+        return InputError(f"{self.file}: key {self._full(key)!r} is {self.table[key]!r}; {why}")
+
+    def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+        for key in keys:
+            if self.table.get(key) is not None:
+                return key, self.table[key]
+        return keys[0], None
+
+    def _full(self, key: str) -> str:
+        return f"{self.within}.{key}" if self.within else key
+
+
+# --- one function for each model_type -------------------------------------------------------------
+
+
 def _sizes(config: Config, family: str) -> Keys:
-    """Return what most files name alike."""
+    """Return the sizes whose names most architectures share."""
     return {
         "family": family,
         "layers": config.size("num_hidden_layers", "n_layer", "n_layers"),

@@ -1,4 +1,9 @@
-"""From a TOML file to an experiment."""
+"""TOML file, or the name of a packaged experiment → `Experiment` or `ProgramExperiment`.
+
+`load` and `load_any` read a file and apply ``--set`` changes; `read` does so with a text. Tables
+are checked one by one by `mpisim.base.schema.build`; ``[model]`` is resolved first
+(`model_of`), since its dataclass depends on the family.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +18,40 @@ from typing import Any
 from ..base.errors import InputError, UsageError, nearest, one_of
 from ..base.files import read_text
 from ..base.schema import build, defaults, parse
-from .experiment import (
+from .choices import (
     CalibrationChoice,
     ClusterChoice,
-    Experiment,
     KernelChoice,
     NetworkChoice,
+    OverlapChoice,
     RunChoice,
+    VariationChoice,
 )
+from .experiment import Experiment, Published
 from .models import FAMILIES, Cnn, Dlrm, Model, Transformer
-from .of_program import ProgramExperiment, of_program
-from .overlap import OverlapChoice
 from .plan import Plan
-from .published import Published
-from .variation import VariationChoice
+from .program_experiment import ProgramExperiment, program_experiment
 
-__all__ = ["DEFAULT", "TABLES", "defaulted", "load", "load_any", "model_of", "of_table", "read"]
+__all__ = [
+    "DEFAULT",
+    "TABLES",
+    "defaulted",
+    "experiment_of",
+    "load",
+    "load_any",
+    "model_of",
+    "read",
+]
 
 DEFAULT = "llama3-8b-8-h100"
 """The experiment that runs when none is named."""
 
-EXPERIMENTS = "experiments"
+FOLDER = "experiments"
 
-HDF5 = b"\x89HDF"
+HDF5_SIGNATURE = b"\x89HDF"
 """How program files begin."""
 
-LISTED = "docs/experiments.md and 'mpisim new' explain all keys"
+ALL_KEYS = "docs/experiments.md and 'mpisim new' explain all keys"
 
 TABLES: dict[str, Any] = {
     "plan": Plan,
@@ -52,10 +65,10 @@ TABLES: dict[str, Any] = {
 }
 """Tables of the file besides ``[model]``, whose dataclass depends on its family."""
 
-FOUND = "published"
-"""The table of what was found of the run, which chooses nothing."""
+PUBLISHED = "published"
+"""The table of published figures, which chooses nothing."""
 
-VARIABLES = ["network", "nccl"]
+NCCL_VARIABLES = ["network", "nccl"]
 """The table of environment variables, whose values are texts."""
 
 REQUIRED = ("model", "plan", "cluster")
@@ -85,9 +98,9 @@ def load(path: str | Path | None = None, changes: Sequence[str] = ()) -> tuple[s
     UsageError
         If a change is no assignment.
     """
-    contents, source = _contents(DEFAULT if path is None else str(path))
+    contents, source = _text_of(DEFAULT if path is None else str(path))
     experiment = read(contents, source, changes)
-    return _noted(contents, changes), experiment
+    return _with_changes_noted(contents, changes), experiment
 
 
 def load_any(
@@ -101,35 +114,35 @@ def load_any(
     if _is_hdf5(named):
         contents, source = f"[workload]\nprogram = {json.dumps(Path(named).name)}\n", named
     else:
-        contents, source = _contents(named)
-    table = _changed(parse(contents, source), changes)
+        contents, source = _text_of(named)
+    table = _with_changes(parse(contents, source), changes)
     if "workload" in table:
-        return _noted(contents, changes), of_program(table, source)
-    return _noted(contents, changes), of_table(table, source)
+        return _with_changes_noted(contents, changes), program_experiment(table, source)
+    return _with_changes_noted(contents, changes), experiment_of(table, source)
 
 
 def _is_hdf5(path: str) -> bool:
     """Whether a file begins as program files do."""
     try:
         with open(path, "rb") as file:
-            return file.read(len(HDF5)) == HDF5
+            return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
     except (OSError, ValueError):  # whoever reads it says why
         return False
 
 
-def _noted(contents: str, changes: Sequence[str]) -> str:
+def _with_changes_noted(contents: str, changes: Sequence[str]) -> str:
     return "".join(f"# --set {change}\n" for change in changes) + contents
 
 
-def _contents(path: str) -> tuple[str, str]:
+def _text_of(path: str) -> tuple[str, str]:
     """Return the text of an experiment, and what to call it in messages."""
     from mpisim.data import names, text
 
     # A name has no folder and no ending; a file in the working folder may be called as one.
     if Path(path).name == path and not path.endswith(".toml") and not Path(path).exists():
-        known = names(EXPERIMENTS)
+        known = names(FOLDER)
         if path in known:
-            return text(f"{EXPERIMENTS}/{path}.toml"), f"{path}.toml"
+            return text(f"{FOLDER}/{path}.toml"), f"{path}.toml"
         raise InputError(
             f"{path}: there is no such file, nor an experiment of that name"
             f"{nearest(path, known)}; see mpisim list experiments"
@@ -153,13 +166,13 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     InputError
         Naming the file and the key, what was found and what is allowed.
     """
-    experiment = of_table(_changed(parse(text, source), changes), source)
-    if any(_key(change)[0] in REQUIRED for change in changes):
+    experiment = experiment_of(_with_changes(parse(text, source), changes), source)
+    if any(_key_path(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
 
 
-def _home(key: str) -> str:
+def _tables_with(key: str) -> str:
     """Suggest the tables that have a key which was given without one; empty if none has."""
     homes = [*TABLES.items(), *(("model", cls) for cls in (Transformer, Cnn, Dlrm))]
     tables = [name for name, cls in homes if key in (each.name for each in fields(cls))]
@@ -168,24 +181,24 @@ def _home(key: str) -> str:
     return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
 
-def of_table(
+def experiment_of(
     table: dict[str, Any], source: str, resolved: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Return an experiment from its parsed tables; otherwise as `read`.
+    """Build an experiment from its parsed tables; errors as of `read`.
 
     Parameters
     ----------
     table : dict
     source : str
     resolved : mapping, optional
-        All keys of the model, in place of the preset or the configuration that ``[model]`` names.
+        All keys of the model, in place of the preset or config.json that ``[model]`` names.
     """
     if not table:
         raise InputError(f"{source}: holds no key; 'mpisim new' writes an experiment to start from")
-    allowed = ("title", "model", *TABLES, FOUND)
+    allowed = ("title", "model", *TABLES, PUBLISHED)
     for key in table:
         if key not in allowed:
-            near = _home(key) or one_of(key, allowed)
+            near = _tables_with(key) or one_of(key, allowed)
             raise InputError(f"{source}: unknown key {key!r} at the top level{near}")
     for key in REQUIRED:
         if key not in table:
@@ -197,10 +210,10 @@ def of_table(
     model = model_of(named if resolved is None else dict(resolved), source)
     config = "" if "seq_len" in named else named.get("hf_config", "")
     parts = {
-        key: build(cls, _table(table, key, source), source, key, LISTED)
+        key: build(cls, _table(table, key, source), source, key, ALL_KEYS)
         for key, cls in TABLES.items()
     }
-    published = build(Published, _table(table, FOUND, source), source, FOUND)
+    published = build(Published, _table(table, PUBLISHED, source), source, PUBLISHED)
     return Experiment(
         model=model,
         title=title,
@@ -218,7 +231,7 @@ def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
 
     Those of the model are left out: a preset or a configuration gives them.
     """
-    return _defaulted(_changed(parse(text, "experiment"), changes))
+    return _defaulted(_with_changes(parse(text, "experiment"), changes))
 
 
 def _defaulted(table: Mapping[str, Any]) -> dict[str, object]:
@@ -236,7 +249,15 @@ def _table(table: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
 
 
 def model_of(table: Mapping[str, Any], source: str) -> Model:
-    """Resolve ``[model]``: defaults of the family, then preset or config, then the user's keys."""
+    """Resolve ``[model]``: defaults of the family, then preset or config.json, then given keys.
+
+    Parameters
+    ----------
+    table : mapping
+        The keys of ``[model]``.
+    source : str
+        The file they stand in, for messages and relative paths.
+    """
     given = dict(table)
     base: dict[str, Any] = {}
     preset, config = given.pop("preset", None), given.pop("hf_config", None)
@@ -247,7 +268,7 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
         raise InputError(f"{source}: [model] has both 'preset' and 'hf_config'; give one")
     try:
         if preset is not None:
-            from .presets import find_model
+            from .model_presets import find_model
 
             base = find_model(preset)
         elif config is not None:
@@ -270,16 +291,16 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
     for key in given:
         if key not in allowed:
             raise InputError(
-                f"{source}: unknown key {key!r} in [model]{one_of(key, allowed, LISTED)}"
+                f"{source}: unknown key {key!r} in [model]{one_of(key, allowed, ALL_KEYS)}"
             )
     model: Model = build(cls, {**common, **base, **given}, source, "model")
     return model
 
 
-def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Return the table with keys set as on the command line."""
     for change in changes:
-        *path, last = _key(change)
+        *path, last = _key_path(change)
         within = table
         for name in path:
             within = within.setdefault(name, {})
@@ -290,7 +311,7 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
             within[last] = tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
             within[last] = value.strip()
-        if path == VARIABLES and type(within[last]) is int:  # as one writes them in a shell
+        if path == NCCL_VARIABLES and type(within[last]) is int:  # as one writes them in a shell
             within[last] = value.strip()
     return table
 
@@ -299,7 +320,7 @@ _ASSIGNMENT = re.compile(r"""(?:[^"'=]|"[^"]*"|'[^']*')*=""")
 """A key, whose parts may be in quotes, and the sign behind it."""
 
 
-def _key(change: str) -> list[str]:
+def _key_path(change: str) -> list[str]:
     """Return the parts of the key of a change: ``plan.tp``, ``network.changes."links.a.b"``."""
     found = _ASSIGNMENT.match(change)
     path: list[str] = []

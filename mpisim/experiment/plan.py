@@ -1,21 +1,29 @@
-"""Parallel plans: how the work of a step is shared by the GPUs, and how each GPU does its part."""
+"""Parallel plans: how the GPUs share the work of a step, and how each GPU does its part.
+
+`Plan` is the table ``[plan]`` of an experiment: its fields are the keys, in groups. Keys that
+contradict each other are refused when a plan is made, whatever the model and the cluster; what
+depends on those is refused where a model is laid out (`mpisim.workloads.layout`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+from ..base.errors import InputError, nearest
 from ..base.schema import Limits
 from .models import Count, Large
-from .plan_checks import AXES, check
 
 __all__ = ["AXES", "Plan"]
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""Axes of the grid of ranks, as Megatron-LM names them."""
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 Format = Literal["fp32", "fp16", "bf16"]
 Style = Literal["megatron", "ddp", "deepspeed", "fsdp"]
 Bytes = Annotated[int, Limits(least=1, most=10**12)]
-Kept = Literal[
+KeptOperator = Literal[
     "qkv",
     "query",
     "key",
@@ -29,7 +37,7 @@ Kept = Literal[
     "feed-forward out",
 ]
 """Operators of a layer, by the names they have in results."""
-Recomputed = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
+RecomputedModule = Literal["layernorm", "moe_act", "mla_up_proj", "mlp"]
 """Parts of a layer, as Megatron-LM names them."""
 
 
@@ -172,12 +180,13 @@ class Plan:
         Parts of a layer computed again besides: norms, activations of experts, latent attention's
         projections up to the heads, dense feed-forward blocks (Megatron-LM's
         ``--recompute-modules``).
-    activation_fp8 : bool
-        Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
-        forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
     recompute_stops : bool
         With "full": whether only what the backward pass reads is computed again, as PyTorch's
         checkpoints without reentry and XLA do, or the whole layer, as Megatron-LM does.
+    activation_fp8 : bool
+        Whether inputs of the non-linearity of feed-forward blocks and experts are kept in fp8, cast
+        forward and back (Megatron-LM's ``--activation-func-fp8-input-store``).
+
     separate_projections : bool
         Whether queries, keys and values come from a matrix each, and so do gate and value of a
         gated feed-forward block; otherwise from one. With tp > 1 they count as one, unless
@@ -203,6 +212,7 @@ class Plan:
     rotary : {"real", "complex"}
         How rotary positions are computed: by sines and cosines, or as products of complex numbers
         in fp32, which torch.compile does not fuse (Llama's reference code).
+
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
@@ -212,34 +222,35 @@ class Plan:
     bias_kernels : bool
         Without `fused`: whether a kernel adds a bias after each product, not the product itself
         (PyTorch before cuBLASLt's epilogues, TensorFlow 1, MXNet).
+    persistent_norms : bool
+        Whether fused norms read each row once, into registers, as those of Transformer Engine and
+        of Apex's FastLayerNorm do; otherwise twice.
     norm_fusion : {"none", "activation", "convolution"}
         ResNet: batch normalisation by itself, with ReLU and the sum before it, or in convolutions.
     image_layout : {"channels-last", "channels-first"}
         Images of a CNN in memory. Matrix units take channels last: convolutions in other formats
         than fp32 turn images that have them first.
-    fused_loss : bool, optional
-        Whether cross-entropy is; as `fused` says if not given.
-    persistent_norms : bool
-        Whether fused norms read each row once, into registers, as those of Transformer Engine and
-        of Apex's FastLayerNorm do; otherwise twice.
     fused_wgrad : bool, optional
         Whether products add gradients of weights straight to Megatron-LM's buffer
         (``gradient_accumulation_fusion``); as `fused` says if not given.
+
+    fused_loss : bool, optional
+        Whether cross-entropy is; as `fused` says if not given.
     eager_loss : bool
         Whether cross-entropy is PyTorch's of scores that a kernel before it casts to fp32
         (``F.cross_entropy(scores.float(), targets)``); with tp > 1 as `fused_loss` says.
     compiled_loss : bool
         Whether cross-entropy is compiled functions between its all-reduces, as Megatron-LM's
         ``--cross-entropy-loss-fusion`` with the implementation ``native``.
+
     cuda_graphs : bool
         Whether launches are captured: no CPU time between kernels.
-    launch_blocking : bool
-        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
-
     cuda_graph_modules : tuple of {"attn", "moe_router", "moe_preprocess"}
         Parts of a layer whose launches are captured where not all are (Transformer Engine's
         graphs, Megatron-LM's ``--cuda-graph-modules``): attention, the router with the shared
         experts, what comes before tokens are exchanged.
+    launch_blocking : bool
+        Whether the CPU waits for each kernel it launches (``CUDA_LAUNCH_BLOCKING=1``).
 
     moe_experts : {"loop", "grouped", "fused"}, optional
         How experts multiply: a product after the other, each launched (Transformer Engine's
@@ -269,6 +280,7 @@ class Plan:
         "size-lookup-greedy".
     """
 
+    # Batch, and the grid of ranks.
     global_batch: Large
     micro_batch: Annotated[int, Limits(least=1, most=1_000_000)] = 1
     replica_batch: tuple[Large, ...] = ()
@@ -280,6 +292,7 @@ class Plan:
     dp: Count | None = None
     order: str = "tp-cp-ep-dp-pp"
 
+    # Pipeline: schedule, stages, messages between them.
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"] = "1f1b"
     vpp: Count = 1
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
@@ -288,6 +301,7 @@ class Plan:
     account_for_embedding: bool = False
     account_for_loss: bool = False
 
+    # Tensor, sequence and context parallelism.
     sp: bool | None = None
     sp_style: Literal["megatron", "pytorch"] = "megatron"
     tp_overlap: bool = False
@@ -297,6 +311,7 @@ class Plan:
     dgrad_overlap: bool = True
     cp_style: Literal["ring", "all-gather", "pytorch"] = "ring"
 
+    # Data parallelism: sharding, buckets, units.
     dp_style: Style | None = None
     zero: Annotated[int, Limits(least=0, most=3)] = 0
     zero_group: Count | None = None
@@ -310,6 +325,7 @@ class Plan:
     fsdp_pipeline: Literal["overlapped", "pytorch"] = "overlapped"
     flat_shards: bool = False
 
+    # Number formats and the optimizer.
     precision: Precision = "bf16"
     convolution_precision: Literal["fp32", "tf32"] | None = None
     fp8_scaling: Literal["delayed", "current", "blocks"] = "delayed"
@@ -323,12 +339,15 @@ class Plan:
     moment_precision: Format = "fp32"
     clip: bool | None = None
 
+    # Activation recomputation.
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: Count | None = None
-    recompute_keeps: tuple[Kept, ...] = ()
-    activation_fp8: bool = False
+    recompute_keeps: tuple[KeptOperator, ...] = ()
+    recompute_modules: tuple[RecomputedModule, ...] = ()
     recompute_stops: bool = False
-    recompute_modules: tuple[Recomputed, ...] = ()
+    activation_fp8: bool = False
+
+    # Kernels of layers: products and attention.
     separate_projections: bool = False
     kernels: Literal["flash", "eager"] = "flash"
     unaligned: Literal["tensor-cores", "cores"] = "tensor-cores"
@@ -337,21 +356,27 @@ class Plan:
     attention_precision: Literal["fp8"] | None = None
     repeats_heads: bool = False
     rotary: Literal["real", "complex"] = "real"
+
+    # Kernels of layers: elementwise work, norms, images.
     fused: bool = True
     primitive: tuple[Literal["gelu", "dropout", "adam"], ...] = ()
     bias_kernels: bool = False
+    persistent_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
     image_layout: Literal["channels-last", "channels-first"] = "channels-last"
+    fused_wgrad: bool | None = None
+
+    # Loss.
     fused_loss: bool | None = None
     eager_loss: bool = False
     compiled_loss: bool = False
-    persistent_norms: bool = False
-    fused_wgrad: bool | None = None
+
+    # Launches.
     cuda_graphs: bool = False
+    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
     launch_blocking: bool = False
 
-    cuda_graph_modules: tuple[Literal["attn", "moe_router", "moe_preprocess"], ...] = ()
-
+    # Mixture of experts.
     moe_experts: Literal["loop", "grouped", "fused"] | None = None
     moe_imbalance: Annotated[float, Limits(least=1, most=1000)] = 1.0
     moe_overlap: bool = False
@@ -360,6 +385,7 @@ class Plan:
     ep_overlap: bool = False
     dispatch_precision: Literal["bf16", "fp8"] = "bf16"
 
+    # Embedding tables of DLRM.
     sharder: Literal[
         "naive",
         "naive-chunk",
@@ -372,7 +398,11 @@ class Plan:
     ] = "size-lookup-greedy"
 
     def __post_init__(self) -> None:
-        check(self)
+        _check_sizes(self)
+        _check_precision(self)
+        _check_recomputation(self)
+        _check_data_parallel(self)
+        _check_replicas(self)
 
     @property
     def sequence_parallel(self) -> bool:
@@ -413,8 +443,8 @@ class Plan:
         """Ranks that send a share each of what goes from stage to stage."""
         return self.tp if self.p2p_split and not self.sequence_parallel else 1
 
-    def settled(self, *, transformer: bool) -> Plan:
-        """Return the plan with what depends on the kind of model settled, for data parallelism.
+    def resolved(self, *, transformer: bool) -> Plan:
+        """Return the plan with `dp_style` and `precision` as data parallelism takes them.
 
         Transformers are trained with weights in the format of their products. Other models are
         trained with ``torch.autocast``: their weights and gradients stay in fp32.
@@ -441,3 +471,102 @@ class Plan:
         if self.precision in ("fp32", "tf32"):
             return "fp32"
         return "fp16" if self.precision == "fp16" else "bf16"
+
+
+# --- keys that do not go together ----------------------------------------------------------------
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Refuse axes, stages, schedules and parallelism that contradict each other."""
+    axes = plan.order.split("-")
+    for axis in axes:
+        if axis not in AXES:
+            raise InputError(
+                f"order is {plan.order!r}: unknown axis {axis!r}{nearest(axis, AXES)}; "
+                f"allowed: {', '.join(AXES)}"
+            )
+    if sorted(axes) != sorted(AXES):
+        raise InputError(f"order is {plan.order!r}; it must name each of {'-'.join(AXES)} once")
+    if plan.stages and len(plan.stages) != plan.pp * plan.vpp:
+        raise InputError(
+            f"stages has {len(plan.stages)} entries; pp × vpp = {plan.pp * plan.vpp} are needed"
+        )
+    if plan.vpp > 1 and plan.schedule != "interleaved":
+        raise InputError(f"vpp is {plan.vpp}, but schedule = {plan.schedule!r} has one chunk")
+    alone = plan.schedule == "1f1b" and plan.pp == 1
+    if plan.ep_overlap and plan.schedule != "interleaved" and not alone:
+        raise InputError(
+            f"ep_overlap is true, but schedule = {plan.schedule!r}; it needs 'interleaved', or "
+            "pp = 1"
+        )
+    if plan.moe_dispatcher != "all-to-all" and plan.expert_tp > 1:
+        raise InputError(
+            f"moe_dispatcher is {plan.moe_dispatcher!r} with experts split over "
+            f"{plan.expert_tp} ranks; set etp = 1"
+        )
+    if plan.sp and plan.tp == 1:
+        raise InputError("sp is true, but tp is 1: there is nobody to share the sequence with")
+    if plan.tp_overlap and not plan.sequence_parallel:
+        raise InputError("tp_overlap is true; it needs tp > 1 and sp = true")
+
+
+def _check_precision(plan: Plan) -> None:
+    """Refuse formats, and ways to launch kernels, of which one rules out the other."""
+    if plan.launch_blocking and plan.cuda_graphs:
+        raise InputError("launch_blocking is true, but cuda_graphs, too: the CPU launches none")
+    if plan.convolution_precision is not None and plan.precision != "fp32":
+        raise InputError(
+            f"convolution_precision is given, but precision is {plan.precision!r}, which "
+            "convolutions have, too; the key is for 'fp32'"
+        )
+
+
+def _check_recomputation(plan: Plan) -> None:
+    if (plan.recompute_keeps or plan.recompute_stops) and plan.recompute != "full":
+        key = "recompute_keeps" if plan.recompute_keeps else "recompute_stops"
+        raise InputError(f"{key} is given, but recompute is {plan.recompute!r}; set 'full'")
+    if plan.recompute_modules and plan.recompute == "full":
+        raise InputError("recompute_modules is given, but recompute = 'full' is all of them")
+
+
+def _check_data_parallel(plan: Plan) -> None:
+    allowed = {"ddp": (0, 1), "megatron": (0, 1), "deepspeed": (0, 1, 2, 3), "fsdp": (2, 3)}
+    style = plan.dp_style
+    if style is not None and plan.zero not in allowed[style]:
+        choices = ", ".join(map(str, allowed[style]))
+        raise InputError(f"zero is {plan.zero}; dp_style = {style!r} allows {choices}")
+    if plan.zero == 3 and plan.pp > 1:
+        raise InputError(
+            "zero is 3 with pp > 1: no framework gathers parameters for each micro-batch of a "
+            "pipeline; dp_style = 'fsdp' with zero = 2 shards them, and gathers them once a step"
+        )
+    if plan.zero_group is not None and not plan.zero:
+        raise InputError("zero_group is given, but zero is 0: nothing is sharded")
+
+
+def _check_replicas(plan: Plan) -> None:
+    if not plan.replica_batch:
+        return
+    if plan.dp is not None and len(plan.replica_batch) != plan.dp:
+        raise InputError(f"replica_batch has {len(plan.replica_batch)} entries; dp is {plan.dp}")
+    if sum(plan.replica_batch) != plan.global_batch:
+        raise InputError(
+            f"replica_batch adds up to {sum(plan.replica_batch)}; global_batch is "
+            f"{plan.global_batch}"
+        )
+    for replica, batch in enumerate(plan.replica_batch):
+        if batch % plan.micro_batch:
+            raise InputError(
+                f"replica_batch gives replica {replica} {batch} sequences, which is not a "
+                f"multiple of micro_batch = {plan.micro_batch}"
+            )
+    if plan.zero > 1:
+        raise InputError(
+            f"replica_batch is given with zero = {plan.zero}: replicas meet in every "
+            "micro-batch, so they need equally many; allowed: zero = 0, 1"
+        )
+    if plan.ep > 1:
+        raise InputError(
+            "replica_batch is given with ep > 1: replicas exchange tokens in every "
+            "micro-batch, so they need equally many"
+        )

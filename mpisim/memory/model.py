@@ -133,7 +133,7 @@ def memory(
     list of StageMemory
         Of each stage.
     """
-    plan = plan.settled(transformer=transformer)
+    plan = plan.resolved(transformer=transformer)
     sizes = dict(Groups(grid, plan.zero_group).sizes)
     kinds = Kinds()
     known: dict[Hashable, _OfLayers] = {}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from ..base.text import aligned
-from ..report.times import apportioned, percent
+from ..base.text import aligned, apportioned, percent
 from .model import PARTS, StageMemory
 
 __all__ = ["GIB", "Verdict"]

@@ -17,7 +17,7 @@ from .rank import Device, Factors, Ranks
 from .residents import Residents
 
 if TYPE_CHECKING:
-    from ..prediction.case import Case
+    from ..prediction.prepared import Case
     from ..program import Program
     from ..workloads.pricing import Pricing
 

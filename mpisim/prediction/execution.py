@@ -1,26 +1,34 @@
-"""A case through the engine, with the slowdown of what overlaps where it is modelled."""
+"""Execution: a prepared experiment or program → the engine's run, once or with many seeds.
+
+`execute` runs the engine, several times where overlapping kernels and communications slow each
+other (:mod:`mpisim.overlap`). `sampled_steps` repeats it with random factors of other seeds.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import engine
+from ..base.errors import UsageError
 from ..mpi.parallel import agreed
-from ..mpi.parallel import progress as show
+from ..mpi.parallel import progress as show_progress
+from ..mpi.reductions import largest
 from ..program import Program
 from ..topo import Network
-from .case import Case
-from .program_case import ProgramCase
+from .prepared import Case
+from .prepared_program import ProgramCase
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..overlap import Overlap
 
-__all__ = ["execute"]
+__all__ = ["check_seeds", "execute", "sampled_steps", "summary"]
+
+QUANTILES = (50, 95, 99)
 
 
 def execute(
@@ -90,8 +98,86 @@ def execute(
 
     choice = case.experiment.overlap
     assert choice.model != "off"
-    with show(comm, "working out what overlaps" if progress else ""):
+    with show_progress(comm, "working out what overlaps" if progress else ""):
         with agreed(comm):
             ranks = ranks_of(case, network or case.network)
         outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
     return outcome.run, Overlap(ranks, outcome, choice.model)
+
+
+# --- many seeds -----------------------------------------------------------------------------------
+
+
+def check_seeds(case: Case | ProgramCase, count: int) -> None:
+    """Refuse a number of seeds that would all give the same.
+
+    Raises
+    ------
+    UsageError
+    """
+    if count > 1 and not case.experiment.variation.random:
+        raise UsageError(
+            f"{count} seeds would give the same step {count} times: set variation.kernels or "
+            "variation.gpus above 0"
+        )
+
+
+def sampled_steps(
+    case: Case | ProgramCase,
+    comm: Intracomm,
+    count: int,
+    *,
+    fold: bool | None = None,
+    show: bool = False,
+) -> NDArray[np.int64]:
+    """Return the step time with each seed. **Collective.**
+
+    Samples are spread over groups of processes; with as many samples as processes or more, each
+    process runs its own.
+
+    Parameters
+    ----------
+    case : Case or ProgramCase
+    comm : mpi4py.MPI.Intracomm
+    count : int
+        The seeds are that of the experiment and the ``count - 1`` after it.
+    fold : bool, optional
+        As for `mpisim.simulate`.
+    show : bool
+        Show progress, if a person is watching.
+
+    Returns
+    -------
+    int64, shape (count,)
+        In ps; complete on every process, and the same for any number of them.
+    """
+    groups = min(count, comm.size)
+    mine = comm.rank * groups // comm.size
+    own = cast("Intracomm", comm.Split(mine, comm.rank))
+    steps = np.zeros(count, np.int64)
+    label = "simulating with other seeds" if show else ""
+    with agreed(comm), show_progress(comm, label, count) as update:
+        for number in range(mine, count, groups):
+            run, _ = execute(case.sample(number), own, fold=fold)
+            steps[number] = run.step_time
+            update(min(count, (number // groups + 1) * groups))
+    own.Free()
+    return largest(steps, comm)
+
+
+def summary(steps: NDArray[np.int64]) -> dict[str, Any]:
+    """Return what is said of sampled steps, as attributes of results.
+
+    Returns
+    -------
+    dict
+        ``sampled_steps`` (list of ps) and, in ps, ``sampled_mean``, ``sampled_p50``,
+        ``sampled_p95`` and ``sampled_p99``. Quantiles are those of the sample itself (Hyndman and
+        Fan's type 1: the smallest step that so many are not above).
+    """
+    found = np.quantile(steps, [q / 100 for q in QUANTILES], method="inverted_cdf")
+    return {
+        "sampled_steps": [int(step) for step in steps],
+        "sampled_mean": float(steps.mean()),
+        **{f"sampled_p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)},
+    }

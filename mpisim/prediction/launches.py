@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
+from ..base.text import duration
 from ..engine.run import PieceKind, Run
 from ..mpi.parallel import agreed
 from ..program import Kind, Program
-from ..report.times import duration
-from .case import Case, prepare
 from .execution import execute
+from .prepared import Case, prepare
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -71,7 +71,7 @@ def launch_bound(case: Case, run: Run, comm: Intracomm) -> dict[str, Any]:
     captured = replace(case.experiment, plan=replace(plan, cuda_graphs=True))
     with agreed(comm):
         try:
-            other = prepare(captured, memory=case.memory)
+            other = prepare(captured, memory=case.memory, networks=case.networks)
         except InputError:  # what this plan does cannot be captured
             other = None
     if other is None:

@@ -1,9 +1,11 @@
-"""From a cluster and an experiment's ``[network]`` to the network that prices communications."""
+"""A cluster and ``[network]`` of an experiment → the network that prices communications."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from ..base.errors import InputError, nearest
 from ..base.quantity import Quantity
 from ..experiment import NetworkChoice
 from ..topo import Cluster, Network
+from ..topo.speeds import with_speeds
 
 if TYPE_CHECKING:
     from ..topo import Topology
@@ -18,25 +21,16 @@ if TYPE_CHECKING:
     from ..topo.nccl.shape import Regime
 
 
-class Factor(Protocol):
-    """What `calibrated` returns beside the model."""
-
-    def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
-        """Return the factor for messages of a size."""
-        ...
-
-
-__all__ = ["calibrated", "network_of"]
+__all__ = ["AskedNetwork", "NetworkCache", "calibrated", "network_of"]
 
 MESHES = ("mesh", "hypercube")
-"""What joins the GPUs of a node, as NCCL sees it, where each pair has links of its own."""
+"""NCCL's kinds of nodes in which each pair of GPUs has links of its own."""
 
-
-BESIDE_GRAPH = (
+GRAPH_NOTE = (
     "[node] and [fabric] beside a graph: cpu, gpudirect and nic_efficiency count, what they say of "
     "links does not"
 )
-"""What a prediction says where a cluster's file describes its links twice."""
+"""Assumption of a prediction where a cluster's file describes its links twice."""
 
 
 def network_of(
@@ -62,25 +56,83 @@ def network_of(
     choice = choice or NetworkChoice()
     if choice.model == "alpha-beta":
         return cluster.cost(nodes)
-    if cluster.graph or choice.calibration:  # files, which may have changed
-        return _nccl_network(cluster, nodes, choice, folder)
-    asked = cluster, nodes, choice
-    if _latest is None or _latest[0] != asked:
-        _remember(asked, _nccl_network(cluster, nodes, choice, folder))
-    assert _latest is not None
-    return _latest[1]
+    return _nccl_network(cluster, nodes, choice, folder)
 
 
-Asked = tuple[Cluster, int, NetworkChoice]
+class NetworkCache:
+    """The network built last, kept for whoever asks for the same one again.
 
-_latest: tuple[Asked, Network] | None = None
-"""The network asked for last. Plans that are compared run on one and the same, which then need not
-be built again, and has worked out much of what they ask of it."""
+    Plans that are compared run on one network, which then need not be built again and remembers the
+    prices it has worked out. Whoever prepares several experiments makes one cache and passes it
+    down. A network with a graph or a calibration is built anew: its files may have changed.
+    """
+
+    def __init__(self) -> None:
+        self._built: tuple[tuple[Cluster, int, NetworkChoice], Network] | None = None
+
+    def network_of(
+        self, cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None = None
+    ) -> Network:
+        """Return the network of some nodes of a cluster; parameters as of `network_of`. Local."""
+        if choice.model == "alpha-beta" or cluster.graph or choice.calibration:
+            return network_of(cluster, nodes, choice, folder)
+        key = cluster, nodes, choice
+        if self._built is None or self._built[0] != key:
+            self._built = key, network_of(cluster, nodes, choice, folder)
+        return self._built[1]
 
 
-def _remember(asked: Asked, network: Network) -> None:
-    global _latest
-    _latest = asked, network
+PER_ENTRY = ("changes", "nccl")
+"""Keys of ``[network]`` that are tables; each of their entries is looked at by itself."""
+
+
+@dataclass(frozen=True)
+class AskedNetwork:
+    """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
+
+    Attributes
+    ----------
+    cluster : Cluster
+        As its file says.
+    nodes : int
+    choice : NetworkChoice
+    speeds : mapping of str to str or int
+        Keys of `mpisim.topo.speeds.SPEEDS` that were given.
+    folder : Path, optional
+        Where relative paths of `choice` start.
+    """
+
+    cluster: Cluster
+    nodes: int
+    choice: NetworkChoice = field(default_factory=NetworkChoice)
+    speeds: Mapping[str, str | int] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def network(self, networks: NetworkCache | None = None) -> Network:
+        """Build it, or take it from `networks` if that has it."""
+        cluster = with_speeds(self.cluster, self.speeds)
+        build = network_of if networks is None else networks.network_of
+        return build(cluster, self.nodes, self.choice, self.folder)
+
+    def without_each_key(self) -> Iterator[tuple[str, AskedNetwork]]:
+        """Yield each key that was given, with the request that lacks it."""
+        for key in self.speeds:
+            rest = {name: value for name, value in self.speeds.items() if name != key}
+            yield f"cluster.{key}", replace(self, speeds=rest)
+        for table in PER_ENTRY:
+            entries: dict[str, str] = getattr(self.choice, table)
+            for entry in entries:
+                kept: Any = {table: {one: entries[one] for one in entries if one != entry}}
+                choice = replace(self.choice, **kept)
+                name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
+                yield name, replace(self, choice=choice)
+        for key in ("algorithm", "ring_order"):
+            plain: Any = {key: getattr(NetworkChoice(), key)}
+            if getattr(self.choice, key) != plain[key]:
+                yield f"network.{key}", replace(self, choice=replace(self.choice, **plain))
+        if self.choice.calibration is not None:
+            choice = replace(self.choice, calibration=None)
+            yield "network.calibration", replace(self, choice=choice)
 
 
 def _nccl_network(
@@ -109,12 +161,12 @@ def _nccl_network(
         by_fabric=choice.ring_order == "fabric",
     )
     if cluster.graph is not None and cluster.node is not None:
-        found.notes = (*found.notes, BESIDE_GRAPH)
+        found.notes = (*found.notes, GRAPH_NOTE)
     return found
 
 
 def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Network:
-    """Return the network of GPUs that are joined to a fabric themselves."""
+    """Return the network of GPUs that are connected to a fabric without NICs."""
     from ..topo.link_library import LinkLibrary
     from ..topo.nccl_network import NcclNetwork
 
@@ -127,6 +179,14 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
     algorithm = None if choice.algorithm == "library" else choice.algorithm
     library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
     return NcclNetwork(library, topology, library.factor)
+
+
+class Factor(Protocol):
+    """The factor that times of NCCL's model rest on, 1 with its error bar, by message size."""
+
+    def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
+        """Return the factor for messages of a size."""
+        ...
 
 
 def calibrated(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..experiment import Experiment
-from ..experiment.published import UNITS
+from ..experiment.experiment import PUBLISHED_UNITS
 from ..results import Results
 
 __all__ = ["Compared", "compared", "of_results"]
@@ -37,7 +37,7 @@ class Compared:
         Of the prediction, relative.
     source : str
     assumed : str
-        See `mpisim.experiment.published.Figure`.
+        See `mpisim.experiment.experiment.Figure`.
     """
 
     figure: str
@@ -94,7 +94,7 @@ def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) ->
     }
     found = []
     for name, figure in figures:
-        predicted = own[name] / UNITS[name][figure.unit]
+        predicted = own[name] / PUBLISHED_UNITS[name][figure.unit]
         found.append(
             Compared(
                 name,

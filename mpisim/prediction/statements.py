@@ -1,4 +1,8 @@
-"""What a prediction says of itself: its error bar and its sources, what was assumed, left out."""
+"""Statements of a prediction: its uncertainty and sources, assumptions, and what is not modelled.
+
+They are attributes of the results: `statements` of an experiment, `program_statements` of a program
+file that does not say which experiment it was written from.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.quantity import PICOSECONDS
+from ..base.quantity import PICOSECONDS, Quantity
 from ..engine.run import Run
 from ..experiment import Cnn, Dlrm, Experiment, Plan, Transformer, VariationChoice
+from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.eager import LOADED
-from .case import Case
-from .error_bar import error_bar
+from .network import AskedNetwork, NetworkCache
+from .prepared import Case
+from .prepared_program import ProgramCase
 from .published import compared
 from .step_constants import sort_of
-from .uncertainty import Uncertainty
+from .uncertainty import PathShares, Uncertainty, combine, error_bar
 from .unused_keys import unused_keys
-from .without_effect import AskedNetwork, without_effect
+from .unused_network_keys import priced, without_effect
 
 if TYPE_CHECKING:
     from ..overlap import Overlap
 
-__all__ = ["METHOD", "network_notes", "random_factors", "sources", "statements", "worded"]
+__all__ = ["METHOD", "program_statements", "statements"]
 
 OVERLAP = "the slowdown of kernels and communications that overlap"
 
@@ -45,6 +51,14 @@ METHOD = (
 
 WORTH_SAYING = 0.0005
 """Relative effects on the step time below this are not listed one by one."""
+
+ALL_TIMED = "every communication has a duration of its own"
+
+PROGRAM_LEFT_OUT = (
+    "the slowdown of kernels and communications that overlap (a program does not say what its "
+    "kernels do)",
+    "packets: communications that share a link share its bandwidth fairly and at once",
+)
 
 
 def statements(
@@ -105,7 +119,7 @@ def statements(
             *unused_keys(case),
             *_assumed(case.experiment),
             *_differences(case),
-            *network_notes(case.cluster, case.program, _asked(case.experiment)),
+            *network_notes(case.cluster, case.program, _asked(case.experiment), case.networks),
             *(
                 f"{key} = {worded(value)} (default)"
                 for key, value in defaults.items()
@@ -139,13 +153,15 @@ def sources(found: Uncertainty) -> list[str]:
     ]
 
 
-def network_notes(cluster: Cluster, program: Program, asked: AskedNetwork) -> list[str]:
+def network_notes(
+    cluster: Cluster, program: Program, asked: AskedNetwork, networks: NetworkCache
+) -> list[str]:
     """Return what holds network cards back, and the keys of the network without effect. Local."""
     limit = nic_bottleneck(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
     return [
         *([] if limit is None else [limit]),
-        *getattr(asked.network(), "notes", ()),
-        *without_effect(program, asked),
+        *getattr(asked.network(networks), "notes", ()),
+        *without_effect(program, asked, networks),
     ]
 
 
@@ -281,3 +297,75 @@ def _unaligned(model: Transformer, plan: Plan) -> bool:
 def worded(value: object) -> str:
     """Return a key's value as reports write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- of a program file ----------------------------------------------------------------------------
+
+
+def program_statements(case: ProgramCase, run: Run) -> dict[str, Any]:
+    """Return what results of a program say of it: assumptions, error bar, what is left out. Local.
+
+    Parameters
+    ----------
+    case : ProgramCase
+    run : Run
+        With its critical path.
+
+    Returns
+    -------
+    dict
+        ``assumptions`` and ``not_modelled``, lists of texts; where a network prices communications
+        also ``uncertainty`` (relative, one standard deviation), ``uncertainty_method`` and
+        ``uncertainty_sources``, as of `mpisim.prediction.statements.statements`.
+    """
+    choices, asked, cluster = case.experiment, case.asked, case.cluster
+    varies = random_factors(choices.variation)
+    speeds = choices.variation.speeds
+    said = [] if varies is None else [varies]
+    said += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
+    if case.counted.shares:
+        said.append(f"priced by roofline: {case.program.attributes[PRICED]}")
+    if asked is None or cluster is None:
+        return {**({"assumptions": said} if said else {}), **_program_error_bar(case, run)}
+    nodes = f"{asked.nodes} node" + ("s" if asked.nodes > 1 else "")
+    shown = {
+        key: value
+        for key, value in choices.left_to_defaults().items()
+        if key.startswith("network.") and value not in (None, {})
+    }
+    if asked.choice.model != "nccl":
+        shown.pop("network.contention", None)  # a note says so
+    given = {
+        f"network.{key}": value
+        for key, value in vars(asked.choice).items()
+        if f"network.{key}" not in choices.defaulted
+    }
+    return {
+        "assumptions": [
+            cluster.title,
+            f"{nodes}; neighbouring ranks share a node",
+            *said,
+            *(f"{key} = {worded(value)}" for key, value in given.items()),
+            *([] if priced(case.program) else [f"{ALL_TIMED}: the cluster prices none"]),
+            *network_notes(cluster, case.program, asked, case.networks),
+            *(f"{key} = {worded(value)} (default)" for key, value in shown.items()),
+        ],
+        "not_modelled": list(PROGRAM_LEFT_OUT),
+        **_program_error_bar(case, run),
+    }
+
+
+def _program_error_bar(case: ProgramCase, run: Run) -> dict[str, Any]:
+    """Return how far communications and kernels that were priced put the step time off."""
+    errors = case.counted.numbers
+    numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
+    if case.network is not None and priced(case.program):
+        numbers |= case.network.numbers
+    if run.critical_path is None or not numbers:
+        return {}
+    found = combine(PathShares(case, run).lengths(), run.step_time, numbers, None)
+    return {
+        "uncertainty": found.relative,
+        "uncertainty_method": f"{METHOD}; durations of the program count as exact",
+        "uncertainty_sources": sources(found),
+    }

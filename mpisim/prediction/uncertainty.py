@@ -1,4 +1,4 @@
-"""Error bars: how far a predicted step time may be off, given how well its inputs are known.
+"""Uncertainty of a step time: how far it may be off, given how well its inputs are known.
 
 First order, along the critical path: its pieces sum exactly to the step time, and each rests on a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
@@ -7,21 +7,37 @@ are taken as independent: their effects add in squares. A larger error would let
 critical; the first order does not see that, nor what the model leaves out. For both there is the
 model's own error, as predictions of measured steps have shown it
 (:mod:`mpisim.prediction.step_constants`).
+
+`PathShares` says how much of the path rests on each number, `combine` adds the effects of their
+errors, and `error_bar` is both for a prepared experiment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..base.quantity import Quantity
+from ..engine.run import CriticalPath, PieceKind, Run
+from ..program import UNPRICED, Operation
+from .prepared import Case
+from .prepared_program import ProgramCase
+from .step_constants import ours, sort_of
 
 if TYPE_CHECKING:
-    from ..engine.run import CriticalPath
+    from ..overlap import Overlap
 
-__all__ = ["Effect", "Uncertainty", "combine", "propagate"]
+__all__ = ["Effect", "PathShares", "Uncertainty", "combine", "error_bar", "propagate"]
+
+Ints = NDArray[np.int64]
+
+ON_DEVICE = (PieceKind.COMPUTE, PieceKind.COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -124,3 +140,164 @@ def combine(
     effects.sort(key=lambda each: (-each.effect, each.name))
     relative = math.sqrt(math.fsum(each.effect**2 for each in effects))
     return Uncertainty(relative, tuple(effects))
+
+
+# --- shares of the critical path ------------------------------------------------------------------
+
+
+class PathShares:
+    """The numbers each piece of a critical path rests on.
+
+    Called with the number of a piece it returns the share of its length that is proportional to
+    each number, by name. `alike` sorts pieces, so that each kind is looked up once.
+    """
+
+    def __init__(self, case: Case | ProgramCase, run: Run) -> None:
+        assert run.critical_path is not None
+        self.case, self.path = case, run.critical_path
+        groups = case.program.communicators
+        self.label = np.zeros(len(groups), np.int64)
+        if case.network is not None:
+            self.label, self.classes = case.network.group_classes(
+                groups.index, groups.members, case.program.operation_bits
+            )
+            self.communication = cache(case.network.shares)
+
+    def __call__(self, piece: int) -> Mapping[str, float]:
+        kind = PieceKind(int(self.path.kind[piece]))
+        if kind is PieceKind.COMMUNICATION:
+            return self._communicates(piece)
+        return self._works(piece, kind)
+
+    def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
+        path, case = self.path, self.case
+        if not isinstance(case, Case):  # what was recorded rests on nothing
+            return self._kernel(piece, case.counted.shares) if kind is PieceKind.COMPUTE else {}
+        if kind is PieceKind.HOST:
+            shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
+            if case.constants is None:
+                return shares
+            if case.constants.covers("host", case.constants.framework):
+                shares = {}
+            return {**shares, case.constants.host: 1.0}
+        if kind is PieceKind.LAUNCH:
+            return {"launch_latency": 1.0}
+        if kind is PieceKind.START and case.constants is not None:
+            return {case.constants.overhead[0]: 1.0}
+        if kind is not PieceKind.COMPUTE:
+            return {}
+        pricing = case.workload.pricing_of(int(path.rank[piece]))
+        return self._kernel(piece, pricing.shares)
+
+    def _kernel(
+        self, piece: int, shares: Mapping[tuple[str, int], Mapping[str, float]]
+    ) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        table = self.case.program.table_of(rank)
+        name = self.case.program.names[table.name[row]]
+        return shares.get((name, int(table.duration[row])), {})
+
+    def _communicates(self, piece: int) -> Mapping[str, float]:
+        rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
+        program = self.case.program
+        table = program.table_of(rank)
+        if table.duration[row] != UNPRICED:
+            return {}
+        group = program.slots_of(rank)[table.slot[row]]
+        return self.communication(
+            Operation(int(table.operation[row])),
+            int(table.bytes[row]),
+            self.classes[self.label[group]],
+        )
+
+    def alike(self) -> Iterator[tuple[int, Ints]]:
+        """Yield one piece of each kind, and all pieces of that kind.
+
+        Kernels of one name and duration are alike, and communications of one operation and size
+        over groups of one class.
+        """
+        path, program = self.path, self.case.program
+        keys = np.zeros((len(path.kind), 4), np.int64)
+        keys[:, 0] = path.kind
+        on_device = np.isin(path.kind, ON_DEVICE)
+        of_piece = program.table[path.rank]
+        for number in np.unique(of_piece[on_device]).tolist():
+            pieces = np.flatnonzero(on_device & (of_piece == number))
+            rank, row = path.rank[pieces], path.row[pieces]
+            table = program.table_of(int(rank[0]))
+            compute = path.kind[pieces] == PieceKind.COMPUTE
+            kernels, at = pieces[compute], row[compute]
+            keys[kernels, 1:3] = np.stack([table.name[at], table.duration[at]], axis=1)
+            sends, at = pieces[~compute], row[~compute]
+            group = program.slots[program.slot_index[rank[~compute]] + table.slot[at]]
+            columns = [table.operation[at], table.bytes[at], self.label[group]]
+            keys[sends, 1:] = np.stack(columns, axis=1)
+        _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(kind.reshape(-1), kind="stable")
+        ends = np.cumsum(np.bincount(kind.reshape(-1), minlength=len(first)))
+        for piece, pieces in zip(first.tolist(), np.split(order, ends[:-1]), strict=True):
+            yield piece, pieces
+
+    def lengths(self) -> dict[str, float]:
+        """Return how much of the step rests on each number, in ps."""
+        length = self.path.end - self.path.begin
+        found: dict[str, float] = {}
+        for piece, pieces in self.alike():
+            whole = int(length[pieces].sum())
+            for name, share in self(piece).items():
+                found[name] = found.get(name, 0.0) + share * whole
+        return found
+
+
+# --- of an experiment -----------------------------------------------------------------------------
+
+
+def error_bar(
+    case: Case,
+    run: Run,
+    lengths: Mapping[str, float] | None = None,
+    *,
+    model_error: bool = True,
+    overlap: Overlap | None = None,
+) -> Uncertainty:
+    """Return the error bar of a step time, and what it consists of. Local.
+
+    Parameters
+    ----------
+    case : Case
+    run : Run
+        With its critical path.
+    lengths : mapping of str to float, optional
+        `PathShares.lengths`, if known.
+    model_error : bool
+        Whether it holds what the model leaves out.
+    overlap : Overlap, optional
+        What slowed what overlaps, if that was modelled.
+    """
+    numbers = {
+        name: number for name, number in vars(case.gpu).items() if isinstance(number, Quantity)
+    }
+    numbers |= dict(case.network.numbers)
+    for pricing in reversed(case.workload.pricings):  # of equal names those of most nodes count
+        numbers |= dict(pricing.model.numbers)
+    if lengths is None:
+        lengths = PathShares(case, run).lengths()
+    if overlap is not None and run.critical_path is not None:
+        numbers |= overlap.numbers
+        lengths = {**lengths, **overlap.lengths(run.critical_path)}
+    left_out = _model_error(case) if model_error else None
+    return combine(lengths, run.step_time, numbers, left_out)
+
+
+def _model_error(case: Case) -> tuple[str, Quantity] | None:
+    """Return the name and the size of what the model leaves out."""
+    known, sort = case.constants, sort_of(case.experiment.model)
+    if known is None:
+        found = ours().model_error
+        return None if found is None else ("model error", found.plain[sort])
+    found = known.constants.model_error
+    if found is None:
+        return None
+    if known.constants.knows(known.framework, known.gpu):
+        return "model error (calibrated)", found.known[sort]
+    return "model error (calibrated; framework or GPU new)", found.unknown[sort]

@@ -1,10 +1,10 @@
-"""From an experiment to the keys that were given and change nothing of it.
+"""Keys of ``[model]`` and ``[plan]`` that were given and change nothing of a step.
 
-A key has no effect if the step without it, and with any other value of it, is the same: what ranks
-do, how long their kernels take, what memory they need. That is found out by making the step again,
-without the key and with its other values, and comparing (`mpisim.prediction.alike`). It takes time,
-so keys that are known to have an effect are spared: `SURE` has them, each with the experiments in
-which that is so. A key of `SURE` outside these experiments is tried as any other.
+A key has no effect if the step without it, and with any other value of it, is the same: the rows of
+all ranks, their durations, and the memory. To find out, the experiment is prepared again, without
+the key and with its other values, and compared (`alike`). That takes time, so keys that are known
+to have an effect are not tried: `SURE` has them, each with the condition under which that is so.
+Where the condition does not hold, a key of `SURE` is tried as any other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.rank_ranges import span
 from ..experiment import Dlrm, Experiment, Plan, Transformer
-from ..experiment.load import of_table
-from .alike import alike
-from .case import Case, prepare
+from ..experiment.load import experiment_of
+from ..program import COLUMNS, Program, Table
+from .prepared import Case, prepare
 
-__all__ = ["SURE", "other_values", "unused_keys"]
+__all__ = [
+    "SURE",
+    "alike",
+    "other_values",
+    "unused_keys",
+]
+
 
 Holds = Callable[[Experiment], bool]
 """Whether an experiment is of some kind: has experts, is a pipeline, …"""
@@ -207,7 +213,7 @@ def unused_keys(case: Case) -> list[str]:
     """Return a line for each key of an experiment that was given and changes nothing of it. Local.
 
     Those of ``[network]`` and speeds of ``[cluster]`` are left to
-    `mpisim.prediction.without_effect`.
+    `mpisim.prediction.unused_network_keys`.
 
     Parameters
     ----------
@@ -267,8 +273,11 @@ def _same(name: str, value: object, case: Case) -> bool:
         tables[table][key] = list(value) if isinstance(value, tuple) else value
     run = replace(experiment.run, allow_oom=True)
     try:
-        other = of_table(tables, experiment.source)
-        found = prepare(replace(experiment, model=other.model, plan=other.plan, run=run))
+        other = experiment_of(tables, experiment.source)
+        found = prepare(
+            replace(experiment, model=other.model, plan=other.plan, run=run),
+            networks=case.networks,
+        )
     except InputError:  # it is what makes the experiment possible
         return False
     return alike(case, found)
@@ -346,3 +355,47 @@ def _unused_gpus(case: Case) -> list[str]:
         for nodes in choice.other_gpus
         if np.min(span(nodes, "other_gpus", "node", choice.nodes)) >= used
     ]
+
+
+# --- whether two prepared experiments are the same to a run ---------------------------------------
+
+
+PARTS = ("table", "slot_index", "slots", "speed", "start")
+GROUPS = ("index", "members")
+
+
+def alike(one: Case, other: Case) -> bool:
+    """Return whether two cases of equal networks take the same time and memory, and why. Local.
+
+    Titles do not count.
+    """
+    work, others = one.workload, other.workload
+    return (
+        one.memory.peak == other.memory.peak
+        and (work.flops, work.tokens) == (others.flops, others.tokens)
+        and _same_programs(one.program, other.program)
+    )
+
+
+def _same_programs(one: Program, other: Program) -> bool:
+    if one.names != other.names or one.jitter != other.jitter:
+        return False
+    if len(one.tables) != len(other.tables):
+        return False
+    return (
+        all(np.array_equal(getattr(one, part), getattr(other, part)) for part in PARTS)
+        and all(
+            np.array_equal(getattr(one.communicators, part), getattr(other.communicators, part))
+            for part in GROUPS
+        )
+        and all(map(_same_tables, one.tables, other.tables))
+    )
+
+
+def _same_tables(one: Table | None, other: Table | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    columns = (*COLUMNS, "wait_index", "wait_row")
+    return one.queue_depth == other.queue_depth and all(
+        np.array_equal(getattr(one, column), getattr(other, column)) for column in columns
+    )

@@ -1,20 +1,52 @@
-"""Programs whose ranks are not all alike: slow GPUs, GPUs that differ by chance, jitter."""
+"""How ranks differ, ``[variation]``: slow GPUs, random factors, jitter, the slowest of many GPUs.
+
+**Given and random speeds** change the program: `varied` gives each rank a speed and each kernel its
+jitter.
+
+**The slowest GPU** changes the kernel model: GPUs of a kind reach different clocks at the same
+power, and with them different rates. That is taken to hold for what draws most of it, matrix
+products, convolutions and attention, and not for what waits for the memory. Kernels are measured on
+one GPU, some GPU. A step on many ends when the slowest has done its part, as every rank
+communicates with the others at least once in it. Of N GPUs whose times are lognormal with spread s
+(``data/variation.toml``), the slowest takes
+
+    exp(s z),   z = Φ⁻¹((N - 0.375) / (N + 0.25))
+
+times as long as the median, by Blom's formula for the mean of the largest of N normal numbers: z is
+1.4 for 8 GPUs, 2.3 for 64, 3.2 for 1,024. It is an upper bound where others rarely wait for each
+GPU.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.quantity import Quantity
 from ..base.rank_ranges import span
+from ..base.schema import build, parse
+from ..data import text
 from ..engine.variation import ONE, jitter_factors
 from ..experiment import VariationChoice
+from ..kernels import Estimate, Gpu, KernelModel
+from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..program import Jitter, Program
 
-__all__ = ["revaried", "varied"]
+__all__ = ["SlowestKernels", "revaried", "slowest", "varied"]
 
 OF_RANK = -2
 """The row that stands for the whole rank where one draws a factor for it: no row has it."""
+
+FILE = "variation.toml"
+
+NAME = "slowest GPU"
+"""Of the factor, in error bars."""
 
 
 def varied(program: Program, choice: VariationChoice, sample: int = 0) -> Program:
@@ -79,8 +111,8 @@ def _speeds(choice: VariationChoice, n_ranks: int, sample: int = 0) -> NDArray[n
 def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
     speed = np.ones(n_ranks)
     known = np.zeros(n_ranks, bool)
-    for text, value in choice.speeds.items():
-        ranks = span(text, "variation.speeds", "rank", n_ranks)
+    for numbers, value in choice.speeds.items():
+        ranks = span(numbers, "variation.speeds", "rank", n_ranks)
         if known[ranks].any():
             rank = ranks[int(np.argmax(known[ranks]))]
             raise InputError(f"variation.speeds: rank {rank} is given a speed twice")
@@ -92,3 +124,57 @@ def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
 def _drawn(jitter: Jitter, n_ranks: int) -> NDArray[np.float64]:
     row = np.array([OF_RANK])
     return np.array([jitter_factors(jitter, rank, row)[0] for rank in range(n_ranks)]) / ONE
+
+
+# --- the slowest of many GPUs ---------------------------------------------------------------------
+
+
+@cache
+def _spread() -> Quantity:
+    return build(Quantity, parse(text(FILE), FILE)["gpus"], FILE, "gpus")
+
+
+def slowest(gpus: int) -> Quantity:
+    """Return how many times as long products take on the slowest of so many GPUs as on most."""
+    spread = _spread()
+    normal = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
+    beyond = spread.si * normal
+    return Quantity(math.exp(beyond), "1", beyond * spread.error, spread.source)
+
+
+class SlowestKernels:
+    """A kernel model of the slowest of many GPUs.
+
+    Parameters
+    ----------
+    model : KernelModel
+        Of most of them.
+    gpus : int
+    """
+
+    def __init__(self, model: KernelModel, gpus: int) -> None:
+        self._model, self._factor = model, slowest(gpus)
+        self._prices: dict[Kernel, Estimate] = {}
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self._model.gpu
+
+    @property
+    def numbers(self) -> Mapping[str, Quantity]:
+        """Those of the model, and the factor."""
+        return {**self._model.numbers, NAME: self._factor}
+
+    def estimate(self, kernel: Kernel) -> Estimate:
+        """Return the duration of a kernel."""
+        if not isinstance(kernel, (Gemm, GroupedGemm, Convolution, Attention)):
+            return self._model.estimate(kernel)
+        found = self._prices.get(kernel)
+        if found is None:
+            most = self._model.estimate(kernel)
+            duration = round(most.duration * self._factor.value)
+            found = self._prices[kernel] = Estimate(
+                duration, {**most.shares, NAME: 1.0}, most.error
+            )
+        return found

@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.text import aligned, one_line, shortened
+from ..base.text import (
+    TimeUnit,
+    aligned,
+    apportioned,
+    duration,
+    one_line,
+    percent,
+    quantity,
+    shortened,
+    unit_for,
+)
 from ..engine.run import Apart
 from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by
-from .names import short_names
-from .times import Unit, apportioned, duration, percent, quantity, unit_for
+from .kernel_names import short_names
 
 __all__ = ["render"]
 
@@ -164,7 +173,7 @@ def _hanging(label: str, text: str) -> list[str]:
 # --- ranks ---------------------------------------------------------------------------------------
 
 
-def _ranks(results: Results, unit: Unit) -> list[str]:
+def _ranks(results: Results, unit: TimeUnit) -> list[str]:
     """The breakdown of each rank, or of the slowest and fastest; and the mean."""
     columns, numbers = results.ranks, results.rank_numbers
     order = list(range(results.n_ranks))
@@ -210,7 +219,7 @@ def _total(values: NDArray[np.int64]) -> int:
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
-def _breakdown_cells(values: Sequence[int], unit: Unit, step: int) -> list[str]:
+def _breakdown_cells(values: Sequence[int], unit: TimeUnit, step: int) -> list[str]:
     """Show compute, waiting, wire and idle so that they add up; and three times beside them."""
     compute, waiting, wire, idle = apportioned(values[:4], step)
     whole = compute + waiting + wire + idle
@@ -232,7 +241,7 @@ def slowest_first(results: Results) -> list[int]:
     return order
 
 
-def _slowest(results: Results, unit: Unit, top: int) -> list[str]:
+def _slowest(results: Results, unit: TimeUnit, top: int) -> list[str]:
     own, numbers = own_time(results), results.rank_numbers
     if results.n_ranks == 1 or top < 1:
         return []
@@ -410,7 +419,7 @@ def _more(n: int, top: int, totals: Sequence[int], whole: int) -> list[str]:
 # --- the critical path ---------------------------------------------------------------------------
 
 
-def _critical_path(results: Results, unit: Unit, top: int) -> list[str]:
+def _critical_path(results: Results, unit: TimeUnit, top: int) -> list[str]:
     path = results.critical_path
     assert path is not None
     of = results.recorded
@@ -425,7 +434,7 @@ def _critical_path(results: Results, unit: Unit, top: int) -> list[str]:
 
 
 def _parts(
-    parts: Sequence[dict[str, Any]], what: str, whole: int, unit: Unit, top: int
+    parts: Sequence[dict[str, Any]], what: str, whole: int, unit: TimeUnit, top: int
 ) -> list[str]:
     """Show the longest parts and the sum of the others; together they are the whole shown."""
     shown = [(str(p[what]), p["total_ps"], p["pieces"]) for p in parts[:top]]

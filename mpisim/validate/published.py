@@ -9,7 +9,8 @@ from typing import Any
 from ..base.text import aligned, between, markdown_table
 from ..data import names
 from ..experiment import load
-from ..prediction.case import prepare
+from ..prediction.network import NetworkCache
+from ..prediction.prepared import prepare
 from ..prediction.published import Compared, of_results
 from ..simulate import simulate
 from .cases import summary
@@ -53,13 +54,14 @@ def published_runs(words: Sequence[str] = ()) -> list[Run]:
         By name.
     """
     found = []
+    networks = NetworkCache()
     for name in names("experiments"):
         if not all(word.lower() in name for word in words):
             continue
         _, experiment = load(name)
         if not list(experiment.published.figures()):
             continue
-        results = simulate(prepare(experiment))
+        results = simulate(prepare(experiment, networks=networks))
         assert results is not None  # one process
         error = float(results.attributes["uncertainty"])
         found.append(Run(name, error, tuple(of_results(experiment, results))))

@@ -25,7 +25,7 @@ from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..base.schema import build
 from ..experiment import ClusterChoice, Experiment, Plan, Transformer
-from ..experiment.presets import find_model
+from ..experiment.model_presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
 from ..kernels.operations import Gemm, Kernel

@@ -29,7 +29,7 @@ NAMES = (
 ONE = """
 import json, resource, sys, time
 from mpisim.experiment import load
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 _, experiment = load(sys.argv[1], ["run.allow_oom=true"])
 begin = time.perf_counter()
 program = prepare(experiment).program

@@ -144,8 +144,8 @@ def child(model: str, way: str, gpus: str, most: float) -> None:
 
     from mpisim.engine import dataflow, memory_needed
     from mpisim.experiment import read
-    from mpisim.prediction.case import prepare
     from mpisim.prediction.execution import execute
+    from mpisim.prediction.prepared import prepare
 
     limit = int(most * 1.5e9)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -7,9 +7,9 @@
 
 GPT-3 175B on 512 GPUs: all combinations of tensor and pipeline parallelism, micro-batch, batch,
 recomputation, sharding of the optimizer and schedule that come out even, or N of them, drawn
-evenly. Each is predicted as a script would do it (`mpisim.prediction.steady.step_time`): with links
-shared and what overlaps slowed, as in experiments that say nothing else; no report. Of long steps
-two shorter ones are simulated; with --every-micro-batch all of every step is.
+evenly. Each is predicted as a script would do it (`mpisim.prediction.extrapolation.step_time`):
+with links shared and what overlaps slowed, as in experiments that say nothing else; no report. Of
+long steps two shorter ones are simulated; with --every-micro-batch all of every step is.
 
 Plans are dealt to the processes before they start: all of one tensor and pipeline parallel size to
 one process, since they have most in common (groups of GPUs, the links these load, kernels), those
@@ -32,7 +32,8 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.experiment import read
-from mpisim.prediction.steady import shorter, step_time
+from mpisim.prediction.extrapolation import shorter, step_time
+from mpisim.prediction.network import NetworkCache
 
 EXPERIMENT = """
 [model]
@@ -156,10 +157,12 @@ def dealt(plans: list[Candidate], comm: MPI.Intracomm) -> list[Candidate]:
     return own
 
 
-def predicted(candidate: Candidate, changes: list[str], every: bool) -> Result:
+def predicted(
+    candidate: Candidate, changes: list[str], every: bool, networks: NetworkCache
+) -> Result:
     """Predict one plan on this process alone."""
     experiment = read(candidate.text(), "plans.toml", changes)
-    found = step_time(experiment, MPI.COMM_SELF, every=every)
+    found = step_time(experiment, MPI.COMM_SELF, every=every, networks=networks)
     rate = found.tokens * 1e12 / found.picoseconds
     return Result(rate, found.memory.fits, found.rounds is not None, candidate)
 
@@ -181,7 +184,11 @@ def main() -> None:
     plans = chosen(max(args.plans, 1))
     comm.Barrier()
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    own = [predicted(each, args.changes, args.every_micro_batch) for each in dealt(plans, comm)]
+    networks = NetworkCache()
+    own = [
+        predicted(each, args.changes, args.every_micro_batch, networks)
+        for each in dealt(plans, comm)
+    ]
     cpu = comm.reduce(time.process_time() - begin_cpu)
     wall = time.perf_counter() - begin
     memory = comm.reduce(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, MPI.MAX)

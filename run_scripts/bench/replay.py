@@ -28,7 +28,7 @@ import orjson
 
 from mpisim.engine import simulate
 from mpisim.experiment import load
-from mpisim.prediction.case import prepare
+from mpisim.prediction.prepared import prepare
 from mpisim.traces.read import read_rank
 from mpisim.traces.sources import find_sources
 

@@ -192,7 +192,7 @@ def compare(
     changes : sequence of str
         Keys to set in every experiment, as for ``--set``.
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.prediction.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.prediction.extrapolation`).
     constants : StepConstants, optional
         Fitted to steps; none by default.
     known : mapping of str to Outcome, optional

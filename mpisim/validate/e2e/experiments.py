@@ -11,7 +11,7 @@ from typing import Any
 from ...base.errors import InputError
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
-from ...experiment.presets import find_model
+from ...experiment.model_presets import find_model
 from .clusters import choose
 from .rows import Row
 from .settings import Settings, assigned

@@ -26,12 +26,19 @@ from ...base.quantity import PICOSECONDS
 from ...engine import CriticalPath
 from ...experiment import Experiment, Transformer
 from ...mpi.parallel import progress
-from ...prediction.case import Case, prepare
-from ...prediction.error_bar import error_bar
 from ...prediction.execution import execute
-from ...prediction.path_shares import PathShares
-from ...prediction.steady import Rounds, attempts, busy, extended, settled, with_micro_batches
+from ...prediction.extrapolation import (
+    Rounds,
+    attempts,
+    busy,
+    extended,
+    settled,
+    with_micro_batches,
+)
+from ...prediction.network import NetworkCache
+from ...prediction.prepared import Case, prepare
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
+from ...prediction.uncertainty import PathShares, error_bar
 from ...program import Phase
 from .clusters import nameless
 from .experiments import Mapped
@@ -127,7 +134,7 @@ class Outcome:
         Seconds of the critical path that each constant multiplies, fitted or not
         (:mod:`mpisim.prediction.step_constants`).
     busy : int64, shape (tables, 1 + streams)
-        Busy time of CPUs and streams, in ps (`mpisim.prediction.steady.busy`).
+        Busy time of CPUs and streams, in ps (`mpisim.prediction.extrapolation.busy`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
@@ -183,7 +190,7 @@ def predict(
     rows : sequence of Mapped
     comm : mpi4py.MPI.Intracomm
     every : bool
-        Whether to simulate every micro-batch of long steps (`mpisim.prediction.steady`).
+        Whether to simulate every micro-batch of long steps (`mpisim.prediction.extrapolation`).
     constants : sequence of StepConstants, optional
         For each row those fitted to steps; none by default.
 
@@ -232,10 +239,11 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     order = list(jobs)
     mine = assign([jobs[name].experiment for name in order], comm.size)[comm.rank]
     found: dict[int, Outcome] = {}
+    networks = NetworkCache()
     with progress(comm, "rows simulated", len(mine)) as update:
         for done, i in enumerate(mine):
             update(done)
-            found[i] = _simulated(jobs[order[i]])
+            found[i] = _simulated(jobs[order[i]], networks)
     gathered = comm.gather(found, root=0)
     if gathered is None:
         return None
@@ -243,12 +251,12 @@ def _all(wanted: Sequence[Sequence[_Job]], comm: Intracomm) -> list[list[Outcome
     return [[known[job.name] for job in parts] for parts in wanted]
 
 
-def _simulated(job: _Job) -> Outcome:
+def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
     """Simulate one experiment on this process alone."""
     from mpi4py import MPI
 
     try:
-        case = prepare(job.experiment, job.constants)
+        case = prepare(job.experiment, job.constants, networks=networks)
         run, overlap = execute(case, MPI.COMM_SELF, critical_path=True)
         assert run.critical_path is not None
         assert case.constants is not None

@@ -53,7 +53,7 @@ def strategy(
     InputError
         If the framework knows no such sharding.
     """
-    plan = plan.settled(transformer=transformer)
+    plan = plan.resolved(transformer=transformer)
     assert plan.dp_style is not None
     kind = STRATEGIES[plan.dp_style]
     if plan.dp_style == "deepspeed" and plan.zero == 3:

@@ -9,14 +9,14 @@ Its "core_attn" is `plan.recompute` = "selective".
 
 from __future__ import annotations
 
-from ...experiment.plan import Recomputed
+from ...experiment.plan import RecomputedModule
 from ..operators import Operator
 from .shapes import Shapes
 
 __all__ = ["again"]
 
 
-def again(s: Shapes, module: Recomputed, *operators: Operator) -> tuple[Operator, ...]:
+def again(s: Shapes, module: RecomputedModule, *operators: Operator) -> tuple[Operator, ...]:
     """Return what runs operators again, if the plan says so of their module.
 
     It belongs behind what reads their results: its backward pass is their forward.

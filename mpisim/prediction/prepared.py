@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.quantity import picoseconds
 from ..experiment import Experiment
-from ..experiment.kept import OURS
+from ..experiment.serialization import PACKAGED_CONSTANTS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
 from ..memory import Evaluate, Verdict
@@ -21,10 +21,9 @@ from ..workloads import Workload, lay_out, training_step
 from .calibrated import CalibratedKernels, CalibratedNetwork
 from .hardware import hardware_of, kinds_of, with_convolutions
 from .memory_fit import advice_for, assessed
-from .network import network_of
-from .slowest import SlowestKernels
+from .network import NetworkCache
 from .step_constants import Known, StepConstants, ours, served
-from .variation import revaried, varied
+from .variation import SlowestKernels, revaried, varied
 
 __all__ = ["Case", "communications_of", "prepare"]
 
@@ -49,6 +48,8 @@ class Case:
         Those fitted to measured steps, if the experiment uses any.
     notes : tuple of str
         What else is assumed of it; lines for people.
+    networks : NetworkCache
+        For preparing the same experiment with other keys.
     """
 
     experiment: Experiment
@@ -60,6 +61,7 @@ class Case:
     evaluate: Evaluate | None = None
     constants: Known | None = None
     notes: tuple[str, ...] = ()
+    networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
@@ -109,7 +111,10 @@ class Case:
 
 
 def prepare(
-    experiment: Experiment, constants: StepConstants | None = None, memory: Verdict | None = None
+    experiment: Experiment,
+    constants: StepConstants | None = None,
+    memory: Verdict | None = None,
+    networks: NetworkCache | None = None,
 ) -> Case:
     """Look up the hardware of an experiment and generate its program. Local.
 
@@ -120,6 +125,8 @@ def prepare(
         Fitted to steps, in place of the experiment's ``[calibration] file``.
     memory : Verdict, optional
         Whether it fits, where that is known; nothing is refused then.
+    networks : NetworkCache, optional
+        Shared by the experiments that one caller prepares; they are faster then.
 
     Raises
     ------
@@ -127,6 +134,7 @@ def prepare(
         If hardware is unknown, model, plan and cluster do not go together, or the plan does not fit
         into memory (and ``run.allow_oom`` is not set).
     """
+    networks = networks or NetworkCache()
     try:
         choice = experiment.cluster
         hardware = hardware_of(experiment)
@@ -140,26 +148,36 @@ def prepare(
         folder = Path(experiment.source).parent
         file = experiment.calibration.file
         if constants is None and file is not None:
-            constants = ours() if file == OURS else StepConstants.read(folder / file)
-        network = network_of(cluster, choice.nodes, experiment.network, folder)
-        if constants is None:
-            models = [_kernel_model(experiment, each, hardware.gpus) for each in named.values()]
-            workload = _varied(training_step(layout, *models), experiment)
-            return Case(experiment, cluster, gpu, workload, network, memory, evaluate)
-        constants = constants.serving(experiment.model)
-        platform = cluster.nccl.platform or Path(choice.preset).stem
-        framework = experiment.calibration.framework
-        knowns = [
-            Known(constants, served(name, experiment.model), platform, framework) for name in named
+            constants = ours() if file == PACKAGED_CONSTANTS else StepConstants.read(folder / file)
+        network = networks.network_of(cluster, choice.nodes, experiment.network, folder)
+        models: list[KernelModel] = [
+            _kernel_model(experiment, each, hardware.gpus) for each in named.values()
         ]
-        calibrated = [
-            CalibratedKernels(_kernel_model(experiment, each, hardware.gpus), known)
-            for each, known in zip(named.values(), knowns, strict=True)
-        ]
-        network = communications_of(network, knowns[0])
-        workload = _varied(training_step(layout, *calibrated), experiment)
-        workload = _started(workload, knowns[0])
-        return Case(experiment, cluster, gpu, workload, network, memory, evaluate, knowns[0])
+        known = None
+        if constants is not None:
+            constants = constants.serving(experiment.model)
+            platform = cluster.nccl.platform or Path(choice.preset).stem
+            framework = experiment.calibration.framework
+            of_gpus = [
+                Known(constants, served(name, experiment.model), platform, framework)
+                for name in named
+            ]
+            models = list(map(CalibratedKernels, models, of_gpus))
+            known = of_gpus[0]
+            network = communications_of(network, known)
+        workload = _varied(training_step(layout, *models), experiment)
+        workload = _started(workload, known)
+        return Case(
+            experiment,
+            cluster,
+            gpu,
+            workload,
+            network,
+            memory,
+            evaluate,
+            known,
+            networks=networks,
+        )
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 

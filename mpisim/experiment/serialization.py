@@ -1,7 +1,7 @@
-"""Experiments as texts that stand alone, to be kept with the programs that were made of them.
+"""Experiments → texts that stand alone, and back: a program file holds the one it was written from.
 
-A text holds the tables as they were given, the model with all of its numbers, and files by paths
-that do not depend on a folder.
+A text is JSON: the tables as they were given, the model with all of its numbers, and absolute paths
+of files.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from ..base.errors import InputError
 from ..base.presets import SUFFIX
 from .experiment import Experiment
-from .load import FOUND, REQUIRED, of_table
+from .load import PUBLISHED, REQUIRED, experiment_of
 
-__all__ = ["OURS", "Tables", "kept", "restored", "tables_of"]
+__all__ = ["PACKAGED_CONSTANTS", "Tables", "deserialize", "serialize", "with_absolute_paths"]
 
 Tables = Mapping[str, Any]
 """Tables of an experiment by name, as a file has them."""
 
-OURS = "ours"
-"""In place of a file of constants fitted to steps: the one that comes with mpisim."""
+PACKAGED_CONSTANTS = "ours"
+"""Value of ``[calibration] file`` for the step constants that come with mpisim."""
 
-BESIDE = (
+RELATIVE_PATHS = (
     ("model", "hf_config"),
     ("kernels", "calibration"),
     ("network", "calibration"),
@@ -35,30 +35,38 @@ BESIDE = (
 )
 """Keys with paths relative to the experiment's file."""
 
-HARDWARE = (("cluster", "preset"), ("kernels", "gpu"))
+NAMES_OR_PATHS = (("cluster", "preset"), ("kernels", "gpu"))
 """Keys with a name, or a path relative to the working folder."""
 
 
-def kept(experiment: Experiment) -> str:
-    """Return an experiment as a text from which `restored` makes it again. Local."""
+def serialize(experiment: Experiment) -> str:
+    """Experiment → text from which `deserialize` makes it again. Local."""
     model = {key: value for key, value in asdict(experiment.model).items() if value is not None}
-    tables = tables_of(experiment.given, experiment.source)
+    tables = with_absolute_paths(experiment.given, experiment.source)
     if not list(experiment.published.figures()):
-        tables.pop(FOUND, None)  # of the run without the changes made to it
+        tables.pop(PUBLISHED, None)  # of the run without the changes made to it
     return json.dumps({"tables": tables, "model": model})
 
 
-def tables_of(given: Tables, source: str) -> dict[str, Any]:
-    """Return tables of a file, or of changes to it, with absolute paths. Local."""
+def with_absolute_paths(given: Tables, source: str) -> dict[str, Any]:
+    """Return tables of an experiment with absolute paths in place of relative ones. Local.
+
+    Parameters
+    ----------
+    given : mapping
+        Tables of a file, or changes to it.
+    source : str
+        The file, whose folder relative paths start from.
+    """
     found: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value for key, value in given.items()
     }
     folder = Path(source).parent
-    for table, key in BESIDE:
+    for table, key in RELATIVE_PATHS:
         path = found.get(table, {}).get(key)
-        if isinstance(path, str) and path != OURS:
+        if isinstance(path, str) and path != PACKAGED_CONSTANTS:
             found[table][key] = str((folder / path).resolve())
-    for table, key in HARDWARE:
+    for table, key in NAMES_OR_PATHS:
         if isinstance(found.get(table, {}).get(key), str):
             found[table][key] = _absolute(found[table][key])
     others = found.get("cluster", {}).get("other_gpus")
@@ -67,14 +75,14 @@ def tables_of(given: Tables, source: str) -> dict[str, Any]:
     return found
 
 
-def restored(text: str, source: str, over: Tables | None = None) -> Experiment:
-    """Return the experiment that `kept` made a text of. Local.
+def deserialize(text: str, source: str, over: Tables | None = None) -> Experiment:
+    """Text of `serialize` → experiment. Local.
 
     Parameters
     ----------
     text : str
     source : str
-        The file it was kept in, for messages.
+        The program file that holds the text, for messages.
     over : mapping, optional
         Tables in place of those of the same names.
 
@@ -89,8 +97,8 @@ def restored(text: str, source: str, over: Tables | None = None) -> Experiment:
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{source}: the experiment kept in it is damaged: {error}") from error
     if any(name in REQUIRED for name in over or {}):
-        tables.pop(FOUND, None)
-    return of_table({**tables, **(over or {})}, source, model)
+        tables.pop(PUBLISHED, None)
+    return experiment_of({**tables, **(over or {})}, source, model)
 
 
 def _absolute(name: Any) -> Any:

@@ -16,25 +16,30 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InputError, UsageError
-from ..experiment import Experiment, ProgramChoices, ProgramExperiment, kept, restored
-from ..experiment.kept import tables_of
+from ..experiment import (
+    Experiment,
+    ProgramChoices,
+    ProgramExperiment,
+    deserialize,
+    serialize,
+)
+from ..experiment.serialization import with_absolute_paths
 from ..kernels.counted import COUNTED, CountedShares
 from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.speeds import with_speeds
-from .case import Case, communications_of, prepare
 from .hardware import check_speeds
-from .network import network_of
+from .network import AskedNetwork, NetworkCache
+from .prepared import Case, communications_of, prepare
 from .variation import revaried, varied
-from .without_effect import AskedNetwork
 
 __all__ = ["ProgramCase", "prepare_program", "with_experiment"]
 
 KEPT = "experiment"
 """The attribute of programs that says which experiment they are of."""
 
-SETTLED = ("gpus", "other_gpus")
-"""Keys of ``[cluster]`` that a program has settled."""
+FIXED_BY_PROGRAM = ("gpus", "other_gpus")
+"""Keys of ``[cluster]`` that a program file fixes."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,14 @@ class ProgramCase:
         None where no network was asked for.
     counted : CountedShares
         Of kernels that were priced by what they count.
+    networks : NetworkCache
     """
 
     experiment: ProgramChoices
     program: Program
     asked: AskedNetwork | None
     counted: CountedShares = field(default_factory=CountedShares)
+    networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
     @cached_property
     def cluster(self) -> Cluster | None:
@@ -65,7 +72,7 @@ class ProgramCase:
     @cached_property
     def network(self) -> Network | None:
         """What prices communications without a duration."""
-        return None if self.asked is None else self.asked.network()
+        return None if self.asked is None else self.asked.network(self.networks)
 
     def sample(self, number: int) -> ProgramCase:
         """Return the case with other random factors: those of the seed plus `number`."""
@@ -79,7 +86,7 @@ def with_experiment(case: Case | ProgramCase) -> Program:
     if isinstance(case, ProgramCase):
         said = {COUNTED: case.counted.text} if case.counted.text else {}
         return program.replace(attributes={**program.attributes, **said})
-    return program.replace(attributes={**program.attributes, KEPT: kept(case.experiment)})
+    return program.replace(attributes={**program.attributes, KEPT: serialize(case.experiment)})
 
 
 def prepare_program(asked: ProgramExperiment) -> Case | ProgramCase:
@@ -106,13 +113,13 @@ def prepare_program(asked: ProgramExperiment) -> Case | ProgramCase:
     if text is None:
         return _of_choices(asked, program)
     program = program.replace(attributes=attributes)
-    before = restored(text, str(path))
+    before = deserialize(text, str(path))
     mine = {key: dict(table) for key, table in before.given.items() if isinstance(table, dict)}
     tables = _merged(mine, _in_full(asked))
     if "cluster" in asked.tables:
         tables["cluster"] = _placed(asked, before, program.n_ranks)
     title = {"title": asked.title or before.title}
-    after = replace(restored(text, asked.source, {**tables, **title}), source=asked.source)
+    after = replace(deserialize(text, asked.source, {**tables, **title}), source=asked.source)
     try:
         return _of_experiment(program, before, after, str(path))
     except InputError as error:
@@ -127,7 +134,9 @@ def prepare_program(asked: ProgramExperiment) -> Case | ProgramCase:
 
 def _of_experiment(program: Program, before: Experiment, after: Experiment, path: str) -> Case:
     """Return the case of a program that was saved as `before` and is to run as `after`."""
-    base = prepare(replace(after, cluster=before.cluster, network=before.network))
+    networks = NetworkCache()
+    saved_on = replace(after, cluster=before.cluster, network=before.network)
+    base = prepare(saved_on, networks=networks)
     ranks = base.program.n_ranks
     if program.n_ranks != ranks:
         raise InputError(
@@ -135,7 +144,7 @@ def _of_experiment(program: Program, before: Experiment, after: Experiment, path
             "the file is damaged"
         )
     if before.variation.waits_for_slowest != after.variation.waits_for_slowest:
-        program = _at_pace(program, prepare(before), base)
+        program = _at_pace(program, prepare(before, networks=networks), base)
     program = revaried(program, before.variation, after.variation)
     notes = _notes(program, base, before, after)
     case = replace(base, experiment=after, workload=replace(base.workload, program=program))
@@ -148,7 +157,7 @@ def _of_experiment(program: Program, before: Experiment, after: Experiment, path
         platform = cluster.nccl.platform or Path(after.cluster.preset).stem
         constants = replace(constants, platform=platform)
     folder = Path(after.source).parent
-    network = network_of(cluster, after.cluster.nodes, after.network, folder)
+    network = networks.network_of(cluster, after.cluster.nodes, after.network, folder)
     network = communications_of(network, constants)
     return replace(case, cluster=cluster, network=network, constants=constants, notes=notes)
 
@@ -206,7 +215,7 @@ def _notes(program: Program, base: Case, before: Experiment, after: Experiment) 
 def _in_full(asked: ProgramExperiment) -> dict[str, dict[str, Any]]:
     """Return the tables asked for but that of the cluster; files by absolute paths."""
     others = {key: table for key, table in asked.tables.items() if key != "cluster"}
-    return tables_of(others, asked.source)
+    return with_absolute_paths(others, asked.source)
 
 
 def _merged(mine: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +229,7 @@ def _merged(mine: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _placed(asked: ProgramExperiment, before: Experiment, ranks: int) -> dict[str, Any]:
     """Return the table ``[cluster]``: that of the experiment with what was asked for besides."""
-    own = tables_of({"cluster": asked.tables["cluster"]}, asked.source)["cluster"]
+    own = with_absolute_paths({"cluster": asked.tables["cluster"]}, asked.source)["cluster"]
     mine = dict(before.given["cluster"])
     _check_cluster(asked.source, own, ranks)
     if own.get("preset", mine["preset"]) != mine["preset"]:
@@ -282,11 +291,11 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
 
 
 def _check_cluster(source: str, table: Mapping[str, Any], ranks: int) -> None:
-    """Refuse keys of ``[cluster]`` that a program has settled otherwise."""
-    for key in SETTLED:
+    """Refuse keys of ``[cluster]`` that contradict what the program file fixes."""
+    for key in FIXED_BY_PROGRAM:
         if key in table and (key, table[key]) != ("gpus", ranks):
             raise UsageError(
-                f"{source}: key 'cluster.{key}' is {table[key]!r}, but the program has settled it: "
+                f"{source}: key 'cluster.{key}' is {table[key]!r}, but the program file fixes it: "
                 f"{ranks} ranks, one a GPU, and how long their kernels take"
             )
 

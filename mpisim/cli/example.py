@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..base.errors import InputError
-from .experiment import (
+from ..experiment.choices import (
     CalibrationChoice,
     ClusterChoice,
     KernelChoice,
     NetworkChoice,
+    OverlapChoice,
     RunChoice,
+    VariationChoice,
 )
-from .huggingface import from_config
-from .load import model_of
-from .models import USUAL_LENGTH, Model
-from .overlap import OverlapChoice
-from .plan import Plan
-from .presets import find_model, model_presets
-from .variation import VariationChoice
+from ..experiment.huggingface import from_config
+from ..experiment.load import model_of
+from ..experiment.model_presets import find_model, model_presets
+from ..experiment.models import USUAL_LENGTH, Model
+from ..experiment.plan import Plan
+from ..memory import starting_plan
+from ..topo import find_cluster
 
 __all__ = ["Example", "example"]
 
@@ -104,9 +106,6 @@ def example(
     InputError
         If a name is not known, a file cannot be read, or the cluster has no so many GPUs.
     """
-    from ..memory import starting_plan
-    from ..topo import find_cluster
-
     chosen = _of_config(Path(name), Path(folder)) if config else _of_preset(name)
     where = find_cluster(cluster)
     count = where.gpus_per_node if gpus is None else gpus

@@ -7,9 +7,7 @@ without the key say so themselves; nothing is simulated again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,69 +15,16 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..engine.contention import find
-from ..experiment import NetworkChoice
 from ..program import UNPRICED, Communicators, Operation, Program
-from ..topo import Cluster, Network, SharedNetwork
-from ..topo.speeds import with_speeds
-from .network import network_of
+from ..topo import Network, SharedNetwork
+from .network import AskedNetwork, NetworkCache
 
-__all__ = ["AskedNetwork", "priced", "without_effect"]
+__all__ = ["priced", "without_effect"]
 
 Ints = NDArray[np.int64]
 
-PER_ENTRY = ("changes", "nccl")
-"""Keys of ``[network]`` that are tables; each of their entries is looked at by itself."""
 
-
-@dataclass(frozen=True)
-class AskedNetwork:
-    """A network as an experiment or a command line asks for it.
-
-    Attributes
-    ----------
-    cluster : Cluster
-        As its file says.
-    nodes : int
-    choice : NetworkChoice
-    speeds : mapping of str to str or int
-        Keys of `mpisim.topo.speeds.SPEEDS` that were given.
-    folder : Path, optional
-        Where relative paths of `choice` start.
-    """
-
-    cluster: Cluster
-    nodes: int
-    choice: NetworkChoice = field(default_factory=NetworkChoice)
-    speeds: Mapping[str, str | int] = field(default_factory=dict)
-    folder: Path | None = None
-
-    def network(self) -> Network:
-        """Return it."""
-        cluster = with_speeds(self.cluster, self.speeds)
-        return network_of(cluster, self.nodes, self.choice, self.folder)
-
-    def without(self) -> Iterator[tuple[str, AskedNetwork]]:
-        """Yield each key that was given, with the network asked for without it."""
-        for key in self.speeds:
-            rest = {name: value for name, value in self.speeds.items() if name != key}
-            yield f"cluster.{key}", replace(self, speeds=rest)
-        for table in PER_ENTRY:
-            entries: dict[str, str] = getattr(self.choice, table)
-            for entry in entries:
-                kept: Any = {table: {one: entries[one] for one in entries if one != entry}}
-                choice = replace(self.choice, **kept)
-                name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
-                yield name, replace(self, choice=choice)
-        for key in ("algorithm", "ring_order"):
-            plain: Any = {key: getattr(NetworkChoice(), key)}
-            if getattr(self.choice, key) != plain[key]:
-                yield f"network.{key}", replace(self, choice=replace(self.choice, **plain))
-        if self.choice.calibration is not None:
-            choice = replace(self.choice, calibration=None)
-            yield "network.calibration", replace(self, choice=choice)
-
-
-def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
+def without_effect(program: Program, asked: AskedNetwork, networks: NetworkCache) -> list[str]:
     """Return a line for each key that was given and changes no communication of a program. Local.
 
     Parameters
@@ -87,6 +32,9 @@ def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
     program : Program
         With all tables.
     asked : AskedNetwork
+        The network with all keys that were given.
+    networks : NetworkCache
+        Where that network may have been built already.
 
     Returns
     -------
@@ -95,16 +43,16 @@ def without_effect(program: Program, asked: AskedNetwork) -> list[str]:
     said = []
     if asked.choice.model == "alpha-beta":
         said.append("network.contention: no effect, links are not shared with 'alpha-beta'")
-    others = list(asked.without())
+    others = list(asked.without_each_key())
     alone = asked.choice.model == "nccl" and not asked.choice.contention
-    if alone and priced(program) and not _can_share(program, asked.network()):
+    if alone and priced(program) and not _can_share(program, asked.network(networks)):
         said.append("network.contention: no effect, no link that can be full is shared")
     if not others:
         return said
     if not priced(program):
         why = "no communication takes its time from the network"
         return [*said, *(f"{key}: no effect, {why}" for key, _ in others)]
-    network = asked.network()
+    network = asked.network(networks)
     for key, other in others:
         try:
             plain = other.network()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..base.presets import match, packaged
 from ..data import names
 
-__all__ = ["Preset", "find_model", "model_presets"]
+__all__ = ["ModelPreset", "find_model", "model_presets"]
 
 FOLDER = "models"
 
@@ -18,7 +18,7 @@ DESCRIPTION = ("title", "source", "aliases")
 """Keys of a preset that are no keys of ``[model]``."""
 
 
-class Preset(NamedTuple):
+class ModelPreset(NamedTuple):
     """A published model.
 
     Attributes
@@ -41,11 +41,11 @@ class Preset(NamedTuple):
 
 
 @cache
-def model_presets() -> Mapping[str, Preset]:
+def model_presets() -> Mapping[str, ModelPreset]:
     """Return the published models by name, in the order of the files of ``data/models``."""
     return MappingProxyType(
         {
-            name: Preset(
+            name: ModelPreset(
                 table["title"],
                 table["source"],
                 tuple(table.get("aliases", ())),

@@ -1,7 +1,7 @@
-"""Experiments whose work is a program file: ``[workload]`` in place of ``[model]`` and ``[plan]``.
+"""Experiments of a program file: ``[workload]`` in place of ``[model]`` and ``[plan]``.
 
-What ranks do and how long their kernels take stands in the program. All else is asked for as in
-any experiment: ``[cluster]``, ``[network]``, ``[overlap]``, ``[variation]`` and ``[run]``.
+The program file holds the rows of all ranks and how long kernels take. Everything else is a choice
+as in any experiment: ``[cluster]``, ``[network]``, ``[overlap]``, ``[variation]`` and ``[run]``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.schema import build, defaults
-from .experiment import ClusterChoice, NetworkChoice, RunChoice, with_defaults_kept
-from .overlap import OverlapChoice
-from .variation import VariationChoice
+from .choices import ClusterChoice, NetworkChoice, OverlapChoice, RunChoice, VariationChoice
+from .experiment import keys_at_defaults
 
-__all__ = ["ProgramChoices", "ProgramExperiment", "WorkloadChoice", "of_program"]
+__all__ = ["ProgramChoices", "ProgramExperiment", "WorkloadChoice", "program_experiment"]
 
 TABLES: dict[str, Any] = {
     "cluster": ClusterChoice,
@@ -25,15 +24,15 @@ TABLES: dict[str, Any] = {
     "variation": VariationChoice,
     "run": RunChoice,
 }
-"""What can be asked for of a program."""
+"""Tables that an experiment of a program file may have besides ``[workload]``."""
 
-SETTLED = ("model", "plan", "kernels", "calibration")
-"""Tables of other experiments that a program has settled."""
+FIXED_TABLES = ("model", "plan", "kernels", "calibration")
+"""Tables of other experiments that a program file fixes: it holds their outcome."""
 
 
 @dataclass(frozen=True)
 class WorkloadChoice:
-    """What is simulated.
+    """The table ``[workload]``: which program file is simulated.
 
     Attributes
     ----------
@@ -47,7 +46,7 @@ class WorkloadChoice:
 
 @dataclass(frozen=True)
 class ProgramExperiment:
-    """An experiment whose work is a program file that was not read yet.
+    """An experiment of a program file, which is not read yet.
 
     Attributes
     ----------
@@ -68,7 +67,7 @@ class ProgramExperiment:
 
 @dataclass(frozen=True)
 class ProgramChoices:
-    """What was asked for of a program that does not say which experiment it is of.
+    """Choices for a program file that does not say which experiment it was written from.
 
     Attributes
     ----------
@@ -91,7 +90,7 @@ class ProgramChoices:
 
     @classmethod
     def of(cls, tables: Mapping[str, dict[str, Any]], source: str) -> ProgramChoices:
-        """Make of tables as they were given.
+        """Build from the tables of the file.
 
         Raises
         ------
@@ -110,11 +109,11 @@ class ProgramChoices:
 
     def left_to_defaults(self) -> dict[str, object]:
         """Return the keys that were not given and have kept their defaults, with these."""
-        return with_defaults_kept(self, self.defaulted)
+        return keys_at_defaults(self, self.defaulted)
 
 
-def of_program(table: Mapping[str, Any], source: str) -> ProgramExperiment:
-    """Return an experiment of a program from its parsed tables.
+def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperiment:
+    """Build an experiment of a program file from the parsed tables of its TOML file.
 
     Raises
     ------
@@ -123,11 +122,11 @@ def of_program(table: Mapping[str, Any], source: str) -> ProgramExperiment:
     """
     allowed = ("title", "workload", *TABLES)
     for key, found in table.items():
-        if key in SETTLED:
+        if key in FIXED_TABLES:
             first = next(iter(found), "") if isinstance(found, dict) else ""
             name = f"{key}.{first}" if first else key
             raise UsageError(
-                f"{source}: key {name!r} is given, but the program has settled it: what ranks do "
+                f"{source}: key {name!r} is given, but the program file fixes it: what ranks do "
                 f"and how long kernels take; allowed: {', '.join(TABLES)}"
             )
         if key not in allowed:

@@ -33,9 +33,10 @@ from ..memory import Verdict
 from ..mpi.reductions import largest
 from ..program import Flag
 from ..topo import find_cluster
-from .case import Case, prepare
 from .execution import execute
 from .memory_fit import verdict
+from .network import NetworkCache
+from .prepared import Case, prepare
 from .step_constants import StepConstants
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def step_time(
     *,
     constants: StepConstants | None = None,
     every: bool = False,
+    networks: NetworkCache | None = None,
 ) -> StepTime:
     """Return how long a step of an experiment takes. **Collective.**
 
@@ -243,30 +245,37 @@ def step_time(
         As for `mpisim.prediction.prepare`.
     every : bool
         Whether to simulate all micro-batches.
+    networks : NetworkCache, optional
+        Shared by the steps that one caller compares; they are faster then.
 
     Raises
     ------
     InputError
         As `mpisim.prediction.prepare`.
     """
+    networks = networks or NetworkCache()
     for rounds in [] if every else attempts(experiment):
-        found = _extrapolated(experiment, rounds, comm, constants)
+        found = _extrapolated(experiment, rounds, comm, constants, networks)
         if found is not None:
             return found
-    case = prepare(experiment, constants)
+    case = prepare(experiment, constants, networks=networks)
     run, _ = execute(case, comm)
     return StepTime(run.step_time, case.memory, case.workload.tokens, None)
 
 
 def _extrapolated(
-    experiment: Experiment, rounds: Rounds, comm: Intracomm, constants: StepConstants | None
+    experiment: Experiment,
+    rounds: Rounds,
+    comm: Intracomm,
+    constants: StepConstants | None,
+    networks: NetworkCache,
 ) -> StepTime | None:
     """Return the time of a step from two shorter ones; None if they do not tell it."""
     memory = verdict(experiment)
     tokens = 0
     times: list[int] = []
     loads: list[Ints] = []
-    case = prepare(with_micro_batches(experiment, rounds.first), constants, memory)
+    case = prepare(with_micro_batches(experiment, rounds.first), constants, memory, networks)
     for number in rounds[:2]:
         if times:
             case = case.with_micro_batches(number)

@@ -1,0 +1,262 @@
+"""The tables of an experiment besides ``[model]`` and ``[plan]``: one dataclass a table.
+
+`ClusterChoice`, `KernelChoice`, `NetworkChoice`, `OverlapChoice`, `VariationChoice`,
+`CalibrationChoice` and `RunChoice` are ``[cluster]`` to ``[run]``, in the order in which a
+prediction uses them. Their fields are the keys; `__post_init__` refuses keys of one table that
+contradict each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ..base.errors import InputError
+from ..base.rank_ranges import span
+from ..base.schema import Limits
+from .models import Count
+
+__all__ = [
+    "CalibrationChoice",
+    "ClusterChoice",
+    "KernelChoice",
+    "NetworkChoice",
+    "OverlapChoice",
+    "RunChoice",
+    "VariationChoice",
+]
+
+MAX_GPUS = 10_000_000
+"""Of a cluster."""
+
+Spread = Annotated[float, Limits(least=0, most=1)]
+Speed = Annotated[float, Limits(least=0.001, most=1000)]
+Seed = Annotated[int, Limits(least=0, most=2**63 - 1)]
+
+
+@dataclass(frozen=True)
+class ClusterChoice:
+    """Where it runs.
+
+    Attributes
+    ----------
+    preset : str
+        A cluster of ``mpisim list clusters``, or the path of a TOML file with one.
+    nodes : int
+    gpus : int, optional
+        GPUs to use, from the first node on; all of them if not given.
+    other_gpus : mapping of str to str
+        Nodes with other GPUs than the cluster's: ``"4-7" = "a100-sxm"``, a GPU of ``mpisim list
+        gpus`` or the path of a TOML file with one. Their links are those of the cluster.
+    nic_bandwidth : str, optional
+        Line rate of one NIC, one direction, in place of the cluster's: ``"800 Gb/s"``.
+    link_bandwidth : str, optional
+        What one GPU sends over all its NVLink or xGMI, one direction, usable: ``"900 GB/s"``.
+    pcie_bandwidth : str, optional
+        Of one PCIe connection, one direction, usable: ``"63 GB/s"``. A NIC is no faster than its.
+    nics : int, optional
+        NICs of a node.
+    """
+
+    preset: str
+    nodes: Count = 1
+    gpus: Annotated[int, Limits(least=1, most=MAX_GPUS)] | None = None
+    other_gpus: dict[str, str] = field(default_factory=dict)
+    nic_bandwidth: str | None = None
+    link_bandwidth: str | None = None
+    pcie_bandwidth: str | None = None
+    nics: Count | None = None
+
+    def __post_init__(self) -> None:
+        known: set[int] = set()
+        for nodes in self.other_gpus:
+            for node in span(nodes, "other_gpus", "node", self.nodes):
+                if node in known:
+                    raise InputError(f"other_gpus: node {node} is given GPUs twice")
+                known.add(node)
+
+    @property
+    def speeds(self) -> dict[str, str | int]:
+        """The keys given that replace numbers of the cluster's nodes."""
+        keys = ("nic_bandwidth", "link_bandwidth", "pcie_bandwidth", "nics")
+        return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """How long kernels take.
+
+    Attributes
+    ----------
+    model : {"analytical", "roofline"}
+        Formulas of each family of operators with constants fitted to measured kernels, or the
+        slower of arithmetic and memory traffic at a typical share of each peak.
+    calibration : str, optional
+        Constants of the analytical model: a file that ``mpisim calibrate kernels`` has written, its
+        path relative to the experiment's. Those that come with mpisim if not given.
+    gpu : str, optional
+        A GPU of ``mpisim list gpus``, or the path of a TOML file with one, in place of the
+        cluster's own.
+    """
+
+    model: Literal["analytical", "roofline"] = "analytical"
+    calibration: str | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class NetworkChoice:
+    """How long communications take.
+
+    Attributes
+    ----------
+    model : {"nccl", "alpha-beta"}
+        NCCL's own choices of algorithm and protocol on the links of the cluster, with factors
+        calibrated on measured collectives (where GPUs are joined to a fabric without NICs, what the
+        links allow); or two latencies and two bandwidths.
+    algorithm : {"library", "ring", "dimensions"}
+        Of all-reduces, all-gathers and reduce-scatters: the library's choice; rings; or dimension
+        by dimension, on a torus, a mesh or a wafer, where a group fills a block of it.
+    ring_order : {"ranks", "fabric"}, optional
+        How GPUs follow each other in rings: as ranks do, or along the fabric. By default as ranks
+        do, as with NCCL; where there are no NICs whichever is faster.
+    contention : bool
+        Whether communications that use one link at the same time share it; otherwise each is as
+        fast as alone.
+    changes : mapping of str to str
+        Links to slow, ``"links.node0.nic3->*.bandwidth" = "50 %"``, or to cut,
+        ``"links.node0.nic3->*" = "cut"``; names are those of ``mpisim topo show``.
+    nccl : mapping of str to str
+        NCCL's variables: ``NCCL_ALGO = "ring"``.
+    calibration : str, optional
+        Factors of NCCL's model: a file that ``mpisim calibrate collectives`` has written, its path
+        relative to the experiment's. Those that come with mpisim if not given.
+    """
+
+    model: Literal["nccl", "alpha-beta"] = "nccl"
+    algorithm: Literal["library", "ring", "dimensions"] = "library"
+    ring_order: Literal["ranks", "fabric"] | None = None
+    contention: bool = True
+    changes: dict[str, str] = field(default_factory=dict)
+    nccl: dict[str, str] = field(default_factory=dict)
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model == "nccl":
+            if self.algorithm != "library" and "NCCL_ALGO" in self.nccl:
+                raise InputError(
+                    f"algorithm is {self.algorithm!r} and nccl.NCCL_ALGO is given; give one of them"
+                )
+            return
+        if self.algorithm != "library":
+            raise InputError(f"algorithm is given; model = {self.model!r} has no use for it")
+        for key in ("ring_order", "changes", "nccl", "calibration"):
+            if getattr(self, key):
+                raise InputError(f"{key} is given; model = {self.model!r} has no use for it")
+
+
+@dataclass(frozen=True)
+class OverlapChoice:
+    """How kernels and communications that run at the same time slow each other.
+
+    Attributes
+    ----------
+    model : {"static", "coupled", "off"}
+        Slowed by what ran beside them in a step without slowdown; repeated until durations and
+        what overlaps agree; or not slowed.
+    calibration : str, optional
+        Constants of the slowdown: a file that ``mpisim calibrate overlap`` has written, its path
+        relative to the experiment's. Those that come with mpisim if not given.
+    pairs : str, optional
+        A table of measured pairs (CSV, docs/overlap.md), from which to learn how much kernels and
+        communications slow each other, in place of the constants; needs mpisim[learn].
+    passes : int
+        Of a coupled run, at most.
+    """
+
+    model: Literal["static", "coupled", "off"] = "static"
+    calibration: str | None = None
+    pairs: str | None = None
+    passes: Annotated[int, Limits(least=1, most=1000)] = 50
+
+    def __post_init__(self) -> None:
+        if self.model == "off":
+            for key in ("calibration", "pairs"):
+                if getattr(self, key):
+                    raise InputError(f"{key} is given; model = 'off' has no use for it")
+
+
+@dataclass(frozen=True)
+class VariationChoice:
+    """How GPUs and kernels differ from what they should be.
+
+    Attributes
+    ----------
+    kernels : float
+        Jitter: standard deviation of the logarithm of a random factor on each kernel of each GPU.
+        Factors are lognormal with mean 1.
+    gpus : float
+        The same for a factor that all kernels of a GPU share.
+    slowest : bool, optional
+        Whether matrix products, convolutions and attention take as long as on the slowest GPU to be
+        expected among all of the run, which the others wait for (`mpisim.prediction.variation`).
+        Nothing is drawn: by default it takes the place of `gpus` where that is 0.
+    seed : int
+        Of both. The same seed gives the same factors, on any number of processes.
+    speeds : mapping of str to float
+        Speeds of single GPUs, by rank: ``"3" = 0.9``, ``"8-15,20" = 0.5``; those not named have
+        speed 1.
+    """
+
+    kernels: Spread = 0.0
+    gpus: Spread = 0.0
+    slowest: bool | None = None
+    seed: Seed = 0
+    speeds: dict[str, Speed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for ranks in self.speeds:
+            span(ranks, "speeds", "rank")
+        if self.slowest and self.gpus:
+            raise InputError("slowest is true and gpus is above 0; allowed: one of the two")
+
+    @property
+    def waits_for_slowest(self) -> bool:
+        """Whether products take as long as on the slowest GPU to be expected."""
+        return not self.gpus if self.slowest is None else self.slowest
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed gives another answer."""
+        return self.kernels > 0 or self.gpus > 0
+
+
+@dataclass(frozen=True)
+class CalibrationChoice:
+    """Constants fitted to measured steps.
+
+    Attributes
+    ----------
+    file : str, optional
+        A file that ``mpisim calibrate e2e`` has written, its path relative to the experiment's, or
+        ``"ours"``: the one that comes with mpisim. Nothing is fitted to steps if not given.
+    framework : str, optional
+        The framework whose launches and overhead of a step to take: a name under ``host`` in the
+        file.
+    """
+
+    file: str | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """How to run it.
+
+    Attributes
+    ----------
+    allow_oom : bool
+        Whether to simulate a plan that does not fit into the GPUs' memory.
+    """
+
+    allow_oom: bool = False
