@@ -139,7 +139,7 @@ class Plan:
         Where scales of operands in fp8 come from: steps before, the operand itself, which is read
         once more, or its blocks of 32 elements (MXFP8).
     fp8_casts : {"transformer-engine", "compiled"}
-        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.casts`.
+        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.precision`.
     fp8_transposed : bool
         Whether products in fp8 take operands in one layout alone, as on Hopper, so that some are
         kept transposed, too; Blackwell's take any.

@@ -193,7 +193,7 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
     """Cast all weights of layers to the format of products, once for all micro-batches.
 
     Transformer Engine does so in the first pass (``is_first_microbatch``); casts are told in
-    :mod:`.transformer.casts`, those to NVFP4 read a weight for its largest value, too.
+    :mod:`.transformer.precision`, those to NVFP4 read a weight for its largest value, too.
     """
     plan = layout.experiment.plan
     if plan.precision not in ("fp8", "nvfp4") or plan.fp8_weight_casts:
