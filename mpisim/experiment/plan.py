@@ -124,7 +124,7 @@ class Plan:
         When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
         beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
         forward and after its last backward, beside nothing (torch.distributed.pipelining's
-        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp_pipeline`.
+        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp`.
     flat_shards : bool
         Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
         as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.

@@ -15,7 +15,7 @@ from ..experiment import Transformer
 from ..program import Names, Phase, Table
 from .assembly import TableAssembler
 from .blocks import Block
-from .data_parallel import strategy
+from .data_parallel import make_strategy
 from .fragments import Fragments
 from .groups import Groups
 from .layout import Layout
@@ -154,7 +154,7 @@ class _Writer:
     ) -> None:
         plan = layout.experiment.plan
         self._layout, self._stage, self._first = layout, stage, _first(chunks)
-        self._sharing = strategy(
+        self._sharing = make_strategy(
             plan,
             [chunk.layers for chunk in chunks],
             workshop.groups,

@@ -126,8 +126,8 @@ def column_linear(
     overlaps_reduction = s.plan.dgrad_overlap and not keeps_gathered
     if s.sequence_parallel and not keeps_gathered:
         after = ("gathered",)
-        again = _input_all_gather(s, name, dtype, k)
-        backward.append(replace(again, weight=True, token="gathered"))
+        gathering = _input_all_gather(s, name, dtype, k)
+        backward.append(replace(gathering, weight=True, token="gathered"))
     backward.append(
         Compute(
             f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.storage_format)
