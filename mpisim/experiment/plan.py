@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ..base.schema import Limits
+from ..schedules import ScheduleName
 from .models import Count, Large
 from .plan_checks import AXES, check
 
@@ -280,7 +281,7 @@ class Plan:
     dp: Count | None = None
     order: str = "tp-cp-ep-dp-pp"
 
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     vpp: Count = 1
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
     p2p_overlap: bool | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..base.errors import InputError
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
+from ..schedules import Action, Pipeline
 from .assembly import TableAssembler
 from .blocks import Block
 from .data_parallel import make_strategy
@@ -23,7 +24,6 @@ from .messages import Exchanged, Messages, exchanged, streams
 from .optimizer import write_optimizer
 from .parts import Part
 from .pricing import LONGEST, Pricing
-from .schedules import Action, Pipeline
 from .shelf import Shelf
 from .slots import Slots
 from .stage import Pass, Stage

@@ -158,7 +158,7 @@ class Ddp(Strategy):
         return ()
 
     def _shares(self, expert: bool) -> list[list[int]]:
-        """Sizes of the parameters of each rank: the largest first, to the one that has the least."""
+        """Sizes of the parameters of each rank: the largest first, to the rank with the least."""
         shares: list[list[int]] = [[] for _ in range(self.shard_ranks(expert))]
         loads = [(0, rank) for rank in range(len(shares))]
         sizes = (each.size for chunk in self.parameters for each in chunk if each.expert is expert)
