@@ -6,9 +6,8 @@ import pytest
 from sharing import layer, stepped, told
 
 from mpisim.experiment import Plan
-from mpisim.workloads.data_parallel import strategy
-from mpisim.workloads.data_parallel.buckets import close_after
-from mpisim.workloads.data_parallel.held import held
+from mpisim.workloads.data_parallel import make_strategy
+from mpisim.workloads.data_parallel.buckets import buckets_closed_after, chunk_parameters
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups
@@ -31,7 +30,7 @@ def megatron(layers: tuple[Layer, ...], stage: int = 0, **plan: object) -> Megat
     """The strategy of one stage that holds these layers."""
     made = Plan(**{"global_batch": 64, **plan})  # type: ignore[arg-type]
     groups = Groups(Grid.of(made, (made.dp or 1) * made.pp), made.zero_group)
-    found = strategy(made, [layers], groups, stage=stage)
+    found = make_strategy(made, [layers], groups, stage=stage)
     assert isinstance(found, Megatron)
     return found
 
@@ -44,8 +43,8 @@ def test_buckets_as_pytorch_cuts_them() -> None:
     # 1048576, 2048, 1048576, 2048, 1048576, 2048 bytes with limits of 1 MiB gives
     # [[0], [1, 2], [3, 4], [5]] (run with PyTorch 2.2).
     sizes = [262144, 512, 262144, 512, 262144, 512]
-    parameters = held([layer("a", *sizes)])
-    buckets = close_after(parameters, [262144, 262144])
+    parameters = chunk_parameters([layer("a", *sizes)])
+    buckets = buckets_closed_after(parameters, [262144, 262144])
     numbers = [[each.number for each in bucket.parameters] for bucket in buckets]
     assert numbers == [[0], [1, 2], [3, 4], [5]]
     assert [bucket.size for bucket in buckets] == [262144, 262656, 262656, 512]
@@ -134,10 +133,10 @@ def test_zero_redundancy_optimizer_broadcasts_every_parameter() -> None:
     assert rows[at + 1 :] == [
         f"parameter broadcast [dp {size}] < convert weights" for size in (80, 16, 12, 80, 16, 12)
     ]
-    found = strategy(
+    found = make_strategy(
         done.layout.experiment.plan, [NET], Groups(done.layout.grid), transformer=False
     )
-    assert found.updated == 54
+    assert found.updated_parameters == 54
 
 
 # --- Megatron-LM --------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import pytest
 from sharing import layer, stepped, told
 
 from mpisim.base.errors import InputError
-from mpisim.workloads.data_parallel.gathering import Limits, fetches
-from mpisim.workloads.data_parallel.held import Held
+from mpisim.workloads.data_parallel.buckets import ChunkParameter
+from mpisim.workloads.data_parallel.zero3 import FetchLimits, fetches
 from mpisim.workloads.operators import Parameter
 
 NET = (layer("embedding", 8), layer("a", 40, 6), layer("b", 40, 6), layer("head", 8))
@@ -119,11 +119,13 @@ def test_zero_1_pads_what_it_gathers() -> None:
     assert told(done.program)[-1] == f"{GATHER} [dp 224] < convert weights"
 
 
-def held(*sizes: int) -> list[Held]:
-    return [Held(Parameter(f"p{i}", size), i, 0, i) for i, size in enumerate(sizes)]
+def parameters(*sizes: int) -> list[ChunkParameter]:
+    return [ChunkParameter(Parameter(f"p{i}", size), i, 0, i) for i, size in enumerate(sizes)]
 
 
-def played(uses: list[list[Held]], limits: Limits) -> list[tuple[list[int], list[int]]]:
+def played(
+    uses: list[list[ChunkParameter]], limits: FetchLimits
+) -> list[tuple[list[int], list[int]]]:
     """The numbers of the parameters gathered now and ahead, module by module."""
     return [
         ([each.number for each in fetch.now], [each.number for each in fetch.ahead])
@@ -132,35 +134,35 @@ def played(uses: list[list[Held]], limits: Limits) -> list[tuple[list[int], list
 
 
 def test_zero_3_gathers_for_each_module_where_nothing_is_kept() -> None:
-    a, b, c = held(10, 20, 30)
+    a, b, c = parameters(10, 20, 30)
     uses = [[a], [b], [c], [c], [b], [a]]
-    nothing = Limits(ahead=0, live=10**9, reuse=0, persistent=0)
+    nothing = FetchLimits(ahead=0, live=10**9, reuse=0, persistent=0)
     assert played(uses, nothing) == [([number], []) for number in (0, 1, 2, 2, 1, 0)]
 
 
 def test_zero_3_gathers_ahead_until_the_budget_is_reached() -> None:
-    a, b, c = held(10, 20, 30)
+    a, b, c = parameters(10, 20, 30)
     uses = [[a], [b], [c], [c], [b], [a]]
     # The first module gathers b (20 of 15) ahead; the second c; from then on the queue has come to
     # c's second use, for which it stays.
-    ahead = Limits(ahead=15, live=10**9, reuse=0, persistent=0)
+    ahead = FetchLimits(ahead=15, live=10**9, reuse=0, persistent=0)
     assert played(uses, ahead) == [([0], [1]), ([], [2]), ([], [1]), ([], [0]), ([], []), ([], [])]
 
 
 def test_zero_3_keeps_what_is_used_again_soon_and_what_is_small() -> None:
-    a, b, c = held(10, 20, 30)
+    a, b, c = parameters(10, 20, 30)
     uses = [[a], [b], [c], [c], [b], [a]]
     # c is used next; b after 60 elements; a after 20 + 60 + 20 = 100.
-    soon = Limits(ahead=0, live=10**9, reuse=61, persistent=0)
+    soon = FetchLimits(ahead=0, live=10**9, reuse=61, persistent=0)
     assert played(uses, soon) == [([0], []), ([1], []), ([2], []), ([], []), ([], []), ([0], [])]
-    small = Limits(ahead=0, live=10**9, reuse=0, persistent=10)
+    small = FetchLimits(ahead=0, live=10**9, reuse=0, persistent=10)
     assert played(uses, small)[0] == ([], []) == played(uses, small)[-1]
 
 
 def test_zero_3_gathers_nothing_ahead_beyond_what_may_live() -> None:
-    a, b, c = held(10, 20, 30)
+    a, b, c = parameters(10, 20, 30)
     uses = [[a], [b], [c]]
-    full = Limits(ahead=100, live=10, reuse=0, persistent=0)
+    full = FetchLimits(ahead=100, live=10, reuse=0, persistent=0)
     assert played(uses, full) == [([0], []), ([1], []), ([2], [])]
 
 

@@ -14,11 +14,10 @@ from sharing import layer, stepped
 from mpisim.experiment import Plan
 from mpisim.program import Kind, Operation, Program
 from mpisim.workloads import Workload
-from mpisim.workloads.data_parallel import strategy
-from mpisim.workloads.data_parallel.buckets import Bucket
+from mpisim.workloads.data_parallel import make_strategy
+from mpisim.workloads.data_parallel.buckets import Bucket, chunk_parameters
 from mpisim.workloads.data_parallel.ddp import Ddp
 from mpisim.workloads.data_parallel.deepspeed import DeepSpeed
-from mpisim.workloads.data_parallel.held import held
 from mpisim.workloads.data_parallel.megatron import Megatron
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups
@@ -124,7 +123,7 @@ networks = st.lists(st.lists(parameters, min_size=1, max_size=4), min_size=1, ma
 
 def buckets_of(layers: tuple[Layer, ...], **plan: object) -> list[Bucket]:
     made = Plan(**{"global_batch": 4, "ep": 2, "dp": 4, **plan})  # type: ignore[arg-type]
-    found = strategy(made, [layers], Groups(Grid.of(made, 4)))
+    found = make_strategy(made, [layers], Groups(Grid.of(made, 4)))
     if isinstance(found, Megatron):
         return list(found.buckets.values())
     assert isinstance(found, Ddp | DeepSpeed)
@@ -144,7 +143,7 @@ def test_every_parameter_is_in_one_bucket_in_reverse_order(
     buckets = buckets_of(layers, dp_style=style[0], zero=style[1], bucket=bucket)
     for expert in (False, True):
         here = [each for bucket in buckets if bucket.expert is expert for each in bucket.parameters]
-        expected = [each for each in held(layers) if each.expert is expert]
+        expected = [each for each in chunk_parameters(layers) if each.expert is expert]
         assert here == expected[::-1]
     for each in buckets:
         least = sum(parameter.size for parameter in each.parameters)
@@ -204,7 +203,7 @@ def test_gradients_are_reduced_once_and_when_complete(
     names = [program.names[name] for name in table.name]
     found = reductions(done)
     times = micro_batches if style[1] >= 2 else 1
-    total = 4 * sum(each.size for each in held(layers))
+    total = 4 * sum(each.size for each in chunk_parameters(layers))
     moved = sum(size for _, size, _ in found)
     assert total * times <= moved
     if style[1] in (0, 2) and style[0] != "fsdp":

@@ -18,7 +18,7 @@ from mpisim.memory.states import rates
 from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import training_step
 from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Operator
-from mpisim.workloads.transformer.flex_dispatch import places
+from mpisim.workloads.transformer.token_dispatch import expected_destinations
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 MLA: dict[str, Any] = {
@@ -55,13 +55,15 @@ def test_places_are_those_of_all_choices(groups: int, chosen: int, topk: int, pa
         choices = list(itertools.combinations(eligible, topk))
         found.append(sum(len({e // part for e in each}) for each in choices) / len(choices))
     expected = sum(found) / len(found)
-    assert places(experts, topk, parts, groups, chosen) == pytest.approx(expected)
+    assert expected_destinations(experts, topk, parts, groups, chosen) == pytest.approx(expected)
 
 
 def test_a_token_reaches_no_more_nodes_than_it_chooses_groups() -> None:
     # DeepSeek-V3: 8 of 256 experts on 8 nodes, from 4 of them at most.
-    assert places(256, 8, 8) == pytest.approx(8 * (1 - (7 / 8) ** 8), rel=0.02)
-    assert places(256, 8, 8, groups=8, chosen=4) == pytest.approx(4 * (1 - (3 / 4) ** 8), rel=0.02)
+    assert expected_destinations(256, 8, 8) == pytest.approx(8 * (1 - (7 / 8) ** 8), rel=0.02)
+    assert expected_destinations(256, 8, 8, groups=8, chosen=4) == pytest.approx(
+        4 * (1 - (3 / 4) ** 8), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(

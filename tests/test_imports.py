@@ -17,6 +17,7 @@ LAYERS = (
     ("base",),
     ("mpi",),
     ("kernels", "topo", "program"),
+    ("schedules",),
     ("experiment",),
     ("workloads",),
     ("engine",),

@@ -22,12 +22,12 @@ from mpisim.memory.formulas import zero_states
 from mpisim.memory.states import states
 from mpisim.memory.temporaries import needed_for_weights, output, result, working
 from mpisim.program import Operation, Phase
+from mpisim.schedules import SCHEDULES, pipeline
 from mpisim.workloads import lay_out
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
 from mpisim.workloads.parts import Part
-from mpisim.workloads.schedules import SCHEDULES, pipeline
 
 ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
 

@@ -16,10 +16,10 @@ from mpisim.experiment import Plan, Transformer
 from mpisim.memory import StageMemory, memory
 from mpisim.memory.formulas import Gpt
 from mpisim.memory.temporaries import needed_for_weights
+from mpisim.schedules import pipeline
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.groups import Groups
 from mpisim.workloads.parts import split
-from mpisim.workloads.schedules import pipeline
 from mpisim.workloads.transformer import transformer_network
 
 GIB = 2**30

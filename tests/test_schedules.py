@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.program import Phase
-from mpisim.workloads.schedules import SCHEDULES, Action, Pipeline, pipeline
+from mpisim.schedules import SCHEDULES, Action, Pipeline, ScheduleName, pipeline
 
 # --- helpers ------------------------------------------------------------------------------------
 
@@ -117,6 +118,11 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 
 TIME = st.integers(1, 50)
+
+
+def test_every_schedule_can_be_named_in_a_plan() -> None:
+    assert get_args(ScheduleName) == tuple(SCHEDULES)
+
 
 # --- orders by hand -----------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     monkeypatch.setattr(Stage, "_written", counted)
     written.append(0)
     shared = list(tables(plan))
-    monkeypatch.setattr(Megatron, "quiet", False)
+    monkeypatch.setattr(Megatron, "first_and_last_only", False)
     monkeypatch.setattr(writer, "_described", lambda *_: object())
     written.append(0)
     own = list(tables(plan))

@@ -13,9 +13,9 @@ from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Attention
 from mpisim.program import Phase
+from mpisim.schedules import pipeline
 from mpisim.workloads.operators import Compute, Layer, Step
 from mpisim.workloads.pricing import Pricing
-from mpisim.workloads.schedules import pipeline
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token: 16 rows for 2 experts of a rank.
 SIZES: dict[str, Any] = {

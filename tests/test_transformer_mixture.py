@@ -17,7 +17,7 @@ from mpisim.workloads import closed_forms
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Layer
 from mpisim.workloads.transformer import transformer_network
-from mpisim.workloads.transformer.flex_dispatch import places
+from mpisim.workloads.transformer.token_dispatch import expected_destinations
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token.
 SIZES: dict[str, Any] = {
@@ -344,7 +344,7 @@ def test_the_flexible_dispatcher_in_fp8_sends_a_byte_a_number() -> None:
 def test_places_that_a_token_needs(each: int, doublings: int, data: st.DataObject) -> None:
     parts = 2**doublings
     topk = data.draw(st.integers(1, each * parts))
-    needed = places(each * parts, topk, parts)
+    needed = expected_destinations(each * parts, topk, parts)
     assert max(1, topk / each) - 1e-9 <= needed <= min(topk, parts) + 1e-9
 
 

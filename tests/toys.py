@@ -13,12 +13,12 @@ from mpisim.experiment import ClusterChoice, Experiment, Plan, Transformer
 from mpisim.kernels import Estimate, Gpu, find_gpu
 from mpisim.kernels.operations import Elementwise, Kernel
 from mpisim.program import Operation
+from mpisim.schedules import pipeline
 from mpisim.topo import Price
 from mpisim.workloads import Layout
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
 from mpisim.workloads.parts import split
-from mpisim.workloads.schedules import pipeline
 
 MODEL = Transformer("gpt", layers=1, hidden=8, heads=1, seq_len=8, vocab=8)
 """Of the experiment; the toy network takes nothing from it."""

@@ -179,7 +179,7 @@ def _gpus() -> Listing:
 
 
 def _schedules() -> Listing:
-    from ..workloads.schedules import SCHEDULES
+    from ..schedules import SCHEDULES
 
     rows = [
         ((name, each.title, each.bubble, each.in_flight, each.source, each.chunks), ())

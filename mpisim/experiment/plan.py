@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from ..base.errors import InputError, nearest
 from ..base.schema import Limits
+from ..schedules import ScheduleName
 from .models import Count, Large
 
 __all__ = ["AXES", "Plan"]
@@ -132,7 +133,7 @@ class Plan:
         When FSDP's units are gathered and reduced in a pipeline: ahead of the first forward and
         beside what follows the last backward (arXiv:2407.21783), or when a stage comes to its
         forward and after its last backward, beside nothing (torch.distributed.pipelining's
-        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp_pipeline`.
+        ``PipelineStage``): :mod:`..workloads.data_parallel.fsdp`.
     flat_shards : bool
         Whether FSDP keeps a unit's parameters in one buffer that is gathered and reduced as it is,
         as Megatron-FSDP, not each apart, as PyTorch's ``fully_shard``, which copies them.
@@ -147,7 +148,7 @@ class Plan:
         Where scales of operands in fp8 come from: steps before, the operand itself, which is read
         once more, or its blocks of 32 elements (MXFP8).
     fp8_casts : {"transformer-engine", "compiled"}
-        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.casts`.
+        Whose kernels cast operands to fp8, see `mpisim.workloads.transformer.precision`.
     fp8_transposed : bool
         Whether products in fp8 take operands in one layout alone, as on Hopper, so that some are
         kept transposed, too; Blackwell's take any.
@@ -293,7 +294,7 @@ class Plan:
     order: str = "tp-cp-ep-dp-pp"
 
     # Pipeline: schedule, stages, messages between them.
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     vpp: Count = 1
     stages: tuple[Annotated[int, Limits(least=0, most=30_000)], ...] = ()
     p2p_overlap: bool | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..base.errors import InputError
 from ..program import Kind, Operation, Phase, Program, ProgramBuilder, Table, TableBuilder
-from ..workloads.schedules import Pipeline, pipeline
+from ..schedules import Pipeline, pipeline
 from .simai import Part, SimaiWorkload, read_simai
 from .simai_layers import Act, Grid, MicroBatches, backward, forward, micro_batches
 

@@ -13,10 +13,10 @@ from operator import add
 
 from ..experiment.plan import Plan
 from ..program import Phase
+from ..schedules import Action
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
 from ..workloads.recomputation import kept_bytes
-from ..workloads.schedules import Action
 from ..workloads.stage import recomputed
 from .temporaries import needed_for_weights, output, working
 

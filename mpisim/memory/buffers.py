@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..experiment.plan import Plan
+from ..schedules import Pipeline
 from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
-from ..workloads.schedules import Pipeline
 from .constants import constants
 from .states import gradient_bytes, size, style, weight_bytes
 

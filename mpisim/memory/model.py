@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Phase
+from ..schedules import Pipeline
 from ..workloads.grid import Grid
 from ..workloads.groups import Groups
 from ..workloads.operators import Layer
 from ..workloads.parts import Part
-from ..workloads.schedules import Pipeline
 from .activations import Kinds, chunk, peak
 from .buffers import added_up, buckets, gathered, messages
 from .communicators import connections

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES, Gemm, GroupedGemm
-from ..workloads.data_parallel.held import Held, held, of_kind
+from ..workloads.data_parallel.buckets import ChunkParameter, chunk_parameters, of_kind
 from ..workloads.operators import Compute, Layer, Operator
 
 __all__ = [
@@ -130,15 +130,15 @@ def sharding(plan: Plan) -> tuple[bool, bool, bool]:
 
 def size(layers: Sequence[Layer]) -> int:
     """Return the parameters of layers, but for those that one rank alone has."""
-    return sum(each.size for each in held(layers))
+    return sum(each.size for each in chunk_parameters(layers))
 
 
 def shared(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
     """Return how many of these one rank has where ranks share them."""
-    return _shared(held(layers), sizes)
+    return _shared(chunk_parameters(layers), sizes)
 
 
-def _shared(found: Sequence[Held], sizes: Mapping[str, int]) -> int:
+def _shared(found: Sequence[ChunkParameter], sizes: Mapping[str, int]) -> int:
     dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
     return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
 
@@ -157,7 +157,7 @@ def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> Sta
         rows that were looked up, which are temporaries.
     """
     each = rates(plan)
-    found = held(layers)
+    found = chunk_parameters(layers)
     whole, share = sum(each.size for each in found), _shared(found, sizes)
     of_parameters, of_gradients, of_optimizer = (
         share if sharded else whole for sharded in sharding(plan)

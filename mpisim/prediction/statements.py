@@ -19,7 +19,7 @@ from ..kernels.counted import PRICED
 from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
-from ..workloads.transformer.eager import LOADED
+from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .network import AskedNetwork, NetworkCache
 from .prepared import Case
 from .prepared_program import ProgramCase
@@ -290,7 +290,7 @@ def _matters(key: str, value: object, case: Case) -> bool:
 def _unaligned(model: Transformer, plan: Plan) -> bool:
     """Whether products of scores in memory have sizes that matrix units do not load at once."""
     widths = (model.head, model.value_head, model.seq_len, model.decoder_seq_len or 0)
-    odd = any(2 * width % LOADED for width in widths)
+    odd = any(2 * width % MATRIX_UNIT_LOAD for width in widths)
     return plan.kernels == "eager" and plan.weight_format != "fp32" and odd
 
 

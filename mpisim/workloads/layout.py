@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..experiment import Cnn, Experiment, Plan, Transformer
+from ..schedules import Pipeline, pipeline
 from ..topo import find_cluster
 from .grid import Grid
 from .operators import Network
 from .parts import Part, split
-from .schedules import Pipeline, pipeline
 
 __all__ = ["Layout", "lay_out"]
 

@@ -29,9 +29,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..program import Kind, Operation, Phase
+from ..schedules import Action, Pipeline
 from .blocks import BEFORE, LAST, PENDING, Block, BlockBuilder
 from .operators import Communicate
-from .schedules import Action, Pipeline
 
 __all__ = ["Messages", "exchanged", "streams"]
 

@@ -81,7 +81,7 @@ def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     The gradient is read; weight in fp32 and states are read and written.
     """
     states = BYTES[plan.moment_precision] * STATES[plan.optimizer]
-    return strategy.kept + 2 * (FP32 + states)
+    return strategy.optimizer_gradient_size + 2 * (FP32 + states)
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
@@ -99,7 +99,9 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
     _reduce_further(block, layout, stage, strategy)
     converts = strategy.style != "fsdp"
     if converts:
-        _convert(block, "gradients", strategy.gradient, strategy.kept, strategy)
+        _convert(
+            block, "gradients", strategy.gradient_size, strategy.optimizer_gradient_size, strategy
+        )
     plan = layout.experiment.plan
     if plan.precision == "fp16" and (strategy.norm_groups or plan.clip):
         _check_overflow(block, strategy)
@@ -107,7 +109,7 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
         _clip(block, layout, strategy)
     _update(block, plan, strategy)
     if converts:
-        _convert(block, "weights", FP32, strategy.weight, strategy)
+        _convert(block, "weights", FP32, strategy.weight_size, strategy)
     strategy.after_optimizer(block)
     if strategy.style == "megatron":
         _quantise(block, layout, stage, strategy)
@@ -116,10 +118,10 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
 def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
     """Add gradients up over ranks that hold a parameter for other reasons than data parallelism."""
     plan, pipeline = layout.experiment.plan, layout.pipeline
-    parameters = [each for chunk in strategy.held for each in chunk]
-    if pipeline.mirrored and strategy.updated:
+    parameters = [each for chunk in strategy.parameters for each in chunk]
+    if pipeline.mirrored and strategy.updated_parameters:
         # Two stages hold the same parts of the model for the two directions.
-        size = strategy.gradient * strategy.updated
+        size = strategy.gradient_size * strategy.updated_parameters
         block.communicate(_all_reduce("mirror", size, "gradient"))
     shared = [
         each
@@ -127,21 +129,21 @@ def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: S
         if each.parameter.replicated and (plan.sequence_parallel or each.parameter.partial)
     ]
     if plan.tp > 1 and shared:
-        size = strategy.gradient * sum(each.size for each in shared)
+        size = strategy.gradient_size * sum(each.size for each in shared)
         block.compute(Compute("flatten gradients", Elementwise(2 * size)))
         block.communicate(_all_reduce("tp", size, "replicated gradient"))
-        strategy.copies(block, "unflatten gradient", shared, strategy.gradient)
+        strategy.write_copies(block, "unflatten gradient", shared, strategy.gradient_size)
     if pipeline.stages > 1 and stage in (0, pipeline.stages - 1) and not pipeline.mirrored:
         for each in parameters:
             if each.parameter.tied:
-                size = strategy.gradient * each.size
+                size = strategy.gradient_size * each.size
                 block.communicate(_all_reduce("embedding", size, "embedding gradient"))
 
 
 def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
     """Take the loss scale out of fp16 gradients; the CPU learns whether one was not finite."""
-    if strategy.updated:
-        size = strategy.kept * strategy.updated
+    if strategy.updated_parameters:
+        size = strategy.optimizer_gradient_size * strategy.updated_parameters
         block.compute(Compute("unscale gradients", Elementwise(2 * size)))
     for group in strategy.norm_groups:
         block.communicate(_all_reduce(group, FP32, "overflow"))
@@ -150,42 +152,45 @@ def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
 
 def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
     """Scale gradients by their norm over the whole model."""
-    sums: list[tuple[int, Sequence[str]]] = [(strategy.updated, strategy.norm_groups)]
+    sums: list[tuple[int, Sequence[str]]] = [(strategy.updated_parameters, strategy.norm_groups)]
     if strategy.norm_groups == ("model",) and _has_experts(layout):
         # Megatron-LM has an optimizer of its own for experts, whose ranks are other ones.
-        sums = [(strategy.count(False), ("model",)), (strategy.count(True), ("emodel",))]
+        sums = [
+            (strategy.parameter_count(False), ("model",)),
+            (strategy.parameter_count(True), ("emodel",)),
+        ]
     for parameters, groups in sums:
         if parameters:
-            size = strategy.kept * parameters
+            size = strategy.optimizer_gradient_size * parameters
             block.compute(Compute("gradient norm", Elementwise(size)))
         for group in groups:
             block.communicate(_all_reduce(group, FP32, "gradient norm"))
         if strategy.style != "fsdp":
             _read(block, "gradient norm")
-    if strategy.updated:
-        size = strategy.kept * strategy.updated
+    if strategy.updated_parameters:
+        size = strategy.optimizer_gradient_size * strategy.updated_parameters
         block.compute(Compute("clip gradients", Elementwise(2 * size)))
 
 
 def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
-    if not strategy.updated:
+    if not strategy.updated_parameters:
         return
     torch = strategy.style in ("ddp", "fsdp")
     if plan.fused or not torch:
         each = optimizer_bytes(plan, strategy)
-        block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated, each)))
+        block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))
         return
     kernels = FOREACH[plan.optimizer]
     if plan.optimizer in plan.primitive:
         kernels = PRIMITIVE[plan.optimizer]
     for name, numbers in kernels:
-        block.compute(Compute(name, OptimizerStep(strategy.updated, FP32 * numbers)))
+        block.compute(Compute(name, OptimizerStep(strategy.updated_parameters, FP32 * numbers)))
 
 
 def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:
     """Copy what the optimizer works on from one format to another, if they are two."""
-    if source != target and strategy.updated:
-        size = (source + target) * strategy.updated
+    if source != target and strategy.updated_parameters:
+        size = (source + target) * strategy.updated_parameters
         block.compute(Compute(f"convert {what}", Elementwise(size)))
 
 
@@ -193,12 +198,12 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
     """Cast all weights of layers to the format of products, once for all micro-batches.
 
     Transformer Engine does so in the first pass (``is_first_microbatch``); casts are told in
-    :mod:`.transformer.casts`, those to NVFP4 read a weight for its largest value, too.
+    :mod:`.transformer.precision`, those to NVFP4 read a weight for its largest value, too.
     """
     plan = layout.experiment.plan
     if plan.precision not in ("fp8", "nvfp4") or plan.fp8_weight_casts:
         return
-    chunks = zip(layout.chunks(stage), strategy.held, strict=True)
+    chunks = zip(layout.chunks(stage), strategy.parameters, strict=True)
     size = sum(
         each.size
         for part, held in chunks

@@ -102,7 +102,7 @@ class Stage:
         backward and the reverse (arXiv:2412.19437, section 3.2.1).
         """
         if passes not in self._blocks:
-            if self.strategy.quiet and not any(each.edge for each in passes):
+            if self.strategy.first_and_last_only and not any(each.edge for each in passes):
                 key, layer = self._described(passes)
                 self._blocks[passes] = self._shelf.block(
                     key, layer, self.slots, lambda: self._written(passes)

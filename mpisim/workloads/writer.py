@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from ..base.errors import InputError
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
+from ..schedules import Action, Pipeline
 from .assembly import TableAssembler
 from .blocks import Block
-from .data_parallel import strategy
+from .data_parallel import make_strategy
 from .fragments import Fragments
 from .groups import Groups
 from .layout import Layout
@@ -23,7 +24,6 @@ from .messages import Exchanged, Messages, exchanged, streams
 from .optimizer import write_optimizer
 from .parts import Part
 from .pricing import LONGEST, Pricing
-from .schedules import Action, Pipeline
 from .shelf import Shelf
 from .slots import Slots
 from .stage import Pass, Stage
@@ -154,7 +154,7 @@ class _Writer:
     ) -> None:
         plan = layout.experiment.plan
         self._layout, self._stage, self._first = layout, stage, _first(chunks)
-        self._sharing = strategy(
+        self._sharing = make_strategy(
             plan,
             [chunk.layers for chunk in chunks],
             workshop.groups,

@@ -10,7 +10,7 @@ time of a layer, s of sending it from stage to stage, c of what the last stage d
 c, what a single stage does more, and the small terms (what grows with layers a stage and what does
 not, once a step and with the share (d - 1) / d that a ring moves among d replicas) are read from
 the rows of one width, tensor parallelism and micro-batch by least squares.
-Then a program is written in which each stage works through `mpisim.workloads.schedules`' 1F1B with
+Then a program is written in which each stage works through `mpisim.schedules`' 1F1B with
 these times, the engine runs it, and what comes out is compared with the rows.
 """
 
@@ -28,7 +28,7 @@ from ...base.errors import InputError
 from ...base.quantity import PICOSECONDS, picoseconds
 from ...base.text import aligned
 from ...program import Kind, Phase, Program, ProgramBuilder, TableBuilder
-from ...workloads.schedules import pipeline
+from ...schedules import pipeline
 from .rows import Row, read
 
 __all__ = ["Composed", "composed", "composition"]

@@ -1,7 +1,7 @@
-"""Buckets of gradients that are reduced together, by the rules of each framework.
+"""Parameters of a model chunk, and the buckets in which their gradients are reduced.
 
-All take parameters in the order in which the backward completes them: the reverse of that in which
-modules register them.
+Each framework has its rule to cut buckets. All take parameters in the order in which the backward
+completes them: the reverse of that in which modules register them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,77 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .held import Held
+from ..operators import Layer, Parameter
 
-__all__ = ["Bucket", "close_after", "close_before", "padded", "sharded"]
+__all__ = [
+    "Bucket",
+    "ChunkParameter",
+    "aligned_buckets",
+    "buckets_closed_after",
+    "buckets_closed_before",
+    "chunk_parameters",
+    "of_kind",
+    "padded",
+]
+
+
+@dataclass(frozen=True)
+class ChunkParameter:
+    """A parameter of a model chunk, and the operator it belongs to.
+
+    Attributes
+    ----------
+    parameter : Parameter
+    layer, operator : int
+        The layer in the chunk, and the operator in the layer.
+    number : int
+        Place among the chunk's parameters in the order of registration.
+    """
+
+    parameter: Parameter
+    layer: int
+    operator: int
+    number: int
+
+    @property
+    def size(self) -> int:
+        """Elements this rank holds."""
+        return self.parameter.size
+
+    @property
+    def expert(self) -> bool:
+        """Whether it belongs to a routed expert."""
+        return self.parameter.expert
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Layer and operator; the backward comes through the places in descending order."""
+        return self.layer, self.operator
+
+
+def chunk_parameters(layers: Sequence[Layer]) -> tuple[ChunkParameter, ...]:
+    """Layers of a chunk → their parameters in the order of registration, without local ones.
+
+    A matrix that two layers of the chunk share (tied embeddings without a pipeline) is registered
+    once, with the first: its gradient is complete when the backward has come there. A parameter
+    that this rank alone holds (`Parameter.local`) is left out.
+    """
+    found: list[ChunkParameter] = []
+    tied: set[int] = set()
+    for i, layer in enumerate(layers):
+        for j, operator in enumerate(layer.operators):
+            for parameter in operator.parameters:
+                if parameter.local or (parameter.tied and parameter.size in tied):
+                    continue
+                if parameter.tied:
+                    tied.add(parameter.size)
+                found.append(ChunkParameter(parameter, i, j, len(found)))
+    return tuple(found)
+
+
+def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkParameter]:
+    """Parameters → the dense ones among them, or those of experts."""
+    return [each for each in parameters if each.expert is expert]
 
 
 @dataclass(frozen=True)
@@ -21,13 +89,13 @@ class Bucket:
 
     Attributes
     ----------
-    parameters : tuple of Held
+    parameters : tuple of ChunkParameter
         In the order in which the backward completes them.
     size : int
         Elements, padding included.
     """
 
-    parameters: tuple[Held, ...]
+    parameters: tuple[ChunkParameter, ...]
     size: int
 
     @property
@@ -42,23 +110,25 @@ class Bucket:
 
 
 def padded(size: int, multiple: int) -> int:
-    """Return the next multiple of a number."""
+    """Size → the next multiple of a number."""
     return -(-size // multiple) * multiple
 
 
-def close_after(parameters: Iterable[Held], limits: Sequence[int]) -> list[Bucket]:
-    """Close a bucket with the parameter that reaches its limit.
+def buckets_closed_after(
+    parameters: Iterable[ChunkParameter], limits: Sequence[int]
+) -> list[Bucket]:
+    """Parameters → buckets, each closed with the parameter that reaches its limit.
 
     As PyTorch's ``compute_bucket_assignment_by_size`` (torch/csrc/distributed/c10d/reducer.cpp).
 
     Parameters
     ----------
-    parameters : iterable of Held
+    parameters : iterable of ChunkParameter
     limits : sequence of int
         Elements: of the first bucket, of the second, …; the last holds for all further ones.
     """
     found: list[Bucket] = []
-    members: list[Held] = []
+    members: list[ChunkParameter] = []
     size = 0
     for each in parameters:
         members.append(each)
@@ -71,14 +141,20 @@ def close_after(parameters: Iterable[Held], limits: Sequence[int]) -> list[Bucke
     return found
 
 
-def close_before(parameters: Iterable[Held], limit: int) -> list[Bucket]:
-    """Close a bucket before the parameter that would exceed its limit (in elements).
+def buckets_closed_before(parameters: Iterable[ChunkParameter], limit: int) -> list[Bucket]:
+    """Parameters → buckets, each closed before the parameter that would exceed the limit.
 
     As DeepSpeed's ``reduce_independent_p_g_buckets_and_remove_grads``
     (deepspeed/runtime/zero/stage_1_and_2.py). A parameter above the limit has a bucket of its own.
+
+    Parameters
+    ----------
+    parameters : iterable of ChunkParameter
+    limit : int
+        Elements.
     """
     found: list[Bucket] = []
-    members: list[Held] = []
+    members: list[ChunkParameter] = []
     size = 0
     for each in parameters:
         if members and size + each.size > limit:
@@ -91,33 +167,34 @@ def close_before(parameters: Iterable[Held], limit: int) -> list[Bucket]:
     return found
 
 
-def sharded(
-    parameters: Iterable[Held],
+def aligned_buckets(
+    parameters: Iterable[ChunkParameter],
     limit: int | None,
     ranks: int,
     *,
     alignment: tuple[int, int],
     own_bucket: bool,
 ) -> list[Bucket]:
-    """Lay parameters out in a buffer whose buckets are spread evenly over ranks.
+    """Parameters → buckets of one buffer, padded to be spread evenly over ranks.
 
     As ``_ParamAndGradBuffer`` of Megatron-LM with the distributed optimizer
     (megatron/core/distributed/param_and_grad_buffer.py).
 
     Parameters
     ----------
-    parameters : iterable of Held
+    parameters : iterable of ChunkParameter
     limit : int, optional
         Elements after which a bucket is closed; one bucket holds all if not given.
     ranks : int
+        Ranks that share each bucket.
     alignment : tuple of int
         Elements at multiples of which parameters, and buckets, start.
     own_bucket : bool
         Whether tied embeddings have a bucket of their own, so that the first and the last stage of
-        a pipeline spread them alike.
+        a pipeline shard them in the same way.
     """
     found: list[Bucket] = []
-    members: list[Held] = []
+    members: list[ChunkParameter] = []
     begin = end = 0
     multiple = math.lcm(ranks, alignment[1])
 

@@ -17,20 +17,17 @@ updates it and broadcasts it. Here all ranks update as much as the busiest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heapreplace
 from typing import ClassVar
 
 from mpisim.kernels.operations import Elementwise
 
-from ...experiment.plan import Plan, Style
+from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
-from ..operators import Communicate, Compute, Layer
-from .buckets import Bucket, close_after
+from ..operators import Communicate, Compute
+from .buckets import Bucket, buckets_closed_after, of_kind
 from .frameworks import frameworks
-from .held import of_kind
 from .strategy import Strategy, collective
 
 __all__ = ["Ddp"]
@@ -46,31 +43,22 @@ class Ddp(Strategy):
     """
 
     style: ClassVar[Style] = "ddp"
-    quiet: ClassVar[bool] = True
+    first_and_last_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        plan: Plan,
-        chunks: Sequence[Sequence[Layer]],
-        groups: Groups,
-        *,
-        stage: int = 0,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage, order=order)
-        defaults = frameworks().ddp
+    def _prepare(self) -> None:
+        defaults, plan = frameworks().ddp, self.plan
         # A size the user gives holds for the first bucket, too (distributed.py).
         first, further = int(defaults.first_bucket.si), int(defaults.bucket.si)
         sizes = (first, further) if plan.bucket is None else (plan.bucket,)
-        limits = [-(-size // self.gradient) for size in sizes]
+        limits = [-(-size // self.gradient_size) for size in sizes]
         self.buckets = tuple(
             tuple(
                 bucket
                 for expert in (False, True)
-                for bucket in close_after(of_kind(reversed(chunk), expert), limits)
-                if not self.alone(expert)
+                for bucket in buckets_closed_after(of_kind(reversed(chunk), expert), limits)
+                if not self.unreplicated(expert)
             )
-            for chunk in self.held
+            for chunk in self.parameters
         )
         self._full = {
             (chunk, bucket.parameters[-1]): bucket
@@ -89,7 +77,7 @@ class Ddp(Strategy):
             for operator in each.operators
             if operator.statistics
         ]
-        if not first or layer > 0 or not channels or self.alone(False):
+        if not first or layer > 0 or not channels or self.unreplicated(False):
             return
         # A mean and a variance in fp32 a channel; an int64 a normalisation.
         tensors = {
@@ -100,7 +88,9 @@ class Ddp(Strategy):
         for what, sizes in tensors.items():
             block.compute(Compute(f"flatten {what}", Elementwise(2 * sum(sizes))))
             rows.append(
-                block.launch(collective(Operation.BROADCAST, self.data(False), sum(sizes), what))
+                block.launch(
+                    collective(Operation.BROADCAST, self.data_group(False), sum(sizes), what)
+                )
             )
         for row, (what, sizes) in zip(rows, tensors.items(), strict=True):
             assert row is not None  # the group has several members
@@ -114,10 +104,10 @@ class Ddp(Strategy):
         """Copy gradients into buckets, and reduce those that are full."""
         if not last:
             return
-        for each in self.at[chunk, layer, operator]:
-            if self.alone(each.expert):
+        for each in self.of_operator[chunk, layer, operator]:
+            if self.unreplicated(each.expert):
                 continue
-            self.copies(block, "copy gradient into bucket", [each], self.gradient)
+            self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
             bucket = self._full.get((chunk, each))
             if self.plan.dp_overlap and bucket is not None:
                 row = block.launch(self._reduction(bucket))
@@ -133,7 +123,9 @@ class Ddp(Strategy):
                 block.await_next([self._launched[chunk, bucket]])
             else:
                 block.communicate(self._reduction(bucket))
-            self.copies(block, "copy gradient from bucket", bucket.parameters, self.gradient)
+            self.write_copies(
+                block, "copy gradient from bucket", bucket.parameters, self.gradient_size
+            )
 
     def after_optimizer(self, block: BlockBuilder) -> None:
         """Broadcast each parameter from the rank that has updated it."""
@@ -144,17 +136,20 @@ class Ddp(Strategy):
             for share in self._shares(expert):
                 for size in share:
                     step = collective(
-                        Operation.BROADCAST, self.shard(expert), self.weight * size, "parameter"
+                        Operation.BROADCAST,
+                        self.shard_group(expert),
+                        self.weight_size * size,
+                        "parameter",
                     )
                     row = block.launch(step)
                     rows += [] if row is None else [row]
         block.await_next(rows)
 
     @property
-    def updated(self) -> int:
+    def updated_parameters(self) -> int:
         """Parameters the optimizer updates; with zero = 1 those of the busiest rank."""
         if not self.plan.zero:
-            return super().updated
+            return super().updated_parameters
         return sum(max(map(sum, self._shares(expert))) for expert in (False, True))
 
     @property
@@ -163,10 +158,10 @@ class Ddp(Strategy):
         return ()
 
     def _shares(self, expert: bool) -> list[list[int]]:
-        """Return the sizes of each rank's parameters: the largest first, to whom has the least."""
-        shares: list[list[int]] = [[] for _ in range(self.sharers(expert))]
+        """Sizes of the parameters of each rank: the largest first, to the rank with the least."""
+        shares: list[list[int]] = [[] for _ in range(self.shard_ranks(expert))]
         loads = [(0, rank) for rank in range(len(shares))]
-        sizes = (each.size for chunk in self.held for each in chunk if each.expert is expert)
+        sizes = (each.size for chunk in self.parameters for each in chunk if each.expert is expert)
         for size in sorted(sizes, reverse=True):
             load, rank = loads[0]
             shares[rank].append(size)
@@ -174,5 +169,5 @@ class Ddp(Strategy):
         return shares
 
     def _reduction(self, bucket: Bucket) -> Communicate:
-        group, size = self.data(bucket.expert), self.gradient * bucket.size
+        group, size = self.data_group(bucket.expert), self.gradient_size * bucket.size
         return collective(Operation.ALL_REDUCE, group, size, "gradient")

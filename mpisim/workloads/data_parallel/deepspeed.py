@@ -20,14 +20,19 @@ from typing import ClassVar
 from mpisim.kernels.operations import BYTES
 
 from ...base.errors import InputError
-from ...experiment.plan import Plan, Style
+from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
-from ..operators import Communicate, Layer
-from .buckets import Bucket, close_after, close_before, padded
+from ..operators import Communicate
+from .buckets import (
+    Bucket,
+    ChunkParameter,
+    buckets_closed_after,
+    buckets_closed_before,
+    of_kind,
+    padded,
+)
 from .frameworks import frameworks
-from .held import Held, of_kind
 from .strategy import Strategy, collective
 
 __all__ = ["DeepSpeed"]
@@ -44,16 +49,8 @@ class DeepSpeed(Strategy):
 
     style: ClassVar[Style] = "deepspeed"
 
-    def __init__(
-        self,
-        plan: Plan,
-        chunks: Sequence[Sequence[Layer]],
-        groups: Groups,
-        *,
-        stage: int = 0,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage, order=order)
+    def _prepare(self) -> None:
+        plan = self.plan
         if plan.zero in (1, 2) and plan.zero_group is not None:
             raise InputError(
                 f"plan.zero_group is {plan.zero_group}, but zero is {plan.zero}: "
@@ -65,10 +62,10 @@ class DeepSpeed(Strategy):
                 for expert in (False, True)
                 for bucket in self._cut(of_kind(parameters, expert))
             )
-            for parameters in self.held
+            for parameters in self.parameters
         )
-        self._full: dict[tuple[int, Held], Bucket] = {}
-        self._left: list[list[Bucket]] = []
+        self._full: dict[tuple[int, ChunkParameter], Bucket] = {}
+        self._remaining: list[list[Bucket]] = []
         for chunk, buckets in enumerate(self.buckets):
             left = []
             for bucket, after in zip(buckets, (*buckets[1:], None), strict=True):
@@ -76,26 +73,26 @@ class DeepSpeed(Strategy):
                     left.append(bucket)
                 else:
                     self._full[chunk, after.parameters[0]] = bucket
-            self._left.append(left)
+            self._remaining.append(left)
         self._rows: list[int] = []
 
-    def _cut(self, parameters: Sequence[Held]) -> list[Bucket]:
+    def _cut(self, parameters: Sequence[ChunkParameter]) -> list[Bucket]:
         limit = int(frameworks().deepspeed.bucket.si)
         if self.plan.bucket is not None:
-            limit = self.plan.bucket // self.gradient
+            limit = self.plan.bucket // self.gradient_size
         if not self.plan.zero:
-            return close_after(parameters, [limit + 1])
+            return buckets_closed_after(parameters, [limit + 1])
         if self.plan.zero == 1 and not self.plan.dp_overlap:
-            return close_before(parameters, limit)
-        return close_before(parameters[::-1], limit)
+            return buckets_closed_before(parameters, limit)
+        return buckets_closed_before(parameters[::-1], limit)
 
     @property
-    def _hooked(self) -> bool:
+    def _reduces_in_backward(self) -> bool:
         """Whether gradients are reduced during the backward, or after it."""
         return self.plan.zero >= 2 or (self.plan.zero == 1 and self.plan.dp_overlap)
 
     def _reduces(self, last: bool) -> bool:
-        return self._hooked and (last or self.plan.zero >= 2)
+        return self._reduces_in_backward and (last or self.plan.zero >= 2)
 
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
@@ -103,18 +100,18 @@ class DeepSpeed(Strategy):
         """Copy gradients into the bucket, and reduce it when one does not fit."""
         if not self._reduces(last):
             return
-        for each in self.at[chunk, layer, operator]:
-            if self.alone(each.expert):
+        for each in self.of_operator[chunk, layer, operator]:
+            if self.unreplicated(each.expert):
                 continue
             if (chunk, each) in self._full:
                 self._reduce(block, self._full[chunk, each], last)
-            self.copies(block, "copy gradient into bucket", [each], self.gradient)
+            self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Reduce what is left, and wait for all reductions."""
         if layer > 0 or not self._reduces(last):
             return
-        for bucket in self._left[chunk]:
+        for bucket in self._remaining[chunk]:
             self._reduce(block, bucket, last)
         if self._rows:
             block.host_wait(self._rows, "wait for gradients")
@@ -122,17 +119,19 @@ class DeepSpeed(Strategy):
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """Where the backward has not, reduce all gradients."""
-        if self._hooked:
+        if self._reduces_in_backward:
             return
         for buckets in self.buckets:
             for bucket in buckets:
-                if self.alone(bucket.expert):
+                if self.unreplicated(bucket.expert):
                     continue
-                self.copies(block, "copy gradient into bucket", bucket.parameters, self.gradient)
+                self.write_copies(
+                    block, "copy gradient into bucket", bucket.parameters, self.gradient_size
+                )
                 block.communicate(self.reduction(bucket))
                 if not self.plan.zero:
-                    self.copies(
-                        block, "copy gradient from bucket", bucket.parameters, self.gradient
+                    self.write_copies(
+                        block, "copy gradient from bucket", bucket.parameters, self.gradient_size
                     )
 
     def after_optimizer(self, block: BlockBuilder) -> None:
@@ -140,15 +139,15 @@ class DeepSpeed(Strategy):
         if not self.plan.zero:
             return
         for expert in (False, True):
-            alignment = int(frameworks().deepspeed.alignment.si) * self.sharers(expert)
-            size = self.weight * padded(self.count(expert), alignment)
+            alignment = int(frameworks().deepspeed.alignment.si) * self.shard_ranks(expert)
+            size = self.weight_size * padded(self.parameter_count(expert), alignment)
             if size:
                 block.communicate(
-                    collective(Operation.ALL_GATHER, self.shard(expert), size, "parameter")
+                    collective(Operation.ALL_GATHER, self.shard_group(expert), size, "parameter")
                 )
 
     @property
-    def kept(self) -> int:
+    def optimizer_gradient_size(self) -> int:
         """Bytes of a gradient as the optimizer reads it: shards are turned into fp32."""
         return BYTES["fp32"]
 
@@ -159,8 +158,8 @@ class DeepSpeed(Strategy):
 
     def reduction(self, bucket: Bucket) -> Communicate:
         """Return the collective that reduces a bucket."""
-        size = self.gradient * bucket.size
-        return collective(Operation.ALL_REDUCE, self.data(bucket.expert), size, "gradient")
+        size = self.gradient_size * bucket.size
+        return collective(Operation.ALL_REDUCE, self.data_group(bucket.expert), size, "gradient")
 
     def _reduce(self, block: BlockBuilder, bucket: Bucket, last: bool) -> None:
         self.run(block, self.reduction(bucket))

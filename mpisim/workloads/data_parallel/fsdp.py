@@ -22,7 +22,25 @@ zero = 2 keeps units gathered until their backward (``reshard_after_forward=Fals
 reduces shards over replicas besides (hybrid sharding). Every micro-batch reduces, and waits for it
 at the end of its backward.
 
-Stages of a pipeline gather and reduce once a step: :mod:`.fsdp_pipeline`.
+Inside a pipeline
+    Units are gathered for their first forward of the step and stay so
+    (``set_reshard_after_backward(False)``; arXiv:2407.21783, section 3.3.2: no resharding after the
+    forward pass). Gradients of micro-batches are added up in the format in which they are reduced
+    (``to_accumulated_grad_if_needed``) and reduced once, after the last backward.
+
+    `FsdpPipeline` overlaps both, as arXiv:2407.21783 describes ("asynchronously prefetching sharded
+    model weights and reducing gradients"). Shards lie ready since the optimizer's step before: the
+    first `prefetch` units are gathered as the step begins, while the first activations are on their
+    way, as the ``UNSHARD`` actions of torch/distributed/pipelining/schedules.py, which come before
+    the first ``RECV_F``; each further one as many units ahead, of the next model chunk where a
+    chunk is at its end, when the copy of the unit before the one at work has freed a buffer. A
+    unit's gradients are reduced as soon as its own last backward is done, beside all that follows;
+    the next unit's wait for them, whose buffer is needed again; the optimizer waits for all.
+
+    `PyTorchPipeline` is torch.distributed.pipelining without such actions
+    (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``): a stage gathers when
+    the CPU comes to its forward, after what it receives, and reduces when a chunk's last backward
+    is done, unit after unit, and waits (``_root_post_backward_final_callback``).
 """
 
 from __future__ import annotations
@@ -33,16 +51,17 @@ from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Elementwise
 
-from ...experiment.plan import Plan, Style
+from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
-from ..operators import Communicate, Compute, Layer
-from .buckets import padded
-from .held import Held
+from ..operators import Communicate, Compute
+from .buckets import ChunkParameter, padded
 from .strategy import Strategy, collective
 
-__all__ = ["Fsdp", "Gathering", "Reductions", "Unit"]
+__all__ = ["Fsdp", "FsdpPipeline", "PyTorchPipeline", "Unit"]
+
+REDUCED_GRADIENTS = "gradients"
+"""Port of reductions that run beside what follows."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +83,37 @@ class Unit:
 
     @property
     def kinds(self) -> list[tuple[bool, int]]:
-        """Whether of experts, and elements, of what it has."""
+        """Kinds of parameters that it has: whether of experts, and their elements."""
         return [(kind, size) for kind, size in ((False, self.dense), (True, self.experts)) if size]
 
 
 @dataclass
-class Gathering:
-    """What a pass has gathered so far, and the copies it made of it."""
+class GatherState:
+    """All-gathers of a pass so far.
+
+    Attributes
+    ----------
+    gathered : dict of Unit to list of int
+        Rows of the all-gathers of each unit.
+    copied : list of int
+        Rows of the copies out of gathered buffers, in order.
+    """
 
     gathered: dict[Unit, list[int]] = field(default_factory=dict)
     copied: list[int] = field(default_factory=list)
 
 
 @dataclass
-class Reductions:
-    """Those of a pass so far: the latest reduce-scatters, and everything."""
+class ReduceState:
+    """Reductions of a pass so far.
+
+    Attributes
+    ----------
+    latest : list of int
+        Rows of the latest unit's reduce-scatters.
+    all : list of int
+        Rows of all reductions.
+    """
 
     latest: list[int] = field(default_factory=list)
     all: list[int] = field(default_factory=list)
@@ -97,48 +132,39 @@ class Fsdp(Strategy):
 
     style: ClassVar[Style] = "fsdp"
 
-    def __init__(
-        self,
-        plan: Plan,
-        chunks: Sequence[Sequence[Layer]],
-        groups: Groups,
-        *,
-        stage: int = 0,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage, order=order)
+    def _prepare(self) -> None:
         roots, units = [], []
-        for layers, parameters in zip(chunks, self.held, strict=True):
+        for layers, parameters in zip(self.chunks, self.parameters, strict=True):
             blocks = [i for i, layer in enumerate(layers) if layer.role == "block"]
-            size = plan.wrap_layers
+            size = self.plan.wrap_layers
             wraps = [blocks[i : i + size] for i in range(0, len(blocks), size)]
             units.append(tuple(self._unit(wrap, parameters) for wrap in wraps))
             rest = [i for i in range(len(layers)) if i not in blocks]
             roots.append(self._unit(rest, parameters) if rest else Unit(0, 0, 0, 0))
         self.roots, self.units = tuple(roots), tuple(units)
-        self._forward = [Gathering() for _ in chunks]
-        self._backward = [Gathering() for _ in chunks]
-        self._reducing = [Reductions() for _ in chunks]
+        self._forward = [GatherState() for _ in self.chunks]
+        self._backward = [GatherState() for _ in self.chunks]
+        self._reducing = [ReduceState() for _ in self.chunks]
 
-    def _unit(self, layers: Sequence[int], parameters: Sequence[Held]) -> Unit:
+    def _unit(self, layers: Sequence[int], parameters: Sequence[ChunkParameter]) -> Unit:
         sizes = [0, 0]
         for each in parameters:
             if each.layer in layers:
-                sizes[each.expert] += padded(each.size, self.sharers(each.expert))
+                sizes[each.expert] += padded(each.size, self.shard_ranks(each.expert))
         return Unit(layers[0], layers[-1], *sizes)
 
     @property
-    def _frees(self) -> bool:
+    def _reshards(self) -> bool:
         """Whether a unit is freed after its forward."""
         return self.plan.zero == 3 and self.plan.reshard_after_forward
 
     @property
-    def _computed(self) -> int:
+    def _computed_gradient_size(self) -> int:
         """Bytes of a gradient before it is copied to where it is reduced."""
-        return self.weight
+        return self.weight_size
 
     @property
-    def _ahead(self) -> int:
+    def _prefetched(self) -> int:
         """Units that are gathered ahead of the one at work."""
         return self.plan.prefetch if self.plan.dp_overlap else 0
 
@@ -147,7 +173,7 @@ class Fsdp(Strategy):
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
         if layer == 0:
-            self._forward[chunk] = here = Gathering()
+            self._forward[chunk] = here = GatherState()
             root = self.roots[chunk]
             # Shards may still be at work: the first gather waits for all that was launched before.
             self._gather(block, here, root, None)
@@ -158,35 +184,35 @@ class Fsdp(Strategy):
                 waits = here.copied[-2:-1] if here.gathered else None
                 self._gather(block, here, unit, waits)
                 self._copy_out(block, here, unit)
-                for ahead in units[i + 1 : i + self._ahead]:
+                for ahead in units[i + 1 : i + self._prefetched]:
                     self._gather(block, here, ahead, here.copied[-2:-1])
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Gather again what was freed, and ahead of it."""
         if layer == len(self.chunks[chunk]) - 1:
-            self._backward[chunk] = Gathering()
-        if not self._frees:
+            self._backward[chunk] = GatherState()
+        if not self._reshards:
             return
         here, units = self._backward[chunk], self.units[chunk][::-1]
         for i, unit in enumerate(units):
             if unit.last == layer:
                 self._gather(block, here, unit, here.copied[-1:])
                 self._copy_out(block, here, unit)
-                for ahead in units[i + 1 : i + 1 + self._ahead]:
+                for ahead in units[i + 1 : i + 1 + self._prefetched]:
                     self._gather(block, here, ahead, here.copied[-1:])
 
     def _gather(
-        self, block: BlockBuilder, here: Gathering, unit: Unit, waits: Sequence[int] | None
+        self, block: BlockBuilder, here: GatherState, unit: Unit, waits: Sequence[int] | None
     ) -> None:
         """Gather a unit, unless that was done ahead, after rows or after all kernels before."""
         if unit in here.gathered or not unit.kinds:
             return
-        if not self._ahead:
+        if not self._prefetched:
             waits = None
         here.gathered[unit] = []
         for expert, size in unit.kinds:
             step = collective(
-                Operation.ALL_GATHER, self.shard(expert), self.weight * size, "parameter"
+                Operation.ALL_GATHER, self.shard_group(expert), self.weight_size * size, "parameter"
             )
             if not self.plan.dp_overlap:
                 block.communicate(step)
@@ -194,13 +220,13 @@ class Fsdp(Strategy):
             row = block.launch(step, waits=waits)
             here.gathered[unit] += [] if row is None else [row]
 
-    def _copy_out(self, block: BlockBuilder, here: Gathering, unit: Unit) -> None:
+    def _copy_out(self, block: BlockBuilder, here: GatherState, unit: Unit) -> None:
         """Bring what was gathered to where the parameters are."""
         if unit.kinds:
             block.await_next(here.gathered[unit])
             for expert, size in () if self.plan.flat_shards else unit.kinds:
-                source = self.weight if self.sharers(expert) > 1 else BYTES["fp32"]
-                traffic = (source + self.weight) * size
+                source = self.weight_size if self.shard_ranks(expert) > 1 else BYTES["fp32"]
+                traffic = (source + self.weight_size) * size
                 block.compute(Compute("copy parameters out", Elementwise(traffic)))
             here.copied.append(block.last)
 
@@ -215,20 +241,20 @@ class Fsdp(Strategy):
                 self._reduce(block, here, unit)
         if layer == 0:
             block.await_next(here.all)
-            self._reducing[chunk] = Reductions()
+            self._reducing[chunk] = ReduceState()
 
-    def _reduce(self, block: BlockBuilder, here: Reductions, unit: Unit) -> None:
+    def _reduce(self, block: BlockBuilder, here: ReduceState, unit: Unit) -> None:
         block.await_next(here.latest)
         here.latest = []
         for expert, size in unit.kinds:
             if not self.plan.flat_shards:
-                traffic = (self._computed + self.gradient) * size
+                traffic = (self._computed_gradient_size + self.gradient_size) * size
                 block.compute(Compute("copy gradients in", Elementwise(traffic)))
-            group, whole = self.shard(expert), self.gradient * size
+            group, whole = self.shard_group(expert), self.gradient_size * size
             scatter = collective(Operation.REDUCE_SCATTER, group, whole, "gradient")
             steps: list[Communicate] = [scatter]
             if self.plan.zero_group is not None:
-                share, group = whole // self.sharers(expert), self.replica(expert)
+                share, group = whole // self.shard_ranks(expert), self.replica_group(expert)
                 steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
             waits: list[int] | None = None
             for step in steps:
@@ -244,6 +270,127 @@ class Fsdp(Strategy):
                 here.all.append(row)
 
     @property
-    def kept(self) -> int:
+    def optimizer_gradient_size(self) -> int:
         """Bytes of a gradient as the optimizer reads it: that of an fp32 shard."""
         return BYTES["fp32"]
+
+
+# --- inside a pipeline --------------------------------------------------------------------------
+
+
+class _PipelinedFsdp(Fsdp):
+    """Both ways inside a pipeline: gradients of micro-batches are added up."""
+
+    @property
+    def _computed_gradient_size(self) -> int:
+        """Bytes of a gradient before it is copied to where it is reduced."""
+        return self.gradient_size
+
+    def _gather_order(self, chunk: int) -> list[Unit]:
+        """Units of a chunk as they are gathered: the root first."""
+        return [unit for unit in (self.roots[chunk], *self.units[chunk]) if unit.kinds]
+
+    def _accumulate(self, block: BlockBuilder, chunk: int, layer: int) -> list[Unit]:
+        """Add a layer's gradients to those of the micro-batches before; return its units."""
+        *units, root = *self.units[chunk], self.roots[chunk]
+        found = [unit for unit in (*units, root) if unit.kinds and unit.first == layer]
+        for unit in found:
+            for _, size in unit.kinds:
+                traffic = (self.weight_size + 2 * self.gradient_size) * size
+                block.compute(Compute("gradient accumulation", Elementwise(traffic)))
+        return found
+
+
+class FsdpPipeline(_PipelinedFsdp):
+    """Gathers ahead of what is at work, over model chunks; reduces beside what follows."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._sequence = [
+            (chunk, unit) for chunk in self.order for unit in self._gather_order(chunk)
+        ]
+        self._position = {item: i for i, item in enumerate(self._sequence)}
+        self._launched = 0
+        self._rows: dict[str, tuple[BlockBuilder, list[int]]] = {}
+
+    def begin(self, block: BlockBuilder) -> None:
+        """Gather the first units."""
+        self._launch_until(block, self._prefetched)
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Gather what the layer needs, and ahead of it."""
+        if not first:
+            return
+        root = self.roots[chunk]
+        units = [root] if layer == 0 and root.kinds else []
+        units += [unit for unit in self.units[chunk] if unit.first == layer and unit.kinds]
+        for unit in units:
+            position = self._position[chunk, unit]
+            self._launch_until(block, position + 1 + self._prefetched)
+            here = GatherState({unit: self._awaited(block, f"gathered {position}")})
+            self._copy_out(block, here, unit)
+            if not self.plan.flat_shards:
+                self._export(block, f"copied {position}", here.copied)
+
+    def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Nothing: all units are still gathered."""
+
+    def _launch_until(self, block: BlockBuilder, end: int) -> None:
+        """Gather units up to a position in the sequence."""
+        for position in range(self._launched, min(end, len(self._sequence))):
+            _, unit = self._sequence[position]
+            here = GatherState()
+            # One buffer more than units ahead: the one before them frees it.
+            freed = f"copied {position - self._prefetched - 1}"
+            self._gather(block, here, unit, self._awaited(block, freed))
+            self._export(block, f"gathered {position}", here.gathered[unit])
+            self._launched = position + 1
+
+    def _export(self, block: BlockBuilder, name: str, rows: list[int]) -> None:
+        self._rows[name] = block, rows
+        block.export(name, rows)
+
+    def _awaited(self, block: BlockBuilder, name: str) -> list[int]:
+        """Rows that this block or an earlier one exported under a name; none if there are none."""
+        if name not in self._rows:
+            return []
+        by, rows = self._rows[name]
+        return rows if by is block else [block.port(name)] if rows else []
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Add up the gradients of a unit; reduce them when they are those of the step."""
+        for unit in self._accumulate(block, chunk, layer):
+            if not last:
+                continue
+            by, rows = self._rows.get(REDUCED_GRADIENTS, (block, []))
+            here = ReduceState()
+            if not self.plan.flat_shards:  # nothing is copied to a buffer
+                here.latest += rows if by is block else [block.port(REDUCED_GRADIENTS)]
+            self._reduce(block, here, unit)
+            self._export(block, REDUCED_GRADIENTS, here.all)
+
+    def before_optimizer(self, block: BlockBuilder) -> None:
+        """Wait for all reductions."""
+        if REDUCED_GRADIENTS in self._rows:
+            block.await_next([block.port(REDUCED_GRADIENTS)])
+
+
+class PyTorchPipeline(_PipelinedFsdp):
+    """Gathers what a chunk has in its first forward; reduces after its last backward, and waits."""
+
+    def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
+        """Gather what the layer needs, and ahead of it in its chunk."""
+        if first:
+            super().before_forward(block, chunk, layer, first)
+
+    def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
+        """Add up the gradients of a unit; at the end of the last backward reduce all."""
+        self._accumulate(block, chunk, layer)
+        if last and layer == 0:
+            here = self._reducing[chunk]
+            root, *units = self.roots[chunk], *self.units[chunk]
+            for unit in (*units, root):
+                if unit.kinds:
+                    self._reduce(block, here, unit)
+            block.await_next(here.all)
+            self._reducing[chunk] = ReduceState()

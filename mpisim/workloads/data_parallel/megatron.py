@@ -16,24 +16,22 @@ when the one before is waited for, or with interleaved chunks one chunk ahead
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
-from ...experiment.plan import Plan, Style
+from ...experiment.plan import Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
-from ..operators import Communicate, Compute, Layer
-from .buckets import Bucket, close_after, sharded
+from ..operators import Communicate, Compute
+from .buckets import Bucket, aligned_buckets, buckets_closed_after, of_kind
 from .frameworks import frameworks
-from .held import of_kind
 from .strategy import Strategy, collective
 
 __all__ = ["Megatron"]
 
-GRADIENTS = "gradients"
+REDUCED_GRADIENTS = "gradients"
 """The port of reductions that run beside a backward."""
 
 Key = tuple[int, bool, int]
@@ -50,21 +48,12 @@ class Megatron(Strategy):
     """
 
     style: ClassVar[Style] = "megatron"
-    quiet: ClassVar[bool] = True
+    first_and_last_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        plan: Plan,
-        chunks: Sequence[Sequence[Layer]],
-        groups: Groups,
-        *,
-        stage: int = 0,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(plan, chunks, groups, stage=stage, order=order)
+    def _prepare(self) -> None:
         self.buckets: Mapping[Key, Bucket] = {
             (chunk, expert, i): bucket
-            for chunk in range(len(chunks))
+            for chunk in range(len(self.chunks))
             for expert in (False, True)
             for i, bucket in enumerate(self._cut(chunk, expert))
         }
@@ -79,20 +68,20 @@ class Megatron(Strategy):
 
     def _cut(self, chunk: int, expert: bool) -> list[Bucket]:
         plan, defaults = self.plan, frameworks().megatron
-        parameters = of_kind(reversed(self.held[chunk]), expert)
+        parameters = of_kind(reversed(self.parameters[chunk]), expert)
         limit: int | None = None
         if plan.dp_overlap and self.stage == 0 and chunk == 0:
             ranks = self.groups.grid.dp
             limit = int(max(defaults.bucket.si, ranks * defaults.bucket_per_rank.si))
             if plan.bucket is not None:
-                limit = -(-plan.bucket // self.gradient)
+                limit = -(-plan.bucket // self.gradient_size)
         if not plan.zero:
-            return close_after(parameters, [limit or self.count(expert) + 1])
+            return buckets_closed_after(parameters, [limit or self.parameter_count(expert) + 1])
         alignment = defaults.parameter_alignment.si, defaults.bucket_alignment.si
-        return sharded(
+        return aligned_buckets(
             parameters,
             limit,
-            self.sharers(expert),
+            self.shard_ranks(expert),
             alignment=(int(alignment[0]), int(alignment[1])),
             own_bucket=plan.pp > 1,
         )
@@ -110,7 +99,7 @@ class Megatron(Strategy):
         return ("instance",) if self.plan.zero else ("model",)
 
     @property
-    def kept(self) -> int:
+    def optimizer_gradient_size(self) -> int:
         """Bytes of a gradient as the optimizer reads it."""
         return BYTES["fp32"]
 
@@ -121,7 +110,7 @@ class Megatron(Strategy):
         for chunk in range(len(self.chunks)):
             for expert in (False, True):
                 buckets = (self.buckets[key] for key in self._keys(chunk, expert))
-                size = self.gradient * sum(bucket.size for bucket in buckets)
+                size = self.gradient_size * sum(bucket.size for bucket in buckets)
                 if size:
                     block.compute(Compute("zero gradients", Copy(size, path="fill")))
         if self._aligned:
@@ -165,8 +154,8 @@ class Megatron(Strategy):
                 block.export(_name(key), [row])
 
     def _parameters(self, key: Key) -> Communicate:
-        size = self.weight * self.buckets[key].size
-        return collective(Operation.ALL_GATHER, self.shard(key[1]), size, "parameter")
+        size = self.weight_size * self.buckets[key].size
+        return collective(Operation.ALL_GATHER, self.shard_group(key[1]), size, "parameter")
 
     # --- the last backward ----------------------------------------------------------------------
 
@@ -189,7 +178,7 @@ class Megatron(Strategy):
     def before_optimizer(self, block: BlockBuilder) -> None:
         """Wait for reductions, or without overlap reduce now."""
         if self.plan.dp_overlap and self.buckets:
-            block.await_next([block.port(GRADIENTS)])
+            block.await_next([block.port(REDUCED_GRADIENTS)])
         else:
             for key in self.buckets:
                 self._reduce(block, key)
@@ -201,20 +190,22 @@ class Megatron(Strategy):
                 block.communicate(self._parameters(key))
 
     def _reduce(self, block: BlockBuilder, key: Key) -> None:
-        expert, size = key[1], self.gradient * self.buckets[key].size
+        expert, size = key[1], self.gradient_size * self.buckets[key].size
         if self.groups.sizes["dp"] > 1 and not self.plan.average_in_collective:
             block.compute(Compute("scale gradients", Elementwise(2 * size)))
         if not self.plan.zero:
-            steps = [collective(Operation.ALL_REDUCE, self.data(expert), size, "gradient")]
+            steps = [collective(Operation.ALL_REDUCE, self.data_group(expert), size, "gradient")]
         else:
-            steps = [collective(Operation.REDUCE_SCATTER, self.shard(expert), size, "gradient")]
+            steps = [
+                collective(Operation.REDUCE_SCATTER, self.shard_group(expert), size, "gradient")
+            ]
             if self.plan.zero_group is not None:
-                share, group = size // self.sharers(expert), self.replica(expert)
+                share, group = size // self.shard_ranks(expert), self.replica_group(expert)
                 steps.append(collective(Operation.ALL_REDUCE, group, share, "gradient shard"))
         for step in steps:
             if self.plan.dp_overlap:
                 row = block.launch(step)  # the second of two follows the first on their stream
-                block.export(GRADIENTS, [] if row is None else [row])
+                block.export(REDUCED_GRADIENTS, [] if row is None else [row])
             else:
                 block.communicate(step)
 

@@ -13,17 +13,17 @@ from ...program import Operation
 from ..blocks import BlockBuilder
 from ..groups import Groups
 from ..operators import Communicate, Compute, Layer
-from .held import Held, held
+from .buckets import ChunkParameter, chunk_parameters
 
 __all__ = ["Strategy", "collective"]
 
 
 class Strategy:
-    """What a framework does for data parallelism besides the passes; here: nothing.
+    """What a framework does for data parallelism besides the passes; this base class does nothing.
 
     A stage calls the hooks while it writes its blocks. `first` and `last` say whether a block is
     the chunk's first forward or its last backward of the step; others are written once and used for
-    all micro-batches in between, so what a hook writes may depend on nothing else. `layer` counts
+    all micro-batches in between, so that a hook's rows may depend on nothing else. `layer` counts
     the layers of the chunk, `operator` the operators of the layer.
 
     Parameters
@@ -40,19 +40,19 @@ class Strategy:
     Attributes
     ----------
     style : str
-        Whose rules it follows.
-    quiet : bool
+        The framework, as in `Plan.dp_style`.
+    first_and_last_only : bool
         Whether the hooks of a pass write nothing, except in the first forward and the last backward
         of a chunk.
-    held : tuple of tuple of Held
+    parameters : tuple of tuple of ChunkParameter
         The parameters of each chunk, in the order of registration.
-    at : mapping of (int, int, int) to list of Held
+    of_operator : mapping of (int, int, int) to list of ChunkParameter
         The parameters of an operator (chunk, layer, operator), in the order in which its backward
         completes their gradients: the reverse.
     """
 
     style: ClassVar[Style]
-    quiet: ClassVar[bool] = False
+    first_and_last_only: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -65,15 +65,21 @@ class Strategy:
     ) -> None:
         self.order = tuple(range(len(chunks)) if order is None else order)
         self.plan, self.chunks, self.groups, self.stage = plan, chunks, groups, stage
-        self.held = tuple(held(layers) for layers in chunks)
-        self.at: defaultdict[tuple[int, int, int], list[Held]] = defaultdict(list)
-        for chunk, parameters in enumerate(self.held):
+        self.parameters = tuple(chunk_parameters(layers) for layers in chunks)
+        self.of_operator: defaultdict[tuple[int, int, int], list[ChunkParameter]] = defaultdict(
+            list
+        )
+        for chunk, parameters in enumerate(self.parameters):
             for each in reversed(parameters):
-                self.at[chunk, each.layer, each.operator].append(each)
+                self.of_operator[chunk, each.layer, each.operator].append(each)
         self._counts = {False: 0, True: 0}
-        for parameters in self.held:
+        for parameters in self.parameters:
             for each in parameters:
                 self._counts[each.expert] += each.size
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Cut buckets and units, before any block is written; called once, by the constructor."""
 
     @property
     def streams(self) -> Mapping[str, str]:
@@ -121,63 +127,65 @@ class Strategy:
     # --- what the optimizer works on --------------------------------------------------------------
 
     @property
-    def updated(self) -> int:
-        """Parameters this rank's optimizer updates: its share, or all it holds."""
+    def updated_parameters(self) -> int:
+        """Parameters this rank's optimizer updates: its share, or all that the stage holds."""
         return sum(
-            -(-self.count(expert) // (self.sharers(expert) if self.plan.zero else 1))
+            -(-self.parameter_count(expert) // (self.shard_ranks(expert) if self.plan.zero else 1))
             for expert in (False, True)
         )
 
     @property
-    def weight(self) -> int:
+    def weight_size(self) -> int:
         """Bytes of a weight as the passes read it."""
         return BYTES[self.plan.weight_format]
 
     @property
-    def gradient(self) -> int:
+    def gradient_size(self) -> int:
         """Bytes of a gradient as it is reduced; fp32 in Megatron, that of the weights otherwise."""
         default = "fp32" if self.style == "megatron" else self.plan.weight_format
         return BYTES[self.plan.grad_precision or default]
 
     @property
-    def kept(self) -> int:
+    def optimizer_gradient_size(self) -> int:
         """Bytes of a gradient as the optimizer reads it."""
-        return self.gradient
+        return self.gradient_size
 
     @property
     def norm_groups(self) -> tuple[str, ...]:
         """Groups over which squares of gradients are added up for their norm, one after another."""
-        shared = (self.shard(False),) if self.plan.zero else ()
+        shared = (self.shard_group(False),) if self.plan.zero else ()
         return (*shared, "model")
 
     # --- helpers of subclasses --------------------------------------------------------------------
 
-    def shard(self, expert: bool) -> str:
+    def shard_group(self, expert: bool) -> str:
         """Return the group that shares what is sharded, of dense parameters or of experts."""
         group = "dp" if self.plan.zero_group is None else "shard"
         return f"e{group}" if expert else group
 
-    def replica(self, expert: bool) -> str:
-        """Return the group of ranks that hold the same shard."""
+    def replica_group(self, expert: bool) -> str:
+        """Group of ranks that hold the same shard."""
         return "ereplica" if expert else "replica"
 
-    def data(self, expert: bool) -> str:
-        """Return the group of ranks that hold the same parameters."""
+    def data_group(self, expert: bool) -> str:
+        """Group of ranks that hold the same parameters."""
         return "edp" if expert else "dp"
 
-    def sharers(self, expert: bool) -> int:
-        """Return the number of ranks that share what is sharded."""
-        return self.groups.sizes[self.shard(expert)]
+    def shard_ranks(self, expert: bool) -> int:
+        """Number of ranks that parameters of a kind are sharded over."""
+        return self.groups.sizes[self.shard_group(expert)]
 
-    def count(self, expert: bool) -> int:
-        """Return the elements of dense or of expert parameters that this stage holds."""
+    def parameter_count(self, expert: bool) -> int:
+        """Elements of dense or of expert parameters that this stage holds."""
         return self._counts[expert]
 
-    def alone(self, expert: bool) -> bool:
-        """Whether no other rank holds the same parameters."""
-        return self.groups.sizes[self.data(expert)] == 1
+    def unreplicated(self, expert: bool) -> bool:
+        """Whether no other rank holds the same parameters: there is nothing to reduce."""
+        return self.groups.sizes[self.data_group(expert)] == 1
 
-    def copies(self, block: BlockBuilder, name: str, parameters: Iterable[Held], size: int) -> None:
+    def write_copies(
+        self, block: BlockBuilder, name: str, parameters: Iterable[ChunkParameter], size: int
+    ) -> None:
         """Write a kernel for each parameter that copies `size` bytes of each element."""
         for each in parameters:
             block.compute(Compute(name, Elementwise(2 * size * each.size)))

@@ -1,85 +1,319 @@
-"""The middle of attention: scores, softmax and their product with the values.
+"""The attention half of a block: norm, projections, positions, attention, output projection.
 
-One operator, the one that selective recomputation drops (arXiv:2205.05198): fused, in memory
-(:mod:`.eager`), or spread over the ranks of a context (:mod:`.context_parallel`).
+Multi-head and grouped-query attention make queries, keys and values from the hidden states by one
+matrix, or by three (``plan.separate_projections``). Multi-head latent attention (DeepSeek-V2,
+arXiv:2405.04434, section 2.1) makes them from short latent vectors: as in Megatron-LM
+(``megatron/core/transformer/multi_latent_attention.py``) the matrices down to these are held whole
+by every rank and work on its share of the sequence; those up are split by columns and gather the
+short vectors. One head of keys with positions serves all heads and is gathered by itself.
+
+What is between projections and output projection: :mod:`.core_attention`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Attention
+from ...program import Operation
+from ..operators import Operator, Parameter, Step
+from .core_attention import core_attention
+from .module_options import recompute_module
+from .pointwise import branch, dropout_add, elementwise, norm, rotary_kernels
+from .precision import accumulate_gradient
+from .shapes import AttentionShape, Shapes
+from .tensor_parallel import column_linear, linear, row_linear, separate_linears, tp_collective
 
-from ..operators import Compute, Operator, Step
-from .context_parallel import gathered_attention, ring_attention, rotated_attention
-from .eager import eager_attention
-from .heads import Heads
-from .pointwise import stream
-from .shapes import Shapes
+__all__ = ["cross_attention", "relative_bias", "self_attention"]
 
-__all__ = ["core_attention"]
-
-AROUND = {
-    "ring": ring_attention,
-    "all-gather": gathered_attention,
-    "pytorch": rotated_attention,
-}
-"""Attention over a context, by `Plan.cp_style`."""
+RELATIVE_BUCKETS = 32
+"""Distances that T5 tells apart (arXiv:1910.10683, section 2.1)."""
 
 
-def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
-    """Attention between queries, keys and values that are all there.
+def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, ...]:
+    """Hidden states → hidden states: norm, projections, core attention, output matrix, residual.
+
+    Megatron-LM's `SelfAttention` (megatron/core/transformer/attention.py).
 
     Parameters
     ----------
     s : Shapes
-    name : str
-    heads : Heads
-
-    Returns
-    -------
-    Operator
+    causal : bool, optional
+        If not as the model says: T5's decoder is causal.
     """
-    if s.plan.kernels == "eager":
-        return eager_attention(s, name, heads)
-    # Of fused attention the logarithm of each row's sum is kept; its output is the next input, but
-    # for products that take it in another format.
-    saved = BYTES["fp32"] * s.batch * heads.heads * heads.queries
-    if s.quantised:
-        result = BYTES["fp8"] if s.attended == "fp8" else s.element
-        saved += result * s.batch * heads.queries * heads.output_width
-    repeated: list[Step] = []
-    summed: list[Step] = []
-    if s.plan.repeats_heads and heads.kv_heads < heads.heads:
-        whole = replace(heads, kv_heads=heads.heads)
-        width = heads.key_value_width + whole.key_value_width
-        traffic = s.element * s.batch * (heads.length // s.grid.cp) * width
-        repeated = [stream(f"{name} repeated heads", traffic)]
-        summed = [stream(f"{name} repeated heads backward", traffic)]
-        heads = whole
-    if s.grid.cp > 1:
-        forward, backward = AROUND[s.plan.cp_style](s, name, heads)
-        return Operator(
-            name, (*repeated, *forward), (*backward, *summed), saved=saved, selective=True
+    shape = AttentionShape.of(s, causal=causal)
+    before = norm(s, "attention norm", s.sharded_tokens, s.model.hidden, residual=True)
+    if s.model.attention == "mla":
+        projections = _latent_projections(s, shape)
+    else:
+        projections = _qkv_projections(s, shape)
+    ups = [each for each in projections if each.name in ("query up", "key-value up", "rotary")]
+    return (
+        before,
+        *projections,
+        *recompute_module(s, "layernorm", before),
+        core_attention(s, "attention", shape),
+        *(recompute_module(s, "mla_up_proj", *ups) if s.model.attention == "mla" else ()),
+        *_output_projection(s, "attention", shape),
+    )
+
+
+def cross_attention(s: Shapes, encoder: Shapes) -> tuple[Operator, ...]:
+    """Decoder's and encoder's hidden states → decoder's: it attends to the encoder's output.
+
+    Megatron-LM's `CrossAttention` (megatron/core/transformer/attention.py).
+
+    Parameters
+    ----------
+    s, encoder : Shapes
+        Of the decoder and of the encoder.
+    """
+    model, e = s.model, s.element_size
+    width = s.kv_heads * (model.head + model.value_head)
+    shape = AttentionShape(
+        s.heads,
+        s.kv_heads,
+        model.head,
+        model.value_head,
+        s.local_length,
+        encoder.length,
+        causal=False,
+    )
+    bias = model.has_qkv_bias
+    return (
+        norm(s, "cross attention norm", s.sharded_tokens, model.hidden, residual=True),
+        column_linear(
+            s,
+            "cross query",
+            model.hidden,
+            shape.query_width,
+            bias=bias,
+            keep=e * s.tokens * shape.query_width,
+        ),
+        branch(encoder, "encoder output", encoder.sharded_tokens * model.hidden),
+        # All layers keep the same output of the encoder; it is counted where it is made.
+        column_linear(
+            encoder,
+            "cross key-value",
+            model.hidden,
+            width,
+            bias=bias,
+            keeps_input=False,
+            keep=e * encoder.tokens * width,
+        ),
+        *_query_key_norms(s, encoder, shape),
+        core_attention(s, "cross attention", shape),
+        *_output_projection(s, "cross attention", shape),
+    )
+
+
+def _output_projection(s: Shapes, name: str, shape: AttentionShape) -> tuple[Operator, ...]:
+    """Heads' results → hidden states: the matrix behind core attention, and the residual.
+
+    In fp8 Megatron-LM lets it cast what attention keeps once more for its gradient, but with
+    delayed scaling (``set_save_original_input`` of megatron/core/transformer/attention.py).
+    """
+    model, plan = s.model, s.plan
+    casts_again = (
+        plan.precision == "fp8"
+        and plan.fp8_scaling != "delayed"
+        and plan.recompute == "none"
+        and s.is_megatron
+        and plan.kernels == "flash"
+    )
+    return (
+        row_linear(
+            s, f"{name} output", shape.output_width, model.hidden, keeps_input=not casts_again
+        ),
+        dropout_add(s, f"{name} dropout add", bias=model.bias),
+    )
+
+
+# --- projections --------------------------------------------------------------------------------
+
+
+def _qkv_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
+    """Hidden states → queries, keys and values, their norms and positions included."""
+    model = s.model
+    width = shape.query_width + shape.key_value_width
+    # Queries, keys and values are kept also where attention is computed again.
+    if s.separate_projections:
+        widths = {
+            "query": shape.query_width,
+            "key": shape.kv_heads * shape.head_size,
+            "value": shape.kv_heads * shape.value_size,
+        }
+        operators = list(separate_linears(s, "qkv", widths, bias=model.has_qkv_bias, kept=True))
+    else:
+        matrix = column_linear(
+            s,
+            "qkv",
+            model.hidden,
+            width,
+            bias=model.has_qkv_bias,
+            keep=s.element_size * s.tokens * width,
+            keeps_input="layernorm" not in s.plan.recompute_modules,
+        )
+        operators = [matrix, *_split_qkv(s, shape)]
+    operators += _query_key_norms(s, s, shape)
+    if model.position == "rotary":
+        operators.append(_rotary(s, shape))
+    return tuple(operators)
+
+
+def _split_qkv(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
+    """One tensor of queries, keys and values → three tensors.
+
+    As Megatron-LM with fused attention: queries of several heads to a key are copied, since no view
+    puts heads of all groups behind one another (``query.reshape``,
+    megatron/core/transformer/attention.py); gradients of the three are put together again
+    (``SplitAlongDim`` of Transformer Engine, whose ``noop_cat`` is of no use: rotary positions and
+    attention make three tensors).
+    """
+    if not (s.is_megatron and s.plan.fused and s.plan.kernels == "flash"):
+        return ()
+    moved = 2 * s.element_size * s.tokens
+    grouped = shape.kv_heads < shape.heads
+    forward = (elementwise("query copy", moved * shape.query_width),) if grouped else ()
+    width = shape.query_width + shape.key_value_width
+    backward = (elementwise("qkv gradient concatenation", moved * width),)
+    return (Operator("qkv split", forward, backward),)
+
+
+def _query_key_norms(s: Shapes, key_shapes: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
+    """Queries and keys → normalised heads of them (``model.qk_norm``).
+
+    Keys may be made from other tokens than queries: `key_shapes`.
+    """
+    if not s.model.qk_norm:
+        return ()
+    return (
+        norm(s, "query norm", s.tokens * shape.heads, shape.head_size, per_head=True),
+        norm(s, "key norm", key_shapes.tokens * shape.kv_heads, shape.head_size, per_head=True),
+    )
+
+
+def _latent_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...]:
+    """Hidden states → latent vectors → queries, keys and values (latent attention)."""
+    m = s.model
+    e = s.element_size
+    up = shape.heads * (m.qk_nope_head_size + m.v_head_size)
+    kept = e * s.tokens * shape.query_width
+    keys = e * s.tokens * shape.key_value_width
+    if "mla_up_proj" in s.plan.recompute_modules:
+        kept = keys = 0
+    keeps_input = "layernorm" not in s.plan.recompute_modules
+    operators = [branch(s, "latent", s.sharded_tokens * m.hidden)]
+    if m.q_lora_rank:
+        operators += [
+            linear(
+                s,
+                "query down",
+                m.hidden,
+                m.q_lora_rank,
+                tokens=s.sharded_tokens,
+                keeps_input=keeps_input,
+            ),
+            norm(s, "query latent norm", s.sharded_tokens, m.q_lora_rank),
+            column_linear(s, "query up", m.q_lora_rank, shape.query_width, keep=kept),
+        ]
+    else:
+        operators.append(
+            column_linear(
+                s, "query", m.hidden, shape.query_width, keep=kept, keeps_input=keeps_input
+            )
+        )
+    operators += [
+        linear(
+            s,
+            "key-value down",
+            m.hidden,
+            m.kv_lora_rank + m.qk_rope_head_size,
+            tokens=s.sharded_tokens,
+            keeps_input=False,
+        ),
+        _gather_key_position(s),
+        norm(s, "key-value latent norm", s.sharded_tokens, m.kv_lora_rank),
+        column_linear(s, "key-value up", m.kv_lora_rank, up, keep=keys),
+        _latent_rotary(s, shape),
+    ]
+    return tuple(operators)
+
+
+def _gather_key_position(s: Shapes) -> Operator:
+    """The keys' part with positions: a share of the sequence → all of it."""
+    name, size = "key position", s.element_size * s.tokens * s.model.qk_rope_head_size
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    if s.sequence_parallel:
+        forward = (tp_collective(s, name, Operation.ALL_GATHER, size),)
+        backward = (tp_collective(s, f"{name} gradient", Operation.REDUCE_SCATTER, size),)
+    return Operator(name, forward, backward)
+
+
+# --- positions ----------------------------------------------------------------------------------
+
+
+def _rotary(s: Shapes, shape: AttentionShape) -> Operator:
+    """Queries and keys → the same with rotary positions.
+
+    Transformer Engine's kernel scales nothing: for YaRN's positions Megatron-LM runs elementary
+    operations (``megatron/core/models/common/embeddings/rope_utils.py``, `apply_rotary_pos_emb`
+    with ``mscale``).
+    """
+    if s.model.yarn and s.is_megatron:
+        s = replace(s, plan=replace(s.plan, fused=False))
+    parts = {
+        "query rotary": s.tokens * shape.query_width,
+        "key rotary": s.tokens * shape.kv_heads * shape.head_size,
+    }
+    return Operator(
+        "rotary",
+        tuple(rotary_kernels(s, parts.items())),
+        tuple(rotary_kernels(s, [(f"{name} backward", size) for name, size in parts.items()])),
+    )
+
+
+def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
+    """Both parts of queries and keys → heads with rotary positions (latent attention)."""
+    m, e = s.model, s.element_size
+    rope = m.qk_rope_head_size
+    rotated = {
+        "query rotary": s.tokens * shape.heads * rope,
+        "key rotary": s.tokens * rope,
+    }
+    pairs = s.tokens * shape.key_value_width
+    up = s.tokens * (shape.heads * (m.qk_nope_head_size + m.v_head_size) + rope)
+
+    def steps(suffix: str) -> tuple[Step, ...]:
+        if s.plan.fused:
+            return (
+                *rotary_kernels(s, [(f"query rotary{suffix}", rotated["query rotary"])]),
+                elementwise(f"key-value rotary{suffix}", e * (up + pairs)),
+            )
+        queries = s.tokens * shape.query_width
+        return (
+            *rotary_kernels(s, [(f"{name}{suffix}", size) for name, size in rotated.items()]),
+            elementwise(f"query concatenation{suffix}", 2 * e * queries),
+            elementwise(
+                f"key concatenation{suffix}", 2 * e * s.tokens * shape.kv_heads * shape.head_size
+            ),
+            elementwise(
+                f"value copy{suffix}", 2 * e * s.tokens * shape.kv_heads * shape.value_size
+            ),
         )
 
-    def kernel(*, backward: bool = False) -> Attention:
-        return heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
-
-    before: list[Step] = [Compute(name, kernel())]
-    behind: list[Step] = [Compute(f"{name} backward", kernel(backward=True))]
-    if s.attended == "fp8":
-        width = heads.queries * heads.query_width + heads.length * heads.key_value_width
-        before.insert(0, stream(f"{name} cast", _cast(s) * width))
-        result = heads.queries * heads.output_width
-        behind.insert(0, stream(f"{name} gradient cast", _cast(s) * result))
-    if not s.plan.fused and not s.plan.separate_projections:
-        # Queries, keys and values were cut out of one tensor: so is their gradient put together.
-        width = s.batch * (heads.queries * heads.query_width + heads.length * heads.key_value_width)
-        behind.append(stream(f"{name} concatenated gradients", 2 * s.element * width))
-    return Operator(name, (*repeated, *before), (*behind, *summed), saved=saved, selective=True)
+    return Operator("rotary", steps(""), steps(" backward"))
 
 
-def _cast(s: Shapes) -> int:
-    """Bytes read and written to cast a number of each sequence to fp8."""
-    return s.batch * (s.element + BYTES["fp8"])
+def relative_bias(s: Shapes, name: str) -> Operator:
+    """Table of distances → T5's bias of each pair of tokens, made once for all layers."""
+    pairs = s.local_length * s.length
+    traffic = s.element_size * pairs * s.heads
+    forward: list[Step] = [
+        elementwise(name, traffic),
+        elementwise(f"{name} transposition", 2 * traffic),
+    ]
+    backward: list[Step] = [elementwise(f"{name} backward", traffic)]
+    size = RELATIVE_BUCKETS * s.heads
+    backward += accumulate_gradient(s, name, size)
+    return Operator(name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", size),))

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is spread over the ranks of a context.
+"""Core attention over a sequence that is spread over the ranks of a context (cp).
 
 Each rank holds two of 2 cp chunks, the i-th and the i-th from the end, so that all have the same
 work under a causal mask. What is issued is what Transformer Engine issues
@@ -25,30 +25,41 @@ from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Step
-from .heads import Heads
-from .pointwise import stream
-from .shapes import Shapes
+from .pointwise import elementwise
+from .shapes import AttentionShape, Shapes
 
-__all__ = ["gathered_attention", "ring_attention", "rotated_attention"]
+__all__ = ["all_gather_attention", "pytorch_ring_attention", "ring_attention"]
 
 FP32 = BYTES["fp32"]
 
 Passes = tuple[tuple[Step, ...], tuple[Step, ...]]
 
 
-def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
-    """Return the steps forward and backward of ring attention."""
-    cp, e = s.grid.cp, s.element
-    local = heads.queries
-    pair = e * s.batch * local * heads.key_value_width
-    queries = e * s.batch * local * heads.query_width
-    output = e * s.batch * local * heads.output_width
+def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+    """Local queries, keys and values → their mixture; keys and values go round a ring.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    shape : AttentionShape
+
+    Returns
+    -------
+    tuple of tuple of Step
+        Forward and backward.
+    """
+    cp, e = s.grid.cp, s.element_size
+    local = shape.queries
+    pair = e * s.batch * local * shape.key_value_width
+    queries = e * s.batch * local * shape.query_width
+    output = e * s.batch * local * shape.output_width
 
     def attend(step: int, *, backward: bool = False) -> Compute:
         # Going round the other way backward, the own keys and values come last.
         own = step == (cp - 1 if backward else 0)
-        keys = local if own or not heads.causal else local // 2
-        kernel = heads.kernel(s, local, keys, own and heads.causal, backward=backward)
+        keys = local if own or not shape.causal else local // 2
+        kernel = shape.kernel(s, local, keys, own and shape.causal, backward=backward)
         after = (f"ring {step}",) if step else ()
         return Compute(f"{name} backward" if backward else name, kernel, after=after)
 
@@ -57,24 +68,24 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             f"{name} exchange", Operation.SEND_RECV, "cp", size, token=f"ring {step}", after=after
         )
 
-    forward: list[Step] = [stream(f"{name} packing", 2 * pair)]
+    forward: list[Step] = [elementwise(f"{name} packing", 2 * pair)]
     for step in range(cp):
         if step < cp - 1:
             # What arrived is sent on, whatever is being computed with it.
             forward.append(exchange(step + 1, pair, (f"ring {step}",) if step else None))
         forward.append(attend(step))
         if step:
-            forward.append(stream(f"{name} correction", 3 * output))
+            forward.append(elementwise(f"{name} correction", 3 * output))
 
     # The keys and values kept are those that came last.
-    backward: list[Step] = [stream(f"{name} packing backward", 2 * pair)]
+    backward: list[Step] = [elementwise(f"{name} packing backward", 2 * pair)]
     for step in range(cp):
         # Keys and values for the next step, and the gradients summed so far for those at hand.
         parts = (step < cp - 1) + (step > 0)
         backward.append(exchange(step + 1, parts * pair, None))
         backward.append(attend(step, backward=True))
         if step:
-            backward.append(stream(f"{name} queries gradient sum", 3 * queries))
+            backward.append(elementwise(f"{name} queries gradient sum", 3 * queries))
             backward.append(
                 Compute(
                     f"{name} keys gradient sum",
@@ -83,15 +94,15 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
                 )
             )
         else:
-            backward.append(stream(f"{name} keys gradient copy", 2 * pair))
+            backward.append(elementwise(f"{name} keys gradient copy", 2 * pair))
     return tuple(forward), tuple(backward)
 
 
-def gathered_attention(s: Shapes, name: str, heads: Heads) -> Passes:
-    """Return the steps forward and backward of attention with all keys and values gathered."""
+def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+    """As `ring_attention`, with the keys and values of all ranks gathered before."""
     sizes = {
-        "keys": s.element * s.batch * heads.length * heads.kv_heads * heads.head,
-        "values": s.element * s.batch * heads.length * heads.kv_heads * heads.value,
+        "keys": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.head_size,
+        "values": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.value_size,
     }
 
     def gather() -> list[Step]:
@@ -100,40 +111,40 @@ def gathered_attention(s: Shapes, name: str, heads: Heads) -> Passes:
                 Communicate(f"{name} {what} all-gather", Operation.ALL_GATHER, "cp", size)
                 for what, size in sizes.items()
             ),
-            *(stream(f"{name} {what} reordering", 2 * size) for what, size in sizes.items()),
+            *(elementwise(f"{name} {what} reordering", 2 * size) for what, size in sizes.items()),
         ]
 
     def attend(*, backward: bool = False) -> Compute:
-        kernel = heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
+        kernel = shape.kernel(s, shape.queries, shape.keys, shape.causal, backward=backward)
         return Compute(f"{name} backward" if backward else name, kernel)
 
     backward = gather()
     backward.append(attend(backward=True))
     for what, size in sizes.items():
-        backward.append(stream(f"{name} {what} gradient reordering", 2 * size))
+        backward.append(elementwise(f"{name} {what} gradient reordering", 2 * size))
         backward.append(
             Communicate(f"{name} {what} reduce-scatter", Operation.REDUCE_SCATTER, "cp", size)
         )
     return (*gather(), attend()), tuple(backward)
 
 
-def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
-    """Return the steps forward and backward of PyTorch's ring, whose keys are gathered at once."""
-    cp, e, local, fused = s.grid.cp, s.element, heads.queries, s.plan.fused
-    pair = s.batch * local * heads.key_value_width
-    queries, output = s.batch * local * heads.query_width, s.batch * local * heads.output_width
+def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
+    """As `ring_attention`, by PyTorch's ring, whose keys and values are gathered at once."""
+    cp, e, local, fused = s.grid.cp, s.element_size, shape.queries, s.plan.fused
+    pair = s.batch * local * shape.key_value_width
+    queries, output = s.batch * local * shape.query_width, s.batch * local * shape.output_width
 
     def attend(step: int, *, backward: bool = False) -> Compute:
         own = step == 0
-        keys = local if own or not heads.causal else local // 2
-        kernel = heads.kernel(s, local, keys, own and heads.causal, backward=backward)
+        keys = local if own or not shape.causal else local // 2
+        kernel = shape.kernel(s, local, keys, own and shape.causal, backward=backward)
         after = () if own else ("gathered",)
         return Compute(f"{name} backward" if backward else name, kernel, after=after)
 
     def gathered() -> list[Step]:
         return [
-            stream(f"{name} contiguous keys", 2 * e * pair),
-            stream(f"{name} packing", 2 * e * pair),
+            elementwise(f"{name} contiguous keys", 2 * e * pair),
+            elementwise(f"{name} packing", 2 * e * pair),
             Communicate(
                 f"{name} all-gather", Operation.ALL_GATHER, "cp", cp * e * pair, token="gathered"
             ),
@@ -142,12 +153,12 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
     def merged() -> list[Step]:
         # out - sigmoid(...) · (out - block), the block cast before, in fp32.
         if fused:
-            return [stream(f"{name} merge", (e + 2 * FP32) * output)]
+            return [elementwise(f"{name} merge", (e + 2 * FP32) * output)]
         return [
-            stream(f"{name} merge cast", (e + FP32) * output),
-            stream(f"{name} merge difference", 3 * FP32 * output),
-            stream(f"{name} merge product", 2 * FP32 * output),
-            stream(f"{name} merge", 3 * FP32 * output),
+            elementwise(f"{name} merge cast", (e + FP32) * output),
+            elementwise(f"{name} merge difference", 3 * FP32 * output),
+            elementwise(f"{name} merge product", 2 * FP32 * output),
+            elementwise(f"{name} merge", 3 * FP32 * output),
         ]
 
     forward: list[Step] = gathered()
@@ -155,17 +166,17 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
         forward.append(attend(step))
         if step:
             forward += merged()
-    forward.append(stream(f"{name} round", (FP32 + e) * output))
+    forward.append(elementwise(f"{name} round", (FP32 + e) * output))
 
     backward: list[Step] = gathered()
-    backward.append(stream(f"{name} gradients fill", FP32 * (queries + pair)))
+    backward.append(elementwise(f"{name} gradients fill", FP32 * (queries + pair)))
     for step in range(cp):
         backward.append(attend(step, backward=True))
         arrived = (f"gradients {step}",) if step else ()
         added = Elementwise((e + 2 * FP32) * pair)
         backward.append(Compute(f"{name} keys gradient sum", added, after=arrived))
         if not fused:
-            backward.append(stream(f"{name} gradients packing", 2 * FP32 * pair))
+            backward.append(elementwise(f"{name} gradients packing", 2 * FP32 * pair))
         backward.append(
             Communicate(
                 f"{name} gradients exchange",
@@ -175,8 +186,8 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
                 token=f"gradients {step + 1}",
             )
         )
-        backward.append(stream(f"{name} queries gradient sum", (e + 2 * FP32) * queries))
-    backward.append(stream(f"{name} queries gradient round", (FP32 + e) * queries))
+        backward.append(elementwise(f"{name} queries gradient sum", (e + 2 * FP32) * queries))
+    backward.append(elementwise(f"{name} queries gradient round", (FP32 + e) * queries))
     rounded = Elementwise((FP32 + e) * pair)
     backward.append(Compute(f"{name} keys gradient round", rounded, after=(f"gradients {cp}",)))
     return tuple(forward), tuple(backward)

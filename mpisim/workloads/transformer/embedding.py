@@ -1,4 +1,4 @@
-"""What comes before the first block: tokens or patches become vectors.
+"""Embeddings: tokens or image patches → vectors.
 
 The vocabulary is spread over the tp group: each rank looks up what it has, and the results are
 added up (``megatron/core/models/common/embeddings/language_model_embedding.py``). With sequence
@@ -12,59 +12,58 @@ from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding
 
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Step
-from .gradients import accumulate
-from .pointwise import dropout, norm, stream
+from .pointwise import dropout, elementwise, norm
+from .precision import accumulate_gradient
 from .shapes import Shapes
-from .tensor_parallel import exchange, reduce
+from .tensor_parallel import reduce_output, tp_collective
 
-__all__ = ["CHANNELS", "TOKEN_TYPES", "patch_embedding", "token_embedding"]
+__all__ = ["patch_embedding", "token_embedding"]
 
 TOKEN_TYPES = 2
 """Of BERT: which of two sentences a token belongs to."""
-CHANNELS = 3
-"""Of an image."""
+IMAGE_CHANNELS = 3
 
 
 def token_embedding(
     s: Shapes, name: str = "embedding", *, parameters: bool = True
 ) -> tuple[Operator, ...]:
-    """Look up tokens, add positions, drop out.
+    """Tokens → hidden states: lookup, positions, token types, dropout.
 
     Parameters
     ----------
     s : Shapes
     name : str
     parameters : bool
-        False where the table is another stage's.
+        False where another stage lists the table.
     """
     model = s.model
     added = []
     if model.position == "learned":
-        added.append(_table(s, f"{name} position", model.seq_len))
+        added.append(_replicated_lookup(s, f"{name} position", model.seq_len))
     if model.family == "bert":
-        added.append(_table(s, f"{name} token type", TOKEN_TYPES))
+        added.append(_replicated_lookup(s, f"{name} token type", TOKEN_TYPES))
     whole = bool(added)
-    operators = [_words(s, name, whole=whole, parameters=parameters), *added]
+    operators = [_vocabulary_lookup(s, name, whole=whole, parameters=parameters), *added]
     if whole and s.sequence_parallel:
-        operators.append(_scatter(s, name))
+        operators.append(_scatter_sequence(s, name))
     if model.family == "bert":
-        operators.append(norm(s, f"{name} norm", s.shared, model.hidden))
+        operators.append(norm(s, f"{name} norm", s.sharded_tokens, model.hidden))
     if model.dropout:
-        operators.append(dropout(s, f"{name} dropout", s.shared * model.hidden))
+        operators.append(dropout(s, f"{name} dropout", s.sharded_tokens * model.hidden))
     return tuple(operators)
 
 
 def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
-    """Patches of images through a convolution as wide as its stride, a class token, positions."""
-    model, e = s.model, s.element
+    """Images → hidden states: a convolution of patches, a class token, positions (ViT)."""
+    model, e = s.model, s.element_size
     side = model.image // model.patch
-    size = CHANNELS * model.patch**2 * model.hidden
-    dtype = s.product
+    size = IMAGE_CHANNELS * model.patch**2 * model.hidden
+    dtype = s.matmul_format
 
     def convolution(direction: str) -> Convolution:
         return Convolution(
             s.batch,
-            CHANNELS,
+            IMAGE_CHANNELS,
             model.hidden,
             side,
             side,
@@ -81,50 +80,54 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
         Parameter("class token", model.hidden),
     )
     backward: list[Step] = [
-        stream("class token backward", 2 * e * tokens),
+        elementwise("class token backward", 2 * e * tokens),
         Compute(f"{name} weight gradient", convolution("weight"), weight=True),
         Compute(f"{name} bias gradient", Elementwise(e * tokens), weight=True),
     ]
     for parameter in parameters:
-        backward += accumulate(s, parameter.name, parameter.size)
-    pixels = e * s.batch * CHANNELS * model.image**2
+        backward += accumulate_gradient(s, parameter.name, parameter.size)
+    pixels = e * s.batch * IMAGE_CHANNELS * model.image**2
     patches = Operator(
         name,
-        (Compute(name, convolution("forward")), stream("class token", 2 * e * tokens)),
+        (Compute(name, convolution("forward")), elementwise("class token", 2 * e * tokens)),
         tuple(backward),
         parameters,
         saved=pixels,
     )
-    operators = [patches, _table(s, "position", s.length)]
+    operators = [patches, _replicated_lookup(s, "position", s.length)]
     if s.sequence_parallel:
-        operators.append(_scatter(s, name))
+        operators.append(_scatter_sequence(s, name))
     if model.dropout:
-        operators.append(dropout(s, f"{name} dropout", s.shared * model.hidden))
+        operators.append(dropout(s, f"{name} dropout", s.sharded_tokens * model.hidden))
     return tuple(operators)
 
 
-def _words(s: Shapes, name: str, *, whole: bool, parameters: bool) -> Operator:
-    model, e = s.model, s.element
+def _vocabulary_lookup(s: Shapes, name: str, *, whole: bool, parameters: bool) -> Operator:
+    """Tokens → rows of the vocabulary's table, of which each rank of the tp group has a part.
+
+    `whole`: all-reduced, as what is added to it has the whole sequence.
+    """
+    model, e = s.model, s.element_size
     h, entries = model.hidden, s.vocabulary
-    lookup = Embedding(s.tokens, h, entries, dtype=s.stored)
-    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.stored)
+    lookup = Embedding(s.tokens, h, entries, dtype=s.storage_format)
+    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.storage_format)
     forward: list[Step] = [Compute(name, lookup)]
     backward: list[Step] = []
     if s.grid.tp > 1:
-        forward.append(stream(f"{name} mask", e * s.tokens * h))
+        forward.append(elementwise(f"{name} mask", e * s.tokens * h))
         if whole and s.sequence_parallel:
-            forward.append(exchange(s, name, Operation.ALL_REDUCE, e * s.tokens * h))
+            forward.append(tp_collective(s, name, Operation.ALL_REDUCE, e * s.tokens * h))
         else:
-            forward += reduce(s, name, h)
+            forward += reduce_output(s, name, h)
             if s.sequence_parallel:
                 size = e * s.tokens * h
-                backward.append(exchange(s, f"{name} gradient", Operation.ALL_GATHER, size))
-        backward.append(stream(f"{name} mask backward", 2 * e * s.tokens * h))
+                backward.append(tp_collective(s, f"{name} gradient", Operation.ALL_GATHER, size))
+        backward.append(elementwise(f"{name} mask backward", 2 * e * s.tokens * h))
     # The table's gradient is dense: filled with zeros, then added to by the rows looked up.
     backward += [
         Compute(f"{name} gradient fill", Copy(e * entries * h, "fill"), weight=True),
         Compute(f"{name} backward", adjoint, weight=True),
-        *accumulate(s, f"{name} weight", entries * h),
+        *accumulate_gradient(s, f"{name} weight", entries * h),
     ]
     # A second copy beside the last blocks, for the head or to predict further tokens from.
     tied = model.tied_embeddings or model.mtp_layers > 0
@@ -132,30 +135,32 @@ def _words(s: Shapes, name: str, *, whole: bool, parameters: bool) -> Operator:
     return Operator(name, tuple(forward), tuple(backward), tuple(owned))
 
 
-def _table(s: Shapes, name: str, entries: int) -> Operator:
-    """Look up a small table that every rank holds whole, and add.
+def _replicated_lookup(s: Shapes, name: str, entries: int) -> Operator:
+    """Tokens → rows of a small table that every rank holds whole, added to the hidden states.
 
     The ranks of a tp group see the same tokens, so that its gradients agree by themselves. Where
     the model predicts several tokens, its last stage looks up in a copy.
     """
-    h, e = s.model.hidden, s.element
-    lookup = Embedding(s.tokens, h, entries, dtype=s.stored)
-    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.stored)
-    forward = (Compute(name, lookup), stream(f"{name} sum", 3 * e * s.tokens * h))
+    h, e = s.model.hidden, s.element_size
+    lookup = Embedding(s.tokens, h, entries, dtype=s.storage_format)
+    adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.storage_format)
+    forward = (Compute(name, lookup), elementwise(f"{name} sum", 3 * e * s.tokens * h))
     backward = (
         Compute(f"{name} gradient fill", Copy(e * entries * h, "fill"), weight=True),
         Compute(f"{name} backward", adjoint, weight=True),
-        *accumulate(s, f"{name} weight", entries * h),
+        *accumulate_gradient(s, f"{name} weight", entries * h),
     )
     copied = s.model.mtp_layers > 0
     table = Parameter(f"{name} weight", entries * h, tied=copied)
     return Operator(name, forward, backward, (table,))
 
 
-def _scatter(s: Shapes, name: str) -> Operator:
-    """Keep a share of the sequence; its gradient is gathered."""
-    h, e = s.model.hidden, s.element
-    gather = exchange(s, f"{name} gradient", Operation.ALL_GATHER, e * s.tokens * h)
+def _scatter_sequence(s: Shapes, name: str) -> Operator:
+    """Whole sequence → this rank's share; its gradient is gathered."""
+    h, e = s.model.hidden, s.element_size
+    gather = tp_collective(s, f"{name} gradient", Operation.ALL_GATHER, e * s.tokens * h)
     return Operator(
-        f"{name} scatter", (stream(f"{name} scatter", 2 * e * s.shared * h),), (gather,)
+        f"{name} scatter",
+        (elementwise(f"{name} scatter", 2 * e * s.sharded_tokens * h),),
+        (gather,),
     )

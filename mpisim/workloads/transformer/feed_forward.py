@@ -1,25 +1,83 @@
-"""The feed-forward half of a block."""
+"""The feed-forward half of a block, and its activation functions.
+
+`mlp`, the two matrices and what is between them, serves dense blocks and shared experts;
+`activation` serves routed experts and BERT's head, too. To add an activation function, name it in
+`mpisim.experiment.models.Transformer`; fused or as one kernel it needs nothing here, since such a
+kernel is bound by memory. A function that a framework composes of its elementary operations
+(``plan.primitive``) has an entry in `COMPOSED_ACTIVATIONS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from ..operators import Operator
-from .again import again
-from .pointwise import activation, dropout_add, norm
-from .separate import separate_linears
+from mpisim.kernels.operations import BYTES, Copy
+
+from ..operators import Await, Compute, Operator, Parameter, Step
+from .module_options import recompute_module
+from .pointwise import dropout_add, elementwise, norm
+from .precision import accumulate_gradient
 from .shapes import Shapes
-from .tensor_parallel import column_linear, row_linear
+from .tensor_parallel import column_linear, row_linear, separate_linears
 
-__all__ = ["feed_forward", "two_matrices"]
+__all__ = ["activation", "clamp_inputs", "feed_forward", "mlp"]
+
+CLAMP_OFFSET_COPY = "copy offset"
+"""Name of the copy of the values' offset to the GPU, see `clamp_inputs`."""
+
+
+class ComposedActivation(NamedTuple):
+    """An activation function as elementary operations of the framework.
+
+    Attributes
+    ----------
+    forward, backward : sequence of (str, int)
+        Of each kernel what it computes, and how many tensors of the result's size it reads and
+        writes together.
+    """
+
+    forward: Sequence[tuple[str, int]]
+    backward: Sequence[tuple[str, int]]
+
+
+COMPOSED_ACTIVATIONS: Mapping[str, ComposedActivation] = {
+    # x · (1 + tanh(c · (x + 0.044715 x³))) / 2 in TensorFlow's operations: ``gelu`` of BERT's
+    # modeling.py (github:google-research/bert), and the gradients of its operations.
+    "gelu": ComposedActivation(
+        forward=(
+            ("power", 2),
+            ("cube", 2),
+            ("argument", 3),
+            ("scale", 2),
+            ("tanh", 2),
+            ("shift", 2),
+            ("half", 2),
+            ("product", 3),
+        ),
+        backward=(
+            ("product backward", 3),
+            ("input gradient", 3),
+            ("half backward", 2),
+            ("tanh backward", 3),
+            ("scale backward", 2),
+            ("cube backward", 2),
+            ("square", 2),
+            ("cube gradient", 2),
+            ("power backward", 3),
+            ("gradient sum", 4),
+        ),
+    ),
+}
 
 
 def feed_forward(s: Shapes) -> tuple[Operator, ...]:
-    """Norm, two matrices with a non-linearity between them, and the sum with what came in."""
+    """Hidden states → hidden states: norm, two matrices with an activation between, residual."""
     model = s.model
-    before = norm(s, "feed-forward norm", s.shared, model.hidden, residual=True)
+    before = norm(s, "feed-forward norm", s.sharded_tokens, model.hidden, residual=True)
     modules = s.plan.recompute_modules
-    matrices = two_matrices(
+    matrices = mlp(
         s,
         "feed-forward",
         model.ffn // s.grid.tp,
@@ -31,16 +89,18 @@ def feed_forward(s: Shapes) -> tuple[Operator, ...]:
     return (
         before,
         *matrices,
-        *again(s, "mlp", *matrices),
-        *again(s, "layernorm", before),
+        *recompute_module(s, "mlp", *matrices),
+        *recompute_module(s, "layernorm", before),
         dropout_add(s, "feed-forward dropout add", bias=model.bias),
     )
 
 
-def two_matrices(
+def mlp(
     s: Shapes, name: str, width: int, *, bias: bool, keeps_input: bool = True
 ) -> tuple[Operator, ...]:
-    """A matrix up, the non-linearity, and a matrix down.
+    """Hidden states → hidden states: a matrix up, an activation function, a matrix down.
+
+    Megatron-LM's `MLP` (megatron/core/transformer/mlp.py).
 
     Parameters
     ----------
@@ -49,20 +109,107 @@ def two_matrices(
     width : int
         Inner features of this rank.
     bias : bool
-        Of the matrix up, added with the non-linearity; that of the matrix down comes later.
+        Whether the matrix up has a bias, added with the activation; that of the matrix down comes
+        with dropout and residual.
     keeps_input : bool
         False where another operator keeps the same input.
     """
     model = s.model
-    into = width * (2 if model.gated else 1)
+    features = width * (2 if model.gated else 1)
     if model.gated and s.separate_projections:
         first = separate_linears(
             s, name, {f"{name} gate": width, f"{name} value": width}, keeps_input=keeps_input
         )
     else:
-        first = (column_linear(s, f"{name} in", model.hidden, into, keeps_input=keeps_input),)
+        first = (column_linear(s, f"{name} in", model.hidden, features, keeps_input=keeps_input),)
     return (
         *first,
         activation(s, f"{name} {model.activation}", s.tokens, width, bias=bias),
         row_linear(s, f"{name} out", width, model.hidden),
+    )
+
+
+def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = False) -> Operator:
+    """Features of the first matrix → features of the second: the activation function and a bias.
+
+    Fused, one kernel (megatron/core/fusions: fused_bias_gelu.py, fused_bias_swiglu.py); else
+    PyTorch's operations, or those of `COMPOSED_ACTIVATIONS`.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    rows : int
+        Tokens.
+    width : int
+        Features out; a gated function takes twice as many in.
+    bias : bool
+        Whether the bias of the matrix before is added here.
+    """
+    gated, e = s.model.gated, s.element_size
+    size = rows * width
+    inputs = 2 * size if gated else size
+    forward: list[Step] = [elementwise(name, e * (inputs + size))]
+    backward: list[Step] = [elementwise(f"{name} backward", e * (2 * inputs + size))]
+    kept = e * inputs
+    if not s.plan.fused:
+        bias_kernel = bias and s.plan.bias_kernels
+        forward = [elementwise(f"{name} bias", 2 * e * inputs)] if bias_kernel else []
+        composed = COMPOSED_ACTIVATIONS.get(s.model.activation)
+        if composed is not None and s.model.activation in s.plan.primitive:
+            forward += [elementwise(f"{name} {what}", n * e * size) for what, n in composed.forward]
+            backward = [
+                elementwise(f"{name} {what}", n * e * size) for what, n in composed.backward
+            ]
+        else:
+            forward.append(elementwise(name, 2 * e * size))
+            backward = [elementwise(f"{name} backward", 3 * e * size)]
+        if gated:
+            forward.append(elementwise(f"{name} gate", 3 * e * size))
+            backward = [
+                elementwise(f"{name} gate backward", 3 * e * size),
+                elementwise(f"{name} value backward", 3 * e * size),
+                *backward,
+                elementwise(f"{name} concatenation", 2 * e * inputs),
+            ]
+    parameters = []
+    if bias:
+        columns = inputs // rows
+        backward.append(elementwise(f"{name} bias gradient", e * inputs))
+        backward += accumulate_gradient(s, f"{name} bias", columns)
+        parameters.append(Parameter(f"{name} bias", columns))
+    if s.plan.activation_fp8:
+        kept, cast = BYTES["fp8"] * inputs, (e + BYTES["fp8"]) * inputs
+        forward.append(elementwise(f"{name} input cast", cast))
+        backward.insert(0, elementwise(f"{name} input cast back", cast))
+    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), kept)
+
+
+def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
+    """Gated activation of `size` results → the same with its inputs clamped (``swiglu_limit``).
+
+    As in gpt-oss. Megatron-LM does so outside of the fused activation
+    (``megatron/core/fusions/fused_bias_geglu.py``, `weighted_bias_quick_geglu_impl`): both halves
+    are clamped and joined again, and the offset of the values, a number, is made a tensor on the
+    GPU. That copy from the host's memory makes the CPU wait for all that it has launched. What the
+    activation keeps is kept twice: as it came, and clamped.
+    """
+    name, e = activation.name, s.element_size
+    return replace(
+        activation,
+        forward=(
+            elementwise(f"{name} clamp gate", 2 * e * size),
+            elementwise(f"{name} clamp values", 2 * e * size),
+            elementwise(f"{name} concatenation", 4 * e * size),
+            Compute(CLAMP_OFFSET_COPY, Copy(e, "host")),
+            Await("wait for offset", CLAMP_OFFSET_COPY),
+            *activation.forward,
+        ),
+        backward=(
+            *activation.backward,
+            elementwise(f"{name} clamp values backward", 3 * e * size),
+            elementwise(f"{name} clamp gate backward", 3 * e * size),
+            elementwise(f"{name} concatenation backward", 4 * e * size),
+        ),
+        saved=2 * activation.saved,
     )

@@ -1,9 +1,14 @@
-"""What comes after the last block: from vectors to a loss.
+"""From hidden states to a loss: vocabulary, BERT and classifier heads, multi-token prediction.
 
 The scores of a vocabulary that is spread over the tp group stay where they are. Cross-entropy needs
 each token's largest score, that of its target and the sum of exponentials: three all-reduces of one
 fp32 number a token (``megatron/core/tensor_parallel/cross_entropy.py``), of which the fused variant
 makes two, sending the last two numbers together (``megatron/core/fusions/fused_cross_entropy.py``).
+
+Modules of multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2) join the hidden
+states with the embeddings of the next tokens, pass them through a block of their own and predict
+one token further each. Embedding and projection on the vocabulary are the model's. Order as in
+``megatron/core/transformer/multi_token_prediction.py``.
 """
 
 from __future__ import annotations
@@ -12,26 +17,33 @@ from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
 from ..operators import Compute, Operator, Parameter, Step
-from .gradients import accumulate
-from .pointwise import activation, branch, norm, stream
+from .embedding import token_embedding
+from .feed_forward import activation
+from .pointwise import branch, elementwise, norm
+from .precision import accumulate_gradient
 from .shapes import Shapes
-from .tensor_parallel import column_linear, exchange, linear
+from .tensor_parallel import column_linear, linear, tp_collective
 
-__all__ = ["SENTENCES", "classifier_head", "logits", "masked_language_head", "vocabulary_head"]
+__all__ = [
+    "classifier_head",
+    "masked_language_head",
+    "multi_token_prediction",
+    "vocabulary_head",
+]
 
 FP32 = BYTES["fp32"]
-SENTENCES = 2
-"""Of BERT: whether the second sentence follows the first, or not."""
+SENTENCE_ORDERS = 2
+"""Classes of BERT's second head: the second sentence follows the first, or not."""
 
 
 def vocabulary_head(s: Shapes) -> tuple[Operator, ...]:
-    """Final norm, scores of the vocabulary, loss."""
-    last = norm(s, "final norm", s.shared, s.model.hidden)
-    return (last, *logits(s, parameters=not s.model.mtp_layers))
+    """Hidden states → loss: final norm, scores of the vocabulary, cross-entropy."""
+    last = norm(s, "final norm", s.sharded_tokens, s.model.hidden)
+    return (last, *_logits(s, parameters=not s.model.mtp_layers))
 
 
-def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
-    """Scores of the vocabulary, and the loss.
+def _logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
+    """Hidden states → scores of the vocabulary → loss.
 
     Parameters
     ----------
@@ -52,31 +64,31 @@ def logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
 
 
 def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
-    """BERT's two heads: masked words, and whether one sentence follows the other."""
+    """Hidden states → loss of BERT's heads: masked words, order of the two sentences."""
     model, h = s.model, s.model.hidden
     entries = s.vocabulary
-    picked: tuple[Operator, ...] = ()
-    whole = s.shared
+    gathered: tuple[Operator, ...] = ()
+    whole = s.sharded_tokens
     first = s.batch
-    last = norm(s, "final norm", s.shared, h)
+    last = norm(s, "final norm", s.sharded_tokens, h)
     if model.predicted is not None:
-        s = s.of_length(model.predicted)
-        picked = (_picked(s, whole),)
-    scores = s.element * s.tokens * entries
-    bias: list[Step] = [stream("logits bias gradient", scores)]
-    bias += accumulate(s, "logits bias", entries)
+        s = s.with_length(model.predicted)
+        gathered = (_gather_masked_tokens(s, whole),)
+    scores = s.element_size * s.tokens * entries
+    bias: list[Step] = [elementwise("logits bias gradient", scores)]
+    bias += accumulate_gradient(s, "logits bias", entries)
     added = Operator(
         "logits bias",
-        (stream("logits bias", 2 * scores),),
+        (elementwise("logits bias", 2 * scores),),
         tuple(bias),
         (Parameter("logits bias", entries),),
     )
-    matrix, loss = logits(s)
-    pooled = s.element * first * h
+    matrix, loss = _logits(s)
+    pooled = s.element_size * first * h
     pooler = Operator(
         "pooler tanh",
-        (stream("pooler tanh", 2 * pooled),),
-        (stream("pooler tanh backward", 3 * pooled),),
+        (elementwise("pooler tanh", 2 * pooled),),
+        (elementwise("pooler tanh backward", 3 * pooled),),
         saved=pooled,
     )
     return (
@@ -85,12 +97,12 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         # Of the first token of each sequence alone.
         linear(s, "pooler", h, h, tokens=first, bias=True, quantised=False),
         pooler,
-        linear(s, "sentence order", h, SENTENCES, tokens=first, bias=True, quantised=False),
-        _loss(s, "sentence order loss", first, SENTENCES),
-        *picked,
-        linear(s, "head dense", h, h, tokens=s.shared, bias=True, quantised=False),
-        activation(s, f"head {model.activation}", s.shared, h),
-        norm(s, "head norm", s.shared, h),
+        linear(s, "sentence order", h, SENTENCE_ORDERS, tokens=first, bias=True, quantised=False),
+        _softmax_loss(s, "sentence order loss", first, SENTENCE_ORDERS),
+        *gathered,
+        linear(s, "head dense", h, h, tokens=s.sharded_tokens, bias=True, quantised=False),
+        activation(s, f"head {model.activation}", s.sharded_tokens, h),
+        norm(s, "head norm", s.sharded_tokens, h),
         matrix,
         added,
         loss,
@@ -98,100 +110,173 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
 
 
 def classifier_head(s: Shapes) -> tuple[Operator, ...]:
-    """ViT's: the class token of each image to its class, on every rank of a tp group."""
+    """Class token → loss over the classes (ViT), on every rank of a tp group."""
     model = s.model
     return (
-        norm(s, "final norm", s.shared, model.hidden),
+        norm(s, "final norm", s.sharded_tokens, model.hidden),
         linear(
             s, "classifier", model.hidden, model.classes, tokens=s.batch, bias=True, quantised=False
         ),
-        _loss(s, "loss", s.batch, model.classes),
+        _softmax_loss(s, "loss", s.batch, model.classes),
     )
 
 
-def _picked(s: Shapes, whole: int) -> Operator:
-    """Gather the vectors of the words to predict, of `whole` ones; scatter their gradients."""
-    e, h = s.element, s.model.hidden
+def multi_token_prediction(
+    s: Shapes, block: tuple[Operator, ...], *, first: bool
+) -> tuple[Operator, ...]:
+    """Hidden states and next tokens → loss of one token further: one module.
+
+    Parameters
+    ----------
+    s : Shapes
+    block : tuple of Operator
+        The model's last block, whose like the module has.
+    first : bool
+        Whether it is the first module. The gradient of the matrix of scores is complete when the
+        backward has come there: the matrix is listed with it.
+    """
+    h, e = s.model.hidden, s.element_size
+    size = s.sharded_tokens * h
+    joined = Operator(
+        "prediction join",
+        (elementwise("prediction join", 4 * e * size),),
+        (elementwise("prediction join backward", 4 * e * size),),
+    )
+    return (
+        *token_embedding(s, "prediction embedding"),
+        norm(s, "prediction embedding norm", s.sharded_tokens, h),
+        norm(s, "prediction hidden norm", s.sharded_tokens, h),
+        joined,
+        column_linear(s, "prediction", 2 * h, h // s.grid.tp),
+        *_gather_prediction_columns(s),
+        *block,
+        norm(s, "prediction final norm", s.sharded_tokens, h),
+        *_logits(s, parameters=first),
+    )
+
+
+def _gather_prediction_columns(s: Shapes) -> tuple[Operator, ...]:
+    """Columns of each rank → all columns of its share of the sequence."""
+    if s.grid.tp == 1:
+        return ()
+    size = s.element_size * s.tokens * s.model.hidden
+    share = s.element_size * s.sharded_tokens * s.model.hidden
+    forward: list[Step] = [
+        tp_collective(s, "prediction columns", Operation.ALL_GATHER, size),
+        elementwise("prediction columns", 2 * size),
+    ]
+    backward: list[Step] = [elementwise("prediction columns backward", 2 * size // s.grid.tp)]
+    if s.sequence_parallel:
+        forward.append(elementwise("prediction scatter", 2 * share))
+        backward.insert(
+            0, tp_collective(s, "prediction scatter gradient", Operation.ALL_GATHER, size)
+        )
+    return (Operator("prediction columns", tuple(forward), tuple(backward)),)
+
+
+def _gather_masked_tokens(s: Shapes, whole: int) -> Operator:
+    """Vectors of `whole` tokens → those to predict; backward their gradients are scattered."""
+    e, h = s.element_size, s.model.hidden
     return Operator(
         "masked words",
-        (stream("masked words", 2 * e * s.shared * h),),
+        (elementwise("masked words", 2 * e * s.sharded_tokens * h),),
         (
-            stream("masked words fill", e * whole * h),
-            stream("masked words backward", 3 * e * s.shared * h),
+            elementwise("masked words fill", e * whole * h),
+            elementwise("masked words backward", 3 * e * s.sharded_tokens * h),
         ),
     )
 
 
-def _loss(s: Shapes, name: str, rows: int, classes: int) -> Operator:
-    """Cross-entropy over classes that every rank has all of."""
+# --- losses -------------------------------------------------------------------------------------
+
+
+def _softmax_loss(s: Shapes, name: str, rows: int, classes: int) -> Operator:
+    """Scores (rows, classes), all of them on every rank → cross-entropy."""
     return Operator(
         name,
-        (Compute(name, CrossEntropy(rows, classes, dtype=s.stored)),),
-        (Compute(f"{name} backward", CrossEntropy(rows, classes, backward=True, dtype=s.stored)),),
+        (Compute(name, CrossEntropy(rows, classes, dtype=s.storage_format)),),
+        (
+            Compute(
+                f"{name} backward",
+                CrossEntropy(rows, classes, backward=True, dtype=s.storage_format),
+            ),
+        ),
         saved=FP32 * rows * classes,
     )
 
 
 def _cross_entropy(s: Shapes) -> Operator:
-    rows, columns, e = s.tokens, s.vocabulary, s.element
+    """Scores of this rank's part of the vocabulary → loss, in the way that the plan says.
+
+    eager_loss
+        PyTorch's ``F.cross_entropy(scores.float(), targets)``.
+    compiled_loss
+        Compiled functions between all-reduces (``--cross-entropy-loss-fusion`` of Megatron-LM with
+        the implementation ``native``): scores in fp32 with their maxima; exponentials with their
+        sums, in place; their shares.
+    fused
+        One kernel forward and one backward (Transformer Engine's).
+    otherwise
+        Elementary operations of megatron/core/tensor_parallel/cross_entropy.py.
+    """
+    rows, columns, e = s.tokens, s.vocabulary, s.element_size
     size = rows * columns
     per_token = FP32 * rows
 
     def reduced(what: str, numbers: int = 1) -> list[Step]:
         if s.grid.tp == 1:
             return []
-        return [exchange(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
+        return [tp_collective(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
 
     forward: list[Step]
     backward: list[Step]
     if s.plan.eager_loss and s.grid.tp == 1:
         forward = [
-            stream("loss cast", (e + FP32) * size),
+            elementwise("loss cast", (e + FP32) * size),
             Compute("loss softmax", Softmax(rows, columns, dtype="fp32")),
-            stream("loss target", 2 * per_token),
+            elementwise("loss target", 2 * per_token),
         ]
         backward = [
-            stream("loss target backward", FP32 * size),
+            elementwise("loss target backward", FP32 * size),
             Compute("loss softmax backward", Softmax(rows, columns, True, "fp32")),
-            stream("loss cast backward", (FP32 + e) * size),
+            elementwise("loss cast backward", (FP32 + e) * size),
         ]
     elif s.plan.compiled_loss:
-        # Scores in fp32 with their maxima; exponentials with their sums, in place; their shares.
         forward = [
-            stream("loss maximum", (e + FP32) * size),
+            elementwise("loss maximum", (e + FP32) * size),
             *reduced("maximum"),
-            stream("loss exponential", 2 * FP32 * size),
+            elementwise("loss exponential", 2 * FP32 * size),
             *reduced("target and sum", 2),
-            stream("loss softmax", 2 * FP32 * size),
+            elementwise("loss softmax", 2 * FP32 * size),
         ]
-        backward = [stream("loss backward", (FP32 + e) * size)]
+        backward = [elementwise("loss backward", (FP32 + e) * size)]
     elif s.plan.fuses_loss:
         forward = [
-            stream("loss maximum", e * size),
+            elementwise("loss maximum", e * size),
             *reduced("maximum"),
-            Compute("loss", CrossEntropy(rows, columns, dtype=s.stored)),
+            Compute("loss", CrossEntropy(rows, columns, dtype=s.storage_format)),
             *reduced("target and sum", 2),
-            stream("loss logarithm", 3 * per_token),
+            elementwise("loss logarithm", 3 * per_token),
         ]
-        whole = CrossEntropy(rows, columns, backward=True, dtype=s.stored)
+        whole = CrossEntropy(rows, columns, backward=True, dtype=s.storage_format)
         backward = [Compute("loss backward", whole)]
     else:
         forward = [
-            stream("loss cast", (e + FP32) * size),
-            stream("loss maximum", FP32 * size),
+            elementwise("loss cast", (e + FP32) * size),
+            elementwise("loss maximum", FP32 * size),
             *reduced("maximum"),
-            stream("loss difference", 2 * FP32 * size),
-            stream("loss target", 2 * per_token),
-            stream("loss exponential", 2 * FP32 * size),
-            stream("loss sum", FP32 * size),
+            elementwise("loss difference", 2 * FP32 * size),
+            elementwise("loss target", 2 * per_token),
+            elementwise("loss exponential", 2 * FP32 * size),
+            elementwise("loss sum", FP32 * size),
             *reduced("target"),
             *reduced("sum"),
-            stream("loss logarithm", 3 * per_token),
-            stream("loss softmax", 2 * FP32 * size),
+            elementwise("loss logarithm", 3 * per_token),
+            elementwise("loss softmax", 2 * FP32 * size),
         ]
         backward = [
-            stream("loss target backward", 2 * per_token),
-            stream("loss scale backward", 2 * FP32 * size),
-            stream("loss cast backward", (FP32 + e) * size),
+            elementwise("loss target backward", 2 * per_token),
+            elementwise("loss scale backward", 2 * FP32 * size),
+            elementwise("loss cast backward", (FP32 + e) * size),
         ]
     return Operator("loss", tuple(forward), tuple(backward), saved=FP32 * size)

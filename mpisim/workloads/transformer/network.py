@@ -1,41 +1,52 @@
-"""A transformer as layers of operators, in the shapes of one rank."""
+"""A transformer as layers of operators, in the shapes of one rank.
+
+Decoders, encoders and ViT are one stack of blocks. T5 (arXiv:1910.10683) is an encoder, then a
+decoder that also attends to the encoder's output: from the first layer of the decoder on, a
+pipeline hands on both. The decoder's tokens are looked up where it begins, in the table that the
+first stage and the head share; its gradient counts there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Literal
 
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
 from ..closed_forms import model_flops, samples
 from ..grid import Grid
 from ..operators import Layer, Network, Operator
-from .accumulation import split_sums
-from .decoder import encoder_decoder
+from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding
 from .feed_forward import feed_forward
-from .graphs import captured
-from .head import classifier_head, masked_language_head, vocabulary_head
-from .layers import layer
-from .mixture import mixture
-from .prediction import prediction_layer
-from .self_attention import self_attention
+from .head import (
+    classifier_head,
+    masked_language_head,
+    multi_token_prediction,
+    vocabulary_head,
+)
+from .mixture_of_experts import mixture_of_experts
+from .module_options import capture_module
+from .pointwise import dropout, norm
+from .precision import split_accumulators
 from .shapes import Shapes
 
 __all__ = ["transformer_network"]
 
+Role = Literal["embedding", "block", "head"]
+
 
 def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> Network:
-    """Return what one rank does for one micro-batch; all ranks of a stage do the same.
+    """Model, plan and grid → one rank's layers of operators for one micro-batch.
+
+    All ranks of a pipeline stage do the same.
 
     Parameters
     ----------
     model : Transformer
     plan : Plan
     grid : Grid
-
-    Returns
-    -------
-    Network
+        How many ranks share the model along each axis.
 
     Raises
     ------
@@ -43,34 +54,97 @@ def transformer_network(model: Transformer, plan: Plan, grid: Grid) -> Network:
         If the plan cannot share the model's dimensions; the message names the keys.
     """
     s = Shapes.of(model, plan, grid)
-    layers = encoder_decoder(s) if model.family == "t5" else _stack(s)
+    layers = _encoder_decoder(s) if model.family == "t5" else _stack_of_blocks(s)
     return Network(
         tuple(layers), model_flops(model, plan.micro_batch), samples(model, plan.micro_batch)
     )
 
 
-def _stack(s: Shapes) -> Iterable[Layer]:
+def _stack_of_blocks(s: Shapes) -> Iterator[Layer]:
+    """Embedding, blocks, modules of multi-token prediction, head."""
     model = s.model
     embedding = patch_embedding(s) if model.family == "vit" else token_embedding(s)
-    yield layer(s, "embedding", embedding, "embedding")
+    yield _layer(s, "embedding", embedding, "embedding")
     # Layers of one kind are one and the same tuple: built once, recognised as equal at once.
     kinds: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for i in range(model.layers):
         kind = moe, windowed = model.is_moe(i), model.windowed(i)
         if kind not in kinds:
-            seen = s if windowed else s.unwindowed()
-            attention = captured(s, "attn", self_attention(seen))
-            half = mixture(s) if moe else feed_forward(s)
-            kinds[kind] = split_sums(s, (*attention, *half))
-        yield layer(s, f"layer {i}", kinds[kind])
+            seen = s if windowed else s.without_window()
+            attention = capture_module(s, "attn", self_attention(seen))
+            half = mixture_of_experts(s) if moe else feed_forward(s)
+            kinds[kind] = split_accumulators(s, (*attention, *half))
+        yield _layer(s, f"layer {i}", kinds[kind])
     for i in range(model.mtp_layers):
         block = kinds[kind]  # the last layer's
-        predicting = split_sums(s, prediction_layer(s, block, first=not i))
-        yield layer(s, f"prediction {i}", predicting, "head")
+        predicting = split_accumulators(s, multi_token_prediction(s, block, first=not i))
+        yield _layer(s, f"prediction {i}", predicting, "head")
     if model.family == "vit":
         head = classifier_head(s)
     elif model.family == "bert":
         head = masked_language_head(s)
     else:
         head = vocabulary_head(s)
-    yield layer(s, "head", head, "head")
+    yield _layer(s, "head", head, "head")
+
+
+def _encoder_decoder(s: Shapes) -> Iterator[Layer]:
+    """Embedding, blocks of the encoder, blocks of the decoder, head (T5)."""
+    model = s.model
+    d = s.with_length(model.decoder_seq_len or model.seq_len)
+    yield _layer(s, "embedding", token_embedding(s), "embedding")
+    relative = model.position == "relative"
+
+    encoder = (*self_attention(s), *feed_forward(s))
+    end = _encoder_end(s, "encoder", s.element_size * s.sharded_tokens * model.hidden)
+    for i in range(model.layers):
+        operators = encoder
+        if relative and i == 0:
+            operators = (relative_bias(s, "encoder relative bias"), *operators)
+        if i == model.layers - 1:
+            operators = (*operators, *end)
+        yield _layer(s, f"encoder layer {i}", operators)
+
+    decoder = (*self_attention(d, causal=True), *cross_attention(d, s), *feed_forward(d))
+    start = token_embedding(d, "decoder embedding", parameters=False)
+    if relative:
+        start = (*start, relative_bias(d, "decoder relative bias"))
+    encoded = s.element_size * s.sharded_tokens * model.hidden
+    for i in range(model.decoder_layers):
+        yield _layer(
+            d, f"decoder layer {i}", decoder if i else (*start, *decoder), extra_output=encoded
+        )
+    yield _layer(d, "head", vocabulary_head(d), "head")
+
+
+def _encoder_end(s: Shapes, name: str, keep: int) -> tuple[Operator, ...]:
+    """The encoder's last norm; all layers of the decoder keep its output, counted once."""
+    size = s.sharded_tokens * s.model.hidden
+    last = norm(s, f"{name} final norm", s.sharded_tokens, s.model.hidden)
+    if s.model.dropout:
+        drop = dropout(s, f"{name} dropout", size)
+        return (last, Operator(drop.name, drop.forward, drop.backward, (), drop.saved + keep))
+    return (Operator(last.name, last.forward, last.backward, last.parameters, last.saved + keep),)
+
+
+def _layer(
+    s: Shapes,
+    name: str,
+    operators: tuple[Operator, ...],
+    role: Role = "block",
+    *,
+    extra_output: int = 0,
+) -> Layer:
+    """Operators → a layer whose input and output are hidden states.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    operators : tuple of Operator
+    role : {"embedding", "block", "head"}
+    extra_output : int
+        Bytes handed on besides its own output.
+    """
+    output = s.element_size * s.sharded_tokens * s.model.hidden
+    return Layer(name, operators, role, output + extra_output, output)

@@ -1,4 +1,4 @@
-"""Operators between the matrix products: norms, positions, activations, dropout and residuals.
+"""Memory-bound operators between the matrix products: norms, rotary positions, dropout, residuals.
 
 Fused, each is one kernel, as in Apex, Transformer Engine and Megatron-LM's compiled functions;
 otherwise each operation that PyTorch would launch is. Sizes count every operand once. Biases are
@@ -15,53 +15,27 @@ from mpisim.kernels.operations import BYTES, Elementwise, Norm
 from mpisim.kernels.persistent_norm import PersistentNorm
 
 from ..operators import Compute, Operator, Parameter, Step
-from .gradients import accumulate
+from .precision import accumulate_gradient
 from .shapes import Shapes
 
 __all__ = [
-    "MASK",
-    "activation",
+    "MASK_BYTES",
     "branch",
     "dropout",
     "dropout_add",
-    "dropped",
+    "dropout_kernels",
+    "elementwise",
     "norm",
-    "rotate",
-    "stream",
+    "rotary_kernels",
 ]
 
-MASK = 1
-"""Bytes of an element of a dropout mask."""
+MASK_BYTES = 1
+"""Of an element of a dropout mask."""
 FP32 = BYTES["fp32"]
 
-GELU = (
-    ("power", 2),
-    ("cube", 2),
-    ("argument", 3),
-    ("scale", 2),
-    ("tanh", 2),
-    ("shift", 2),
-    ("half", 2),
-    ("product", 3),
-)
-GELU_BACKWARD = (
-    ("product backward", 3),
-    ("input gradient", 3),
-    ("half backward", 2),
-    ("tanh backward", 3),
-    ("scale backward", 2),
-    ("cube backward", 2),
-    ("square", 2),
-    ("cube gradient", 2),
-    ("power backward", 3),
-    ("gradient sum", 4),
-)
-"""x · (1 + tanh(c · (x + 0.044715 x³))) / 2 in TensorFlow's operations (``gelu`` of BERT's
-modeling.py), and their gradients: tensors each reads and writes."""
 
-
-def stream(name: str, traffic: int) -> Compute:
-    """A kernel that streams `traffic` bytes through memory."""
+def elementwise(name: str, traffic: int) -> Compute:
+    """A kernel that moves `traffic` bytes through memory."""
     return Compute(name, Elementwise(traffic))
 
 
@@ -72,197 +46,161 @@ def norm(
     columns: int,
     *,
     residual: bool = False,
-    kept: bool = True,
-    of_heads: bool = False,
+    keeps_input: bool = True,
+    per_head: bool = False,
 ) -> Operator:
-    """A layer or RMS norm.
+    """Rows → normalised rows: a layer or RMS norm.
+
+    Fused it is one kernel of Apex or Transformer Engine; else the operations of PyTorch, those of
+    an RMS norm as in LLaMA's reference code and Hugging Face's (``LlamaRMSNorm``).
 
     Parameters
     ----------
     s : Shapes
     name : str
     rows, columns : int
-        Vectors to normalise, and their elements.
+        Vectors, and elements of each.
     residual : bool
-        Whether the input goes on past the block, too: the gradients of both ways are added.
-    kept : bool
+        Whether the input also goes past the block: the gradients of both ways are added.
+    keeps_input : bool
         False where another operator keeps the same input.
-    of_heads : bool
+    per_head : bool
         Whether each rank of a tp group normalises vectors of its own heads.
-
-    Returns
-    -------
-    Operator
     """
-    kind, size, e = s.model.norm, rows * columns, s.element
+    kind, size, e = s.model.norm, rows * columns, s.element_size
     kernel = PersistentNorm if s.plan.persistent_norms else Norm
-    whole = kernel(rows, columns, kind=kind, dtype=s.stored)
-    forward: list[Step] = [Compute(name, whole)]
-    backward: list[Step] = [Compute(f"{name} backward", replace(whole, backward=True))]
+    fused = kernel(rows, columns, kind=kind, dtype=s.storage_format)
+    forward: list[Step] = [Compute(name, fused)]
+    backward: list[Step] = [Compute(f"{name} backward", replace(fused, backward=True))]
     if not s.plan.fused:
         if kind == "rms":
             forward = [
-                stream(f"{name} cast", (e + FP32) * size),
-                stream(f"{name} square", 2 * FP32 * size),
-                stream(f"{name} mean", FP32 * size),
-                stream(f"{name} root", 2 * FP32 * rows),
-                stream(f"{name} scale", 2 * FP32 * size),
-                stream(f"{name} round", (FP32 + e) * size),
-                stream(f"{name} weight", 2 * e * size),
+                elementwise(f"{name} cast", (e + FP32) * size),
+                elementwise(f"{name} square", 2 * FP32 * size),
+                elementwise(f"{name} mean", FP32 * size),
+                elementwise(f"{name} root", 2 * FP32 * rows),
+                elementwise(f"{name} scale", 2 * FP32 * size),
+                elementwise(f"{name} round", (FP32 + e) * size),
+                elementwise(f"{name} weight", 2 * e * size),
             ]
             backward = [
-                stream(f"{name} weight backward", 2 * e * size),
-                stream(f"{name} round backward", (e + FP32) * size),
-                stream(f"{name} scale backward", 2 * FP32 * size),
-                stream(f"{name} root backward", 2 * FP32 * size),
-                stream(f"{name} square backward", 2 * FP32 * size),
-                stream(f"{name} sum backward", 3 * FP32 * size),
-                stream(f"{name} cast backward", (FP32 + e) * size),
+                elementwise(f"{name} weight backward", 2 * e * size),
+                elementwise(f"{name} round backward", (e + FP32) * size),
+                elementwise(f"{name} scale backward", 2 * FP32 * size),
+                elementwise(f"{name} root backward", 2 * FP32 * size),
+                elementwise(f"{name} square backward", 2 * FP32 * size),
+                elementwise(f"{name} sum backward", 3 * FP32 * size),
+                elementwise(f"{name} cast backward", (FP32 + e) * size),
             ]
-        backward.append(stream(f"{name} weight gradient", 2 * e * size))
+        backward.append(elementwise(f"{name} weight gradient", 2 * e * size))
     parameters = [
-        Parameter(f"{name} {what}", columns, replicated=True, partial=of_heads)
+        Parameter(f"{name} {what}", columns, replicated=True, partial=per_head)
         for what in (("weight", "bias") if kind == "layer" else ("weight",))
     ]
     for parameter in parameters:
-        backward += accumulate(s, parameter.name, parameter.size)
+        backward += accumulate_gradient(s, parameter.name, parameter.size)
     if residual:
         backward += _add_gradients(s, f"{name} residual", size)
-    saved = e * size if kept else 0
+    saved = e * size if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
 
-def _add_gradients(s: Shapes, name: str, size: int) -> Iterator[Compute]:
-    """Add the gradients of a tensor of `size` elements that went two ways."""
-    yield stream(f"{name} gradient sum", 3 * s.element * size)
-
-
 def branch(s: Shapes, name: str, size: int) -> Operator:
-    """A tensor that goes two ways, whose gradients are added before it."""
+    """A tensor of `size` elements that is used twice: backward its two gradients are added."""
     return Operator(f"{name} branch", (), tuple(_add_gradients(s, name, size)))
 
 
-def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = False) -> Operator:
-    """The non-linearity of a feed-forward block, with the bias of the matrix before it.
+def _add_gradients(s: Shapes, name: str, size: int) -> Iterator[Compute]:
+    """Two gradients of `size` elements → their sum."""
+    yield elementwise(f"{name} gradient sum", 3 * s.element_size * size)
+
+
+def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
+    """Output of half a block and its input → input of the next half: bias, dropout and residual.
+
+    Works on this rank's share of the sequence. Fused it is one kernel, Megatron-LM's
+    ``bias_dropout_add`` (megatron/core/fusions/fused_bias_dropout.py).
 
     Parameters
     ----------
     s : Shapes
     name : str
-    rows : int
-        Tokens.
-    width : int
-        Features out; a gated one takes twice as many in.
     bias : bool
-
-    Returns
-    -------
-    Operator
+        Whether the bias of the matrix before it is added here.
     """
-    gated, e = s.model.gated, s.element
-    size = rows * width
-    inputs = 2 * size if gated else size
-    forward: list[Step] = [stream(name, e * (inputs + size))]
-    backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
-    kept = e * inputs
-    if not s.plan.fused:
-        apart = bias and s.plan.bias_kernels
-        forward = [stream(f"{name} bias", 2 * e * inputs)] if apart else []
-        if "gelu" in s.plan.primitive and s.model.activation == "gelu":
-            forward += [stream(f"{name} {what}", n * e * size) for what, n in GELU]
-            backward = [stream(f"{name} {what}", n * e * size) for what, n in GELU_BACKWARD]
-        else:
-            forward.append(stream(name, 2 * e * size))
-            backward = [stream(f"{name} backward", 3 * e * size)]
-        if gated:
-            forward.append(stream(f"{name} gate", 3 * e * size))
-            backward = [
-                stream(f"{name} gate backward", 3 * e * size),
-                stream(f"{name} value backward", 3 * e * size),
-                *backward,
-                stream(f"{name} concatenation", 2 * e * inputs),
-            ]
-    parameters = []
-    if bias:
-        columns = inputs // rows
-        backward.append(stream(f"{name} bias gradient", e * inputs))
-        backward += accumulate(s, f"{name} bias", columns)
-        parameters.append(Parameter(f"{name} bias", columns))
-    if s.plan.activation_fp8:
-        kept, cast = BYTES["fp8"] * inputs, (e + BYTES["fp8"]) * inputs
-        forward.append(stream(f"{name} input cast", cast))
-        backward.insert(0, stream(f"{name} input cast back", cast))
-    return Operator(name, tuple(forward), tuple(backward), tuple(parameters), kept)
-
-
-def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
-    """What ends a block: bias, dropout and the residual, on this rank's share of the sequence."""
-    e, h, drops = s.element, s.model.hidden, s.model.dropout
-    size = s.shared * h
-    mask = MASK if drops else 0
+    e, h, drops = s.element_size, s.model.hidden, s.model.dropout
+    size = s.sharded_tokens * h
+    mask = MASK_BYTES if drops else 0
     if s.plan.fused:
-        forward: list[Step] = [stream(name, (3 * e + mask) * size)]
+        forward: list[Step] = [elementwise(name, (3 * e + mask) * size)]
     else:
-        apart = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
-        forward = [stream(f"{name} bias", 2 * e * size)] if apart else []
+        bias_kernel = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
+        forward = [elementwise(f"{name} bias", 2 * e * size)] if bias_kernel else []
         if drops:
-            forward += dropped(s, f"{name} dropout", size)
-        forward.append(stream(name, 3 * e * size))
+            forward += dropout_kernels(s, f"{name} dropout", size)
+        forward.append(elementwise(name, 3 * e * size))
     # Without dropout both ways take the gradient as it is.
-    backward: list[Step] = [stream(f"{name} backward", (2 * e + mask) * size)] if drops else []
+    backward: list[Step] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
     parameters = []
     if bias:
-        backward.append(stream(f"{name} bias gradient", e * size))
-        backward += accumulate(s, f"{name} bias", h)
+        backward.append(elementwise(f"{name} bias gradient", e * size))
+        backward += accumulate_gradient(s, f"{name} bias", h)
         parameters.append(Parameter(f"{name} bias", h, replicated=True))
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), mask * size)
 
 
 def dropout(s: Shapes, name: str, size: int) -> Operator:
-    """Dropout of `size` elements, alone."""
-    backward = dropped(s, f"{name} backward", size, backward=True)
-    return Operator(name, tuple(dropped(s, name, size)), tuple(backward), (), MASK * size)
+    """Elements → the same with some set to zero, as an operator; keeps the mask."""
+    backward = dropout_kernels(s, f"{name} backward", size, backward=True)
+    return Operator(
+        name, tuple(dropout_kernels(s, name, size)), tuple(backward), (), MASK_BYTES * size
+    )
 
 
-def dropped(s: Shapes, name: str, size: int, *, backward: bool = False) -> Iterator[Compute]:
-    """The kernels of dropout: one, or TensorFlow's operations (``tf.nn.dropout`` of 1.15)."""
-    e = s.element
+def dropout_kernels(
+    s: Shapes, name: str, size: int, *, backward: bool = False
+) -> Iterator[Compute]:
+    """The kernels of dropout of `size` elements.
+
+    One, or TensorFlow's operations (``tf.nn.dropout`` of 1.15) where ``plan.primitive`` has them.
+    """
+    e = s.element_size
     if "dropout" not in s.plan.primitive:
-        yield stream(name, (2 * e + MASK) * size)
+        yield elementwise(name, (2 * e + MASK_BYTES) * size)
     elif backward:
-        yield stream(name, 3 * e * size)
-        yield stream(f"{name} scale", 2 * e * size)
+        yield elementwise(name, 3 * e * size)
+        yield elementwise(f"{name} scale", 2 * e * size)
     else:
-        yield stream(f"{name} random numbers", e * size)
-        yield stream(f"{name} comparison", (e + MASK) * size)
-        yield stream(f"{name} scale", 2 * e * size)
-        yield stream(f"{name} mask", (MASK + e) * size)
-        yield stream(name, 3 * e * size)
+        yield elementwise(f"{name} random numbers", e * size)
+        yield elementwise(f"{name} comparison", (e + MASK_BYTES) * size)
+        yield elementwise(f"{name} scale", 2 * e * size)
+        yield elementwise(f"{name} mask", (MASK_BYTES + e) * size)
+        yield elementwise(name, 3 * e * size)
 
 
-def rotate(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
-    """Rotary positions (arXiv:2104.09864), forward or backward, which are alike.
+def rotary_kernels(s: Shapes, parts: Iterable[tuple[str, int]]) -> Iterator[Compute]:
+    """The kernels of rotary positions (arXiv:2104.09864), the same forward and backward.
 
-    As products of complex numbers in fp32 they are three kernels also where others are fused:
-    torch.compile has no code for complex numbers and calls PyTorch's kernel.
+    As products of complex numbers in fp32 (``plan.rotary``) they are three kernels also where
+    others are fused: torch.compile has no code for complex numbers and calls PyTorch's kernel.
 
     Parameters
     ----------
     s : Shapes
     parts : iterable of (str, int)
-        Names of kernels, and elements rotated.
+        Names of tensors, and their elements.
     """
-    e = s.element
+    e = s.element_size
     for name, size in parts:
         if s.plan.rotary == "complex":
-            yield stream(f"{name} cast", (e + FP32) * size)
-            yield stream(f"{name} product", 2 * FP32 * size)
-            yield stream(f"{name} round", (FP32 + e) * size)
+            yield elementwise(f"{name} cast", (e + FP32) * size)
+            yield elementwise(f"{name} product", 2 * FP32 * size)
+            yield elementwise(f"{name} round", (FP32 + e) * size)
         elif s.plan.fused:
-            yield stream(name, 2 * e * size)
+            yield elementwise(name, 2 * e * size)
         else:
-            yield stream(f"{name} cosine", 2 * e * size)
-            yield stream(f"{name} negation", e * size)
-            yield stream(f"{name} concatenation", 2 * e * size)
-            yield stream(f"{name} sine", 2 * e * size)
-            yield stream(f"{name} sum", 3 * e * size)
+            yield elementwise(f"{name} cosine", 2 * e * size)
+            yield elementwise(f"{name} negation", e * size)
+            yield elementwise(f"{name} concatenation", 2 * e * size)
+            yield elementwise(f"{name} sine", 2 * e * size)
+            yield elementwise(f"{name} sum", 3 * e * size)

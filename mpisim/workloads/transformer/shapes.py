@@ -1,17 +1,22 @@
-"""The sizes one rank sees: what a model's dimensions become under a plan."""
+"""Sizes of one rank: what a model's dimensions become under a plan.
+
+`Shapes` has the sizes of all layers, and checks that plan and model fit together;
+`AttentionShape` those of one attention call.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from mpisim.base.errors import InputError
-from mpisim.kernels.operations import BYTES, Precision, operand_bytes
+from mpisim.kernels.fused_attention import ATTENTION
+from mpisim.kernels.operations import BYTES, Attention, Precision, operand_bytes
 
 from ...experiment.models import Transformer, divides
 from ...experiment.plan import Format, Plan
 from ..grid import Grid
 
-__all__ = ["Shapes"]
+__all__ = ["AttentionShape", "Shapes"]
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by``: times tp, what a vocabulary is padded to."""
@@ -27,7 +32,7 @@ class Shapes:
     plan : Plan
     grid : Grid
     length : int
-        Tokens of a whole sequence; of T5's decoder its own.
+        Tokens of a whole sequence; in T5's decoder those of the decoder.
     """
 
     model: Transformer
@@ -37,19 +42,19 @@ class Shapes:
 
     @classmethod
     def of(cls, model: Transformer, plan: Plan, grid: Grid) -> Shapes:
-        """Check that model and plan fit together.
+        """Model, plan and grid → sizes of a rank, after checking that they fit together.
 
         Raises
         ------
         InputError
-            Naming the keys that do not.
+            Naming the keys that do not fit.
         """
         shapes = cls(model, plan, grid, model.seq_len)
         shapes._check()
         return shapes
 
-    def of_length(self, length: int) -> Shapes:
-        """Return the same for sequences of another length."""
+    def with_length(self, length: int) -> Shapes:
+        """Sizes with sequences of another length."""
         return replace(self, length=length)
 
     # --- tokens ---------------------------------------------------------------------------------
@@ -61,27 +66,27 @@ class Shapes:
 
     @property
     def local_length(self) -> int:
-        """Tokens of a sequence on this rank, its part of the context."""
+        """Tokens of a sequence on this rank: its part of the context (cp)."""
         return self.length // self.grid.cp
 
     @property
     def tokens(self) -> int:
-        """Tokens that enter the matrix products."""
+        """Tokens that enter the matrix products of the tensor-parallel regions."""
         return self.batch * self.local_length
 
     @property
-    def shared(self) -> int:
-        """Tokens outside of the tensor-parallel regions: norms, dropout, residuals."""
+    def sharded_tokens(self) -> int:
+        """Tokens outside of these regions (norms, dropout, residuals): with sp a share."""
         return self.tokens // self.grid.tp if self.sequence_parallel else self.tokens
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the ranks of a tp group share the sequence."""
+        """Whether the ranks of a tp group each have a share of the sequence."""
         return self.grid.tp > 1 and self.plan.sequence_parallel
 
     @property
-    def sequence_second(self) -> bool:
-        """Whether what ranks of a tp group share of the sequence comes after the batch."""
+    def gathers_batch_first(self) -> bool:
+        """Whether gathered sequences come after the batch (PyTorch's DTensor), not before it."""
         return self.sequence_parallel and self.plan.sp_style == "pytorch"
 
     # --- widths ---------------------------------------------------------------------------------
@@ -98,15 +103,15 @@ class Shapes:
 
     @property
     def vocabulary(self) -> int:
-        """Entries of the vocabulary this rank holds, padding included."""
+        """Entries of the vocabulary that this rank holds, padding included."""
         multiple = VOCABULARY_MULTIPLE * self.grid.tp
         return -(-self.model.vocab // multiple) * VOCABULARY_MULTIPLE
 
     @property
     def separate_projections(self) -> bool:
-        """Whether matrices with one input stay apart."""
-        apart = self.grid.tp == 1 or (self.sequence_second and not self.plan.tp_overlap)
-        return self.plan.separate_projections and apart
+        """Whether matrices with the same input are separate products."""
+        possible = self.grid.tp == 1 or (self.gathers_batch_first and not self.plan.tp_overlap)
+        return self.plan.separate_projections and possible
 
     # --- number formats -------------------------------------------------------------------------
 
@@ -116,56 +121,56 @@ class Shapes:
         return self.plan.precision in ("fp8", "nvfp4")
 
     @property
-    def linear(self) -> Precision:
+    def linear_format(self) -> Precision:
         """Format of the matrix products of linear layers."""
         return self.plan.precision
 
     @property
-    def dispatches_operands(self) -> bool:
-        """Whether tokens travel to experts in the format in which these multiply them."""
+    def dispatches_fp8(self) -> bool:
+        """Whether tokens travel to experts in fp8 and are multiplied as they come."""
         return self.plan.dispatch_precision == self.plan.precision == "fp8"
 
     @property
-    def product(self) -> Precision:
-        """Format of the other matrix products."""
+    def matmul_format(self) -> Precision:
+        """Format of matrix products that are not of linear layers."""
         return "bf16" if self.quantised else self.plan.precision
 
     @property
-    def attended(self) -> Precision:
-        """Format of the products of fused attention."""
-        return self.plan.attention_precision or self.product
+    def attention_format(self) -> Precision:
+        """Format of the products inside fused attention."""
+        return self.plan.attention_precision or self.matmul_format
 
     @property
-    def stored(self) -> Format:
+    def storage_format(self) -> Format:
         """Format of activations and weights in memory."""
         return self.plan.weight_format
 
     @property
-    def element(self) -> int:
-        """Bytes of an activation."""
-        return BYTES[self.stored]
+    def element_size(self) -> int:
+        """Bytes of an element of an activation."""
+        return BYTES[self.storage_format]
 
-    def operand(self, elements: int) -> int:
-        """Bytes of what enters the product of a linear layer."""
-        return operand_bytes(self.linear, elements)
+    def operand_bytes(self, elements: int) -> int:
+        """Elements → bytes of an operand of a linear layer's product."""
+        return operand_bytes(self.linear_format, elements)
 
     @property
-    def gradient(self) -> Precision:
+    def gradient_format(self) -> Precision:
         """Format in which gradients of weights are kept."""
         if self.plan.grad_precision is not None:
             return self.plan.grad_precision
-        return "fp32" if self.megatron else self.stored
+        return "fp32" if self.is_megatron else self.storage_format
 
     @property
-    def megatron(self) -> bool:
-        """Whether gradients are kept in Megatron-LM's buffer, apart from the weights' own."""
+    def is_megatron(self) -> bool:
+        """Whether the framework is Megatron-LM, which keeps gradients in a buffer of its own."""
         return self.plan.style(transformer=True) == "megatron"
 
     @property
-    def widens_gradients(self) -> bool:
-        """Whether gradients of 16 bits are added up in fp32, in DeepSpeed's BF16_Optimizer."""
+    def upcasts_gradients(self) -> bool:
+        """Whether 16-bit gradients are added up in fp32: DeepSpeed's BF16_Optimizer."""
         deepspeed = self.plan.style(transformer=True) == "deepspeed"
-        return deepspeed and self.stored == "bf16" and self.gradient == "fp32"
+        return deepspeed and self.storage_format == "bf16" and self.gradient_format == "fp32"
 
     @property
     def shards_gradients(self) -> bool:
@@ -173,7 +178,7 @@ class Shapes:
         return self.plan.style(transformer=True) == "fsdp"
 
     @property
-    def accumulates(self) -> bool:
+    def accumulates_gradients(self) -> bool:
         """Whether several micro-batches add to one gradient."""
         return self.plan.global_batch > self.grid.dp * self.plan.micro_batch
 
@@ -181,12 +186,12 @@ class Shapes:
 
     @property
     def window(self) -> int | None:
-        """Tokens a token sees, if fewer than there are."""
+        """Tokens that a token attends to (sliding window); None if it is the whole sequence."""
         window = self.model.window
         return None if window is None or window >= self.length else window
 
-    def unwindowed(self) -> Shapes:
-        """Return the same for layers whose tokens see all before them."""
+    def without_window(self) -> Shapes:
+        """Sizes of layers whose tokens attend to all before them."""
         return replace(self, model=replace(self.model, window=None))
 
     # --- checks ---------------------------------------------------------------------------------
@@ -252,3 +257,100 @@ class Shapes:
                 f"model.window is {model.window} with plan.cp = {plan.cp}: a sliding window needs "
                 "plan.cp_style = 'all-gather'"
             )
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Queries, keys and values of one attention call on one rank.
+
+    Attributes
+    ----------
+    heads, kv_heads : int
+        Heads of queries, and of keys and values.
+    head_size, value_size : int
+        Elements of a head of queries and keys, and of values.
+    queries : int
+        Tokens of a sequence on this rank.
+    keys : int
+        Tokens of the whole sequence that keys and values are made of.
+    causal : bool
+        Whether a token attends to those before it alone.
+    relative_bias : bool
+        Whether a bias for each pair of tokens is added to the scores (T5).
+    window : int, optional
+        Tokens that a token attends to.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    queries: int
+    keys: int
+    causal: bool
+    relative_bias: bool = False
+    window: int | None = None
+
+    @classmethod
+    def of(cls, s: Shapes, *, causal: bool | None = None) -> AttentionShape:
+        """Sizes of self-attention; `causal` if not as the model says."""
+        model = s.model
+        kv_heads = s.heads if model.attention == "mla" else s.kv_heads
+        return cls(
+            s.heads,
+            kv_heads,
+            model.head,
+            model.value_head,
+            s.local_length,
+            s.length,
+            model.causal if causal is None else causal,
+            model.position == "relative",
+            s.window,
+        )
+
+    def kernel(
+        self, s: Shapes, queries: int, keys: int, causal: bool, *, backward: bool = False
+    ) -> Attention:
+        """Fused kernel over `queries` × `keys` tokens of each sequence.
+
+        Parameters
+        ----------
+        s : Shapes
+        queries, keys : int
+            Tokens of a sequence; context parallelism computes a part of them at a time.
+        causal : bool
+            Whether these queries and keys are masked against each other.
+        backward : bool
+            cuDNN's kernel in fp8 has no window in the backward pass: of 4096 tokens it takes 1.5 to
+            2.1 ms in fp8 with a window of 128 or without, 0.44 to 0.46 ms in bf16
+            (github:NVIDIA/cudnn-frontend, benchmark/attention_training/results/gpt_oss).
+        """
+        ignores_window = backward and s.attention_format == "fp8" and s.plan.attention == "cudnn"
+        return ATTENTION[s.plan.attention](
+            s.batch,
+            self.heads,
+            self.kv_heads,
+            queries,
+            keys,
+            self.head_size,
+            self.value_size,
+            causal,
+            backward,
+            s.attention_format,
+            None if ignores_window else self.window,
+        )
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries."""
+        return self.heads * self.head_size
+
+    @property
+    def key_value_width(self) -> int:
+        """Elements of a token's keys and values."""
+        return self.kv_heads * (self.head_size + self.value_size)
+
+    @property
+    def output_width(self) -> int:
+        """Elements of a token's output."""
+        return self.heads * self.value_size

@@ -14,27 +14,49 @@ gather, and the other way before each reduce-scatter (`all_gather_tensor` and
 `reduce_scatter_tensor` of torch/distributed/_functional_collectives.py). The input gradient is
 reduced after both products, the two outputs of one node of autograd.
 
-With fp8 or NVFP4, operands are cast (:mod:`.casts`) before they are gathered, so that gathers move
-a byte an element or less. Casts of weights are made once a step (by Megatron-LM, and not counted
-elsewhere), unless every pass makes them (``plan.fp8_weight_casts``): scale and cast forward, again
-where the layer is computed again, and the cast, transposed, backward.
+Matrices with one input stay apart with ``plan.separate_projections``, as torchtitan, MaxText and
+Hugging Face have them (queries, keys and values; gate and value): the products are smaller, the
+gradients of their input are added up, and selective recomputation tells them apart. With PyTorch's
+tensor parallelism their input is gathered once, and its gradient reduced once.
+
+With fp8 or NVFP4, operands are cast (:mod:`.precision`) before they are gathered, so that gathers
+move a byte an element or less. Casts of weights are made once a step (by Megatron-LM, and not
+counted elsewhere), unless every pass makes them (``plan.fp8_weight_casts``): scale and cast
+forward, again where the layer is computed again, and the cast, transposed, backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_bytes
 
 from ...program import Operation
 from ..operators import Communicate, Compute, Operator, Parameter, Step
-from .casts import cast, normed_cast, turned, turned_input, weight_cast
-from .gradients import accumulate, weight_gradient
+from .pointwise import branch
+from .precision import (
+    accumulate_gradient,
+    cast,
+    cast_norm_output,
+    cast_weight,
+    transpose_column_input,
+    transpose_gathered,
+    weight_gradient,
+)
 from .shapes import Shapes
 from .tensor_parallel_overlap import gather_and_multiply, multiply_and_scatter
 
-__all__ = ["column_linear", "exchange", "gathered_input", "linear", "reduce", "row_linear"]
+__all__ = [
+    "column_linear",
+    "linear",
+    "reduce_output",
+    "row_linear",
+    "separate_linears",
+    "tp_collective",
+]
+
+# --- linear layers ------------------------------------------------------------------------------
 
 
 def column_linear(
@@ -51,7 +73,7 @@ def column_linear(
     tied: bool = False,
     gathered: bool = False,
 ) -> Operator:
-    """A matrix (k, n) split by columns.
+    """Hidden states (tokens, k) → features (tokens, n) of this rank: a matrix split by columns.
 
     Parameters
     ----------
@@ -70,59 +92,59 @@ def column_linear(
     quantised : bool
         Whether a plan in fp8 or NVFP4 includes this matrix.
     parameters : bool
-        False where the matrix is another operator's.
+        False where another operator lists the matrix.
     tied : bool
         See `Parameter`.
     gathered : bool
-        Whether `gathered_input` has gathered and cast the input, and reduces its gradient.
-
-    Returns
-    -------
-    Operator
+        Whether `_gather_shared_input` has gathered and cast the input, and reduces its gradient.
     """
     quantised = quantised and s.quantised
-    dtype = s.linear if quantised or not s.quantised else s.product
-    entering = s.shared if s.sequence_parallel else s.tokens
+    dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
+    entering = s.sharded_tokens if s.sequence_parallel else s.tokens
 
     forward: list[Step] = []
     if quantised and not gathered:
-        forward += normed_cast(s, name, entering * k)
+        forward += cast_norm_output(s, name, entering * k)
     if quantised:
-        forward += weight_cast(s, name, n * k)
+        forward += cast_weight(s, name, n * k)
     if s.sequence_parallel and s.plan.tp_overlap:
-        gemm = Gemm(s.shared, n, k, dtype=dtype, output=s.stored)
+        gemm = Gemm(s.sharded_tokens, n, k, dtype=dtype, output=s.storage_format)
         forward += gather_and_multiply(s, name, k, gemm)
     else:
         if s.sequence_parallel and not gathered:
-            forward += placed(s, gather(s, name, dtype, k))
-        forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.stored)))
+            forward += _gather_in_order(s, _input_all_gather(s, name, dtype, k))
+        forward.append(Compute(name, Gemm(s.tokens, n, k, dtype=dtype, output=s.storage_format)))
     if bias:
-        forward += add_bias(s, name, s.tokens * n)
+        forward += _add_bias(s, name, s.tokens * n)
 
     backward: list[Step] = []
     after: tuple[str, ...] = ()
     if quantised:
-        backward.append(cast(s, f"{name} gradient", s.tokens * n, made=True))
-        backward += weight_cast(s, name, n * k, backward=True)
-    keeps_gathered = s.sequence_second
-    beside = s.plan.dgrad_overlap and not keeps_gathered
+        backward.append(cast(s, f"{name} gradient", s.tokens * n, after_kernel=True))
+        backward += cast_weight(s, name, n * k, backward=True)
+    keeps_gathered = s.gathers_batch_first
+    overlaps_reduction = s.plan.dgrad_overlap and not keeps_gathered
     if s.sequence_parallel and not keeps_gathered:
         after = ("gathered",)
-        again = gather(s, name, dtype, k)
-        backward.append(replace(again, weight=True, token="gathered"))
+        gathering = _input_all_gather(s, name, dtype, k)
+        backward.append(replace(gathering, weight=True, token="gathered"))
     backward.append(
-        Compute(f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.stored))
+        Compute(
+            f"{name} input gradient", Gemm(s.tokens, k, n, dtype=dtype, output=s.storage_format)
+        )
     )
     reduced = f"{name} input gradient"
-    if beside:
-        backward += reduce(s, reduced, k, token="reduced")
+    if overlaps_reduction:
+        backward += reduce_output(s, reduced, k, token="reduced")
     if quantised and not gathered:
-        backward += turned_input(s, name, s.tokens * k, after)
-    backward += weight_gradient(s, name, s.tokens, n, k, after=after, linear=dtype == s.linear)
-    if not beside and not gathered:
-        backward += reduce(s, reduced, k)
+        backward += transpose_column_input(s, name, s.tokens * k, after)
+    backward += weight_gradient(
+        s, name, s.tokens, n, k, after=after, linear=dtype == s.linear_format
+    )
+    if not overlaps_reduction and not gathered:
+        backward += reduce_output(s, reduced, k)
     if bias:
-        backward += bias_gradient(s, name, s.tokens, n)
+        backward += _bias_gradient(s, name, s.tokens, n)
     owned = [Parameter(f"{name} weight", n * k, tied=tied)] if parameters else []
     if bias:
         owned.append(Parameter(f"{name} bias", n))
@@ -131,31 +153,10 @@ def column_linear(
     return Operator(name, tuple(forward), tuple(backward), tuple(owned), saved + keep)
 
 
-def gathered_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
-    """The input of several matrices split by columns, gathered once; `uses`, how many.
-
-    Their gradients of it are added up before they are put in order to be reduce-scattered: in one
-    kernel where operations are fused.
-    """
-    dtype, size = s.linear, s.tokens * k
-    forward: list[Step] = [cast(s, name, s.shared * k)] if s.quantised else []
-    forward += placed(s, gather(s, name, dtype, k))
-    backward: list[Step]
-    if s.plan.fused:
-        total = Elementwise((uses + 1) * s.element * size)
-        backward = [Compute(f"{name} gradient sum", total)]
-        gradient = exchange(s, f"{name} input gradient", Operation.REDUCE_SCATTER, s.element * size)
-        backward.append(gradient)
-    else:
-        total = Elementwise(3 * s.element * size)
-        backward = [Compute(f"{name} gradient sum", total)] * (uses - 1)
-        backward += reduce(s, f"{name} input gradient", k)
-    backward += turned(s, name, size)
-    return Operator(name, tuple(forward), tuple(backward), (), operand_bytes(dtype, size))
-
-
 def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True) -> Operator:
-    """A matrix (k, n) split by rows, without its bias, which is added after the reduction.
+    """Features (tokens, k) of this rank → hidden states (tokens, n): a matrix split by rows.
+
+    Its bias is not here: it is added after the reduction.
 
     Parameters
     ----------
@@ -167,48 +168,46 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         Features out, all of them.
     keeps_input : bool
         False where another operator keeps the same input.
-
-    Returns
-    -------
-    Operator
     """
     forward: list[Step] = []
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
-        forward += weight_cast(s, name, n * k)
+        forward += cast_weight(s, name, n * k)
     overlap = s.sequence_parallel and s.plan.tp_overlap
     if overlap:
         forward += multiply_and_scatter(s, name, k, n)
     else:
-        gemm = Gemm(s.tokens, n, k, dtype=s.linear, output=s.stored)
+        gemm = Gemm(s.tokens, n, k, dtype=s.linear_format, output=s.storage_format)
         forward.append(Compute(name, gemm))
-        forward += reduce(s, name, n)
+        forward += reduce_output(s, name, n)
 
     backward: list[Step] = []
     if s.quantised:
         gathers = s.sequence_parallel
-        backward.append(cast(s, f"{name} gradient", s.shared * n, made=True, gathered=gathers))
-        backward += weight_cast(s, name, n * k, backward=True)
+        backward.append(
+            cast(s, f"{name} gradient", s.sharded_tokens * n, after_kernel=True, gathered=gathers)
+        )
+        backward += cast_weight(s, name, n * k, backward=True)
     gradient = f"{name} input gradient"
     if overlap:
-        gemm = Gemm(s.shared, k, n, dtype=s.linear, output=s.stored)
+        gemm = Gemm(s.sharded_tokens, k, n, dtype=s.linear_format, output=s.storage_format)
         backward += gather_and_multiply(s, gradient, n, gemm)
     else:
         if s.sequence_parallel:
-            backward += placed(
+            backward += _gather_in_order(
                 s,
                 Communicate(
                     f"{name} gradient all-gather",
                     Operation.ALL_GATHER,
                     "tp",
-                    s.operand(s.tokens * n),
+                    s.operand_bytes(s.tokens * n),
                 ),
             )
-        gemm = Gemm(s.tokens, k, n, dtype=s.linear, output=s.stored)
+        gemm = Gemm(s.tokens, k, n, dtype=s.linear_format, output=s.storage_format)
         backward.append(Compute(gradient, gemm))
-    backward += turned(s, f"{name} gradient", s.tokens * n)
+    backward += transpose_gathered(s, f"{name} gradient", s.tokens * n)
     backward += weight_gradient(s, name, s.tokens, n, k)
-    saved = s.operand(s.tokens * k) if keeps_input else 0
+    saved = s.operand_bytes(s.tokens * k) if keeps_input else 0
     return Operator(
         name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", n * k),), saved
     )
@@ -226,7 +225,7 @@ def linear(
     quantised: bool = True,
     input_gradient: bool = True,
 ) -> Operator:
-    """A matrix (k, n) that every rank of the tp group holds whole.
+    """Rows (tokens, k) → rows (tokens, n): a matrix that every rank of the tp group holds whole.
 
     Parameters
     ----------
@@ -236,78 +235,172 @@ def linear(
         Features in and out.
     tokens : int
         Rows of the input on this rank.
-    bias, keeps_input, quantised
+    bias, keeps_input, quantised : bool
         As in `column_linear`.
     input_gradient : bool
         False where the input is data.
-
-    Returns
-    -------
-    Operator
     """
     quantised = quantised and s.quantised
-    dtype = s.linear if quantised or not s.quantised else s.product
+    dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
     forward: list[Step] = []
     if quantised:
-        forward = [cast(s, name, tokens * k), *weight_cast(s, name, n * k)]
-    forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
+        forward = [cast(s, name, tokens * k), *cast_weight(s, name, n * k)]
+    forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.storage_format)))
     if bias:
-        forward += add_bias(s, name, tokens * n)
-    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n, made=True)] if quantised else []
+        forward += _add_bias(s, name, tokens * n)
+    backward: list[Step] = (
+        [cast(s, f"{name} gradient", tokens * n, after_kernel=True)] if quantised else []
+    )
     if input_gradient:
         if quantised:
-            backward += weight_cast(s, name, n * k, backward=True)
-        gemm = Gemm(tokens, k, n, dtype=dtype, output=s.stored)
+            backward += cast_weight(s, name, n * k, backward=True)
+        gemm = Gemm(tokens, k, n, dtype=dtype, output=s.storage_format)
         backward.append(Compute(f"{name} input gradient", gemm))
-    backward += weight_gradient(s, name, tokens, n, k, linear=dtype == s.linear)
+    backward += weight_gradient(s, name, tokens, n, k, linear=dtype == s.linear_format)
     parameters = [Parameter(f"{name} weight", n * k, replicated=True)]
     if bias:
-        backward += bias_gradient(s, name, tokens, n)
+        backward += _bias_gradient(s, name, tokens, n)
         parameters.append(Parameter(f"{name} bias", n, replicated=True))
     saved = operand_bytes(dtype, tokens * k) if keeps_input else 0
     return Operator(name, tuple(forward), tuple(backward), tuple(parameters), saved)
 
 
-def add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
-    """Add a bias where products do not end with it."""
+def separate_linears(
+    s: Shapes,
+    name: str,
+    widths: Mapping[str, int],
+    *,
+    bias: bool = False,
+    kept: bool = False,
+    keeps_input: bool = True,
+) -> tuple[Operator, ...]:
+    """Hidden states → the features of several matrices, each split by columns.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Of all of them.
+    widths : mapping of str to int
+        Features out by name of the matrix.
+    bias, keeps_input : bool
+        As in `column_linear`.
+    kept : bool
+        Whether whatever follows keeps the results, and does not count them itself.
+    """
+    hidden = s.model.hidden
+    if s.gathers_batch_first:
+        found = [_gather_shared_input(s, name, hidden, len(widths))]
+        for each, width in widths.items():
+            keep = s.element_size * s.tokens * width if kept else 0
+            found.append(
+                column_linear(
+                    s, each, hidden, width, bias=bias, keep=keep, keeps_input=False, gathered=True
+                )
+            )
+        return tuple(found)
+    found = [branch(s, name, s.sharded_tokens * hidden)] * (len(widths) - 1)
+    for i, (each, width) in enumerate(widths.items()):
+        keep = s.element_size * s.tokens * width if kept else 0
+        matrix = column_linear(
+            s, each, hidden, width, bias=bias, keep=keep, keeps_input=keeps_input and not i
+        )
+        if i:  # the input has been cast for the first
+            forward = tuple(step for step in matrix.forward if step.name != f"{each} cast")
+            matrix = replace(matrix, forward=forward)
+        found.append(matrix)
+    return tuple(found)
+
+
+def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
+    """Share of the sequence → input of `uses` matrices split by columns, gathered once.
+
+    Their gradients of it are added up before they are put in order to be reduce-scattered: in one
+    kernel where operations are fused.
+    """
+    dtype, size = s.linear_format, s.tokens * k
+    forward: list[Step] = [cast(s, name, s.sharded_tokens * k)] if s.quantised else []
+    forward += _gather_in_order(s, _input_all_gather(s, name, dtype, k))
+    backward: list[Step]
+    if s.plan.fused:
+        total = Elementwise((uses + 1) * s.element_size * size)
+        backward = [Compute(f"{name} gradient sum", total)]
+        gradient = tp_collective(
+            s, f"{name} input gradient", Operation.REDUCE_SCATTER, s.element_size * size
+        )
+        backward.append(gradient)
+    else:
+        total = Elementwise(3 * s.element_size * size)
+        backward = [Compute(f"{name} gradient sum", total)] * (uses - 1)
+        backward += reduce_output(s, f"{name} input gradient", k)
+    backward += transpose_gathered(s, name, size)
+    return Operator(name, tuple(forward), tuple(backward), (), operand_bytes(dtype, size))
+
+
+def _add_bias(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+    """The addition of a bias, where a kernel of its own does it."""
     if s.plan.bias_kernels:
-        yield Compute(f"{name} bias", Elementwise(2 * s.element * elements))
+        yield Compute(f"{name} bias", Elementwise(2 * s.element_size * elements))
 
 
-def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
-    """The sum of gradients over the tokens; fused, it is part of the matrix product."""
+def _bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute]:
+    """Gradients of `tokens` rows → gradient of a bias; fused, the matrix product makes it."""
     if not s.plan.fused:
-        traffic = s.element * tokens * n
+        traffic = s.element_size * tokens * n
         yield Compute(f"{name} bias gradient", Elementwise(traffic), weight=True)
-    yield from accumulate(s, f"{name} bias", n)
+    yield from accumulate_gradient(s, f"{name} bias", n)
 
 
-def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
-    """All-gather sequences, and copy them to their places where they do not come first."""
-    yield gathered
-    if s.sequence_second:
-        yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
+# --- collectives of the tp group ----------------------------------------------------------------
 
 
-def gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
-    """Gather the input of a matrix, `k` features a token."""
+def _input_all_gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
+    """The all-gather of the input of a matrix, `k` features a token."""
     return Communicate(
         f"{name} all-gather", Operation.ALL_GATHER, "tp", operand_bytes(dtype, s.tokens * k)
     )
 
 
-def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
-    """Add up what the ranks of the tp group have of (tokens, n)."""
+def _gather_in_order(s: Shapes, gathered: Communicate) -> Iterator[Step]:
+    """All-gather, and a copy of the sequences to their places where they do not come first."""
+    yield gathered
+    if s.gathers_batch_first:
+        yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
+
+
+def reduce_output(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
+    """Partial sums (tokens, n) of the tp group's ranks → their sum, or this rank's share of it.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    n : int
+        Features.
+    token : str
+        As in `Communicate`: makes it run beside what follows.
+    """
     if s.grid.tp > 1:
         operation = Operation.REDUCE_SCATTER if s.sequence_parallel else Operation.ALL_REDUCE
-        if s.sequence_second:
-            yield Compute(f"{name} copy", Elementwise(2 * s.element * s.tokens * n))
-        yield exchange(s, name, operation, s.element * s.tokens * n, token=token)
+        if s.gathers_batch_first:
+            yield Compute(f"{name} copy", Elementwise(2 * s.element_size * s.tokens * n))
+        yield tp_collective(s, name, operation, s.element_size * s.tokens * n, token=token)
 
 
-def exchange(
+def tp_collective(
     s: Shapes, name: str, operation: Operation, size: int, *, token: str = ""
 ) -> Communicate:
-    """A collective over the tp group, named after its operation."""
+    """A collective over the tp group, named after its operation.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    operation : Operation
+    size : int
+        Bytes, as `Communicate` counts them.
+    token : str
+        As in `Communicate`: makes it run beside what follows.
+    """
     what = operation.name.lower().replace("_", "-")
     return Communicate(f"{name} {what}", operation, "tp", size, token=token)

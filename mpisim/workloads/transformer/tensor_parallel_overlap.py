@@ -31,12 +31,12 @@ from .shapes import Shapes
 
 __all__ = ["gather_and_multiply", "multiply_and_scatter"]
 
-SPLITS = 4
+REDUCE_SCATTER_PARTS = 4
 """Parts of a product that is reduce-scattered, ``num_splits``."""
 
 
 def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Step]:
-    """All-gather a sequence of `width` features and multiply each chunk as it arrives.
+    """Share of a sequence → product of the whole, each chunk multiplied as it arrives.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
     width : int
         Features gathered.
     gemm : Gemm
-        The product of one chunk, this rank's share of the sequence.
+        Product of one chunk, this rank's share of the sequence.
     """
-    size, chunks = operand_bytes(gemm.dtype, s.shared * width), s.grid.tp
+    size, chunks = operand_bytes(gemm.dtype, s.sharded_tokens * width), s.grid.tp
     if s.plan.tp_overlap_pairs and chunks % 2 == 0:
         yield Communicate(f"{name} exchange", Operation.SEND_RECV, "tp", size)
         size, chunks, gemm = 2 * size, chunks // 2, replace(gemm, m=2 * gemm.m)
     for chunk in range(chunks):
-        here = (f"chunk {chunk}",) if chunk else ()
+        arrival = (f"chunk {chunk}",) if chunk else ()
         if chunk < chunks - 1:
             # The first waits for its input; what arrives is sent on at once, whatever computes.
             yield Communicate(
@@ -61,13 +61,13 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
                 "tp",
                 size,
                 token=f"chunk {chunk + 1}",
-                after=here or None,
+                after=arrival or None,
             )
-        yield Compute(f"{name} chunk", gemm, after=here)
+        yield Compute(f"{name} chunk", gemm, after=arrival)
 
 
 def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
-    """Multiply the whole sequence by a matrix (k, n) part by part, and add up what ranks have.
+    """Whole sequence × matrix (k, n) → this rank's share of the sum over ranks, part by part.
 
     Parameters
     ----------
@@ -77,22 +77,24 @@ def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]
         Features in, this rank's, and out.
     """
     if s.plan.sp_style == "pytorch":
-        yield from _sent(s, name, k, n)
-    elif not s.megatron:
-        yield from _ring(s, name, k, n)
+        yield from _send_to_owners(s, name, k, n)
+    elif not s.is_megatron:
+        yield from _ring_of_sums(s, name, k, n)
     elif s.plan.tp_overlap_scatter == "ring":
-        yield from _sent(s, name, k, n)
+        yield from _send_to_owners(s, name, k, n)
     else:
-        yield from _pipeline(s, name, k, n)
+        yield from _reduce_scatter_parts(s, name, k, n)
 
 
-def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
-    """Reduce-scatter each part beside the next."""
-    splits = next(parts for parts in (SPLITS, 2, 1) if s.shared % parts == 0)
+def _reduce_scatter_parts(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+    """Reduce-scatter each part beside the product of the next."""
+    splits = next(parts for parts in (REDUCE_SCATTER_PARTS, 2, 1) if s.sharded_tokens % parts == 0)
     rows = s.tokens // splits
-    format = s.linear if s.plan.tp_overlap_fp8 and s.quantised else s.stored
+    format = s.linear_format if s.plan.tp_overlap_fp8 and s.quantised else s.storage_format
     for part in range(splits):
-        yield Compute(f"{name} chunk", Gemm(rows, n, k, dtype=s.linear, output=s.stored))
+        yield Compute(
+            f"{name} chunk", Gemm(rows, n, k, dtype=s.linear_format, output=s.storage_format)
+        )
         yield Communicate(
             f"{name} reduce-scatter",
             Operation.REDUCE_SCATTER,
@@ -102,12 +104,15 @@ def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
         )
 
 
-def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
-    """Send each chunk to its rank beside the next product; add up what came at the end."""
-    size, tp = s.element * s.shared * n, s.grid.tp
+def _send_to_owners(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+    """Send each chunk to the rank that owns it beside the next product; add up what came."""
+    size, tp = s.element_size * s.sharded_tokens * n, s.grid.tp
     sums = tuple(f"sum {chunk}" for chunk in range(1, tp))
     for chunk in range(tp):
-        yield Compute(f"{name} chunk", Gemm(s.shared, n, k, dtype=s.linear, output=s.stored))
+        yield Compute(
+            f"{name} chunk",
+            Gemm(s.sharded_tokens, n, k, dtype=s.linear_format, output=s.storage_format),
+        )
         if chunk < tp - 1:
             yield Communicate(
                 f"{name} exchange", Operation.SEND_RECV, "tp", size, token=sums[chunk]
@@ -115,11 +120,14 @@ def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
     yield Compute(f"{name} sum", Elementwise((tp + 1) * size), after=sums)
 
 
-def _ring(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _ring_of_sums(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
     """Pass partial sums round the ring beside the product of the next rank's share."""
-    size = s.element * s.shared * n
+    size = s.element_size * s.sharded_tokens * n
     for chunk in range(s.grid.tp):
-        yield Compute(f"{name} chunk", Gemm(s.shared, n, k, dtype=s.linear, output=s.stored))
+        yield Compute(
+            f"{name} chunk",
+            Gemm(s.sharded_tokens, n, k, dtype=s.linear_format, output=s.storage_format),
+        )
         if chunk:
             yield Compute(f"{name} sum", Elementwise(3 * size), after=(f"sum {chunk}",))
         if chunk < s.grid.tp - 1:

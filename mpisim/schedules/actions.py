@@ -1,18 +1,18 @@
-"""What each stage of a pipeline does, and which parts of the model it holds."""
+"""Actions of the stages of a pipeline, and the parts of the model that stages hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program import Phase
+from ..program import Phase
 
 __all__ = ["Action", "Order", "Pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a stage does.
+    """A pass of one micro-batch through one model chunk of a stage.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class Action:
         FORWARD; BACKWARD (the whole of it, or the gradients of the inputs alone where `split`);
         WEIGHT (gradients of the weights).
     chunk : int
-        Which of the model chunks that the stage holds.
+        Number among the model chunks that the stage holds.
     micro_batch : int
     split : bool
         Of a BACKWARD: its gradients of weights come as a WEIGHT action of their own.
@@ -36,7 +36,7 @@ class Action:
 
 
 Order = tuple[Action, ...]
-"""What one stage does, from first to last."""
+"""The actions of one stage, from first to last."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,21 @@ class Pipeline:
         return self.parts < self.stages * self.chunks
 
     def part(self, stage: int, chunk: int) -> int:
-        """Return which part of the model a chunk of a stage is."""
+        """Stage and chunk → number of the part of the model."""
         if self.mirrored:
             return stage if chunk == 0 else self.stages - 1 - stage
         return chunk * self.stages + stage
 
     def next(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Return the stage and chunk that the output goes to; None after the last part."""
+        """Stage and chunk that the output goes to; None after the last part."""
         return self._holder(chunk, self.part(stage, chunk) + 1)
 
     def previous(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Return the stage and chunk that the input comes from; None before the first part."""
+        """Stage and chunk that the input comes from; None before the first part."""
         return self._holder(chunk, self.part(stage, chunk) - 1)
 
     def _holder(self, chunk: int, part: int) -> tuple[int, int] | None:
-        """Return who holds a part for the micro-batches that pass through `chunk`."""
+        """Stage and chunk of a part, for the micro-batches that pass through `chunk`."""
         if not 0 <= part < self.parts:
             return None
         if self.mirrored:
@@ -95,7 +95,7 @@ class Pipeline:
         return part % self.stages, part // self.stages
 
     def peak(self, stage: int, saved: Sequence[int], weight_saved: Sequence[int] = ()) -> int:
-        """Return the most that a stage keeps for its backward passes at any moment.
+        """Peak of what a stage keeps for its backward passes, over the actions of a step.
 
         Parameters
         ----------
@@ -112,13 +112,13 @@ class Pipeline:
             Bytes.
         """
         for_weights = weight_saved or [0] * self.chunks
-        held = most = 0
+        kept = most_kept = 0
         for action in self.actions[stage]:
             if action.phase is Phase.FORWARD:
-                held += saved[action.chunk]
-                most = max(most, held)
+                kept += saved[action.chunk]
+                most_kept = max(most_kept, kept)
             elif action.phase is Phase.WEIGHT:
-                held -= for_weights[action.chunk]
+                kept -= for_weights[action.chunk]
             else:
-                held -= saved[action.chunk] - (for_weights[action.chunk] if action.split else 0)
-        return most
+                kept -= saved[action.chunk] - (for_weights[action.chunk] if action.split else 0)
+        return most_kept

@@ -6,14 +6,17 @@ follow from the durations.
 ``pipeline``
     Lay out a schedule for given numbers of stages and micro-batches, as a `Pipeline`.
 ``Pipeline``
-    What each stage does, which parts of the model it holds, and what it keeps at most.
+    What each stage does, which parts of the model it holds, and how much it keeps.
 ``Action``
     A forward, a backward or the gradients of weights, of one micro-batch in one model chunk.
 ``SCHEDULES``
     The kinds of schedules by name, each described by a `Schedule`.
+
+Read `actions` (the data), then `catalogue` (the published orders), where a further schedule is
+added: its order, its entry in `SCHEDULES` and its name in `ScheduleName`.
 """
 
-from .catalogue import SCHEDULES, Schedule, pipeline
-from .layout import Action, Pipeline
+from .actions import Action, Pipeline
+from .catalogue import SCHEDULES, Schedule, ScheduleName, pipeline
 
-__all__ = ["SCHEDULES", "Action", "Pipeline", "Schedule", "pipeline"]
+__all__ = ["SCHEDULES", "Action", "Pipeline", "Schedule", "ScheduleName", "pipeline"]

@@ -1,0 +1,434 @@
+"""Published pipeline schedules: the order in which each stage works, and a description of each.
+
+A schedule is a function from the size of a pipeline to the `Order` of every stage, which raises
+`InputError` for sizes that it cannot work with, and a `Schedule` with its formulas and source. To
+add one, write both here, and its name in `ScheduleName`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from ..base.errors import InputError, nearest
+from ..program import Phase
+from .actions import Action, Order, Pipeline
+
+__all__ = ["SCHEDULES", "PipelineSize", "Schedule", "ScheduleName", "pipeline"]
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
+"""Values of ``plan.schedule``."""
+
+Place = tuple[int, int]
+"""A chunk and a micro-batch."""
+
+
+class PipelineSize(NamedTuple):
+    """Numbers that a schedule is laid out for.
+
+    Attributes
+    ----------
+    stages, micro_batches : int
+        1 or more.
+    chunks : int
+        Model chunks a stage.
+    group : int
+        Micro-batches that a stage takes through one chunk before it turns to the next.
+    paired : bool
+        Whether a forward and the backward after it run overlapped.
+    """
+
+    stages: int
+    micro_batches: int
+    chunks: int
+    group: int
+    paired: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A kind of schedule, in words.
+
+    In the formulas p is the number of stages, m of micro-batches, v of chunks a stage; F, B and W
+    are the times of a forward, of a whole backward and of its gradients of weights on one stage,
+    F&B that of a forward and a backward overlapped.
+
+    Attributes
+    ----------
+    title : str
+    chunks : str
+        What a stage holds, and what the schedule asks of the numbers.
+    bubble : str
+        How long a stage idles in a step where all stages take the same times and messages take
+        none.
+    in_flight : str
+        Micro-batches that the first stage keeps activations of at most, in units of a whole
+        stage's.
+    source : str
+        Where it was published.
+    order : callable
+        From the size of a pipeline to the order of every stage.
+    interleaved : bool
+        Whether it takes several chunks a stage, groups and pairs.
+    mirrored : bool
+        Whether every part of the model is held twice, for pipelines of both directions.
+    """
+
+    title: str
+    chunks: str
+    bubble: str
+    in_flight: str
+    source: str
+    order: Callable[[PipelineSize], tuple[Order, ...]]
+    interleaved: bool = False
+    mirrored: bool = False
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+
+def _gpipe(size: PipelineSize) -> tuple[Order, ...]:
+    """All forwards, then all backwards (GPipe, arXiv:1811.06965).
+
+    Backwards come in the order of the forwards, as in ``ScheduleGPipe`` of
+    torch.distributed.pipelining. The paper draws them in reverse, which changes neither the time
+    of a step nor what is kept.
+    """
+    places = [(0, i) for i in range(size.micro_batches)]
+    order = _alternate(_forwards(places), _backwards(places), size.micro_batches)
+    return (order,) * size.stages
+
+
+def _one_f_one_b(size: PipelineSize) -> tuple[Order, ...]:
+    """One forward, one backward (PipeDream-Flush, arXiv:2006.09503).
+
+    As in ``forward_backward_pipelining_without_interleaving`` of Megatron-LM
+    (megatron/core/pipeline_parallel/schedules.py): a stage does one forward ahead for each stage
+    that follows it. `paired`, of one stage only, a forward and the backward after it overlap, for
+    which the stage is one forward ahead (``combined_1f1b_schedule_for_no_pipelining``).
+    """
+    stages, paired = size.stages, size.paired
+    places = [(0, i) for i in range(size.micro_batches)]
+    forwards, backwards = _forwards(places), _backwards(places)
+    return tuple(
+        _alternate(forwards, backwards, stages - 1 - stage + paired, paired=paired)
+        for stage in range(stages)
+    )
+
+
+def _interleaved(size: PipelineSize) -> tuple[Order, ...]:
+    """One forward, one backward, over several chunks a stage (arXiv:2104.04473).
+
+    As in ``forward_backward_pipelining_with_interleaving`` of Megatron-LM
+    (megatron/core/pipeline_parallel/schedules.py): a stage takes `group` micro-batches through one
+    chunk before it turns to the next (``get_schedule_table``), backwards through the chunks in
+    reverse, and warms up with ``2 × stages that follow + (chunks - 1) × group`` forwards
+    (``get_pp_rank_microbatches``). The limits are Megatron-LM's too. `paired`, a forward and the
+    backward after it overlap, for which a stage is one forward further ahead
+    (``combined_1f1b_schedule_for_interleaved_pipelining``).
+    """
+    stages, micro_batches, chunks, group, paired = size
+    if stages < 2 or chunks < 2:
+        raise InputError(
+            f"schedule interleaved: stages is {stages} and chunks is {chunks}; both must be 2 or "
+            "more (1f1b is the schedule of one chunk a stage)"
+        )
+    if not stages <= group <= micro_batches:
+        raise InputError(
+            f"schedule interleaved: group is {group} (if not given, as many as stages); it must "
+            f"be from the number of stages, {stages}, to the number of micro-batches, "
+            f"{micro_batches}"
+        )
+    # A last group that is shorter than the pipeline would leave stages waiting for one another.
+    if 0 < micro_batches % group < stages:
+        raise InputError(
+            f"schedule interleaved: micro_batches is {micro_batches}; it must be a multiple of "
+            f"the group, {group}, or leave a remainder of at least the number of stages, {stages}"
+        )
+    places = [
+        (chunk, i)
+        for first in range(0, micro_batches, group)
+        for chunk in range(chunks)
+        for i in range(first, min(first + group, micro_batches))
+    ]
+    forwards = _forwards(places)
+    backwards = _backwards([(chunks - 1 - chunk, i) for chunk, i in places])
+    ahead = (chunks - 1) * group + paired
+    return tuple(
+        _alternate(forwards, backwards, ahead + 2 * (stages - 1 - stage), paired=paired)
+        for stage in range(stages)
+    )
+
+
+def _zb_h1(size: PipelineSize) -> tuple[Order, ...]:
+    """1F1B with the gradients of weights put off into the bubbles (ZB-H1, arXiv:2401.10241).
+
+    Stage s falls s micro-batches behind with its gradients of weights, so that every stage keeps
+    activations of as many micro-batches, and does the rest when its backwards are done. As in
+    ``ScheduleInterleavedZeroBubble`` of torch.distributed.pipelining with one stage a rank, which
+    is the paper's ZB1P. (The quick start of sail-sg/zero-bubble-pipeline-parallelism puts off the
+    same work, but does not split backwards where it would follow at once.)
+    """
+    stages = size.stages
+    places = [(0, i) for i in range(size.micro_batches)]
+    forwards, backwards = _forwards(places), _backwards(places, split=True)
+    weights = [Action(Phase.WEIGHT, chunk, i) for chunk, i in places]
+    return tuple(
+        _alternate(forwards, backwards, stages - 1 - stage, weights, stage)
+        for stage in range(stages)
+    )
+
+
+def _dualpipe(size: PipelineSize) -> tuple[Order, ...]:
+    """Two pipelines in opposite directions, forwards of one overlapped with backwards of the other.
+
+    DualPipe of DeepSeek-V3 (arXiv:2412.19437), as in ``DualPipe.step`` of deepseek-ai/DualPipe
+    (dualpipe/dualpipe.py), whose limits these are. Chunk 0 takes the first half of the
+    micro-batches from the first stage to the last, chunk 1 the second half from the last to the
+    first.
+    """
+    stages, micro_batches = size.stages, size.micro_batches
+    if stages % 2:
+        raise InputError(f"schedule dualpipe: stages is {stages}; it must be even")
+    if micro_batches % 2 or micro_batches < 2 * stages:
+        raise InputError(
+            f"schedule dualpipe: micro_batches is {micro_batches}; it must be even, and at least "
+            f"twice the number of stages: {2 * stages} or more"
+        )
+    return tuple(_dualpipe_stage(stage, stages, micro_batches) for stage in range(stages))
+
+
+def _dualpipe_stage(stage: int, stages: int, micro_batches: int) -> Order:
+    """Order of one stage of DualPipe, in the eight steps of the published code."""
+    # Seen from a stage, the near pipeline is the one that begins at the nearer end.
+    near = 0 if stage < stages // 2 else 1
+    far = 1 - near
+    outer = min(stage, stages - 1 - stage)  # stages between this one and the nearer end
+    inner = stages // 2 - 1 - outer  # stages between this one and the middle
+    half = micro_batches // 2
+
+    actions: list[Action] = []
+    # Micro-batches of each chunk that are still to go forward, and backward; weights still to come.
+    ahead = [deque(range(half)), deque(range(half, micro_batches))]
+    behind: list[deque[int]] = [deque(), deque()]
+    weights: deque[Place] = deque()
+
+    def forward(chunk: int) -> None:
+        i = ahead[chunk].popleft()
+        behind[chunk].append(i)
+        actions.append(Action(Phase.FORWARD, chunk, i))
+
+    def backward(chunk: int, split: bool = False, paired: bool = False) -> None:
+        i = behind[chunk].popleft()
+        if split:
+            weights.append((chunk, i))
+        actions.append(Action(Phase.BACKWARD, chunk, i, split, paired))
+
+    def weight() -> None:
+        actions.append(Action(Phase.WEIGHT, *weights.popleft()))
+
+    for _ in range(2 * inner):
+        forward(near)
+    for _ in range(outer + 1):
+        forward(near)
+        forward(far)
+    for _ in range(inner):
+        backward(far, split=True)
+        weight()
+        forward(far)
+    for i in range(half - stages + outer + 1):
+        forward(near)
+        # The middle stages do not overlap their first pair: its forward can start earlier alone.
+        backward(far, paired=i > 0 or inner > 0)
+        forward(far)
+        backward(near, paired=True)
+    for _ in range(inner):
+        backward(far)
+        forward(far)
+        backward(near, paired=True)
+    for i in range(2 * (outer + 1)):
+        backward(near if i % 2 else far, split=i > outer)
+    for _ in range(inner):
+        weight()
+        backward(near, split=True)
+    for _ in range(outer + 1):
+        weight()
+    return tuple(actions)
+
+
+def _forwards(places: Sequence[Place]) -> list[Action]:
+    """Places → forward actions."""
+    return [Action(Phase.FORWARD, chunk, i) for chunk, i in places]
+
+
+def _backwards(places: Sequence[Place], split: bool = False) -> list[Action]:
+    """Places → backward actions."""
+    return [Action(Phase.BACKWARD, chunk, i, split) for chunk, i in places]
+
+
+def _alternate(
+    forwards: Sequence[Action],
+    backwards: Sequence[Action],
+    warm_up: int,
+    weights: Sequence[Action] = (),
+    delay: int = 0,
+    paired: bool = False,
+) -> Order:
+    """Warm-up forwards, then by turns a forward and a backward, then the other backwards.
+
+    Stages share the action objects, of which there are many.
+
+    Parameters
+    ----------
+    forwards, backwards : sequence of Action
+    warm_up : int
+        Forwards before the first backward.
+    weights : sequence of Action
+        Gradients of weights, which follow the backwards `delay` places behind.
+    delay : int
+    paired : bool
+        Whether a backward runs overlapped with the forward before it.
+    """
+    warm_up = min(warm_up, len(forwards))
+    actions = list(forwards[:warm_up])
+    for i, backward in enumerate(backwards):
+        if warm_up + i < len(forwards):
+            actions.append(forwards[warm_up + i])
+            if paired:
+                backward = replace(backward, paired=True)
+        actions.append(backward)
+        if weights and i >= delay:
+            actions.append(weights[i - delay])
+    actions += weights[max(len(weights) - delay, 0) :]
+    return tuple(actions)
+
+
+# --- catalogue ----------------------------------------------------------------------------------
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        "gpipe": Schedule(
+            title="All forwards, then all backwards",
+            chunks="1",
+            bubble="(p-1)(F+B)",
+            in_flight="m",
+            source="GPipe, arXiv:1811.06965",
+            order=_gpipe,
+        ),
+        "1f1b": Schedule(
+            title="One forward, one backward",
+            chunks="1",
+            bubble="(p-1)(F+B)",
+            in_flight="p",
+            source="PipeDream-Flush, arXiv:2006.09503; Megatron-LM",
+            order=_one_f_one_b,
+        ),
+        "interleaved": Schedule(
+            title="One forward, one backward, over several model chunks a stage",
+            chunks="v, 2 or more; stages 2 or more; micro-batches in whole groups",
+            bubble="(p-1)(F+B)/v",
+            in_flight="p+(p-1)/v",
+            source="arXiv:2104.04473; Megatron-LM",
+            order=_interleaved,
+            interleaved=True,
+        ),
+        "zb-h1": Schedule(
+            title="1F1B with gradients of weights put off into the bubbles",
+            chunks="1",
+            bubble="(p-1)(F+B-2W) if W is at most F and B-W",
+            in_flight="p",
+            source="ZB-H1, arXiv:2401.10241",
+            order=_zb_h1,
+        ),
+        "dualpipe": Schedule(
+            title="Two pipelines in opposite directions, forwards and backwards overlapped",
+            chunks="1, held twice; stages even; micro-batches even, at least twice the stages",
+            bubble="(p/2-1)(F&B+B-3W) if F = B-W and W is at most F",
+            in_flight="p+1",
+            source="DeepSeek-V3, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
+            order=_dualpipe,
+            mirrored=True,
+        ),
+    }
+)
+"""The kinds of schedules by name."""
+
+
+def pipeline(
+    name: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int = 1,
+    *,
+    group: int | None = None,
+    paired: bool = False,
+) -> Pipeline:
+    """Lay out a schedule.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SCHEDULES`.
+    stages : int
+        Pipeline-parallel stages.
+    micro_batches : int
+        Of one step through this pipeline.
+    chunks : int
+        Model chunks (virtual stages) a stage's share of the model is cut into: 2 or more for
+        ``interleaved``, 1 for the others. (``dualpipe`` cuts none; it gives a stage a second
+        chunk, which another stage holds too.)
+    group : int, optional
+        ``interleaved`` only: micro-batches that a stage takes through one chunk before it turns to
+        the next (Megatron-LM's ``microbatch_group_size_per_vp_stage``). If not given, as many as
+        there are stages.
+    paired : bool
+        ``interleaved``, or ``1f1b`` of one stage: a forward and the backward after it run
+        overlapped, as in Megatron-LM with ``overlap_moe_expert_parallel_comm``; stages warm up with
+        one forward more.
+
+    Returns
+    -------
+    Pipeline
+
+    Raises
+    ------
+    InputError
+        For an unknown name, and for numbers that the schedule cannot work with.
+
+    Examples
+    --------
+    >>> first, last = pipeline("1f1b", stages=2, micro_batches=2).actions
+    >>> [(action.phase.name, action.micro_batch) for action in first]
+    [('FORWARD', 0), ('FORWARD', 1), ('BACKWARD', 0), ('BACKWARD', 1)]
+    >>> [(action.phase.name, action.micro_batch) for action in last]
+    [('FORWARD', 0), ('BACKWARD', 0), ('FORWARD', 1), ('BACKWARD', 1)]
+    """
+    if name not in SCHEDULES:
+        raise InputError(
+            f"no schedule {name!r}{nearest(name, SCHEDULES)}; there are {', '.join(SCHEDULES)}"
+        )
+    for key, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
+        if value < 1:
+            raise InputError(f"schedule {name}: {key} is {value}; it must be 1 or more")
+    schedule = SCHEDULES[name]
+    if not schedule.interleaved:
+        single_stage = name == "1f1b" and stages == 1
+        for key, given in (
+            ("chunks", chunks > 1),
+            ("group", group is not None),
+            ("paired", paired and not single_stage),
+        ):
+            if given:
+                raise InputError(f"schedule {name}: {key} is for the schedule interleaved only")
+    size = PipelineSize(stages, micro_batches, chunks, stages if group is None else group, paired)
+    return Pipeline(
+        name,
+        stages,
+        2 if schedule.mirrored else chunks,
+        micro_batches,
+        schedule.order(size),
+        parts=stages * chunks,
+    )

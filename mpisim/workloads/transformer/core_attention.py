@@ -1,0 +1,214 @@
+"""Core attention: scores, softmax and their product with the values, as one operator.
+
+It is the operator that selective recomputation drops (arXiv:2205.05198). Three ways to compute it:
+
+- fused ("flash"): one kernel forward, one backward;
+- eager: scores in memory, as Megatron-LM's `DotProductAttention` computes it. Products, softmax
+  with scale and mask, dropout of the probabilities, and the copy that brings the heads of a token
+  together again. Where operations are not fused, scale and mask are kernels, and heads are copied
+  to where a batched product wants them, one after another (``permute`` and ``matmul``). The number
+  of scores is heads × queries × keys of the sequence, whatever a mask hides;
+- over a sequence that is spread over ranks: :mod:`.context_parallel`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mpisim.kernels.core_gemm import CoreGemm
+from mpisim.kernels.operations import BYTES, Attention, Gemm, Precision, Softmax
+
+from ..operators import Compute, Operator, Step
+from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
+from .pointwise import FP32, MASK_BYTES, dropout_kernels, elementwise
+from .shapes import AttentionShape, Shapes
+
+__all__ = ["core_attention"]
+
+CONTEXT_PARALLEL = {
+    "ring": ring_attention,
+    "all-gather": all_gather_attention,
+    "pytorch": pytorch_ring_attention,
+}
+"""Attention over a context that is spread over ranks, by `Plan.cp_style`."""
+
+MATRIX_UNIT_LOAD = 16
+"""Bytes that matrix units load at a time."""
+
+MAX_CAUSAL_SOFTMAX_KEYS = 2048
+"""Keys that Megatron-LM's causal softmax takes (16,384 since 2023)."""
+
+CAUSAL_SOFTMAX_ROWS = 4
+"""Rows of a thread block of it, of as many heads × sequences: it takes multiples."""
+
+
+def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
+    """Queries, keys and values → each token's mixture of values.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    shape : AttentionShape
+    """
+    if s.plan.kernels == "eager":
+        return _eager_attention(s, name, shape)
+    # Of fused attention the logarithm of each row's sum is kept; its output is the next input, but
+    # for products that take it in another format.
+    saved = BYTES["fp32"] * s.batch * shape.heads * shape.queries
+    if s.quantised:
+        result = BYTES["fp8"] if s.attention_format == "fp8" else s.element_size
+        saved += result * s.batch * shape.queries * shape.output_width
+    repeated: list[Step] = []
+    repeated_backward: list[Step] = []
+    if s.plan.repeats_heads and shape.kv_heads < shape.heads:
+        whole = replace(shape, kv_heads=shape.heads)
+        width = shape.key_value_width + whole.key_value_width
+        traffic = s.element_size * s.batch * (shape.keys // s.grid.cp) * width
+        repeated = [elementwise(f"{name} repeated heads", traffic)]
+        repeated_backward = [elementwise(f"{name} repeated heads backward", traffic)]
+        shape = whole
+    if s.grid.cp > 1:
+        forward, backward = CONTEXT_PARALLEL[s.plan.cp_style](s, name, shape)
+        return Operator(
+            name,
+            (*repeated, *forward),
+            (*backward, *repeated_backward),
+            saved=saved,
+            selective=True,
+        )
+
+    def kernel(*, backward: bool = False) -> Attention:
+        return shape.kernel(s, shape.queries, shape.keys, shape.causal, backward=backward)
+
+    forward_steps: list[Step] = [Compute(name, kernel())]
+    backward_steps: list[Step] = [Compute(f"{name} backward", kernel(backward=True))]
+    if s.attention_format == "fp8":
+        width = shape.queries * shape.query_width + shape.keys * shape.key_value_width
+        forward_steps.insert(0, elementwise(f"{name} cast", _cast_traffic(s) * width))
+        result = shape.queries * shape.output_width
+        backward_steps.insert(0, elementwise(f"{name} gradient cast", _cast_traffic(s) * result))
+    if not s.plan.fused and not s.plan.separate_projections:
+        # Queries, keys and values were cut out of one tensor: so is their gradient put together.
+        width = s.batch * (shape.queries * shape.query_width + shape.keys * shape.key_value_width)
+        backward_steps.append(
+            elementwise(f"{name} concatenated gradients", 2 * s.element_size * width)
+        )
+    return Operator(
+        name,
+        (*repeated, *forward_steps),
+        (*backward_steps, *repeated_backward),
+        saved=saved,
+        selective=True,
+    )
+
+
+def _cast_traffic(s: Shapes) -> int:
+    """Bytes read and written to cast one number of every sequence to fp8."""
+    return s.batch * (s.element_size + BYTES["fp8"])
+
+
+def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
+    """Queries, keys and values → their mixture, with the scores in memory.
+
+    It keeps the softmax, and with dropout its mask and what it leaves: 5as²b bytes in 16-bit
+    formats (arXiv:2205.05198).
+
+    Matrix units load 16 bytes at a time. cuBLAS before CUDA 11.7 had hardly any kernel for batched
+    products in 16 bits whose rows are no multiple of that, and took the CUDA cores: on A100s a
+    batch of (1024, 1024) × (1024, 140) in bf16 ran at 12 TFLOP/s under CUDA 11.6 and at 86 under
+    11.7 (github:pytorch/pytorch, issue 83272), and attention over 197 tokens took longer in fp16
+    than in fp32 (github:facebookresearch/xformers, pull request 467). In one layout of the first
+    fp16 reached 54. Here all of them run there (``plan.unaligned = "cores"``).
+
+    With ``plan.scores_softmax = "causal"`` the softmax is Megatron-LM's
+    ScaledUpperTriangMaskedSoftmax (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h): of
+    each row it reads what the mask leaves, and writes zeros behind. It takes scores in 16 bits of
+    17 to 2,048 keys, as many queries, and a multiple of four heads × sequences
+    (megatron/model/fused_softmax.py). Others are cast to fp32, multiplied by the number of the
+    layer, masked, put through PyTorch's softmax and cast back.
+    """
+    e, drops, fused = s.element_size, s.model.dropout, s.plan.fused
+    q, k = shape.queries, shape.keys
+    batch = s.batch * shape.heads
+    rows, scores = batch * q, batch * q * k
+    repeated = s.batch * k * shape.heads * (shape.head_size + shape.value_size)
+    compact = s.batch * k * shape.key_value_width
+    grouped = shape.kv_heads < shape.heads
+    output = s.batch * q * shape.output_width
+    widths = (shape.head_size, shape.value_size, k)
+    misaligned = e == 2 and any(e * width % MATRIX_UNIT_LOAD for width in widths)
+    on_cuda_cores = misaligned and s.plan.unaligned == "cores"
+    kind: type[Gemm] = CoreGemm if on_cuda_cores else Gemm
+    dtype: Precision = "fp32" if on_cuda_cores else s.matmul_format
+
+    def product(what: str, m: int, n: int, inner: int) -> Compute:
+        kernel = kind(m, n, inner, batch, dtype=dtype, output=s.storage_format)
+        return Compute(f"{name} {what}", kernel)
+
+    causal = shape.causal and shape.window is None
+    wants_causal_kernel = s.plan.scores_softmax == "causal" and fused and causal
+    fits_causal_kernel = (
+        e == 2
+        and 16 < k <= MAX_CAUSAL_SOFTMAX_KEYS
+        and q == k
+        and q % 4 == 0
+        and batch % CAUSAL_SOFTMAX_ROWS == 0
+    )
+
+    def softmax(what: str, *, backward: bool = False) -> list[Step]:
+        if not wants_causal_kernel or fits_causal_kernel:
+            kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
+            return [Compute(f"{name} {what}", kernel)]
+        softmax_fp32 = Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32"))
+        cast = [elementwise(f"{name} {what} cast", (e + FP32) * scores)] if e != FP32 else []
+        scale_and_mask = [
+            elementwise(f"{name} {what} {step}", 2 * FP32 * scores) for step in ("scale", "mask")
+        ]
+        if backward:
+            return [*cast, softmax_fp32, *reversed(scale_and_mask), *cast]
+        return [*cast, *scale_and_mask, softmax_fp32, *cast]
+
+    forward: list[Step] = []
+    if grouped:
+        forward.append(elementwise(f"{name} repeated heads", e * (compact + repeated)))
+    inputs = s.batch * (q * shape.query_width + k * shape.key_value_width)
+    if not fused:
+        forward.append(elementwise(f"{name} heads in batches", 2 * e * inputs))
+    forward.append(product("scores", q, k, shape.head_size))
+    if shape.relative_bias:
+        forward.append(elementwise(f"{name} relative bias", 2 * e * scores + e * scores // s.batch))
+    if not fused:
+        forward.append(elementwise(f"{name} scale", 2 * e * scores))
+        forward.append(elementwise(f"{name} mask", 2 * e * scores))
+    forward += softmax("softmax")
+    if drops:
+        forward += dropout_kernels(s, f"{name} dropout", scores)
+    forward.append(product("context", q, shape.value_size, k))
+    forward.append(elementwise(f"{name} transposition", 2 * e * output))
+
+    backward: list[Step] = []
+    if not fused:
+        backward.append(elementwise(f"{name} transposition backward", 2 * e * output))
+    backward.append(product("probabilities gradient", q, k, shape.value_size))
+    backward.append(product("values gradient", k, shape.value_size, q))
+    if drops:
+        backward += dropout_kernels(s, f"{name} dropout backward", scores, backward=True)
+    backward += softmax("softmax backward", backward=True)
+    if not fused and shape.causal:
+        # What a mask replaces has no gradient; one that is added leaves it as it is.
+        backward.append(elementwise(f"{name} mask backward", 2 * e * scores))
+    if not fused:
+        backward.append(elementwise(f"{name} scale backward", 2 * e * scores))
+    if shape.relative_bias:
+        backward.append(
+            elementwise(f"{name} relative bias gradient", e * (scores + scores // s.batch))
+        )
+    backward.append(product("queries gradient", q, shape.head_size, k))
+    backward.append(product("keys gradient", k, shape.head_size, q))
+    if grouped:
+        backward.append(elementwise(f"{name} repeated heads backward", e * (compact + repeated)))
+    if not fused:
+        backward.append(elementwise(f"{name} concatenated gradients", 2 * e * inputs))
+    kept = 2 * e + MASK_BYTES if drops else e
+    return Operator(name, tuple(forward), tuple(backward), saved=kept * scores, selective=True)

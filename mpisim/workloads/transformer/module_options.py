@@ -1,0 +1,72 @@
+"""Options that act on single modules of a layer: recomputation and CUDA graphs.
+
+Recomputation
+    Megatron-LM's ``--recompute-modules`` with ``--recompute-granularity selective``: norms,
+    activations of experts and the projections up to the heads of latent attention throw away their
+    results (``megatron/core/tensor_parallel/random.py``, `CheckpointWithoutOutput`) and make them
+    again when the backward pass comes to what has read them; dense feed-forward blocks keep their
+    input only. Its "core_attn" is `plan.recompute` = "selective", and whole layers are for
+    :mod:`..recomputation`.
+
+CUDA graphs
+    Transformer Engine's ``make_graphed_callables``, which Megatron-LM uses for parts of a layer
+    (``--cuda-graph-impl transformer_engine``): replaying a graph is one launch, whatever it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...experiment.plan import RecomputedModule
+from ..operators import Compute, Operator, Step
+from .shapes import Shapes
+
+__all__ = ["capture_module", "capture_steps", "recompute_module"]
+
+
+def recompute_module(
+    s: Shapes, module: RecomputedModule, *operators: Operator
+) -> tuple[Operator, ...]:
+    """Operators of a module → an operator that runs them again; none if the plan does not say so.
+
+    It belongs behind what reads their results: its backward pass is their forward.
+    """
+    if module not in s.plan.recompute_modules:
+        return ()
+    steps = tuple(step for each in operators for step in each.forward)
+    return (Operator(f"{operators[0].name} again", (), steps),)
+
+
+def capture_module(s: Shapes, module: str, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Operators of a module → the same launched as one CUDA graph a pass, if the plan says so."""
+    if module not in s.plan.cuda_graph_modules or not operators:
+        return operators
+    forward = [each.forward for each in operators]
+    backward = [each.backward for each in reversed(operators)]
+    passes = zip(_replayed(forward), reversed(_replayed(backward)), strict=True)
+    return tuple(
+        replace(each, forward=there, backward=back)
+        for each, (there, back) in zip(operators, passes, strict=True)
+    )
+
+
+def capture_steps(s: Shapes, module: str, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps of a module → the same launched as one CUDA graph, if the plan says so."""
+    steps = tuple(steps)
+    return _replayed([steps])[0] if module in s.plan.cuda_graph_modules else steps
+
+
+def _replayed(parts: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+    """Steps of several operators → the same with all launches in the first kernel."""
+    launches = 1
+    found = []
+    for steps in parts:
+        written: list[Step] = []
+        for step in steps:
+            if isinstance(step, Compute):
+                step = replace(step, launches=launches)
+                launches = 0
+            written.append(step)
+        found.append(tuple(written))
+    return found

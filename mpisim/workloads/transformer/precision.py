@@ -1,0 +1,242 @@
+"""Number formats of linear layers: casts of operands, accumulators and gradient buffers.
+
+Operands
+    In fp8 and NVFP4 an operand is cast before it is multiplied, read and written once in each
+    layout that products need: on Hopper they take fp8 only where both run along k, so that what
+    gradients of weights read is kept transposed, too (``plan.fp8_transposed``). Where scales come
+    from (``plan.fp8_scaling``) decides how often it is read: from steps before ("delayed") or from
+    blocks of 32 elements ("blocks", MXFP8) once; from the whole operand ("current") once more.
+
+    Transformer Engine (transformer_engine/pytorch/module) fuses a cast with delayed scaling into
+    the norm before a matrix split by columns (``layernorm_fwd_fp8``; with others the norm's output
+    is cast behind it), and transposes what was gathered or cast in one layout when the gradient of
+    the weights needs it (``fp8_transpose`` of ``ln_out_total`` and ``grad_output``). Blocks are
+    scaled along the layout they are written in: both are made at once, and nothing is transposed.
+    With ``plan.fp8_casts`` "compiled" a compiler fuses the search of the largest value with what
+    makes an operand (torchao, XLA).
+
+Accumulators
+    Forward, cuBLAS's fast accumulation serves; products in fp8 that make gradients keep their sums
+    in fp32 (split accumulators, :mod:`mpisim.kernels.split_gemm`).
+
+Gradient buffers
+    Megatron-LM adds every micro-batch to a buffer of its own (``main_grad``), fp32 by default:
+    matrix products straight from the kernel (``gradient_accumulation_fusion``, since 2022),
+    everything else by one addition a parameter. PyTorch keeps gradients in the weights' format and
+    adds only from the second micro-batch on; where there are several, that addition is counted for
+    each. FSDP reduces gradients instead, or adds up those of units (:mod:`..data_parallel.fsdp`).
+    DeepSpeed's BF16_Optimizer copies the gradients of every micro-batch to fp32 and adds the copies
+    up (``update_hp_grads`` of deepspeed/runtime/bf16_optimizer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
+from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
+
+from ..operators import Compute, Operator, Step
+from .shapes import Shapes
+
+__all__ = [
+    "accumulate_gradient",
+    "cast",
+    "cast_norm_output",
+    "cast_weight",
+    "split_accumulators",
+    "transpose_column_input",
+    "transpose_gathered",
+    "weight_gradient",
+]
+
+# --- casts of operands --------------------------------------------------------------------------
+
+
+def cast(
+    s: Shapes, name: str, elements: int, *, after_kernel: bool = False, gathered: bool = False
+) -> Compute:
+    """Operand in the storage format → operand in the format of the products, one kernel.
+
+    To NVFP4 it is read three times: for the largest values as it is and after the random Hadamard
+    transform of 16 × 16 blocks, to be written as it is, and to be written transformed and
+    transposed for the gradients of weights (Transformer Engine, NVFP4BlockScaling, and
+    hadamard_transform in transformer_engine/common).
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the operand.
+    elements : int
+    after_kernel : bool
+        Whether an elementwise kernel has just made it, as most gradients: outside of Transformer
+        Engine that kernel finds the largest value where operations are fused, and both layouts are
+        written at once, not in passes of their own.
+    gathered : bool
+        Whether an all-gather follows: one layout is cast, the other made of what was gathered.
+    """
+    reads, layouts = 1, 2
+    if s.linear_format == "nvfp4":
+        reads = 3
+    elif _by_transformer_engine(s):
+        reads = 2 if s.plan.fp8_scaling == "current" else 1
+        layouts = 1 if _transposes_later(s, gathered) or not _needs_both_layouts(s) else 2
+    elif s.plan.fp8_scaling == "current" and not (after_kernel and s.plan.fused):
+        reads = 3
+    traffic = reads * s.element_size * elements + layouts * s.operand_bytes(elements)
+    return Compute(f"{name} cast", Elementwise(traffic, transposes=layouts == 2))
+
+
+def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+    """Output of a norm → operand of a matrix split by columns; nothing where the norm casts."""
+    if not _norm_casts(s):
+        yield cast(s, name, elements, gathered=s.sequence_parallel)
+
+
+def cast_weight(
+    s: Shapes, name: str, elements: int, *, backward: bool = False
+) -> Iterator[Compute]:
+    """Weights → operand for one pass; forward their largest value is found before."""
+    if s.plan.fp8_weight_casts:
+        reads = 1 if backward or s.plan.fp8_scaling == "delayed" else 2
+        traffic = reads * s.element_size * elements + s.operand_bytes(elements)
+        what = f"{name} weight cast{' backward' if backward else ''}"
+        yield Compute(what, Elementwise(traffic, transposes=backward))
+
+
+def transpose_column_input(
+    s: Shapes, name: str, elements: int, after: tuple[str, ...] = ()
+) -> Iterator[Compute]:
+    """Cast input of a matrix split by columns → its transpose, for the gradient of the matrix."""
+    if _by_transformer_engine(s) and _transposes_later(s, s.sequence_parallel or _norm_casts(s)):
+        yield _transposition(s, name, elements, after)
+
+
+def transpose_gathered(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
+    """Operand gathered in one layout → its transpose, for the gradient of a matrix."""
+    if s.quantised and (
+        s.gathers_batch_first
+        or (_by_transformer_engine(s) and _transposes_later(s, s.sequence_parallel))
+    ):
+        yield _transposition(s, name, elements)
+
+
+def _transposition(s: Shapes, name: str, elements: int, after: tuple[str, ...] = ()) -> Compute:
+    """One kernel that transposes an operand."""
+    traffic = 2 * s.operand_bytes(elements)
+    what = f"{name} transposition"
+    return Compute(what, Elementwise(traffic, transposes=True), weight=True, after=after)
+
+
+def _by_transformer_engine(s: Shapes) -> bool:
+    """Whether Transformer Engine casts."""
+    return s.plan.fp8_casts == "transformer-engine"
+
+
+def _needs_both_layouts(s: Shapes) -> bool:
+    """Whether products take an operand in two layouts."""
+    return s.plan.fp8_transposed or s.plan.fp8_scaling == "blocks"
+
+
+def _transposes_later(s: Shapes, one_layout: bool) -> bool:
+    """Whether an operand that exists in one layout is transposed when it is needed."""
+    whole = s.linear_format == "fp8" and s.plan.fp8_scaling != "blocks"
+    return one_layout and whole and s.plan.fp8_transposed
+
+
+def _norm_casts(s: Shapes) -> bool:
+    """Whether norms write fp8 themselves."""
+    return (
+        s.linear_format == "fp8"
+        and _by_transformer_engine(s)
+        and s.plan.fp8_scaling == "delayed"
+        and s.plan.fused
+    )
+
+
+# --- accumulators -------------------------------------------------------------------------------
+
+
+def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Operators → the same with fp8 gradients summed in split accumulators, if the plan says so."""
+    if s.linear_format != "fp8" or not s.plan.fp8_split_sums:
+        return operators
+    return tuple(
+        replace(each, backward=tuple(map(_split_accumulator, each.backward))) for each in operators
+    )
+
+
+def _split_accumulator(step: Step) -> Step:
+    if not isinstance(step, Compute):
+        return step
+    kernel = step.kernel
+    if type(kernel) is Gemm and kernel.dtype == "fp8":
+        return replace(step, kernel=SplitGemm(**asdict(kernel)))
+    if type(kernel) is GroupedGemm and kernel.dtype == "fp8":
+        return replace(step, kernel=SplitGroupedGemm(**asdict(kernel)))
+    return step
+
+
+# --- gradient buffers ---------------------------------------------------------------------------
+
+
+def accumulate_gradient(s: Shapes, name: str, size: int) -> Iterator[Compute]:
+    """Gradient of `size` elements → its addition to those of the micro-batches before.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the parameter.
+    size : int
+        Elements of the gradient.
+    """
+    if s.is_megatron:
+        traffic = s.element_size + 2 * BYTES[s.gradient_format]
+    elif s.upcasts_gradients:
+        wide = BYTES[s.gradient_format]
+        widened = Elementwise((s.element_size + wide) * size)
+        yield Compute(f"{name} gradient cast", widened, weight=True)
+        traffic = 3 * wide
+    elif s.accumulates_gradients and not s.shards_gradients:
+        traffic = 3 * s.element_size
+    else:
+        return
+    yield Compute(f"{name} gradient accumulation", Elementwise(traffic * size), weight=True)
+
+
+def weight_gradient(
+    s: Shapes,
+    name: str,
+    tokens: int,
+    n: int,
+    k: int,
+    *,
+    after: tuple[str, ...] = (),
+    linear: bool = True,
+) -> Iterator[Compute]:
+    """Inputs and output gradients → gradient of a matrix (k, n), added to the micro-batches before.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the matrix.
+    tokens, n, k : int
+        Rows of both operands; features of the gradients and of the inputs.
+    after : tuple of str
+        Tokens of communications that bring the inputs.
+    linear : bool
+        Whether the product is in the format of linear layers.
+    """
+    name = f"{name} weight gradient"
+    dtype = s.linear_format if linear else s.matmul_format
+    if s.is_megatron and s.plan.fuses_wgrad:
+        gemm = Gemm(n, k, tokens, dtype=dtype, output=s.gradient_format, accumulate=True)
+        yield Compute(name, gemm, weight=True, after=after)
+    else:
+        gemm = Gemm(n, k, tokens, dtype=dtype, output=s.storage_format)
+        yield Compute(name, gemm, weight=True, after=after)
+        yield from accumulate_gradient(s, name.removesuffix(" gradient"), n * k)

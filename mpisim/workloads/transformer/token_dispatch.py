@@ -1,0 +1,383 @@
+"""The exchange of tokens between router and experts, to the experts (dispatch) and back (combine).
+
+All-to-all dispatcher
+    In the order of Megatron-LM's `MoEAlltoAllTokenDispatcher`
+    (``megatron/core/transformer/moe/token_dispatcher.py``). The ranks tell each other how many
+    tokens each expert gets, each token is copied for each of its experts, and two all-to-alls bring
+    the copies and their probabilities to the experts. How many rows each rank sends and gets the
+    CPU has to know before it can launch these, and waits for it (`_maybe_dtoh_and_synchronize`),
+    unless all experts get as many (`moe_capacity`). Where an expert is itself tensor parallel
+    (etp), copies are gathered and results reduce-scattered. The way back is one all-to-all and the
+    sum over a token's experts.
+
+Flexible dispatcher
+    Megatron-LM's `MoEFlexTokenDispatcher` with DeepEP (github:deepseek-ai/DeepEP) or HybridEP:
+    routing goes to one kernel that sends each token once to each rank that has any of its experts,
+    and where ranks stand in several nodes once to each node, from where the fast links take it
+    further. It is copied for each expert only after it has arrived, and added up over a rank's (a
+    node's) experts before it returns. The CPU waits for the number of tokens that arrive, as it
+    does without. HybridEP gathers all ranks' maps of tokens to experts before, and sends with each
+    token a probability for every expert of the node (``deep_ep/hybrid_ep_buffer.py`` and
+    ``csrc/hybrid_ep`` of its branch). What links inside a node carry beside the network is hidden
+    behind it, and left out. How many ranks or nodes have one of a token's experts is that of a
+    router without preference, which first chooses groups of experts where the model has them
+    (node-limited routing of DeepSeek-V3).
+
+`moe_imbalance` makes the busiest expert-parallel rank the measure of all: the rows its experts
+multiply and the bytes of all-to-alls grow by the same factor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpisim.kernels.operations import BYTES, Copy, Elementwise
+
+from ...program import Operation
+from ..operators import Await, Communicate, Compute, Operator, Step
+from .module_options import capture_steps
+from .pointwise import elementwise
+from .shapes import Shapes
+
+__all__ = ["MAP_ENTRY_BYTES", "Routing", "combine", "dispatch", "expected_destinations"]
+
+FP32 = BYTES["fp32"]
+MAP_ENTRY_BYTES = 1
+"""Of the map of tokens to experts."""
+ROW_NUMBER_BYTES = 4
+COUNT_BYTES = 8
+"""Of a number of tokens."""
+READ_COUNTS = "read token counts"
+WAIT_FOR_COUNTS = Await("wait for token counts", READ_COUNTS)
+COUNT_COPIES = 4
+"""Copies of counts to the CPU: rows sent, rows received, of its tp group, of each expert."""
+COUNT_SUM_KERNELS = 5
+"""What each rank sends and gets, and what each of its experts does: four sums, and a copy."""
+TOP_K_KERNELS = 3
+"""Kernels that make the lists of experts that DeepEP takes of the map: the best of each token."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Rows of the tensors between router and experts on one rank.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens that this rank routes.
+    copies : int
+        Rows that it sends: one for each expert of each token.
+    received : int
+        Rows that the busiest rank receives.
+    rows : int
+        Rows that the experts of the busiest rank multiply: what its etp group received.
+    local_experts : int
+        Experts of this rank.
+    """
+
+    tokens: int
+    copies: int
+    received: int
+    rows: int
+    local_experts: int
+
+    @classmethod
+    def of(cls, s: Shapes) -> Routing:
+        """Shapes of a rank → numbers of its rows."""
+        copies = s.sharded_tokens * s.model.topk
+        # All experts on one rank: it gets every copy, however unevenly they are ranks.
+        busiest = s.plan.moe_imbalance if s.grid.ep > 1 else 1.0
+        received = math.ceil(copies * busiest)
+        rows, local_experts = received * s.grid.etp, s.model.experts // s.grid.ep
+        return cls(s.sharded_tokens, copies, received, rows, local_experts)
+
+
+def dispatch(s: Shapes, routing: Routing) -> Operator:
+    """Tokens where they were routed → rows of their experts; backward gradients return."""
+    if s.plan.moe_dispatcher == "all-to-all":
+        return _all_to_all_dispatch(s, routing)
+    return _flexible_dispatch(s, routing)
+
+
+def combine(s: Shapes, routing: Routing) -> Operator:
+    """Results of the experts → their sums where the tokens were routed."""
+    if s.plan.moe_dispatcher == "all-to-all":
+        return _all_to_all_combine(s, routing)
+    return _flexible_combine(s, routing)
+
+
+# --- all-to-all dispatcher ----------------------------------------------------------------------
+
+
+def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
+    """As `dispatch`, a copy for each expert."""
+    h, e, grid = s.model.hidden, s.element_size, s.grid
+    sent = _dispatch_element_size(s)
+    ranks = grid.etp * grid.ep
+    copied = e * h * (routing.tokens + routing.copies)
+    quantised = (e + sent) * h
+
+    needs_counts = not s.plan.moe_capacity
+    forward: list[Step] = []
+    if needs_counts:
+        forward.append(_local_counts(routing.tokens, s.model.experts))
+        if ranks > 1:
+            size = ranks * s.model.experts * COUNT_BYTES
+            gather = Operation.ALL_GATHER
+            forward.append(Communicate("token counts all-gather", gather, _dispatch_group(s), size))
+            forward.append(_count_sums(size))
+        counts = Copy(COUNT_BYTES * (2 * ranks + routing.local_experts), "host")
+        forward.append(Compute(READ_COUNTS, counts, launches=COUNT_COPIES if ranks > 1 else 1))
+    forward.append(_token_rows(routing.tokens, s.model.experts))
+    forward.append(elementwise("permutation", copied))
+    if sent != e:
+        forward.append(elementwise("dispatch cast", quantised * routing.copies))
+    forward = [*capture_steps(s, "moe_preprocess", forward)]
+    if ranks > 1 and needs_counts:
+        forward.append(WAIT_FOR_COUNTS)
+    if grid.ep > 1:
+        forward += [
+            _all_to_all("dispatch", sent * routing.received * h),
+            _all_to_all("probabilities", FP32 * routing.received),
+        ]
+    if grid.etp > 1:
+        forward += [
+            _expert_tp_collective("dispatch", Operation.ALL_GATHER, sent * routing.rows * h),
+            _expert_tp_collective("probabilities", Operation.ALL_GATHER, FP32 * routing.rows),
+        ]
+    sort = sent if s.dispatches_fp8 else e
+    if sent != e and not s.dispatches_fp8:
+        forward.append(elementwise("dispatch cast back", quantised * routing.rows))
+    backward: list[Step] = []
+    if routing.local_experts > 1:
+        forward.append(_chunk_rows(routing.rows))
+        forward.append(elementwise("sort by expert", 2 * sort * routing.rows * h))
+        backward.append(elementwise("sort by expert backward", 2 * e * routing.rows * h))
+    if ranks == 1 and needs_counts:
+        forward.append(WAIT_FOR_COUNTS)
+    # Gradients return in the activations' format.
+    if grid.etp > 1:
+        backward += [
+            _expert_tp_collective(
+                "probabilities gradient", Operation.REDUCE_SCATTER, FP32 * routing.rows
+            ),
+            _expert_tp_collective(
+                "dispatch gradient", Operation.REDUCE_SCATTER, e * routing.rows * h
+            ),
+        ]
+    if grid.ep > 1:
+        backward += [
+            _all_to_all("probabilities gradient", FP32 * routing.received),
+            _all_to_all("dispatch gradient", e * routing.received * h),
+        ]
+    backward.append(elementwise("permutation backward", copied))
+    return Operator("dispatch", tuple(forward), tuple(backward))
+
+
+def _all_to_all_combine(s: Shapes, routing: Routing) -> Operator:
+    """As `combine`, a copy from each expert."""
+    h, e, grid = s.model.hidden, s.element_size, s.grid
+    sent = _dispatch_element_size(s)  # gradients go to the experts as tokens do
+    copied = e * h * (routing.tokens + routing.copies)
+    forward: list[Step] = []
+    backward: list[Step] = [elementwise("unpermutation backward", copied)]
+    if sent != e:
+        backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.copies))
+    if grid.ep > 1:
+        backward.append(_all_to_all("combine gradient", sent * routing.received * h))
+    if grid.etp > 1:
+        size = sent * routing.rows * h
+        backward.append(_expert_tp_collective("combine gradient", Operation.ALL_GATHER, size))
+    sort = sent if s.dispatches_fp8 else e
+    if sent != e and not s.dispatches_fp8:
+        backward.append(elementwise("combine gradient cast back", (e + sent) * h * routing.rows))
+    if routing.local_experts > 1:
+        forward.append(elementwise("unsort by expert", 2 * e * routing.rows * h))
+        backward.append(elementwise("unsort by expert backward", 2 * sort * routing.rows * h))
+    if grid.etp > 1:
+        forward.append(
+            _expert_tp_collective("combine", Operation.REDUCE_SCATTER, e * routing.rows * h)
+        )
+    if grid.ep > 1:
+        forward.append(_all_to_all("combine", e * routing.received * h))
+    forward.append(elementwise("unpermutation", copied))
+    return Operator("combine", tuple(forward), tuple(backward))
+
+
+def _all_to_all(name: str, size: int) -> Communicate:
+    return Communicate(f"{name} all-to-all", Operation.ALL_TO_ALL, "ep", size)
+
+
+def _expert_tp_collective(name: str, operation: Operation, size: int) -> Communicate:
+    what = operation.name.lower().replace("_", "-")
+    return Communicate(f"{name} {what}", operation, "etp", size)
+
+
+def _dispatch_group(s: Shapes) -> str:
+    """The group of ranks among which the tokens of one layer are exchanged."""
+    if s.grid.etp == 1:
+        return "ep"
+    return "etp" if s.grid.ep == 1 else "etp-ep"
+
+
+# --- flexible dispatcher: DeepEP, HybridEP ------------------------------------------------------
+
+
+def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
+    """As `dispatch`, a copy for each rank or node that has an expert of the token."""
+    h, e = s.model.hidden, s.element_size
+    sent = _dispatch_element_size(s)
+    arrived, exchanged = _arriving_tokens(s, routing)
+    received = sent if s.dispatches_fp8 else e
+
+    hybrid = s.plan.moe_dispatcher == "hybrid-ep"
+    choices = routing.tokens * s.model.experts
+    forward: list[Step] = []
+    if not hybrid:
+        chosen = Elementwise(FP32 * choices)
+        forward.append(Compute("chosen experts", chosen, launches=TOP_K_KERNELS))
+    elif s.grid.ep > 1:
+        forward += _gather_token_maps(choices * s.grid.ep)
+    forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
+    if sent != e:
+        forward.append(elementwise("dispatch cast", (e + sent) * h * routing.tokens))
+    forward = [*capture_steps(s, "moe_preprocess", forward)]
+    forward.append(WAIT_FOR_COUNTS)
+    backward: list[Step] = []
+    # Probabilities of all experts of a node travel with each token, and their gradients back.
+    probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
+    if s.grid.ep > 1:
+        forward.append(_all_to_all("dispatch", (sent * h + probabilities) * exchanged))
+    if received != sent:
+        forward.append(elementwise("dispatch cast back", (e + sent) * h * arrived))
+    forward.append(_token_rows(arrived, routing.local_experts))
+    forward.append(elementwise("permutation", received * h * (arrived + routing.rows)))
+    backward.append(elementwise("permutation backward", e * h * (arrived + routing.rows)))
+    if s.grid.ep > 1:  # gradients return in the activations' format
+        backward.append(_all_to_all("dispatch gradient", (e * h + probabilities) * exchanged))
+    return Operator("dispatch", tuple(forward), tuple(backward))
+
+
+def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
+    """As `combine`, a sum from each rank or node that has an expert of the token."""
+    h, e = s.model.hidden, s.element_size
+    sent = _dispatch_element_size(s)  # gradients go to the experts as tokens do
+    arrived, exchanged = _arriving_tokens(s, routing)
+    received = sent if s.dispatches_fp8 else e
+
+    forward: list[Step] = [elementwise("unpermutation", e * h * (arrived + routing.rows))]
+    backward: list[Step] = []
+    if sent != e:
+        backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.tokens))
+    if s.grid.ep > 1:
+        forward.append(_all_to_all("combine", e * exchanged * h))
+        backward.append(_all_to_all("combine gradient", sent * exchanged * h))
+    if received != sent:
+        backward.append(elementwise("combine gradient cast back", (e + sent) * h * arrived))
+    backward.append(elementwise("unpermutation backward", received * h * (arrived + routing.rows)))
+    return Operator("combine", tuple(forward), tuple(backward))
+
+
+def expected_destinations(
+    experts: int, topk: int, parts: int, groups: int = 1, chosen: int = 1
+) -> float:
+    """Mean number of the `parts` equal parts of the experts that one token needs.
+
+    A part is avoided if all `topk` experts, taken without repetition, lie in the others; they come
+    from `chosen` of `groups` equal groups of experts that follow each other.
+
+    Parameters
+    ----------
+    experts, topk : int
+        Experts of a layer, and those of one token.
+    parts : int
+        Ranks or nodes that the experts are spread over.
+    groups, chosen : int
+        Groups of experts, and those that one token may choose from.
+
+    Examples
+    --------
+    >>> expected_destinations(8, 1, 4)
+    1.0
+    >>> expected_destinations(8, 8, 4)
+    4.0
+    >>> expected_destinations(8, 4, 4, groups=4, chosen=2)
+    2.0
+    """
+    group, part = experts // groups, experts // parts
+    within = max(part // group, 1)  # groups that a part has, or is one's share of
+    eligible = chosen * group
+
+    def avoided(own: int) -> float:
+        others = eligible - own
+        return math.prod((others - i) / (eligible - i) for i in range(topk))
+
+    return parts * sum(
+        math.comb(within, k)
+        * math.comb(groups - within, chosen - k)
+        / math.comb(groups, chosen)
+        * (1 - avoided(k * min(part, group)))
+        for k in range(max(0, chosen - groups + within), min(within, chosen) + 1)
+    )
+
+
+def _dispatch_element_size(s: Shapes) -> int:
+    """Bytes of an element on its way to the experts."""
+    return BYTES["fp8"] if s.plan.dispatch_precision == "fp8" else s.element_size
+
+
+def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
+    """Tokens that arrive at the busiest rank, and those of them that it exchanges over `ep`."""
+    model, grid = s.model, s.grid
+    nodes = grid.nodes("ep")
+    busiest = routing.received / routing.copies
+
+    def tokens(parts: int) -> int:
+        needed = expected_destinations(
+            model.experts, model.topk, parts, model.expert_groups, model.topk_groups
+        )
+        return math.ceil(routing.tokens * needed * busiest)
+
+    return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
+
+
+def _gather_token_maps(size: int) -> tuple[Step, ...]:
+    """All ranks' maps of tokens to experts, `size` entries, and a kernel that reads them."""
+    gather = Communicate(
+        "token maps all-gather", Operation.ALL_GATHER, "ep", MAP_ENTRY_BYTES * size
+    )
+    return gather, Compute("token maps", Elementwise(MAP_ENTRY_BYTES * size))
+
+
+# --- kernels that find out which token goes where -----------------------------------------------
+#
+# Little work, but each is launched. As Megatron-LM has them
+# (``megatron/core/transformer/moe/token_dispatcher.py``): sums of the map of tokens to experts, and
+# the rows of copies, which Transformer Engine finds in three kernels
+# (``transformer_engine/pytorch/triton/permutation.py``, `make_row_id_map`) that work on one or two
+# numbers for each token and expert.
+
+
+def _local_counts(tokens: int, experts: int) -> Compute:
+    """Map → number of tokens of each expert on this rank."""
+    return Compute("token counts", Elementwise(MAP_ENTRY_BYTES * tokens * experts))
+
+
+def _count_sums(size: int) -> Compute:
+    """Counts of all ranks, `size` bytes of them → what to send and to receive (`preprocess`)."""
+    return Compute("token count sums", Elementwise(size), launches=COUNT_SUM_KERNELS)
+
+
+def _token_rows(tokens: int, experts: int) -> Compute:
+    """Map → rows of the copies of tokens: counted within blocks, over blocks, and put in order.
+
+    A flag is read and a number written; it is read and written; read, and two are written.
+    """
+    traffic = (MAP_ENTRY_BYTES + ROW_NUMBER_BYTES) + 2 * ROW_NUMBER_BYTES + 3 * ROW_NUMBER_BYTES
+    return Compute("token rows", Elementwise(traffic * tokens * experts), launches=3)
+
+
+def _chunk_rows(rows: int) -> Compute:
+    """Rows by rank → rows by expert (`make_chunk_sort_map`)."""
+    return Compute("chunk rows", Elementwise(ROW_NUMBER_BYTES * rows))
