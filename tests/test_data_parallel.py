@@ -10,8 +10,7 @@ from mpisim.workloads.data_parallel import strategy
 from mpisim.workloads.data_parallel.buckets import close_after
 from mpisim.workloads.data_parallel.held import held
 from mpisim.workloads.data_parallel.megatron import Megatron
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Layer, Parameter
 
 NET = (layer("embedding", 8), layer("a", 40, 6), layer("b", 40, 6), layer("head", 8))

@@ -20,8 +20,7 @@ from mpisim.workloads.data_parallel.ddp import Ddp
 from mpisim.workloads.data_parallel.deepspeed import DeepSpeed
 from mpisim.workloads.data_parallel.held import held
 from mpisim.workloads.data_parallel.megatron import Megatron
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Layer, Parameter
 
 WEIGHT = {

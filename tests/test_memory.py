@@ -23,10 +23,9 @@ from mpisim.memory.states import states
 from mpisim.memory.temporaries import needed_for_weights, output, result, working
 from mpisim.program import Operation, Phase
 from mpisim.workloads import lay_out
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
+from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
-from mpisim.workloads.parts import Part
 from mpisim.workloads.schedules import SCHEDULES, pipeline
 
 ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
@@ -65,12 +64,12 @@ def layer(*operators: Operator, role: str = "block", checkpoint: int = 0, size: 
     return Layer("layer", (*operators, *held), role, output=16, checkpoint=checkpoint)  # type: ignore[arg-type]
 
 
-def part(*layers: Layer) -> Part:
+def part(*layers: Layer) -> ModelChunk:
     """A part of a pipeline."""
     numbers = []
     for each in layers:
         numbers.append(len(numbers) if each.role == "block" else -1)
-    return Part(layers, tuple(numbers))
+    return ModelChunk(layers, tuple(numbers))
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ def test_the_optimizer_works_when_gathered_parameters_are_gone() -> None:
     cluster = { preset = "dgx-h100" }
     """
     laid = lay_out(read(text, "text"), 8)
-    (found,) = memory(laid.pipeline, laid.parts[0], laid.experiment.plan, laid.grid)
+    (found,) = memory(laid.pipeline, laid.model_chunks[0], laid.experiment.plan, laid.grid)
     assert found.moment == "the optimizer's step"
     assert found.working == found.parameters
     assert found.activations == found.gathered == found.buckets == 0
@@ -446,7 +445,7 @@ def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fuse
     )
     layout = lay_out(experiment, 2)
     (stage,) = memory(
-        layout.pipeline, layout.parts[0], experiment.plan, layout.grid, transformer=False
+        layout.pipeline, layout.model_chunks[0], experiment.plan, layout.grid, transformer=False
     )
     assert stage.parameters >= table
     assert stage.working < table / 100

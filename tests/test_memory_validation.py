@@ -16,9 +16,8 @@ from mpisim.experiment import Plan, Transformer
 from mpisim.memory import StageMemory, memory
 from mpisim.memory.formulas import Gpt
 from mpisim.memory.temporaries import needed_for_weights
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
-from mpisim.workloads.parts import split
+from mpisim.workloads.grid import Grid, Groups
+from mpisim.workloads.layout import split_layers
 from mpisim.workloads.schedules import pipeline
 from mpisim.workloads.transformer import transformer_network
 
@@ -76,7 +75,7 @@ def stages(row: dict[str, str]) -> list[StageMemory]:
     network = transformer_network(model(row), chosen, grid)
     micro_batches = chosen.global_batch // (chosen.dp * chosen.micro_batch)
     pipe = pipeline(chosen.schedule, chosen.pp, micro_batches, chosen.vpp)
-    return memory(pipe, split(network, chosen, pipe.parts), chosen, grid)
+    return memory(pipe, split_layers(network, chosen, pipe.parts), chosen, grid)
 
 
 def figure(stage: StageMemory, what: str) -> int:

@@ -10,7 +10,7 @@ from transformers import communications, lines, model, network, operator, plan
 from mpisim.kernels.operations import Gemm
 from mpisim.kernels.split_gemm import SplitGemm
 from mpisim.workloads import closed_forms
-from mpisim.workloads.operators import Communicate, Compute, Step
+from mpisim.workloads.operators import Communicate, Compute, Task
 
 # 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
 TINY = model("gpt", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
@@ -122,7 +122,7 @@ def test_cross_entropy_step_by_step_has_three_all_reduces() -> None:
 
 
 def test_cross_entropy_alone_may_be_fused() -> None:
-    def loss(**keys: bool) -> tuple[Step, ...]:
+    def loss(**keys: bool) -> tuple[Task, ...]:
         return operator(network(TINY, plan(tp=2, **keys)), "loss").forward
 
     assert loss(fused=False, fused_loss=True) == loss()
@@ -357,7 +357,7 @@ def test_gradients_in_fp8_have_split_sums() -> None:
         assert products(operator(found, "logits").backward) == [Gemm, Gemm]
 
 
-def products(steps: Iterable[Step]) -> list[type]:
+def products(steps: Iterable[Task]) -> list[type]:
     """Which products there are among steps."""
     kernels = [step.kernel for step in steps if isinstance(step, Compute)]
     return [type(kernel) for kernel in kernels if isinstance(kernel, Gemm)]

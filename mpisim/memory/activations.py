@@ -13,11 +13,10 @@ from operator import add
 
 from ..experiment.plan import Plan
 from ..program import Phase
-from ..workloads.operators import Layer
-from ..workloads.parts import Part
-from ..workloads.recomputation import kept_bytes
+from ..workloads.layout import ModelChunk
+from ..workloads.operators import Layer, Operator
+from ..workloads.recomputation import kept_bytes, recomputed_layers
 from ..workloads.schedules import Action
-from ..workloads.stage import recomputed
 from .temporaries import needed_for_weights, output, working
 
 __all__ = ["Chunk", "Kinds", "Peak", "chunk", "kept", "peak"]
@@ -81,17 +80,19 @@ def kept(layer: Layer, plan: Plan, whole: bool) -> int:
     return layer.saved_selective if plan.recompute == "selective" else layer.saved
 
 
-class Kinds(dict[tuple[int, bool], "_Layer"]):
+class Kinds(dict[tuple[tuple[Operator, ...], int, bool], "_Layer"]):
     """What layers hold that were worked out already, by their operators and whether all is computed
     again; of one plan, while its network exists."""
 
 
-def chunk(part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None) -> Chunk:
+def chunk(
+    part: ModelChunk, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None
+) -> Chunk:
     """Work out what the passes through a model chunk hold.
 
     Parameters
     ----------
-    part : Part
+    part : ModelChunk
     plan : Plan
     sizes : mapping of str to int
         Members of each group of ranks.
@@ -99,11 +100,11 @@ def chunk(part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None 
         Layers of one kind share their operators: each kind is worked out once.
     """
     known = Kinds() if known is None else known
-    again = recomputed(plan, part)
+    again = recomputed_layers(plan, part.numbers)
     keeps = [kept(layer, plan, whole) for layer, whole in zip(part.layers, again, strict=True)]
     each = []
     for layer, whole in zip(part.layers, again, strict=True):
-        key = (id(layer.operators), whole)
+        key = (layer.operators, layer.checkpoint, whole)
         if key not in known:
             known[key] = _Layer(layer, plan, whole, sizes)
         each.append(known[key])

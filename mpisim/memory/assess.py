@@ -34,7 +34,7 @@ def assess(layout: Layout, gpu: Gpu, *, node: int = 8) -> Verdict:
         memory(
             layout.pipeline, parts, experiment.plan, layout.grid, transformer=transformer, node=node
         )
-        for parts in layout.parts
+        for parts in layout.model_chunks
     ]
     stages = tuple(
         max(stage, key=lambda each: each.total) for stage in zip(*by_network, strict=True)

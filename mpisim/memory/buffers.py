@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ..experiment.plan import Plan
 from ..workloads.data_parallel.frameworks import frameworks
+from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer
-from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
 from .constants import constants
 from .states import gradient_bytes, size, style, weight_bytes
@@ -83,7 +83,7 @@ def added_up(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> i
     return gradient_bytes(plan) * size(layers)
 
 
-def messages(pipeline: Pipeline, stage: int, parts: Sequence[Part]) -> int:
+def messages(pipeline: Pipeline, stage: int, parts: Sequence[ModelChunk]) -> int:
     """Return the bytes a stage is about to receive: an activation and a gradient, the largest.
 
     What was received and is kept for the backward pass is counted with the activations.

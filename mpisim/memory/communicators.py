@@ -130,7 +130,7 @@ def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
 
 def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:
     # Layers of one kind share their operators: each kind is looked at once.
-    for operators in {id(layer.operators): layer.operators for layer in layers}.values():
+    for operators in dict.fromkeys(layer.operators for layer in layers):
         for operator in operators:
             for step in (*operator.forward, *operator.backward):
                 if isinstance(step, Communicate):

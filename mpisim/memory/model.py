@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Phase
-from ..workloads.grid import Grid
-from ..workloads.groups import Groups
+from ..workloads.grid import Grid, Groups
+from ..workloads.layout import ModelChunk
 from ..workloads.operators import Layer
-from ..workloads.parts import Part
 from ..workloads.schedules import Pipeline
 from .activations import Kinds, chunk, peak
 from .buffers import added_up, buckets, gathered, messages
@@ -107,7 +106,7 @@ PARTS = tuple(
 
 def memory(
     pipeline: Pipeline,
-    parts: Sequence[Part],
+    parts: Sequence[ModelChunk],
     plan: Plan,
     grid: Grid,
     *,
@@ -155,7 +154,7 @@ class _OfLayers(NamedTuple):
 def _stage(
     pipeline: Pipeline,
     stage: int,
-    parts: Sequence[Part],
+    parts: Sequence[ModelChunk],
     plan: Plan,
     grid: Grid,
     sizes: dict[str, int],
@@ -167,7 +166,7 @@ def _stage(
     chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
     layers = [layer for each in chunks for layer in each.layers]
     # Layers of one kind share their operators.
-    described = tuple((id(layer.operators), layer.role) for layer in layers)
+    described = tuple((layer.operators, layer.role) for layer in layers)
     if described not in of_layers:
         of_layers[described] = _OfLayers(
             states(layers, plan, sizes),

@@ -26,7 +26,7 @@ from ..kernels.operations import (
     operand_bytes,
 )
 from ..program import Operation
-from ..workloads.operators import Await, Communicate, Compute, Operator, Step
+from ..workloads.operators import Await, Communicate, Compute, Operator, Task
 
 __all__ = ["needed_for_weights", "output", "result", "working"]
 
@@ -94,12 +94,12 @@ def _received(step: Communicate, size: int) -> int | None:
     return None
 
 
-def working(steps: Iterable[Step], sizes: Mapping[str, int], given: int = 0) -> int:
+def working(steps: Iterable[Task], sizes: Mapping[str, int], given: int = 0) -> int:
     """Return the most that is alive at any of an operator's steps, in bytes.
 
     Parameters
     ----------
-    steps : iterable of Step
+    steps : iterable of Task
         Of one operator and one direction.
     sizes : mapping of str to int
         Members of each group; communications in groups of one are left out.

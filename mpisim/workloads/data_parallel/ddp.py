@@ -26,7 +26,7 @@ from mpisim.kernels.operations import Elementwise
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Communicate, Compute, Layer
 from .buckets import Bucket, close_after
 from .frameworks import frameworks

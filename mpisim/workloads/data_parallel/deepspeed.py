@@ -23,7 +23,7 @@ from ...base.errors import InputError
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Communicate, Layer
 from .buckets import Bucket, close_after, close_before, padded
 from .frameworks import frameworks

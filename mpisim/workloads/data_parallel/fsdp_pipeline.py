@@ -28,7 +28,7 @@ from mpisim.kernels.operations import Elementwise
 
 from ...experiment.plan import Plan
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Compute, Layer
 from .fsdp import Fsdp, Gathering, Reductions, Unit
 

@@ -24,7 +24,7 @@ from mpisim.kernels.operations import BYTES, Copy, Elementwise
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Communicate, Compute, Layer
 from .buckets import Bucket, close_after, sharded
 from .frameworks import frameworks

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from ...experiment.plan import Plan
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Layer
 from .buckets import Bucket, padded
 from .deepspeed import DeepSpeed

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from mpisim.kernels.operations import Gemm, GroupedGemm
 from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 
 __all__ = ["split_sums"]
@@ -23,7 +23,7 @@ def split_sums(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ..
     return tuple(replace(each, backward=tuple(map(_split, each.backward))) for each in operators)
 
 
-def _split(step: Step) -> Step:
+def _split(step: Task) -> Task:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Attention
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .context_parallel import gathered_attention, ring_attention, rotated_attention
 from .eager import eager_attention
 from .heads import Heads
@@ -48,8 +48,8 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     if s.quantised:
         result = BYTES["fp8"] if s.attended == "fp8" else s.element
         saved += result * s.batch * heads.queries * heads.output_width
-    repeated: list[Step] = []
-    summed: list[Step] = []
+    repeated: list[Task] = []
+    summed: list[Task] = []
     if s.plan.repeats_heads and heads.kv_heads < heads.heads:
         whole = replace(heads, kv_heads=heads.heads)
         width = heads.key_value_width + whole.key_value_width
@@ -66,8 +66,8 @@ def core_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     def kernel(*, backward: bool = False) -> Attention:
         return heads.kernel(s, heads.queries, heads.keys, heads.causal, backward=backward)
 
-    before: list[Step] = [Compute(name, kernel())]
-    behind: list[Step] = [Compute(f"{name} backward", kernel(backward=True))]
+    before: list[Task] = [Compute(name, kernel())]
+    behind: list[Task] = [Compute(f"{name} backward", kernel(backward=True))]
     if s.attended == "fp8":
         width = heads.queries * heads.query_width + heads.length * heads.key_value_width
         before.insert(0, stream(f"{name} cast", _cast(s) * width))

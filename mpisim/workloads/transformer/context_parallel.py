@@ -24,7 +24,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Step
+from ..operators import Communicate, Compute, Task
 from .heads import Heads
 from .pointwise import stream
 from .shapes import Shapes
@@ -33,7 +33,7 @@ __all__ = ["gathered_attention", "ring_attention", "rotated_attention"]
 
 FP32 = BYTES["fp32"]
 
-Passes = tuple[tuple[Step, ...], tuple[Step, ...]]
+Passes = tuple[tuple[Task, ...], tuple[Task, ...]]
 
 
 def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
@@ -57,7 +57,7 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             f"{name} exchange", Operation.SEND_RECV, "cp", size, token=f"ring {step}", after=after
         )
 
-    forward: list[Step] = [stream(f"{name} packing", 2 * pair)]
+    forward: list[Task] = [stream(f"{name} packing", 2 * pair)]
     for step in range(cp):
         if step < cp - 1:
             # What arrived is sent on, whatever is being computed with it.
@@ -67,7 +67,7 @@ def ring_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             forward.append(stream(f"{name} correction", 3 * output))
 
     # The keys and values kept are those that came last.
-    backward: list[Step] = [stream(f"{name} packing backward", 2 * pair)]
+    backward: list[Task] = [stream(f"{name} packing backward", 2 * pair)]
     for step in range(cp):
         # Keys and values for the next step, and the gradients summed so far for those at hand.
         parts = (step < cp - 1) + (step > 0)
@@ -94,7 +94,7 @@ def gathered_attention(s: Shapes, name: str, heads: Heads) -> Passes:
         "values": s.element * s.batch * heads.length * heads.kv_heads * heads.value,
     }
 
-    def gather() -> list[Step]:
+    def gather() -> list[Task]:
         return [
             *(
                 Communicate(f"{name} {what} all-gather", Operation.ALL_GATHER, "cp", size)
@@ -130,7 +130,7 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
         after = () if own else ("gathered",)
         return Compute(f"{name} backward" if backward else name, kernel, after=after)
 
-    def gathered() -> list[Step]:
+    def gathered() -> list[Task]:
         return [
             stream(f"{name} contiguous keys", 2 * e * pair),
             stream(f"{name} packing", 2 * e * pair),
@@ -139,7 +139,7 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             ),
         ]
 
-    def merged() -> list[Step]:
+    def merged() -> list[Task]:
         # out - sigmoid(...) · (out - block), the block cast before, in fp32.
         if fused:
             return [stream(f"{name} merge", (e + 2 * FP32) * output)]
@@ -150,14 +150,14 @@ def rotated_attention(s: Shapes, name: str, heads: Heads) -> Passes:
             stream(f"{name} merge", 3 * FP32 * output),
         ]
 
-    forward: list[Step] = gathered()
+    forward: list[Task] = gathered()
     for step in range(cp):
         forward.append(attend(step))
         if step:
             forward += merged()
     forward.append(stream(f"{name} round", (FP32 + e) * output))
 
-    backward: list[Step] = gathered()
+    backward: list[Task] = gathered()
     backward.append(stream(f"{name} gradients fill", FP32 * (queries + pair)))
     for step in range(cp):
         backward.append(attend(step, backward=True))

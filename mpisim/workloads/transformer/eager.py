@@ -25,7 +25,7 @@ from __future__ import annotations
 from mpisim.kernels.core_gemm import CoreGemm
 from mpisim.kernels.operations import Gemm, Precision, Softmax
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .heads import Heads
 from .pointwise import FP32, MASK, dropped, stream
 from .shapes import Shapes
@@ -68,7 +68,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     causal = s.plan.scores_softmax == "causal" and fused and whole
     taken = e == 2 and 16 < k <= LONGEST and q == k and q % 4 == 0 and batch % TOGETHER == 0
 
-    def softmax(what: str, *, backward: bool = False) -> list[Step]:
+    def softmax(what: str, *, backward: bool = False) -> list[Task]:
         if not causal or taken:
             return [Compute(f"{name} {what}", Softmax(rows, k, backward, s.stored, causal))]
         wide = Compute(f"{name} {what}", Softmax(rows, k, backward, "fp32"))
@@ -78,7 +78,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
             return [*cast, wide, *reversed(around), *cast]
         return [*cast, *around, wide, *cast]
 
-    forward: list[Step] = []
+    forward: list[Task] = []
     if grouped:
         forward.append(stream(f"{name} repeated heads", e * (compact + repeated)))
     inputs = s.batch * (q * heads.query_width + k * heads.key_value_width)
@@ -96,7 +96,7 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     forward.append(product("context", q, heads.value, k))
     forward.append(stream(f"{name} transposition", 2 * e * output))
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     if not fused:
         backward.append(stream(f"{name} transposition backward", 2 * e * output))
     backward.append(product("probabilities gradient", q, k, heads.value))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Gemm, GroupedGemm, Softmax
 
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .again import again
 from .casts import cast
 from .clamped import clamped
@@ -40,13 +40,13 @@ def router(s: Shapes, routing: Routing) -> Operator:
 
     casts = s.element != FP32
     kept = 0 if "layernorm" in s.plan.recompute_modules else e * tokens * h
-    forward: list[Step] = [stream("router cast", widened)] if casts else []
+    forward: list[Task] = [stream("router cast", widened)] if casts else []
     forward += [
         Compute("router", gemm(tokens, n, h)),
         Compute("router softmax", Softmax(tokens, n, dtype="fp32")),
         stream("router top k", (2 * FP32 + FLAG) * scores),
     ]
-    backward: list[Step] = [
+    backward: list[Task] = [
         stream("router top k backward", (2 * FP32 + FLAG) * scores),
         Compute("router softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
         Compute("router input gradient", gemm(tokens, h, n)),
@@ -123,10 +123,10 @@ def _grouped(s: Shapes, routing: Routing, name: str, k: int, n: int) -> Operator
     def launched(step: Compute) -> Compute:
         return replace(step, launches=loop)
 
-    forward: list[Step] = [launched(cast(s, name, rows * k))] if casts else []
+    forward: list[Task] = [launched(cast(s, name, rows * k))] if casts else []
     forward.append(launched(Compute(name, gemm(n, k))))
     gradient = cast(s, f"{name} gradient", rows * n)
-    backward: list[Step] = [launched(gradient)] if casts_back else []
+    backward: list[Task] = [launched(gradient)] if casts_back else []
     backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k

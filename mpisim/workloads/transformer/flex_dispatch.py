@@ -21,7 +21,7 @@ import math
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
 from ...program import Operation
-from ..operators import Await, Communicate, Compute, Operator, Step
+from ..operators import Await, Communicate, Compute, Operator, Task
 from .bookkeeping import FLAG, token_rows
 from .graphs import captured_steps
 from .pointwise import stream
@@ -79,7 +79,7 @@ def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
 
     hybrid = s.plan.moe_dispatcher == "hybrid-ep"
     choices = routing.tokens * s.model.experts
-    forward: list[Step] = []
+    forward: list[Task] = []
     if not hybrid:
         chosen = Elementwise(FP32 * choices)
         forward.append(Compute("chosen experts", chosen, launches=CHOICES))
@@ -90,7 +90,7 @@ def flex_dispatch(s: Shapes, routing: Routing) -> Operator:
         forward.append(stream("dispatch cast", (e + sent) * h * routing.tokens))
     forward = [*captured_steps(s, "moe_preprocess", forward)]
     forward.append(Await("wait for token counts", READ))
-    backward: list[Step] = []
+    backward: list[Task] = []
     # Probabilities of all experts of a node travel with each token, and their gradients back.
     probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
@@ -112,8 +112,8 @@ def flex_combine(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arrived(s, routing)
     received = sent if s.dispatches_operands else e
 
-    forward: list[Step] = [stream("unpermutation", e * h * (arrived + routing.rows))]
-    backward: list[Step] = []
+    forward: list[Task] = [stream("unpermutation", e * h * (arrived + routing.rows))]
+    backward: list[Task] = []
     if sent != e:
         backward.append(stream("combine gradient cast", (e + sent) * h * routing.tokens))
     if s.grid.ep > 1:
@@ -143,7 +143,7 @@ def _arrived(s: Shapes, routing: Routing) -> tuple[int, int]:
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
 
 
-def _maps(size: int) -> tuple[Step, ...]:
+def _maps(size: int) -> tuple[Task, ...]:
     """All ranks' maps of tokens to experts, together `size` entries, and what is found in them."""
     gather = Communicate("token maps all-gather", Operation.ALL_GATHER, "ep", FLAG * size)
     return gather, Compute("token maps", Elementwise(FLAG * size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 
 __all__ = ["captured", "captured_steps"]
@@ -28,18 +28,18 @@ def captured(s: Shapes, module: str, operators: tuple[Operator, ...]) -> tuple[O
     )
 
 
-def captured_steps(s: Shapes, module: str, steps: Iterable[Step]) -> tuple[Step, ...]:
+def captured_steps(s: Shapes, module: str, steps: Iterable[Task]) -> tuple[Task, ...]:
     """Return steps with their launches captured, if the plan says so of a module."""
     steps = tuple(steps)
     return _replayed([steps])[0] if module in s.plan.cuda_graph_modules else steps
 
 
-def _replayed(parts: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+def _replayed(parts: Iterable[tuple[Task, ...]]) -> list[tuple[Task, ...]]:
     """Let the first kernel of a pass launch all of them."""
     launches = 1
     found = []
     for steps in parts:
-        written: list[Step] = []
+        written: list[Task] = []
         for step in steps:
             if isinstance(step, Compute):
                 step = replace(step, launches=launches)

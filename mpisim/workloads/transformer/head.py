@@ -11,7 +11,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .gradients import accumulate
 from .pointwise import activation, branch, norm, stream
 from .shapes import Shapes
@@ -63,7 +63,7 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         s = s.of_length(model.predicted)
         picked = (_picked(s, whole),)
     scores = s.element * s.tokens * entries
-    bias: list[Step] = [stream("logits bias gradient", scores)]
+    bias: list[Task] = [stream("logits bias gradient", scores)]
     bias += accumulate(s, "logits bias", entries)
     added = Operator(
         "logits bias",
@@ -137,13 +137,13 @@ def _cross_entropy(s: Shapes) -> Operator:
     size = rows * columns
     per_token = FP32 * rows
 
-    def reduced(what: str, numbers: int = 1) -> list[Step]:
+    def reduced(what: str, numbers: int = 1) -> list[Task]:
         if s.grid.tp == 1:
             return []
         return [exchange(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
 
-    forward: list[Step]
-    backward: list[Step]
+    forward: list[Task]
+    backward: list[Task]
     if s.plan.eager_loss and s.grid.tp == 1:
         forward = [
             stream("loss cast", (e + FP32) * size),

@@ -9,7 +9,7 @@ short vectors. One head of keys with positions serves all heads and is gathered 
 from __future__ import annotations
 
 from ...program import Operation
-from ..operators import Operator, Step
+from ..operators import Operator, Task
 from .heads import Heads
 from .pointwise import branch, norm, rotate, stream
 from .shapes import Shapes
@@ -63,8 +63,8 @@ def latent_projections(s: Shapes, heads: Heads) -> tuple[Operator, ...]:
 def _position(s: Shapes) -> Operator:
     """The gather of the keys' part with positions."""
     name, size = "key position", s.element * s.tokens * s.model.qk_rope_head_size
-    forward: tuple[Step, ...] = ()
-    backward: tuple[Step, ...] = ()
+    forward: tuple[Task, ...] = ()
+    backward: tuple[Task, ...] = ()
     if s.sequence_parallel:
         forward = (exchange(s, name, Operation.ALL_GATHER, size),)
         backward = (exchange(s, f"{name} gradient", Operation.REDUCE_SCATTER, size),)
@@ -82,7 +82,7 @@ def _rotary(s: Shapes, heads: Heads) -> Operator:
     pairs = s.tokens * heads.key_value_width
     up = s.tokens * (heads.heads * (m.qk_nope_head_size + m.v_head_size) + rope)
 
-    def steps(suffix: str) -> tuple[Step, ...]:
+    def steps(suffix: str) -> tuple[Task, ...]:
         if s.plan.fused:
             return (
                 *rotate(s, [(f"query rotary{suffix}", rotated["query rotary"])]),

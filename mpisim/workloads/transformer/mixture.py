@@ -24,7 +24,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import BYTES, Copy
 
 from ...program import Operation
-from ..operators import Await, Communicate, Compute, Operator, Step
+from ..operators import Await, Communicate, Compute, Operator, Task
 from .again import again
 from .bookkeeping import chunk_rows, count_sums, local_counts, token_rows
 from .experts import experts, router
@@ -88,7 +88,7 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
     quantised = (e + sent) * h
 
     asks = not s.plan.moe_capacity
-    forward: list[Step] = []
+    forward: list[Task] = []
     if asks:
         forward.append(local_counts(routing.tokens, s.model.experts))
         if spread > 1:
@@ -118,7 +118,7 @@ def _dispatch(s: Shapes, routing: Routing) -> Operator:
     sort = sent if s.dispatches_operands else e
     if sent != e and not s.dispatches_operands:
         forward.append(stream("dispatch cast back", quantised * routing.rows))
-    backward: list[Step] = []
+    backward: list[Task] = []
     if routing.experts > 1:
         forward.append(chunk_rows(routing.rows))
         forward.append(stream("sort by expert", 2 * sort * routing.rows * h))
@@ -146,8 +146,8 @@ def _combine(s: Shapes, routing: Routing) -> Operator:
     # Gradients go to the experts as tokens do.
     sent = BYTES[s.plan.dispatch_precision] if s.plan.dispatch_precision == "fp8" else e
     copied = e * h * (routing.tokens + routing.copies)
-    forward: list[Step] = []
-    backward: list[Step] = [stream("unpermutation backward", copied)]
+    forward: list[Task] = []
+    backward: list[Task] = [stream("unpermutation backward", copied)]
     if sent != e:
         backward.append(stream("combine gradient cast", (e + sent) * h * routing.copies))
     if grid.ep > 1:

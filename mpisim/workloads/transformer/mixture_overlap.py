@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Operator, Step
+from ..operators import Communicate, Compute, Operator, Task
 
 __all__ = ["overlapped"]
 
@@ -40,9 +40,9 @@ def overlapped(routed: Sequence[Operator], shared: tuple[Operator, ...]) -> Oper
     )
 
 
-def _beside(steps: Iterable[Step], *others: Sequence[Step]) -> tuple[Step, ...]:
+def _beside(steps: Iterable[Task], *others: Sequence[Task]) -> tuple[Task, ...]:
     """Let the i-th run of all-to-alls go beside the i-th of the others."""
-    found: list[Step] = []
+    found: list[Task] = []
     waiting: tuple[str, ...] = ()
     remaining = list(others)
     exchanging = False

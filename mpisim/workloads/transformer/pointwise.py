@@ -14,7 +14,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Elementwise, Norm
 from mpisim.kernels.persistent_norm import PersistentNorm
 
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .gradients import accumulate
 from .shapes import Shapes
 
@@ -97,8 +97,8 @@ def norm(
     kind, size, e = s.model.norm, rows * columns, s.element
     kernel = PersistentNorm if s.plan.persistent_norms else Norm
     whole = kernel(rows, columns, kind=kind, dtype=s.stored)
-    forward: list[Step] = [Compute(name, whole)]
-    backward: list[Step] = [Compute(f"{name} backward", replace(whole, backward=True))]
+    forward: list[Task] = [Compute(name, whole)]
+    backward: list[Task] = [Compute(f"{name} backward", replace(whole, backward=True))]
     if not s.plan.fused:
         if kind == "rms":
             forward = [
@@ -162,8 +162,8 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     gated, e = s.model.gated, s.element
     size = rows * width
     inputs = 2 * size if gated else size
-    forward: list[Step] = [stream(name, e * (inputs + size))]
-    backward: list[Step] = [stream(f"{name} backward", e * (2 * inputs + size))]
+    forward: list[Task] = [stream(name, e * (inputs + size))]
+    backward: list[Task] = [stream(f"{name} backward", e * (2 * inputs + size))]
     kept = e * inputs
     if not s.plan.fused:
         apart = bias and s.plan.bias_kernels
@@ -201,7 +201,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     size = s.shared * h
     mask = MASK if drops else 0
     if s.plan.fused:
-        forward: list[Step] = [stream(name, (3 * e + mask) * size)]
+        forward: list[Task] = [stream(name, (3 * e + mask) * size)]
     else:
         apart = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
         forward = [stream(f"{name} bias", 2 * e * size)] if apart else []
@@ -209,7 +209,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
             forward += dropped(s, f"{name} dropout", size)
         forward.append(stream(name, 3 * e * size))
     # Without dropout both ways take the gradient as it is.
-    backward: list[Step] = [stream(f"{name} backward", (2 * e + mask) * size)] if drops else []
+    backward: list[Task] = [stream(f"{name} backward", (2 * e + mask) * size)] if drops else []
     parameters = []
     if bias:
         backward.append(stream(f"{name} bias gradient", e * size))

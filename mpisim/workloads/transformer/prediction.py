@@ -8,7 +8,7 @@ the model's. Order as in ``megatron/core/transformer/multi_token_prediction.py``
 from __future__ import annotations
 
 from ...program import Operation
-from ..operators import Operator, Step
+from ..operators import Operator, Task
 from .embedding import token_embedding
 from .head import logits
 from .pointwise import norm, stream
@@ -58,11 +58,11 @@ def _whole(s: Shapes) -> tuple[Operator, ...]:
         return ()
     size = s.element * s.tokens * s.model.hidden
     share = s.element * s.shared * s.model.hidden
-    forward: list[Step] = [
+    forward: list[Task] = [
         exchange(s, "prediction columns", Operation.ALL_GATHER, size),
         stream("prediction columns", 2 * size),
     ]
-    backward: list[Step] = [stream("prediction columns backward", 2 * size // s.grid.tp)]
+    backward: list[Task] = [stream("prediction columns backward", 2 * size // s.grid.tp)]
     if s.sequence_parallel:
         forward.append(stream("prediction scatter", 2 * share))
         backward.insert(0, exchange(s, "prediction scatter gradient", Operation.ALL_GATHER, size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..operators import Operator, Parameter, Step
+from ..operators import Operator, Parameter, Task
 from .again import again
 from .attention import core_attention
 from .gradients import accumulate
@@ -175,8 +175,8 @@ def relative_bias(s: Shapes, name: str) -> Operator:
     """T5's bias for each pair of tokens: looked up once, added to the scores of every layer."""
     pairs = s.local_length * s.length
     traffic = s.element * pairs * s.heads
-    forward: list[Step] = [stream(name, traffic), stream(f"{name} transposition", 2 * traffic)]
-    backward: list[Step] = [stream(f"{name} backward", traffic)]
+    forward: list[Task] = [stream(name, traffic), stream(f"{name} transposition", 2 * traffic)]
+    backward: list[Task] = [stream(f"{name} backward", traffic)]
     size = RELATIVE_BUCKETS * s.heads
     backward += accumulate(s, name, size)
     return Operator(name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", size),))

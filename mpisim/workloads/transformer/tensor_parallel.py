@@ -28,7 +28,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_bytes
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Operator, Parameter, Step
+from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .casts import cast, normed_cast, turned, turned_input, weight_cast
 from .gradients import accumulate, weight_gradient
 from .shapes import Shapes
@@ -84,7 +84,7 @@ def column_linear(
     dtype = s.linear if quantised or not s.quantised else s.product
     entering = s.shared if s.sequence_parallel else s.tokens
 
-    forward: list[Step] = []
+    forward: list[Task] = []
     if quantised and not gathered:
         forward += normed_cast(s, name, entering * k)
     if quantised:
@@ -99,7 +99,7 @@ def column_linear(
     if bias:
         forward += add_bias(s, name, s.tokens * n)
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     after: tuple[str, ...] = ()
     if quantised:
         backward.append(cast(s, f"{name} gradient", s.tokens * n, made=True))
@@ -138,9 +138,9 @@ def gathered_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
     kernel where operations are fused.
     """
     dtype, size = s.linear, s.tokens * k
-    forward: list[Step] = [cast(s, name, s.shared * k)] if s.quantised else []
+    forward: list[Task] = [cast(s, name, s.shared * k)] if s.quantised else []
     forward += placed(s, gather(s, name, dtype, k))
-    backward: list[Step]
+    backward: list[Task]
     if s.plan.fused:
         total = Elementwise((uses + 1) * s.element * size)
         backward = [Compute(f"{name} gradient sum", total)]
@@ -172,7 +172,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     -------
     Operator
     """
-    forward: list[Step] = []
+    forward: list[Task] = []
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
         forward += weight_cast(s, name, n * k)
@@ -184,7 +184,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         forward.append(Compute(name, gemm))
         forward += reduce(s, name, n)
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     if s.quantised:
         gathers = s.sequence_parallel
         backward.append(cast(s, f"{name} gradient", s.shared * n, made=True, gathered=gathers))
@@ -247,13 +247,13 @@ def linear(
     """
     quantised = quantised and s.quantised
     dtype = s.linear if quantised or not s.quantised else s.product
-    forward: list[Step] = []
+    forward: list[Task] = []
     if quantised:
         forward = [cast(s, name, tokens * k), *weight_cast(s, name, n * k)]
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.stored)))
     if bias:
         forward += add_bias(s, name, tokens * n)
-    backward: list[Step] = [cast(s, f"{name} gradient", tokens * n, made=True)] if quantised else []
+    backward: list[Task] = [cast(s, f"{name} gradient", tokens * n, made=True)] if quantised else []
     if input_gradient:
         if quantised:
             backward += weight_cast(s, name, n * k, backward=True)
@@ -282,7 +282,7 @@ def bias_gradient(s: Shapes, name: str, tokens: int, n: int) -> Iterator[Compute
     yield from accumulate(s, f"{name} bias", n)
 
 
-def placed(s: Shapes, gathered: Communicate) -> Iterator[Step]:
+def placed(s: Shapes, gathered: Communicate) -> Iterator[Task]:
     """All-gather sequences, and copy them to their places where they do not come first."""
     yield gathered
     if s.sequence_second:
@@ -296,7 +296,7 @@ def gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communicate:
     )
 
 
-def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
+def reduce(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Task]:
     """Add up what the ranks of the tp group have of (tokens, n)."""
     if s.grid.tp > 1:
         operation = Operation.REDUCE_SCATTER if s.sequence_parallel else Operation.ALL_REDUCE

@@ -26,7 +26,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Step
+from ..operators import Communicate, Compute, Task
 from .shapes import Shapes
 
 __all__ = ["gather_and_multiply", "multiply_and_scatter"]
@@ -35,7 +35,7 @@ SPLITS = 4
 """Parts of a product that is reduce-scattered, ``num_splits``."""
 
 
-def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Step]:
+def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Task]:
     """All-gather a sequence of `width` features and multiply each chunk as it arrives.
 
     Parameters
@@ -66,7 +66,7 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
         yield Compute(f"{name} chunk", gemm, after=here)
 
 
-def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Multiply the whole sequence by a matrix (k, n) part by part, and add up what ranks have.
 
     Parameters
@@ -86,7 +86,7 @@ def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]
         yield from _pipeline(s, name, k, n)
 
 
-def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Reduce-scatter each part beside the next."""
     splits = next(parts for parts in (SPLITS, 2, 1) if s.shared % parts == 0)
     rows = s.tokens // splits
@@ -102,7 +102,7 @@ def _pipeline(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
         )
 
 
-def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Send each chunk to its rank beside the next product; add up what came at the end."""
     size, tp = s.element * s.shared * n, s.grid.tp
     sums = tuple(f"sum {chunk}" for chunk in range(1, tp))
@@ -115,7 +115,7 @@ def _sent(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
     yield Compute(f"{name} sum", Elementwise((tp + 1) * size), after=sums)
 
 
-def _ring(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _ring(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Pass partial sums round the ring beside the product of the next rank's share."""
     size = s.element * s.shared * n
     for chunk in range(s.grid.tp):
