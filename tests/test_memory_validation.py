@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 
 import pytest
+from published_formulas import Gpt
 
 from mpisim.data import text
 from mpisim.experiment import Plan, Transformer
 from mpisim.memory import StageMemory, memory
-from mpisim.memory.formulas import Gpt
-from mpisim.memory.temporaries import needed_for_weights
+from mpisim.memory.activations import weight_gradient_inputs
 from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.layout import split_layers
 from mpisim.workloads.schedules import pipeline
@@ -152,7 +152,7 @@ def test_gradients_of_weights_need_what_zero_bubble_says() -> None:
     grid = Grid.of(chosen, 1)
     sizes = Groups(grid).sizes
     (block, _) = transformer_network(gpt, chosen, grid).of_role("block")
-    needed = sum(needed_for_weights(each, sizes) for each in block.operators)
+    needed = sum(weight_gradient_inputs(each, sizes) for each in block.operators)
     assert needed == 32 * 512 * 2 * 1024
 
 

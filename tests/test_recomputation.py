@@ -30,7 +30,9 @@ BLOCK = [
 
 def run_again(**keys: Any) -> list[str]:
     found = plan(recompute="full", **keys)
-    return [each.name for each in recomputed_operators(found, network(LLAMA, found).layers[1].operators)]
+    return [
+        each.name for each in recomputed_operators(found, network(LLAMA, found).layers[1].operators)
+    ]
 
 
 def test_megatron_runs_the_whole_layer() -> None:

@@ -16,10 +16,11 @@ from programs import programs
 from straggler import LAST, OTHERS, STEP, US, straggler
 
 from mpisim.base.files import write_json
+from mpisim.base.text import apportioned, rounded
 from mpisim.engine import simulate
 from mpisim.program import Program, ProgramBuilder
 from mpisim.report import figures, render
-from mpisim.report.times import apportioned, duration, quantity, rounded, unit_for
+from mpisim.report.times import duration, quantity, unit_for
 from mpisim.results import Results, collect, write_results
 
 

@@ -1,10 +1,19 @@
-"""Text for people: aligned columns, and texts of others put on one line."""
+"""Formatting of output: aligned columns, rounded parts that add up, texts on one line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["aligned", "between", "markdown_table", "one_line", "shortened"]
+__all__ = [
+    "aligned",
+    "apportioned",
+    "between",
+    "markdown_table",
+    "one_line",
+    "percent",
+    "rounded",
+    "shortened",
+]
 
 
 def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
@@ -59,3 +68,44 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     if not begins:
         before, after = page + "\n" * bool(page), "\n"
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def rounded(value: int, step: int) -> int:
+    """Divide, rounding to the nearest integer (half up)."""
+    return (2 * value + step) // (2 * step)
+
+
+def apportioned(parts: Sequence[int], step: int) -> list[int]:
+    """Express parts in steps so that their sum is that of the rounded whole.
+
+    Every part is rounded down or up; those with the largest remainders are rounded up.
+
+    Parameters
+    ----------
+    parts : sequence of int
+        Not negative.
+    step : int
+        Above 0.
+
+    Returns
+    -------
+    list of int
+        Their sum is ``rounded(sum(parts), step)``.
+
+    Examples
+    --------
+    >>> apportioned([1_500, 1_500, 1_000], 1_000)
+    [2, 1, 1]
+    """
+    shares = [part // step for part in parts]
+    missing = rounded(sum(parts), step) - sum(shares)
+    # Equal remainders: the first part goes up.
+    by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % step), i))
+    for i in by_remainder[:missing]:
+        shares[i] += 1
+    return shares
+
+
+def percent(part: int, whole: int) -> str:
+    """Show a share with one decimal; ``-`` of nothing."""
+    return f"{100 * part / whole:.1f}" if whole else "-"

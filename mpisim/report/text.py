@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.text import aligned, one_line, shortened
+from ..base.text import aligned, apportioned, one_line, percent, shortened
 from ..engine.run import Apart
 from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by
 from .names import short_names
-from .times import Unit, apportioned, duration, percent, quantity, unit_for
+from .times import Unit, duration, quantity, unit_for
 
 __all__ = ["render"]
 

@@ -1,11 +1,12 @@
-"""Times and sizes for people, rounded so that the parts shown still add up to the whole shown."""
+"""Times and sizes as text, each in the unit that suits it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Unit", "apportioned", "duration", "percent", "quantity", "unit_for"]
+from ..base.text import rounded
+
+__all__ = ["Unit", "duration", "quantity", "unit_for"]
 
 
 @dataclass(frozen=True)
@@ -48,47 +49,6 @@ def duration(ps: int) -> str:
     """
     unit = unit_for(ps)
     return f"{unit.of(ps)} {unit.name}"
-
-
-def rounded(value: int, step: int) -> int:
-    """Divide, rounding to the nearest integer (half up)."""
-    return (2 * value + step) // (2 * step)
-
-
-def apportioned(parts: Sequence[int], step: int) -> list[int]:
-    """Express parts in steps so that their sum is that of the rounded whole.
-
-    Every part is rounded down or up; those with the largest remainders are rounded up.
-
-    Parameters
-    ----------
-    parts : sequence of int
-        Not negative.
-    step : int
-        Above 0.
-
-    Returns
-    -------
-    list of int
-        Their sum is ``rounded(sum(parts), step)``.
-
-    Examples
-    --------
-    >>> apportioned([1_500, 1_500, 1_000], 1_000)
-    [2, 1, 1]
-    """
-    shares = [part // step for part in parts]
-    missing = rounded(sum(parts), step) - sum(shares)
-    # Equal remainders: the first part goes up.
-    by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % step), i))
-    for i in by_remainder[:missing]:
-        shares[i] += 1
-    return shares
-
-
-def percent(part: int, whole: int) -> str:
-    """Show a share with one decimal; ``-`` of nothing."""
-    return f"{100 * part / whole:.1f}" if whole else "-"
 
 
 def quantity(value: float, unit: str, base: int = 1000) -> str:

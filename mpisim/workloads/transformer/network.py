@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
-from ..closed_forms import model_flops, samples
 from ..grid import Grid
+from ..model_counts import model_flops, samples
 from ..operators import Layer, Network, Operator
 from .accumulation import split_sums
 from .decoder import encoder_decoder
