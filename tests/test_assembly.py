@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.workloads._core.joining import joined, numbered, waits
+from mpisim.workloads._core.joining import joined, waits, with_micro_batches
 
 blocks = st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_size=4)
 """Of each row of some blocks a number: its value, its lane, and how far back it waits."""
@@ -30,7 +30,7 @@ def test_a_table_is_its_blocks_one_after_another(
         assert found.dtype == dtype
         assert found.tolist() == expected
     micro_batch = np.arange(4 * len(used), dtype=np.int16).reshape(-1, 4)
-    assert numbered(np.array(values, np.int16), *parts, n, micro_batch).tolist() == [
+    assert with_micro_batches(np.array(values, np.int16), *parts, n, micro_batch).tolist() == [
         4 * u + lane for u, number in enumerate(used) for lane in drawn[number]
     ]
 

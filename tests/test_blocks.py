@@ -14,10 +14,10 @@ from mpisim.base.errors import InputError, ProgramError
 from mpisim.kernels.operations import Elementwise
 from mpisim.program import Flag, Kind, Names, Operation, Phase, Table
 from mpisim.workloads.assembly import TableAssembler
+from mpisim.workloads.block_cache import Slots
 from mpisim.workloads.blocks import LAST, PENDING, BlockBuilder
 from mpisim.workloads.operators import Communicate, Compute, Operator
-from mpisim.workloads.pricing import LONGEST, Pricing
-from mpisim.workloads.slots import Slots
+from mpisim.workloads.pricing import MAX_DURATION, Pricing
 
 GATHER, REDUCE = Operation.ALL_GATHER, Operation.REDUCE_SCATTER
 
@@ -45,7 +45,7 @@ def kernel(name: str, *after: str) -> Compute:
 
 def test_kernels_and_communications_take_turns() -> None:
     block = builder()
-    block.steps([kernel("a"), Communicate("gather", GATHER, "tp", 64), kernel("b"), kernel("c")])
+    block.write([kernel("a"), Communicate("gather", GATHER, "tp", 64), kernel("b"), kernel("c")])
     found = table(block)
     assert waits(found) == [[], [0], [1], []]
     assert found.stream.tolist() == [0, 1, 0, 0]
@@ -54,7 +54,7 @@ def test_kernels_and_communications_take_turns() -> None:
 
 def test_groups_of_one_do_not_communicate() -> None:
     block = builder()
-    block.steps([kernel("a"), Communicate("reduce", REDUCE, "dp", 64), kernel("b")])
+    block.write([kernel("a"), Communicate("reduce", REDUCE, "dp", 64), kernel("b")])
     assert len(table(block)) == 2
     assert block.slots.names == ()
 
@@ -71,30 +71,30 @@ def test_tokens_let_kernels_run_beside() -> None:
     operator = Operator("matrix", (kernel("forward"),), backward)
     block = builder()
     for steps in (operator.forward, operator.backward, operator.forward):
-        block.steps(steps)
+        block.write(steps)
     assert waits(table(block)) == [[], [0], [], [2], [1], [3]]
 
 
 def test_a_carried_token_outlives_its_operator() -> None:
     exchange = Communicate("exchange", GATHER, "tp", 64, token="rows", carried=True)
     block = builder()
-    block.steps([kernel("lookup"), exchange])
-    block.steps([kernel("beside")])
-    block.steps([kernel("use", "rows")])
-    block.steps([kernel("next")])
+    block.write([kernel("lookup"), exchange])
+    block.write([kernel("beside")])
+    block.write([kernel("use", "rows")])
+    block.write([kernel("next")])
     assert waits(table(block)) == [[], [0], [], [1], []]
 
     # Where nobody names it, the kernel after the block waits.
     first, second = builder(), builder()
-    first.steps([kernel("lookup"), exchange])
-    first.steps([kernel("beside")])
-    second.steps([kernel("next")])
+    first.write([kernel("lookup"), exchange])
+    first.write([kernel("beside")])
+    second.write([kernel("next")])
     assert waits(table(first, second)) == [[], [0], [], [1]]
 
 
 def test_a_communication_can_wait_for_tokens_alone() -> None:
     block = builder()
-    block.steps(
+    block.write(
         [
             kernel("a"),
             Communicate("one", Operation.SEND_RECV, "cp", 8, token="1"),
@@ -117,20 +117,20 @@ def test_backward_parts() -> None:
     operator = Operator("o", (), steps)
     for part, expected in (("all", 2), ("input", 1), ("weight", 1)):
         block = builder()
-        block.steps(operator.backward_part(part))
+        block.write(operator.backward_part(part))
         assert len(table(block)) == expected
 
 
 def test_ports_reach_across_blocks() -> None:
     names, slots = Names(), Slots({"tp": 2, "dp": 2})
     first, empty, second, third = (builder(names, slots) for _ in range(4))
-    first.steps([kernel("a"), Communicate("gather", GATHER, "tp", 64)])
+    first.write([kernel("a"), Communicate("gather", GATHER, "tp", 64)])
     reduced = first.communicate(Communicate("reduce", REDUCE, "dp", 8))
     assert reduced is not None
     first.export("gradients", [reduced])
-    second.steps([kernel("b")])
+    second.write([kernel("b")])
     third.await_next([third.port("gradients"), third.port("nothing")])
-    third.steps([Communicate("again", GATHER, "tp", 64), kernel("c")])
+    third.write([Communicate("again", GATHER, "tp", 64), kernel("c")])
     found = table(first, empty, second, third)
     # b waits for what was pending, through the block without a kernel; "again" for b (the last
     # kernel) and what c was told to wait for.
@@ -141,7 +141,7 @@ def test_ports_reach_across_blocks() -> None:
 def test_a_block_can_be_used_again() -> None:
     block = builder()
     block.tags(phase=Phase.FORWARD, layer=3)
-    block.steps([Communicate("gather", GATHER, "tp", 64), kernel("a")])
+    block.write([Communicate("gather", GATHER, "tp", 64), kernel("a")])
     done = block.done()
     rows = TableAssembler("twice")
     for micro_batch in (5, 6, 7):
@@ -159,7 +159,7 @@ def test_pairs_in_one_batch_share_a_stream() -> None:
     block.point_to_point(Kind.SEND, "a:send", 8, "send", waits=(LAST, PENDING))
     row = block.point_to_point(Kind.RECV, "b:recv", 8, "receive", joined=True)
     block.await_next([row])
-    block.steps([kernel("a")])
+    block.write([kernel("a")])
     found = table(block)
     assert found.stream.tolist() == [1, 1, 0]
     assert waits(found)[2] == [1]
@@ -176,14 +176,14 @@ def test_where_blocks_are_cut_does_not_matter(cuts: list[int], seed: int) -> Non
     ]
     whole = builder()
     for step in steps:
-        whole.steps([step])
+        whole.write([step])
     names, slots = Names(), Slots({"tp": 2, "cp": 4, "dp": 1})
     pieces = []
     edges = [0, *sorted(cuts), len(steps)]
     for begin, end in pairwise(edges):
         piece = builder(names, slots)
         for step in steps[begin:end]:
-            piece.steps([step])
+            piece.write([step])
         pieces.append(piece)
     one, many = table(whole), table(*pieces)
     for column in ("kind", "stream", "slot", "duration", "bytes", "name"):
@@ -194,8 +194,8 @@ def test_where_blocks_are_cut_does_not_matter(cuts: list[int], seed: int) -> Non
 def test_limits() -> None:
     block = builder()
     with pytest.raises(InputError, match="the simulation's clocks cannot hold"):
-        block.compute(Compute("long", Elementwise(LONGEST + 1)))
-    block.steps([kernel("a")])
+        block.compute(Compute("long", Elementwise(MAX_DURATION + 1)))
+    block.write([kernel("a")])
     rows = TableAssembler("many")
     rows.add(block.done(), 40_000)
     with pytest.raises(ProgramError, match="micro_batch is 40000; it must be at most 32767"):

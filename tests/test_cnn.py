@@ -22,7 +22,7 @@ from mpisim.program import Kind, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.cnn import cnn_network
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Step, total
+from mpisim.workloads.operators import Communicate, Compute, Layer, Network, Task, total
 
 
 def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> Network:
@@ -33,7 +33,7 @@ def network(family: str, depth: int, /, gpus: int = 1, **keys: Any) -> Network:
     return cnn_network(Cnn(family, depth, **model), plan, Grid.of(plan, gpus))  # type: ignore[arg-type]
 
 
-def kernels(steps: Iterable[Step]) -> list[tuple[str, Any]]:
+def kernels(steps: Iterable[Task]) -> list[tuple[str, Any]]:
     return [
         (step.name, step.kernel if isinstance(step, Compute) else (step.operation, step.bytes))
         for step in steps

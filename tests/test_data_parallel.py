@@ -9,8 +9,7 @@ from mpisim.experiment import Plan
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.data_parallel.buckets import buckets_closed_after, chunk_parameters
 from mpisim.workloads.data_parallel.megatron import Megatron
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Layer, Parameter
 
 NET = (layer("embedding", 8), layer("a", 40, 6), layer("b", 40, 6), layer("head", 8))

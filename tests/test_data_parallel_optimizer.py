@@ -10,8 +10,7 @@ from mpisim import engine
 from mpisim.experiment import Plan
 from mpisim.program import Phase
 from mpisim.workloads.data_parallel import make_strategy
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Parameter
 from mpisim.workloads.optimizer import FOREACH, optimizer_bytes
 

@@ -19,8 +19,7 @@ from mpisim.workloads.data_parallel.buckets import Bucket, chunk_parameters
 from mpisim.workloads.data_parallel.ddp import Ddp
 from mpisim.workloads.data_parallel.deepspeed import DeepSpeed
 from mpisim.workloads.data_parallel.megatron import Megatron
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Layer, Parameter
 
 WEIGHT = {

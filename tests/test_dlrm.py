@@ -23,12 +23,12 @@ from mpisim.kernels.operations import Copy, Elementwise, Embedding, Gemm, Optimi
 from mpisim.program import Names, Operation, check_matching
 from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.assembly import TableAssembler
+from mpisim.workloads.block_cache import Slots
 from mpisim.workloads.blocks import BlockBuilder
 from mpisim.workloads.dlrm import SHARDERS, Table, dlrm_networks, place
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Communicate, Compute, Network, Step, total
+from mpisim.workloads.operators import Communicate, Compute, Network, Task, total
 from mpisim.workloads.pricing import Pricing
-from mpisim.workloads.slots import Slots
 
 TINY = Dlrm(
     "dlrm",
@@ -50,17 +50,17 @@ def networks(
     return dlrm_networks(model, plan, Grid.of(plan, gpus))
 
 
-def described(step: Step) -> tuple[str, Any]:
+def described(step: Task) -> tuple[str, Any]:
     if isinstance(step, Communicate):
         return step.name, (step.operation, step.group, step.bytes)
     return step.name, step.kernel
 
 
-def forward(network: Network) -> list[Step]:
+def forward(network: Network) -> list[Task]:
     return [s for layer in network.layers for o in layer.operators for s in o.forward]
 
 
-def backward(network: Network) -> list[Step]:
+def backward(network: Network) -> list[Task]:
     return [
         step
         for layer in reversed(network.layers)
@@ -242,7 +242,7 @@ def test_the_bottom_layers_run_beside_both_exchanges() -> None:
         names = Names()
         block = BlockBuilder(names, Pricing(Times()), Slots({"dp": 2}))
         for steps in passes:
-            block.steps(steps)
+            block.write(steps)
         assembler = TableAssembler("test")
         assembler.add(block.done(), 0)
         table = assembler.table()

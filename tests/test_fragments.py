@@ -59,7 +59,7 @@ def test_steps_are_as_if_every_operator_were_written_anew(
     model: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = step(model, plan)
-    monkeypatch.setattr(blocks._Lane, "idle", False)
+    monkeypatch.setattr(blocks._Pass, "idle", False)
     anew = step(model, plan)
     assert copied.program.names == anew.program.names
     assert copied.executed_flops == anew.executed_flops
@@ -77,12 +77,12 @@ def test_steps_are_as_if_every_operator_were_written_anew(
 def test_an_operator_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 layers alike, and 2 passes that differ in what data parallelism adds."""
     written = []
-    fragment = blocks.BlockBuilder.fragment
+    write = blocks.BlockBuilder._rows_of_operator
 
-    def counted(builder, steps):  # type: ignore[no-untyped-def]
-        written.append(id(steps))
-        return fragment(builder, steps)
+    def counted(builder, tasks):  # type: ignore[no-untyped-def]
+        written.append(tasks)
+        return write(builder, tasks)
 
-    monkeypatch.setattr(blocks.BlockBuilder, "fragment", counted)
+    monkeypatch.setattr(blocks.BlockBuilder, "_rows_of_operator", counted)
     step("", "global_batch = 16\nmicro_batch = 1\nzero = 1\ntp = 2")
     assert len(written) == len(set(written))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import Plan
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
 
 
 def grid(gpus: int, **plan: object) -> Grid:

@@ -5,29 +5,43 @@ Networks are toys whose bytes can be added up by hand.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_formulas import zero_states
 
 from mpisim.experiment import Plan, read
 from mpisim.kernels.operations import Attention, Copy, CrossEntropy, Elementwise, Embedding, Gemm
 from mpisim.memory import StageMemory, memory
-from mpisim.memory.activations import Chunk, chunk, peak
-from mpisim.memory.buffers import added_up, buckets, gathered, messages
+from mpisim.memory.activations import (
+    ChunkMemory,
+    chunk_memory,
+    output_bytes,
+    peak,
+    result_bytes,
+    weight_gradient_inputs,
+    working_bytes,
+)
 from mpisim.memory.communicators import connections
 from mpisim.memory.constants import constants
-from mpisim.memory.formulas import zero_states
-from mpisim.memory.states import states
-from mpisim.memory.temporaries import needed_for_weights, output, result, working
+from mpisim.memory.model import _messages as messages
+from mpisim.memory.states import (
+    ModelStates,
+    accumulated_gradients,
+    gathered_parameters,
+    gradient_buckets,
+    model_states,
+    parameter_counts,
+)
 from mpisim.program import Operation, Phase
 from mpisim.schedules import SCHEDULES, pipeline
 from mpisim.workloads import lay_out
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
+from mpisim.workloads.grid import Grid, Groups
+from mpisim.workloads.layout import ModelChunk
 from mpisim.workloads.operators import Communicate, Compute, Layer, Operator, Parameter
-from mpisim.workloads.parts import Part
 
 ALONE = dict.fromkeys(("tp", "cp", "dp", "ep", "pp", "shard", "eshard", "model", "embedding"), 1)
 
@@ -65,12 +79,28 @@ def layer(*operators: Operator, role: str = "block", checkpoint: int = 0, size: 
     return Layer("layer", (*operators, *held), role, output=16, checkpoint=checkpoint)  # type: ignore[arg-type]
 
 
-def part(*layers: Layer) -> Part:
+def states(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> ModelStates:
+    return model_states(parameter_counts(layers), chosen, sizes)
+
+
+def gathered(layers: Sequence[Layer], chosen: Plan) -> int:
+    return gathered_parameters(parameter_counts(layers, chosen.wrap_layers), chosen)
+
+
+def buckets(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> int:
+    return gradient_buckets(parameter_counts(layers, chosen.wrap_layers), chosen, sizes)
+
+
+def accumulated(layers: Sequence[Layer], chosen: Plan, sizes: Mapping[str, int]) -> int:
+    return accumulated_gradients(parameter_counts(layers), chosen, sizes)
+
+
+def part(*layers: Layer) -> ModelChunk:
     """A part of a pipeline."""
     numbers = []
     for each in layers:
         numbers.append(len(numbers) if each.role == "block" else -1)
-    return Part(layers, tuple(numbers))
+    return ModelChunk(layers, tuple(numbers))
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -164,23 +194,23 @@ def test_sharding_never_takes_more(size: int, n: int, stage: int) -> None:
 
 
 def test_results_of_kernels() -> None:
-    assert result(Gemm(4, 8, 16)) == 2 * 4 * 8
-    assert result(Gemm(4, 8, 16, accumulate=True, output="fp32")) == 0
+    assert result_bytes(Gemm(4, 8, 16)) == 2 * 4 * 8
+    assert result_bytes(Gemm(4, 8, 16, accumulate=True, output="fp32")) == 0
     heads = Attention(2, 4, 2, 10, 20, 8, 8)
-    assert result(heads) == 2 * 2 * 4 * 10 * 8
+    assert result_bytes(heads) == 2 * 2 * 4 * 10 * 8
     backward = replace(heads, backward=True)
-    assert result(backward) == 2 * 2 * 8 * (4 * 10 + 2 * 2 * 20)
-    assert result(CrossEntropy(3, 5)) == 4 * 15
-    assert result(Embedding(7, 8, 100, backward=True)) == 0
-    assert result(Copy(2 * 8 * 100, "fill")) == 2 * 8 * 100
-    assert result(Embedding(70, 8, 100, outputs=7)) == 2 * 8 * 7
-    assert result(Embedding(7, 8, 100, pooling=7)) == 2 * 8
+    assert result_bytes(backward) == 2 * 2 * 8 * (4 * 10 + 2 * 2 * 20)
+    assert result_bytes(CrossEntropy(3, 5)) == 4 * 15
+    assert result_bytes(Embedding(7, 8, 100, backward=True)) == 0
+    assert result_bytes(Copy(2 * 8 * 100, "fill")) == 2 * 8 * 100
+    assert result_bytes(Embedding(70, 8, 100, outputs=7)) == 2 * 8 * 7
+    assert result_bytes(Embedding(7, 8, 100, pooling=7)) == 2 * 8
 
 
 def test_a_result_lives_until_the_next_has_used_it() -> None:
     steps = [Compute("a", Elementwise(2 * size)) for size in (10, 30, 20, 5)]
-    assert working(steps, ALONE) == 50
-    assert working(steps, ALONE, given=100) == 110
+    assert working_bytes(steps, ALONE) == 50
+    assert working_bytes(steps, ALONE, given=100) == 110
     # Gathered before, scattered after; in a group of one neither is there.
     around = (
         Communicate("gather", Operation.ALL_GATHER, "tp", 80),
@@ -188,21 +218,21 @@ def test_a_result_lives_until_the_next_has_used_it() -> None:
         Communicate("reduce", Operation.ALL_REDUCE, "tp", 10),
         Communicate("scatter", Operation.REDUCE_SCATTER, "tp", 10),
     )
-    assert working(around, ALONE) == 10
-    assert working(around, ALONE | {"tp": 2}) == 90
-    assert output(Operator("o", around), ALONE | {"tp": 2}) == 5
-    assert output(Operator("o", around), ALONE) == 10
+    assert working_bytes(around, ALONE) == 10
+    assert working_bytes(around, ALONE | {"tp": 2}) == 90
+    assert output_bytes(Operator("o", around), ALONE | {"tp": 2}) == 5
+    assert output_bytes(Operator("o", around), ALONE) == 10
     beside = (Communicate("gather", Operation.ALL_GATHER, "tp", 80, token="x"), *steps)
-    assert working(beside, ALONE | {"tp": 2}) == 130
+    assert working_bytes(beside, ALONE | {"tp": 2}) == 130
 
 
 def test_what_gradients_of_weights_need() -> None:
     tokens, h = 6, 4
     weights = Gemm(h, 3 * h, tokens, accumulate=True)
     step = Compute("weight", weights, weight=True)
-    assert needed_for_weights(Operator("o", (), (step,)), ALONE) == 2 * tokens * 4 * h
+    assert weight_gradient_inputs(Operator("o", (), (step,)), ALONE) == 2 * tokens * 4 * h
     gather = Communicate("gather", Operation.ALL_GATHER, "tp", 2 * tokens * h, weight=True)
-    shared = needed_for_weights(Operator("o", (), (gather, step)), ALONE | {"tp": 2})
+    shared = weight_gradient_inputs(Operator("o", (), (gather, step)), ALONE | {"tp": 2})
     assert shared == 2 * tokens * 4 * h - tokens * h
 
 
@@ -210,7 +240,7 @@ def test_what_gradients_of_weights_need() -> None:
 
 
 def test_forward_leaves_what_it_saves_and_backward_frees_it() -> None:
-    found = chunk(
+    found = chunk_memory(
         part(layer(operator(100, 10, 30), operator(50, 20, 40)), layer(operator(70, 60, 5))),
         plan(),
         ALONE,
@@ -225,16 +255,16 @@ def test_forward_leaves_what_it_saves_and_backward_frees_it() -> None:
 def test_recomputation() -> None:
     scores = operator(1000, 10, 20, selective=True)
     block = layer(operator(100, 10, 20), scores, checkpoint=16)
-    whole = chunk(part(block, block), plan(recompute="full"), ALONE)
+    whole = chunk_memory(part(block, block), plan(recompute="full"), ALONE)
     assert whole.kept == 32
     assert whole.forward == 16 + 16 + 10
     assert whole.backward == (1100 - 16) + 10 + 20
-    inside = chunk(part(block, block), plan(recompute="selective"), ALONE)
+    inside = chunk_memory(part(block, block), plan(recompute="selective"), ALONE)
     assert inside.kept == 200
     assert inside.backward == 1000 + 10 + 20
-    some = chunk(part(block, block), plan(recompute="full", recompute_layers=1), ALONE)
+    some = chunk_memory(part(block, block), plan(recompute="full", recompute_layers=1), ALONE)
     assert some.kept == 16 + 1100
-    ends = chunk(part(layer(scores, role="embedding"), block), plan(recompute="full"), ALONE)
+    ends = chunk_memory(part(layer(scores, role="embedding"), block), plan(recompute="full"), ALONE)
     assert ends.kept == 1000 + 16
 
 
@@ -242,7 +272,7 @@ def test_a_backward_frees_while_the_forward_beside_it_keeps() -> None:
     """Megatron-LM's overlap of experts' exchanges: two micro-batches, layer beside layer, hold
     about as much as one, not twice that."""
     blocks = part(*[layer(operator(100, 10, 20)) for _ in range(8)])
-    found = chunk(blocks, plan(), ALONE)
+    found = chunk_memory(blocks, plan(), ALONE)
     alone = peak(pipeline("1f1b", 1, 4).actions[0], [found])
     beside = peak(pipeline("1f1b", 1, 4, paired=True).actions[0], [found])
     assert alone.kept == 800
@@ -259,7 +289,7 @@ def test_the_optimizer_works_when_gathered_parameters_are_gone() -> None:
     cluster = { preset = "dgx-h100" }
     """
     laid = lay_out(read(text, "text"), 8)
-    (found,) = memory(laid.pipeline, laid.parts[0], laid.experiment.plan, laid.grid)
+    (found,) = memory(laid.pipeline, laid.model_chunks[0], laid.experiment.plan, laid.grid)
     assert found.moment == "the optimizer's step"
     assert found.working == found.parameters
     assert found.activations == found.gathered == found.buckets == 0
@@ -267,7 +297,7 @@ def test_the_optimizer_works_when_gathered_parameters_are_gone() -> None:
 
 def test_gradients_of_weights_that_are_put_off() -> None:
     gemm = Gemm(4, 4, 5, accumulate=True)  # 2 × 5 × 8 = 80 bytes of inputs and gradients
-    found = chunk(part(layer(operator(100, 10, 20, gemm=gemm))), plan(), ALONE)
+    found = chunk_memory(part(layer(operator(100, 10, 20, gemm=gemm))), plan(), ALONE)
     assert found.for_weights == 80
     assert (found.backward, found.inputs, found.weights) == (30, 30, 0)
 
@@ -278,7 +308,7 @@ def test_the_walk_keeps_what_the_schedule_says(name: str) -> None:
     for stage in range(4):
         saved, later = [7, 11][: pipe.chunks], [3, 4][: pipe.chunks]
         chunks = [
-            Chunk(kept, for_weights, kept, 0, 0, 0, (kept,), (0,))
+            ChunkMemory(kept, for_weights, kept, 0, 0, 0, (kept,), (0,))
             for kept, for_weights in zip(saved, later, strict=True)
         ]
         worst = peak(pipe.actions[stage], chunks)
@@ -291,7 +321,7 @@ def test_gradients_are_added_up_from_the_first_backward_of_a_chunk_to_its_last()
     # One round of micro-batches: each chunk's backwards follow each other, the last chunk's first.
     once = pipeline("interleaved", 2, 2, 2).actions[0]
     twice = pipeline("interleaved", 2, 4, 2).actions[0]
-    chunks = [Chunk(1, 0, 1, 0, 0, 0, (1,), (0,))] * 2
+    chunks = [ChunkMemory(1, 0, 1, 0, 0, 0, (1,), (0,))] * 2
     assert peak(once, chunks).total == 4
     worst = peak(once, chunks, [100, 30])
     assert (worst.kept, worst.gradients, worst.total) == (2, 100, 102)  # the last chunk's are done
@@ -301,7 +331,7 @@ def test_gradients_are_added_up_from_the_first_backward_of_a_chunk_to_its_last()
 
 def test_overlapped_actions_may_be_at_their_worst_at_once() -> None:
     pipe = pipeline("dualpipe", 2, 4)
-    chunks = [Chunk(10, 0, 15, 20, 20, 0, (15,), (20,))] * 2
+    chunks = [ChunkMemory(10, 0, 15, 20, 20, 0, (15,), (20,))] * 2
     worst = peak(pipe.actions[0], chunks)
     paired = [i for i, action in enumerate(pipe.actions[0]) if action.paired]
     held, most = 0, 0
@@ -339,9 +369,9 @@ def test_buckets() -> None:
     fsdp = {"dp_style": "fsdp", "grad_precision": "fp32"}
     assert buckets(layers, plan(**fsdp, zero=3), shared) == (2 + 4) * 40 + 2 * 100
     assert buckets(layers, plan(**fsdp, zero=2, pp=2), shared) == 2 * 40
-    assert added_up(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170
-    assert added_up(layers, plan(**fsdp, zero=2, pp=2), ALONE) == 0
-    assert added_up(layers, plan(**fsdp, zero=3), shared) == 0
+    assert accumulated(layers, plan(**fsdp, zero=2, pp=2), shared) == 4 * 170
+    assert accumulated(layers, plan(**fsdp, zero=2, pp=2), ALONE) == 0
+    assert accumulated(layers, plan(**fsdp, zero=3), shared) == 0
     # The documented 9 GB of DeepSpeed: 5e8 elements of two bytes, two buckets, 4.5 times.
     large = [layer(size=10**10)]
     assert buckets(large, plan(dp_style="deepspeed", zero=2), shared) == 9 * 10**9
@@ -446,7 +476,7 @@ def test_updates_of_a_big_table_take_the_rows_looked_up_and_no_second_table(fuse
     )
     layout = lay_out(experiment, 2)
     (stage,) = memory(
-        layout.pipeline, layout.parts[0], experiment.plan, layout.grid, transformer=False
+        layout.pipeline, layout.model_chunks[0], experiment.plan, layout.grid, transformer=False
     )
     assert stage.parameters >= table
     assert stage.working < table / 100

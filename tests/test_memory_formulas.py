@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from mpisim.memory.formulas import Gpt, megatron_states, zero_states
+from published_formulas import Gpt, megatron_states, zero_states
 
 GIB = 2**30
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import csv
 
 import pytest
+from published_formulas import Gpt
 
 from mpisim.data import text
 from mpisim.experiment import Plan, Transformer
 from mpisim.memory import StageMemory, memory
-from mpisim.memory.formulas import Gpt
-from mpisim.memory.temporaries import needed_for_weights
+from mpisim.memory.activations import weight_gradient_inputs
 from mpisim.schedules import pipeline
-from mpisim.workloads.grid import Grid
-from mpisim.workloads.groups import Groups
-from mpisim.workloads.parts import split
+from mpisim.workloads.grid import Grid, Groups
+from mpisim.workloads.layout import split_layers
 from mpisim.workloads.transformer import transformer_network
 
 GIB = 2**30
@@ -76,7 +75,7 @@ def stages(row: dict[str, str]) -> list[StageMemory]:
     network = transformer_network(model(row), chosen, grid)
     micro_batches = chosen.global_batch // (chosen.dp * chosen.micro_batch)
     pipe = pipeline(chosen.schedule, chosen.pp, micro_batches, chosen.vpp)
-    return memory(pipe, split(network, chosen, pipe.parts), chosen, grid)
+    return memory(pipe, split_layers(network, chosen, pipe.parts), chosen, grid)
 
 
 def figure(stage: StageMemory, what: str) -> int:
@@ -153,7 +152,7 @@ def test_gradients_of_weights_need_what_zero_bubble_says() -> None:
     grid = Grid.of(chosen, 1)
     sizes = Groups(grid).sizes
     (block, _) = transformer_network(gpt, chosen, grid).of_role("block")
-    needed = sum(needed_for_weights(each, sizes) for each in block.operators)
+    needed = sum(weight_gradient_inputs(each, sizes) for each in block.operators)
     assert needed == 32 * 512 * 2 * 1024
 
 

@@ -29,8 +29,8 @@ from mpisim.prediction.hardware import hardware_of
 from mpisim.prediction.prepared import prepare
 from mpisim.topo import find_cluster
 from mpisim.workloads import lay_out
-from mpisim.workloads.closed_forms import parameters
 from mpisim.workloads.grid import Grid
+from mpisim.workloads.model_counts import parameters
 
 Run = Callable[..., Any]
 

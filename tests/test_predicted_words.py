@@ -8,7 +8,7 @@ import pytest
 from transformers import lines, model, network, operator, plan
 
 from mpisim.base.errors import InputError
-from mpisim.workloads import closed_forms
+from mpisim.workloads import model_counts
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 ALL, SOME = model("bert", **SIZES), model("bert", **SIZES, predicted=2)
@@ -32,8 +32,8 @@ def test_scores_of_masked_words_alone() -> None:
 
 
 def test_parameters_are_the_same_and_flops_are_spared() -> None:
-    assert closed_forms.parameters(SOME) == closed_forms.parameters(ALL)
-    spared = closed_forms.matrix_flops(ALL, 3) - closed_forms.matrix_flops(SOME, 3)
+    assert model_counts.parameters(SOME) == model_counts.parameters(ALL)
+    spared = model_counts.matrix_flops(ALL, 3) - model_counts.matrix_flops(SOME, 3)
     assert spared == 2 * 3 * 6 * 16 * (256 + 16)
 
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import model, network, plan
 
 from mpisim.base.errors import InputError
-from mpisim.workloads.recomputation import again, kept_bytes
+from mpisim.workloads.recomputation import kept_bytes, recomputed_operators
 
 SIZES: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
 LLAMA = model("llama", **SIZES, kv_heads=2, ffn_hidden=32)
@@ -30,7 +30,9 @@ BLOCK = [
 
 def run_again(**keys: Any) -> list[str]:
     found = plan(recompute="full", **keys)
-    return [each.name for each in again(found, network(LLAMA, found).layers[1].operators)]
+    return [
+        each.name for each in recomputed_operators(found, network(LLAMA, found).layers[1].operators)
+    ]
 
 
 def test_megatron_runs_the_whole_layer() -> None:
@@ -56,7 +58,7 @@ def test_every_second_product_of_separate_matrices() -> None:
         recompute="full", recompute_stops=True, recompute_keeps=keeps, separate_projections=True
     )
     operators = network(LLAMA, found).layers[1].operators
-    names = [each.name for each in again(found, operators)]
+    names = [each.name for each in recomputed_operators(found, operators)]
     products = ("query", "key", "value", "attention output", "gate", "feed-forward value")
     assert [name for name in names if name in products] == [
         "key",

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
 from mpisim.program import COLUMNS, Table
-from mpisim.workloads import Workload, lay_out, training_step, writer
+from mpisim.workloads import Workload, lay_out, training_step
 from mpisim.workloads.data_parallel.megatron import Megatron
-from mpisim.workloads.stage import Stage
+from mpisim.workloads.stage_writer import StageWriter
 
 TEXT = """
 [model]
@@ -60,17 +60,17 @@ def test_tables_are_as_if_every_stage_wrote_its_own(
     plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    write = Stage._written
+    write = StageWriter._write
 
-    def counted(self: Stage, passes: object) -> object:
+    def counted(self: StageWriter, passes: object, first: int) -> object:
         written[-1] += 1
-        return write(self, passes)  # type: ignore[arg-type]
+        return write(self, passes, first)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Stage, "_written", counted)
+    monkeypatch.setattr(StageWriter, "_write", counted)
     written.append(0)
     shared = list(tables(plan))
     monkeypatch.setattr(Megatron, "first_and_last_only", False)
-    monkeypatch.setattr(writer, "_described", lambda *_: object())
+    monkeypatch.setattr(StageWriter, "key", lambda *_: None)
     written.append(0)
     own = list(tables(plan))
     assert len(shared) == len(own)

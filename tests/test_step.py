@@ -350,8 +350,8 @@ def test_splits_that_do_not_come_out(
 
 def test_an_uneven_split() -> None:
     done = step(5, (5, 6, 7), 2, pp=2, stages=(2, 3), global_batch=1)
-    assert [len(part.layers) for part in done.layout.parts[0]] == [2, 3]
-    assert done.layout.parts[0][1].numbers == (2, 3, 4)
+    assert [len(part.layers) for part in done.layout.model_chunks[0]] == [2, 3]
+    assert done.layout.model_chunks[0][1].numbers == (2, 3, 4)
 
 
 @pytest.mark.parametrize("captured", [False, True])

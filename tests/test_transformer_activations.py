@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import published_formulas
 import pytest
 from transformers import model, network, operator, plan
 
-from mpisim.workloads import closed_forms
 from mpisim.workloads.operators import Layer
 
 GPT = model("gpt", layers=2, hidden=512, heads=8, seq_len=256, vocab=1024)
@@ -27,8 +27,8 @@ SHARING = [
 @pytest.mark.parametrize(("keys", "terms"), SHARING)
 def test_a_layer_keeps_what_is_published(keys: dict[str, Any], terms: dict[str, Any]) -> None:
     layer = block(kernels="eager", **keys)
-    assert layer.saved == closed_forms.activation_bytes(GPT, 3, **terms)
-    kept = closed_forms.activation_bytes(GPT, 3, selective=True, **terms)
+    assert layer.saved == published_formulas.activation_bytes(GPT, 3, **terms)
+    kept = published_formulas.activation_bytes(GPT, 3, selective=True, **terms)
     assert layer.saved_selective == kept
 
 
@@ -37,7 +37,7 @@ def test_fused_attention_keeps_a_number_a_row_for_all_scores(
     keys: dict[str, Any], terms: dict[str, Any]
 ) -> None:
     layer = block(**keys)
-    without = closed_forms.activation_bytes(GPT, 3, selective=True, **terms)
+    without = published_formulas.activation_bytes(GPT, 3, selective=True, **terms)
     assert layer.saved_selective == without
     assert layer.saved == without + 4 * 3 * 256 * 8 // keys.get("tp", 1)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
-from mpisim.workloads import closed_forms
+from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Compute
 
 # 16 tokens, 4 heads of 4, two of keys and values.
@@ -99,7 +100,7 @@ def test_ring_volume_is_the_published_one(cp: int, tp: int) -> None:
         "llama", layers=1, hidden=128, heads=8, kv_heads=4, seq_len=128, vocab=256, ffn_hidden=256
     )
     block = network(llama, plan(cp=cp, tp=tp, micro_batch=3)).of_role("block")[0]
-    volume = closed_forms.context_parallel_bytes(llama, 3, cp=cp, tp=tp)
+    volume = published_formulas.context_parallel_bytes(llama, 3, cp=cp, tp=tp)
 
     def sent(backward: bool) -> int:
         return sum(
@@ -118,7 +119,7 @@ def test_ranks_share_the_work(style: str, cp: int) -> None:
         steps = attention.backward if backward else attention.forward
         return cp * sum(step.kernel.flops for step in steps if isinstance(step, Compute))
 
-    assert flops(cp, backward=False) == closed_forms.attention_flops(TINY, 1)
+    assert flops(cp, backward=False) == model_counts.attention_flops(TINY, 1)
     assert flops(cp, backward=True) == flops(1, backward=True)
 
 

@@ -14,7 +14,7 @@ from mpisim.kernels.analytical import Analytical
 from mpisim.kernels.operations import Attention
 from mpisim.program import Phase
 from mpisim.schedules import pipeline
-from mpisim.workloads.operators import Compute, Layer, Step
+from mpisim.workloads.operators import Compute, Layer, Task
 from mpisim.workloads.pricing import Pricing
 
 # 8 tokens of 16 features, 8 experts of 32, two for each token: 16 rows for 2 experts of a rank.
@@ -38,7 +38,7 @@ def block(found: Any = TINY, **keys: Any) -> Layer:
     return network(found, plan(**{"ep": 4, "dp": 4, **keys})).of_role("block")[0]
 
 
-def launches(steps: Iterable[Step]) -> list[int]:
+def launches(steps: Iterable[Task]) -> list[int]:
     return [step.launches for step in steps if isinstance(step, Compute)]
 
 

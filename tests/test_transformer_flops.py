@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import published_formulas
 import pytest
 from transformers import model, network, plan
 
 from mpisim.experiment.models import Transformer
 from mpisim.kernels.operations import Attention
-from mpisim.workloads import closed_forms
+from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Compute, Network
 
 COMMON: dict[str, Any] = {
@@ -86,9 +87,9 @@ def executed(found: Network, keys: dict[str, Any], phase: str) -> int:
 def test_a_network_does_the_work_of_the_formula(name: str, sharing: str) -> None:
     found, keys = MODELS[name], PLANS[sharing]
     generated = network(found, plan(micro_batch=2, **keys))
-    attention = closed_forms.attention_flops(found, 2)
-    forward = closed_forms.matrix_flops(found, 2) + attention
-    patches = closed_forms.patch_flops(found, 2)
+    attention = model_counts.attention_flops(found, 2)
+    forward = model_counts.matrix_flops(found, 2) + attention
+    patches = model_counts.patch_flops(found, 2)
     done = executed(generated, keys, "forward")
     assert done == pytest.approx(forward + patches, rel=5e-3)
     # Fused attention computes its scores again: the head size once more.
@@ -106,9 +107,9 @@ def test_ranks_of_a_tp_group_repeat_what_is_not_split(name: str) -> None:
     if name == "bert":
         repeated = 2 * tokens * h * h + 2 * 2 * (h * h + 2 * h)
     else:
-        repeated = closed_forms.patch_flops(found, 2) + 2 * 2 * h * found.classes
-    forward = closed_forms.matrix_flops(found, 2) + closed_forms.attention_flops(found, 2)
-    forward += closed_forms.patch_flops(found, 2)
+        repeated = model_counts.patch_flops(found, 2) + 2 * 2 * h * found.classes
+    forward = model_counts.matrix_flops(found, 2) + model_counts.attention_flops(found, 2)
+    forward += model_counts.patch_flops(found, 2)
     assert executed(network(found, plan(micro_batch=2, **keys)), keys, "forward") == (
         forward + repeated
     )
@@ -118,13 +119,13 @@ def test_ranks_of_a_tp_group_repeat_what_is_not_split(name: str) -> None:
 def test_scores_in_memory_are_computed_once_and_whole(name: str) -> None:
     found = MODELS[name]
     generated = network(found, plan(micro_batch=2, kernels="eager"))
-    matrices = closed_forms.matrix_flops(found, 2)
+    matrices = model_counts.matrix_flops(found, 2)
     if found.family == "t5":
         pairs = 4 * 256**2 + 3 * 64**2 + 3 * 64 * 256
     else:
         pairs = (found.layers + found.mtp_layers) * found.seq_len**2
     scores = 2 * 2 * found.heads * (found.head + found.value_head) * pairs
-    patches = closed_forms.patch_flops(found, 2)
+    patches = model_counts.patch_flops(found, 2)
     forward = executed(generated, {}, "forward")
     assert forward == pytest.approx(matrices + scores + patches, rel=5e-3)
     backward = executed(generated, {}, "backward")
@@ -143,7 +144,7 @@ def test_full_recomputation_runs_the_blocks_again() -> None:
         for step in operator.forward
         if isinstance(step, Compute)
     )
-    assert once + again == pytest.approx(closed_forms.narayanan_flops(found, 2), rel=5e-3)
+    assert once + again == pytest.approx(published_formulas.narayanan_flops(found, 2), rel=5e-3)
 
 
 def test_selective_recomputation_runs_attention_again() -> None:
@@ -157,7 +158,7 @@ def test_selective_recomputation_runs_attention_again() -> None:
         for step in operator.forward
         if isinstance(step, Compute)
     )
-    assert again == closed_forms.attention_flops(found, 2)
+    assert again == model_counts.attention_flops(found, 2)
 
 
 def test_counted_tokens() -> None:

@@ -12,7 +12,7 @@ from transformers import model, network, plan
 
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.workloads import closed_forms
+from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Network, Parameter
 
 WHOLE = ("position", "token type", "patch embedding", "class token")
@@ -39,11 +39,11 @@ def split(parameters: Iterable[Parameter], tp: int, ep: int = 1, etp: int = 1) -
 def padded(found: Transformer, tp: int) -> int:
     """Parameters with a vocabulary that is a multiple of 128 tp."""
     if found.family == "vit":
-        return closed_forms.parameters(found)
+        return model_counts.parameters(found)
     more = -found.vocab % (128 * tp)
     width = found.hidden * (1 if found.tied_embeddings else 2)
     bias = 1 if found.family == "bert" else 0
-    return closed_forms.parameters(found) + more * (width + bias)
+    return model_counts.parameters(found) + more * (width + bias)
 
 
 @st.composite

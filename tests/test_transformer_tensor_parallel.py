@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import published_formulas
 import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.kernels.operations import Gemm
 from mpisim.kernels.split_gemm import SplitGemm
-from mpisim.workloads import closed_forms
-from mpisim.workloads.operators import Communicate, Compute, Step
+from mpisim.workloads.operators import Communicate, Compute, Task
 
 # 8 tokens of 16 features, 4 heads of 4, 64 inner features; two ranks.
 TINY = model("gpt", layers=1, hidden=16, heads=4, seq_len=8, vocab=256)
@@ -122,7 +122,7 @@ def test_cross_entropy_step_by_step_has_three_all_reduces() -> None:
 
 
 def test_cross_entropy_alone_may_be_fused() -> None:
-    def loss(**keys: bool) -> tuple[Step, ...]:
+    def loss(**keys: bool) -> tuple[Task, ...]:
         return operator(network(TINY, plan(tp=2, **keys)), "loss").forward
 
     assert loss(fused=False, fused_loss=True) == loss()
@@ -146,7 +146,7 @@ def test_a_loss_of_compiled_functions() -> None:
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_volumes_are_the_published_ones(tp: int) -> None:
     gpt = model("gpt", layers=3, hidden=128, heads=8, seq_len=64, vocab=1024)
-    volume = closed_forms.tensor_parallel_bytes(gpt, 2 * 64, layers=3)
+    volume = published_formulas.tensor_parallel_bytes(gpt, 2 * 64, layers=3)
 
     def total(sp: bool, *operations: str) -> int:
         blocks = network(gpt, plan(tp=tp, sp=sp, micro_batch=2)).of_role("block")
@@ -357,7 +357,7 @@ def test_gradients_in_fp8_have_split_sums() -> None:
         assert products(operator(found, "logits").backward) == [Gemm, Gemm]
 
 
-def products(steps: Iterable[Step]) -> list[type]:
+def products(steps: Iterable[Task]) -> list[type]:
     """Which products there are among steps."""
     kernels = [step.kernel for step in steps if isinstance(step, Compute)]
     return [type(kernel) for kernel in kernels if isinstance(kernel, Gemm)]

@@ -17,8 +17,8 @@ from mpisim.schedules import pipeline
 from mpisim.topo import Price
 from mpisim.workloads import Layout
 from mpisim.workloads.grid import Grid
+from mpisim.workloads.layout import split_layers
 from mpisim.workloads.operators import Compute, Layer, Network, Operator, Parameter
-from mpisim.workloads.parts import split
 
 MODEL = Transformer("gpt", layers=1, hidden=8, heads=1, seq_len=8, vocab=8)
 """Of the experiment; the toy network takes nothing from it."""
@@ -93,5 +93,5 @@ def layout(network: Network, gpus: int, **plan: object) -> Layout:
         experiment.plan.global_batch // each,
         experiment.plan.vpp,
     )
-    parts = tuple(split(network, experiment.plan, laid.parts))
+    parts = tuple(split_layers(network, experiment.plan, laid.parts))
     return Layout(experiment, grid, laid, (network,), np.zeros(grid.world, np.int64), (parts,))

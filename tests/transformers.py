@@ -10,7 +10,7 @@ from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Attention, Gemm, GroupedGemm, Kernel
 from mpisim.program import Operation
 from mpisim.workloads.grid import Grid
-from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator, Step
+from mpisim.workloads.operators import Await, Communicate, Compute, Layer, Network, Operator, Task
 from mpisim.workloads.transformer import transformer_network
 
 SHORT = {
@@ -53,12 +53,12 @@ def communications(layer: Layer, *, backward: bool = False) -> list[tuple[str, s
     return [(SHORT[s.operation], s.group, s.bytes) for s in steps if isinstance(s, Communicate)]
 
 
-def lines(steps: Iterable[Step]) -> list[str]:
+def lines(steps: Iterable[Task]) -> list[str]:
     """Steps as text: what, how large, and what it waits for."""
     return list(_lines(steps))
 
 
-def _lines(steps: Iterable[Step]) -> Iterator[str]:
+def _lines(steps: Iterable[Task]) -> Iterator[str]:
     for step in steps:
         if isinstance(step, Await):
             yield f"{step.name}: {step.kernel}"

@@ -1,41 +1,41 @@
 """How much of a GPU's memory a plan takes, whether it fits, and what would make it fit.
 
-``assess(layout, gpu)``
-    The `Verdict` on an experiment that is laid out on ranks.
-``memory(pipeline, parts, plan, grid)``
-    Walk a network and its schedule: bytes of every stage by part, as `StageMemory`.
-``Verdict``
-    That against what a GPU has, as text and as numbers.
-``capacity(gpu)``
-    What a program can have of a GPU's memory.
-``remedies(plan, evaluate)``, ``advice(plan, verdict, evaluate)``
-    Changes that make a plan fit, the cheapest first, as `Remedy` and as text;
-    ``evaluator(experiment, gpus, gpu)`` returns the `evaluate` of an experiment, an `Evaluate`.
-``starting_plan(model, name, cluster, gpus)``
-    A plan to start from, that fits, as `Start`.
-``formulas``
-    Published formulas, independent of the walk.
+To be read in this order; each module uses only those above it:
+
+`constants`
+    What is in a GPU's memory besides tensors, from ``data/memory.toml``; `capacity`.
+`states`
+    Model states, and the buffers of data parallelism.
+`activations`
+    What the passes of a stage hold, at the worst moment of a step.
+`communicators`
+    Buffers of NCCL, DeepEP and HybridEP.
+`model`
+    `memory`: all of these for every pipeline stage, as `StageMemory`.
+`verdict`
+    `assess`: a layout against what a GPU has, as `Verdict`; `evaluator` does so for other plans.
+`remedies`
+    Changes that make a plan fit, the cheapest first, as `Remedy`; `advice` puts them as text.
+`starting`
+    `starting_plan`: a plan to start from, that fits.
 """
 
-from . import formulas
-from .assess import assess, evaluator
 from .constants import capacity
 from .model import StageMemory, memory
-from .remedies import Evaluate, Remedy, advice, remedies
-from .starting import Start, starting_plan
-from .verdict import Verdict
+from .remedies import Remedy, advice, remedies
+from .starting import StartingPlan, starting_plan
+from .verdict import Evaluate, Verdict, assess, evaluator
 
 __all__ = [
     "Evaluate",
     "Remedy",
     "StageMemory",
-    "Start",
+    "StartingPlan",
     "Verdict",
     "advice",
     "assess",
     "capacity",
     "evaluator",
-    "formulas",
     "memory",
     "remedies",
     "starting_plan",

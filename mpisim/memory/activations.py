@@ -1,31 +1,208 @@
-"""Activations over a step: what a stage keeps for its backward passes, at the worst moment.
+"""Activations and temporaries: what the passes of a stage hold, at the worst moment of a step.
 
-A stage's actions are gone through in order. Within an action layers come one after another, and
-within a layer operators: forward, each leaves what it saves; backward, each first gets back what
-was recomputed, works on top of it, and frees it.
+    tasks ─► operator ─► layer (`LayerMemory`) ─► chunk (`ChunkMemory`) ─► schedule (`peak`)
+
+Inside an operator
+    A framework frees a temporary once its last reader is done. Here every result lives until the
+    task after the next begins, and what an overlapped communication gathers until the operator
+    ends; so at any task there are its own result and the one before.
+Inside a pass
+    Layers come one after another, and within a layer operators. Forward, each leaves what it saves;
+    backward, each first gets back what was recomputed, works on top of it, and frees it.
+Over a step
+    The stage's actions come in the order of the schedule. An action raises what is held to its own
+    peak for a while, and leaves it changed by what it keeps or frees.
+
+Each level needs of the one below only its peak and its net change, beyond what was held before;
+that is why a layer is worked out once for all micro-batches and chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 
 from ..experiment.plan import Plan
-from ..program import Phase
+from ..kernels.operations import (
+    BYTES,
+    Attention,
+    Convolution,
+    Copy,
+    CrossEntropy,
+    Elementwise,
+    Embedding,
+    Gemm,
+    GroupedGemm,
+    Kernel,
+    Norm,
+    Softmax,
+    operand_bytes,
+)
+from ..program import Operation, Phase
 from ..schedules import Action
-from ..workloads.operators import Layer
-from ..workloads.parts import Part
-from ..workloads.recomputation import kept_bytes
-from ..workloads.stage import recomputed
-from .temporaries import needed_for_weights, output, working
+from ..workloads.layout import ModelChunk
+from ..workloads.operators import Await, Communicate, Compute, Layer, Operator, Task
+from ..workloads.recomputation import kept_bytes, recomputed_layers
 
-__all__ = ["Chunk", "Kinds", "Peak", "chunk", "kept", "peak"]
+__all__ = [
+    "ChunkMemory",
+    "LayerMemories",
+    "Peak",
+    "chunk_memory",
+    "kept",
+    "output_bytes",
+    "peak",
+    "result_bytes",
+    "weight_gradient_inputs",
+    "working_bytes",
+]
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def result_bytes(kernel: Kernel) -> int:
+    """Kernel → bytes that its result allocates.
+
+    What is added to an existing buffer allocates none (gradients of weights, the optimizer's step).
+    Of kernels that say only how much they read and write, half is taken as written.
+    """
+    match kernel:
+        case Gemm():
+            if kernel.accumulate:
+                return 0
+            return BYTES[kernel.output] * kernel.batch * kernel.m * kernel.n
+        case GroupedGemm():
+            if kernel.accumulate:
+                return 0
+            elements = (
+                kernel.groups * kernel.n * kernel.k if kernel.weight else kernel.rows * kernel.n
+            )
+            return BYTES[kernel.output] * elements
+        case Attention():
+            queries = kernel.heads * kernel.queries
+            keys = kernel.kv_heads * kernel.keys
+            if kernel.backward:
+                elements = queries * kernel.head_size + keys * (
+                    kernel.head_size + kernel.value_size
+                )
+            else:
+                elements = queries * kernel.value_size
+            return BYTES[kernel.dtype] * kernel.batch * elements
+        case Softmax() | Norm():
+            return BYTES[kernel.dtype] * kernel.rows * kernel.columns
+        case CrossEntropy():
+            dtype = kernel.dtype if kernel.backward else "fp32"
+            return BYTES[dtype] * kernel.rows * kernel.columns
+        case Embedding():
+            if kernel.backward:
+                return 0  # added to a gradient filled with zeros, or to the table itself
+            rows = kernel.outputs or -(-kernel.lookups // kernel.pooling)
+            return BYTES[kernel.dtype] * kernel.width * rows
+        case Convolution():
+            pixels = kernel.batch * kernel.height * kernel.width
+            if kernel.direction == "forward":
+                elements = pixels * kernel.outputs
+            elif kernel.direction == "input":
+                elements = pixels * kernel.stride**2 * kernel.inputs
+            else:
+                elements = kernel.outputs * (kernel.inputs // kernel.groups) * kernel.kernel**2
+            return BYTES[kernel.dtype] * elements
+        case Elementwise():
+            return kernel.bytes // 2
+        case Copy():
+            return kernel.bytes if kernel.path in ("device", "fill") else 0
+    return 0
+
+
+def _received(task: Communicate, size: int) -> int | None:
+    """Return the bytes of a communication's result; None where it replaces what it was given."""
+    if task.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL, Operation.SEND_RECV):
+        return task.bytes
+    if task.operation is Operation.REDUCE_SCATTER:
+        return task.bytes // size
+    return None
+
+
+def working_bytes(tasks: Iterable[Task], sizes: Mapping[str, int], given: int = 0) -> int:
+    """Tasks of an operator → the most bytes of results that are alive at any of them.
+
+    Parameters
+    ----------
+    tasks : iterable of Task
+        Of one operator and one direction.
+    sizes : mapping of str to int
+        Members of each group; communications in groups of one are left out.
+    given : int
+        Bytes of the first task's input, where nobody else counts them.
+    """
+    before, most, beside = given, given, 0
+    for task in tasks:
+        if isinstance(task, Await):
+            continue
+        if isinstance(task, Communicate):
+            if sizes[task.group] == 1:
+                continue
+            found = _received(task, sizes[task.group])
+            if found is None:
+                continue
+            if task.token and task.operation is Operation.ALL_GATHER:
+                beside += found
+                most = max(most, before + beside)
+                continue
+        else:
+            found = result_bytes(task.kernel)
+        most = max(most, before + found + beside)
+        before = found or before
+    return most
+
+
+def output_bytes(operator: Operator, sizes: Mapping[str, int]) -> int:
+    """Operator → bytes of its output, which its backward pass gets as a gradient."""
+    for task in reversed(operator.forward):
+        if isinstance(task, Compute):
+            return result_bytes(task.kernel)
+        if isinstance(task, Communicate) and sizes[task.group] > 1:
+            found = _received(task, sizes[task.group])
+            if found is not None:
+                return found
+    return 0
+
+
+def weight_gradient_inputs(operator: Operator, sizes: Mapping[str, int]) -> int:
+    """Operator → bytes that the gradients of its weights read: its inputs and gradients.
+
+    A schedule that delays these gradients (arXiv:2401.10241) keeps them from the one backward to
+    the other: 32sbh of a GPT layer, table 1 there. What is gathered for them is kept as a share.
+    Gradients of biases are sums of what their matrices need too.
+    """
+    kept = 0
+    for task in operator.backward:
+        if not task.weight or isinstance(task, Await):
+            continue
+        if isinstance(task, Communicate):
+            if task.operation is Operation.ALL_GATHER:
+                kept -= task.bytes - task.bytes // sizes[task.group]
+            continue
+        match task.kernel:
+            case Gemm() as gemm:
+                kept += gemm.batch * operand_bytes(gemm.dtype, gemm.k * (gemm.m + gemm.n))
+            case GroupedGemm() as gemm:
+                kept += operand_bytes(gemm.dtype, gemm.rows * (gemm.n + gemm.k))
+            case Convolution() as filters:
+                pixels = filters.batch * filters.height * filters.width
+                channels = filters.outputs + filters.inputs * filters.stride**2
+                kept += BYTES[filters.dtype] * pixels * channels
+    return max(kept, 0)
+
+
+# --- layers and chunks ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What the passes of one micro-batch through a model chunk hold, in bytes.
+class ChunkMemory:
+    """Bytes that the passes of one micro-batch through a model chunk hold.
 
     Attributes
     ----------
@@ -36,7 +213,7 @@ class Chunk:
     forward, backward, inputs, weights : int
         The most a forward, a whole backward, one of the inputs alone, and one of the weights hold
         at any moment beyond what the stage holds before it.
-    going, coming : tuple of int
+    forward_by_layer, backward_by_layer : tuple of int
         The most that is held while the forward is in each layer, and the whole backward, which
         begins with the last layer; beyond what the stage holds before them.
     """
@@ -47,8 +224,117 @@ class Chunk:
     backward: int
     inputs: int
     weights: int
-    going: tuple[int, ...]
-    coming: tuple[int, ...]
+    forward_by_layer: tuple[int, ...]
+    backward_by_layer: tuple[int, ...]
+
+
+def kept(layer: Layer, plan: Plan, whole: bool) -> int:
+    """Return the bytes a layer keeps of one micro-batch; `whole`: it is recomputed as a whole."""
+    if whole:
+        return layer.checkpoint + kept_bytes(plan, layer.operators)
+    return layer.saved_selective if plan.recompute == "selective" else layer.saved
+
+
+class LayerMemory:
+    """Bytes that the passes of one layer hold at most, beyond what was held before each."""
+
+    def __init__(self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> None:
+        self.for_weights = sum(weight_gradient_inputs(each, sizes) for each in layer.operators)
+        again = plan.recompute == "selective"
+        self.forward, held = 0, layer.checkpoint if whole else 0
+        for operator in layer.operators:
+            drops = whole or (again and operator.selective)
+            saved = 0 if drops else operator.saved
+            # What it saves are its inputs or its own results: besides these, only the last is new.
+            own = max(working_bytes(operator.forward, sizes), saved + output_bytes(operator, sizes))
+            self.forward = max(self.forward, held + own)
+            held += saved
+
+        self.backward = self._back(layer, plan, whole, sizes, "all")
+        self.inputs = self._back(layer, plan, whole, sizes, "input")
+        self.weights, held = 0, 0
+        for operator in reversed(layer.operators):
+            tasks = [task for task in operator.backward if task.weight]
+            self.weights = max(self.weights, held + working_bytes(tasks, sizes))
+            held -= weight_gradient_inputs(operator, sizes)
+
+    def _back(
+        self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int], part: str
+    ) -> int:
+        again = plan.recompute == "selective"
+        # The input of a layer that is recomputed is the first thing its operators save.
+        held = most = max(layer.saved - layer.checkpoint, 0) if whole else 0
+        for operator in reversed(layer.operators):
+            if not whole and again and operator.selective:
+                held += operator.saved
+            tasks = [task for task in operator.backward if part == "all" or not task.weight]
+            most = max(
+                most, held + working_bytes(tasks, sizes, given=output_bytes(operator, sizes))
+            )
+            held -= operator.saved
+            if part == "input":
+                held += weight_gradient_inputs(operator, sizes)
+                most = max(most, held)
+        return most
+
+
+LayerMemories = dict[tuple[tuple[Operator, ...], int, bool], "LayerMemory"]
+"""Layers' operators and checkpoint, and whether they are recomputed → what their passes hold; of
+one plan and one grid."""
+
+
+def chunk_memory(
+    chunk: ModelChunk, plan: Plan, sizes: Mapping[str, int], known: LayerMemories | None = None
+) -> ChunkMemory:
+    """Model chunk → what the passes of one micro-batch through it hold.
+
+    Parameters
+    ----------
+    chunk : ModelChunk
+    plan : Plan
+    sizes : mapping of str to int
+        Members of each group of ranks.
+    known : LayerMemories, optional
+        Layers of other chunks; those of this one are added.
+    """
+    known = {} if known is None else known
+    recomputes = recomputed_layers(plan, chunk.numbers)
+    pairs = list(zip(chunk.layers, recomputes, strict=True))
+    keeps = [kept(layer, plan, whole) for layer, whole in pairs]
+    each = []
+    for layer, whole in pairs:
+        key = layer.operators, layer.checkpoint, whole
+        if key not in known:
+            known[key] = LayerMemory(layer, plan, whole, sizes)
+        each.append(known[key])
+
+    held, forward_by_layer, backward_by_layer = 0, [], []
+    for found, left in zip(each, keeps, strict=True):
+        forward_by_layer.append(held + found.forward)
+        held += left
+    # Backward: what is held changes by the layers behind, which are done.
+    inputs = weights = 0
+    done = done_inputs = done_weights = 0
+    for found, left in zip(reversed(each), reversed(keeps), strict=True):
+        backward_by_layer.append(done + found.backward)
+        inputs = max(inputs, done_inputs + found.inputs)
+        weights = max(weights, done_weights + found.weights)
+        done -= left
+        done_inputs += found.for_weights - left
+        done_weights -= found.for_weights
+    return ChunkMemory(
+        kept=held,
+        for_weights=-done_weights,
+        forward=max([held, *forward_by_layer]),
+        backward=max([0, *backward_by_layer]),
+        inputs=max(inputs, done_inputs),
+        weights=weights,
+        forward_by_layer=tuple(forward_by_layer),
+        backward_by_layer=tuple(backward_by_layer),
+    )
+
+
+# --- the schedule ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,14 +344,14 @@ class Peak:
     Attributes
     ----------
     kept : int
-        The most that is kept between actions; with gradients that are added up, what is kept when
-        that action begins.
+        The most that is kept between actions; with gradients that are accumulated, what is kept
+        when that action begins.
     total : int
         The most that is held at any moment, temporaries and such gradients included.
     action : Action
-        During which that is.
+        The action during which that is.
     gradients : int
-        What of it are gradients that are added up.
+        Accumulated gradients at that moment.
     """
 
     kept: int
@@ -74,109 +360,10 @@ class Peak:
     gradients: int = 0
 
 
-def kept(layer: Layer, plan: Plan, whole: bool) -> int:
-    """Return the bytes a layer keeps of one micro-batch; `whole`: all of it is computed again."""
-    if whole:
-        return layer.checkpoint + kept_bytes(plan, layer.operators)
-    return layer.saved_selective if plan.recompute == "selective" else layer.saved
-
-
-class Kinds(dict[tuple[int, bool], "_Layer"]):
-    """What layers hold that were worked out already, by their operators and whether all is computed
-    again; of one plan, while its network exists."""
-
-
-def chunk(part: Part, plan: Plan, sizes: Mapping[str, int], known: Kinds | None = None) -> Chunk:
-    """Work out what the passes through a model chunk hold.
-
-    Parameters
-    ----------
-    part : Part
-    plan : Plan
-    sizes : mapping of str to int
-        Members of each group of ranks.
-    known : Kinds, optional
-        Layers of one kind share their operators: each kind is worked out once.
-    """
-    known = Kinds() if known is None else known
-    again = recomputed(plan, part)
-    keeps = [kept(layer, plan, whole) for layer, whole in zip(part.layers, again, strict=True)]
-    each = []
-    for layer, whole in zip(part.layers, again, strict=True):
-        key = (id(layer.operators), whole)
-        if key not in known:
-            known[key] = _Layer(layer, plan, whole, sizes)
-        each.append(known[key])
-
-    held, going, coming = 0, [], []
-    for found, left in zip(each, keeps, strict=True):
-        going.append(held + found.forward)
-        held += left
-    # Backward: what is held changes by the layers behind, which are done.
-    inputs = weights = 0
-    done = done_inputs = done_weights = 0
-    for found, left in zip(reversed(each), reversed(keeps), strict=True):
-        coming.append(done + found.backward)
-        inputs = max(inputs, done_inputs + found.inputs)
-        weights = max(weights, done_weights + found.weights)
-        done -= left
-        done_inputs += found.for_weights - left
-        done_weights -= found.for_weights
-    return Chunk(
-        kept=held,
-        for_weights=-done_weights,
-        forward=max([held, *going]),
-        backward=max([0, *coming]),
-        inputs=max(inputs, done_inputs),
-        weights=weights,
-        going=tuple(going),
-        coming=tuple(coming),
-    )
-
-
-class _Layer:
-    """What the passes of one layer hold at most, beyond what was held before each."""
-
-    def __init__(self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int]) -> None:
-        self.for_weights = sum(needed_for_weights(each, sizes) for each in layer.operators)
-        again = plan.recompute == "selective"
-        self.forward, held = 0, layer.checkpoint if whole else 0
-        for operator in layer.operators:
-            drops = whole or (again and operator.selective)
-            saved = 0 if drops else operator.saved
-            # What it saves are its inputs or its own results: besides these, only the last is new.
-            own = max(working(operator.forward, sizes), saved + output(operator, sizes))
-            self.forward = max(self.forward, held + own)
-            held += saved
-
-        self.backward = self._back(layer, plan, whole, sizes, "all")
-        self.inputs = self._back(layer, plan, whole, sizes, "input")
-        self.weights, held = 0, 0
-        for operator in reversed(layer.operators):
-            steps = [step for step in operator.backward if step.weight]
-            self.weights = max(self.weights, held + working(steps, sizes))
-            held -= needed_for_weights(operator, sizes)
-
-    def _back(
-        self, layer: Layer, plan: Plan, whole: bool, sizes: Mapping[str, int], part: str
-    ) -> int:
-        again = plan.recompute == "selective"
-        # The input of a layer that is computed again is the first thing its operators save.
-        held = most = max(layer.saved - layer.checkpoint, 0) if whole else 0
-        for operator in reversed(layer.operators):
-            if not whole and again and operator.selective:
-                held += operator.saved
-            steps = [step for step in operator.backward if part == "all" or not step.weight]
-            most = max(most, held + working(steps, sizes, given=output(operator, sizes)))
-            held -= operator.saved
-            if part == "input":
-                held += needed_for_weights(operator, sizes)
-                most = max(most, held)
-        return most
-
-
-def peak(actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence[int] = ()) -> Peak:
-    """Go through a stage's actions and return its worst moment.
+def peak(
+    actions: Sequence[Action], chunks: Sequence[ChunkMemory], gradients: Sequence[int] = ()
+) -> Peak:
+    """Actions of a stage, memory of its chunks → the worst moment.
 
     Of a forward and a backward that overlap, each layer of the one runs beside one layer of the
     other (megatron/core/models/common/model_chunk_schedule_plan.py): both may be at their worst in
@@ -185,25 +372,25 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence
     Parameters
     ----------
     actions : sequence of Action
-    chunks : sequence of Chunk
+    chunks : sequence of ChunkMemory
         The model chunks the stage holds.
     gradients : sequence of int
-        Bytes in which each chunk's gradients are added up, from its first backward to its last;
+        Bytes in which each chunk's gradients are accumulated, from its first backward to its last;
         none if not given.
     """
     held = most_kept = most = 0
     worst = actions[0]
     forward, weight = Phase.FORWARD, Phase.WEIGHT  # looked up once: there are many actions
     known: dict[tuple[int, int], int] = {}
-    going: Action | None = None  # the forward that the next action runs beside
-    last = _last(actions) if gradients else {}
+    overlapped: Action | None = None  # the forward that the next action runs beside
+    last = _last_gradients(actions) if gradients else {}
     live: set[int] = set()
     sums = sums_at_worst = kept_at_worst = 0
     paired = [action.paired for action in actions[1:]]
     for i, (action, with_next) in enumerate(zip(actions, [*paired, False], strict=True)):
         found = chunks[action.chunk]
         if with_next:
-            going = action
+            overlapped = action
             most_kept = max(most_kept, held + found.kept)
             continue
         if action.phase is forward:
@@ -214,12 +401,12 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence
             top, change = found.inputs, found.for_weights - found.kept
         else:
             top, change = found.backward, -found.kept
-        if going is not None:
-            key = going.chunk, action.chunk
+        if overlapped is not None:
+            key = overlapped.chunk, action.chunk
             if key not in known:
-                known[key] = _together(chunks[going.chunk], found)
-            top, change = known[key], change + chunks[going.chunk].kept
-            going = None
+                known[key] = _together(chunks[overlapped.chunk], found)
+            top, change = known[key], change + chunks[overlapped.chunk].kept
+            overlapped = None
         if action.chunk in last and action.phase is not forward and not action.split:
             live.add(action.chunk)
             sums = sum(gradients[each] for each in live)
@@ -238,16 +425,16 @@ def peak(actions: Sequence[Action], chunks: Sequence[Chunk], gradients: Sequence
     return Peak(kept=min(most, most_kept), total=most, action=worst)
 
 
-def _together(ahead: Chunk, behind: Chunk) -> int:
+def _together(ahead: ChunkMemory, behind: ChunkMemory) -> int:
     """Return the most that a forward and a backward hold together, layer beside layer."""
-    most = max(len(ahead.going), len(behind.coming))
-    going = (*ahead.going, *[ahead.kept] * (most - len(ahead.going)))
-    coming = (*behind.coming, *[-behind.kept] * (most - len(behind.coming)))
-    return max(map(add, going, coming))
+    most = max(len(ahead.forward_by_layer), len(behind.backward_by_layer))
+    forward = (*ahead.forward_by_layer, *[ahead.kept] * (most - len(ahead.forward_by_layer)))
+    backward = (*behind.backward_by_layer, *[-behind.kept] * (most - len(behind.backward_by_layer)))
+    return max(map(add, forward, backward))
 
 
-def _last(actions: Sequence[Action]) -> dict[int, int]:
-    """Return which action completes the gradients of each chunk."""
+def _last_gradients(actions: Sequence[Action]) -> dict[int, int]:
+    """Return the index of the action that completes the gradients of each chunk."""
     return {
         action.chunk: i
         for i, action in enumerate(actions)

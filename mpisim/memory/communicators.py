@@ -1,5 +1,8 @@
-"""What communications take: buffers to receive into, for each connection of NCCL's communicators,
-and those of the kernels that exchange tokens of experts."""
+"""Buffers of communication libraries.
+
+NCCL has some for each connection of its communicators; DeepEP and HybridEP, whose kernels exchange
+the tokens of experts, have their own.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from .states import sharding
 
 __all__ = ["Connections", "connections"]
 
-BETWEEN_PEERS = (Operation.ALL_TO_ALL, Operation.SEND_RECV)
-"""Operations that NCCL makes of messages; others use rings and trees."""
+PEER_TO_PEER = (Operation.ALL_TO_ALL, Operation.SEND_RECV)
+"""Operations that NCCL composes of messages; others use rings and trees."""
 
 
 @dataclass(frozen=True)
 class Connections:
-    """What a rank is connected to.
+    """Connections of one rank.
 
     Attributes
     ----------
@@ -70,7 +73,7 @@ def connections(
     sizes: dict[str, int],
     node: int,
 ) -> Connections:
-    """Count what a rank of a stage is connected to, as communicators connect when first used.
+    """Layers of a stage → connections of its rank; communicators connect when they are first used.
 
     Parameters
     ----------
@@ -84,17 +87,17 @@ def connections(
     node : int
         GPUs of a node.
     """
-    collective: set[str] = set(_sharing(layers, plan, sizes))
+    collective: set[str] = set(_data_parallel_groups(layers, plan, sizes))
     between: dict[str, Operation] = {}
-    for step in _communications(layers):
-        if sizes[step.group] == 1:
+    for task in _communications(layers):
+        if sizes[task.group] == 1:
             continue
-        if step.operation is Operation.ALL_TO_ALL and plan.moe_dispatcher != "all-to-all":
+        if task.operation is Operation.ALL_TO_ALL and plan.moe_dispatcher != "all-to-all":
             continue  # DeepEP's or HybridEP's, with buffers of their own
-        if step.operation in BETWEEN_PEERS:
-            between[step.group] = step.operation
+        if task.operation in PEER_TO_PEER:
+            between[task.group] = task.operation
         else:
-            collective.add(step.group)
+            collective.add(task.group)
     peers = network = 0
     for group, operation in between.items():
         members = grid.groups(group)[0].tolist()
@@ -110,8 +113,8 @@ def connections(
         peers += near
         network += near < len(beside)
     own = any(
-        step.operation is Operation.ALL_TO_ALL and sizes[step.group] > 1
-        for step in _communications(layers)
+        task.operation is Operation.ALL_TO_ALL and sizes[task.group] > 1
+        for task in _communications(layers)
     )
     return Connections(
         len(collective),
@@ -129,16 +132,18 @@ def _hybridep(layers: Sequence[Layer], sizes: dict[str, int]) -> int:
 
 
 def _communications(layers: Sequence[Layer]) -> Iterator[Communicate]:
-    # Layers of one kind share their operators: each kind is looked at once.
-    for operators in {id(layer.operators): layer.operators for layer in layers}.values():
+    """Yield the communications of each kind of layer."""
+    for operators in dict.fromkeys(layer.operators for layer in layers):
         for operator in operators:
-            for step in (*operator.forward, *operator.backward):
-                if isinstance(step, Communicate):
-                    yield step
+            for task in (*operator.forward, *operator.backward):
+                if isinstance(task, Communicate):
+                    yield task
 
 
-def _sharing(layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """Groups on which gradients, parameters and the gradient's norm are exchanged."""
+def _data_parallel_groups(
+    layers: Sequence[Layer], plan: Plan, sizes: dict[str, int]
+) -> Iterator[str]:
+    """Yield the groups on which gradients, parameters and the gradient's norm are exchanged."""
     parameters = [p for layer in layers for p in layer.parameters]
     if any(not (p.expert or p.local) for p in parameters):
         names = ("shard", "replica") if any(sharding(plan)) else ("dp",)

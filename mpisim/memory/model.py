@@ -1,23 +1,38 @@
-"""The memory of every pipeline stage, put together from its parts."""
+"""The memory of every pipeline stage, put together from its parts.
+
+    model chunks ─► parameter counts ─► states, buffers        (.states)
+                 ─► what passes hold ─► worst moment of a step (.activations)
+                 ─► NCCL's connections                         (.communicators)
+
+The worst moment is either in a pass or in the optimizer's step, when activations and gathered
+parameters are freed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ..experiment.plan import Plan
 from ..program import Phase
 from ..schedules import Pipeline
-from ..workloads.grid import Grid
-from ..workloads.groups import Groups
-from ..workloads.operators import Layer
-from ..workloads.parts import Part
-from .activations import Kinds, chunk, peak
-from .buffers import added_up, buckets, gathered, messages
+from ..workloads.grid import Grid, Groups
+from ..workloads.layout import ModelChunk
+from ..workloads.operators import Layer, Operator
+from .activations import LayerMemories, chunk_memory, peak
 from .communicators import connections
 from .constants import constants
-from .states import FP32, States, rates, sharding, shared, size, states, style
+from .states import (
+    ModelStates,
+    accumulated_gradients,
+    framework,
+    gathered_parameters,
+    gradient_buckets,
+    model_states,
+    optimizer_buffers,
+    parameter_counts,
+)
 
 __all__ = ["PARTS", "StageMemory", "memory"]
 
@@ -27,8 +42,8 @@ PHASES = {
     Phase.WEIGHT: "gradients of weights",
 }
 
-LASTING = ("ddp", "deepspeed")
-"""Frameworks whose buckets are allocated once, and there through the whole step."""
+PERMANENT_BUCKETS = ("ddp", "deepspeed")
+"""Frameworks that allocate their buckets once and keep them through the whole step."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +58,24 @@ class StageMemory:
     activations : int
         The most that is kept for backward passes.
     working : int
-        What the worst moment holds on top: temporaries of the operator at work, the layer that is
-        computed again, scores over the vocabulary; or what the optimizer takes, if that is more.
+        What the worst moment holds on top: temporaries of the running operator, the layer that is
+        recomputed, scores over the vocabulary; or buffers of the optimizer, if that is more.
     gathered : int
         Parameters gathered from other ranks (FSDP, ZeRO-3).
     buckets : int
-        Gradients on their way.
+        Gradients that are being reduced.
     messages : int
-        What is about to be received from neighbouring stages.
+        Buffers for what neighbouring stages send.
     context : int
         CUDA's context.
     communicators : int
         NCCL's buffers, and DeepEP's or HybridEP's.
     fragmentation : int
-        What the allocator reserves and cannot hand out.
+        What the allocator reserves and cannot use.
     error : int
         One standard deviation of the total.
     moment : str
-        When the worst moment is, in words.
+        Description of the worst moment.
     """
 
     stage: int
@@ -90,7 +105,7 @@ class StageMemory:
 
     @property
     def tensors(self) -> int:
-        """What the framework's allocator hands out: not context, communicators, fragmentation."""
+        """Bytes that the framework allocates: not context, communicators, fragmentation."""
         return self.total - self.context - self.communicators - self.fragmentation
 
     @property
@@ -107,127 +122,135 @@ PARTS = tuple(
 
 def memory(
     pipeline: Pipeline,
-    parts: Sequence[Part],
+    chunks: Sequence[ModelChunk],
     plan: Plan,
     grid: Grid,
     *,
     transformer: bool = True,
     node: int = 8,
 ) -> list[StageMemory]:
-    """Work out the memory of one rank of every pipeline stage.
+    """Model chunks and their schedule → memory of one rank of every pipeline stage.
 
     Parameters
     ----------
     pipeline : Pipeline
-    parts : sequence of Part
-        The layers of each part of the pipeline, in one rank's shapes.
+    chunks : sequence of ModelChunk
+        In the order of the layers, in one rank's shapes.
     plan : Plan
     grid : Grid
     transformer : bool
-        Of what kind the model is, which decides what the plan leaves open (`Plan.style`).
+        Whether the model is one, which decides what the plan leaves open (`Plan.style`).
     node : int
         GPUs of a node: NCCL takes more for messages to peers within it.
-
-    Returns
-    -------
-    list of StageMemory
-        Of each stage.
     """
-    plan = plan.resolved(transformer=transformer)
-    sizes = dict(Groups(grid, plan.zero_group).sizes)
-    kinds = Kinds()
-    known: dict[Hashable, _OfLayers] = {}
-    return [
-        _stage(pipeline, stage, parts, plan, grid, sizes, node, kinds, known)
-        for stage in range(pipeline.stages)
-    ]
+    model = _MemoryModel(pipeline, chunks, plan.resolved(transformer=transformer), grid, node)
+    return [model.stage(stage) for stage in range(pipeline.stages)]
 
 
 class _OfLayers(NamedTuple):
-    """What depends on the layers of a stage alone, which most stages have in common."""
+    """Bytes that depend on the layers of a stage alone, which most stages have in common."""
 
-    states: States
+    states: ModelStates
     gathered: int
     buckets: int
     update: int
 
 
-def _stage(
-    pipeline: Pipeline,
-    stage: int,
-    parts: Sequence[Part],
-    plan: Plan,
-    grid: Grid,
-    sizes: dict[str, int],
-    node: int,
-    kinds: Kinds,
-    of_layers: dict[Hashable, _OfLayers],
-) -> StageMemory:
-    known = constants()
-    chunks = [parts[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
-    layers = [layer for each in chunks for layer in each.layers]
-    # Layers of one kind share their operators.
-    described = tuple((id(layer.operators), layer.role) for layer in layers)
-    if described not in of_layers:
-        of_layers[described] = _OfLayers(
-            states(layers, plan, sizes),
-            gathered(layers, plan),
-            buckets(layers, plan, sizes),
-            _update(layers, plan, sizes),
+class _MemoryModel:
+    """The memory of stages that share a plan; parameters as of `memory`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        chunks: Sequence[ModelChunk],
+        plan: Plan,
+        grid: Grid,
+        node: int,
+    ) -> None:
+        self._pipeline, self._chunks = pipeline, chunks
+        self._plan, self._grid, self._node = plan, grid, node
+        self._sizes = dict(Groups(grid, plan.zero_group).sizes)
+        self._passes: LayerMemories = {}
+        self._layers: dict[tuple[tuple[tuple[Operator, ...], str], ...], _OfLayers] = {}
+
+    def stage(self, stage: int) -> StageMemory:
+        """Return the memory of one stage."""
+        plan, sizes, pipeline = self._plan, self._sizes, self._pipeline
+        known = constants()
+        chunks = [self._chunks[pipeline.part(stage, each)] for each in range(pipeline.chunks)]
+        layers = [layer for each in chunks for layer in each.layers]
+        found = self._of_layers(layers)
+        sums = [self._accumulated(each.layers) for each in chunks]
+        passes = [chunk_memory(each, plan, sizes, self._passes) for each in chunks]
+        worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
+        moving = {
+            "activations": worst.kept,
+            "working": worst.total - worst.kept - worst.gradients,
+            "gathered": found.gathered,
+            "buckets": found.buckets + worst.gradients,
+            "messages": _messages(pipeline, stage, self._chunks),
+        }
+        moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
+        # When the optimizer works, activations are freed, and gathered parameters with them.
+        permanent = found.buckets if framework(plan) in PERMANENT_BUCKETS else 0
+        if found.update + permanent > sum(moving.values()):
+            moving = dict.fromkeys(moving, 0) | {"working": found.update, "buckets": permanent}
+            moment = "the optimizer's step"
+        tensors = {
+            "parameters": found.states.parameters,
+            "gradients": found.states.gradients,
+            "optimizer": found.states.optimizer,
+            **moving,
+        }
+        fragmentation = known.fragmentation.value * sum(tensors.values())
+        connected = connections(layers, stage, plan, self._grid, sizes, self._node)
+        errors = (
+            known.temporaries.error * moving["working"],
+            known.fragmentation.error * fragmentation,
+            known.context.error * known.context.si,
+            connected.error(known),
         )
-    found = of_layers[described]
-    sums = [added_up(each.layers, plan, sizes) for each in chunks]
-    passes = [chunk(each, plan, sizes, kinds) for each in chunks]
-    worst = peak(pipeline.actions[stage], passes, sums if any(sums) else ())
-    moving = {
-        "activations": worst.kept,
-        "working": worst.total - worst.kept - worst.gradients,
-        "gathered": found.gathered,
-        "buckets": found.buckets + worst.gradients,
-        "messages": messages(pipeline, stage, parts),
-    }
-    moment = f"{PHASES[worst.action.phase]} of micro-batch {worst.action.micro_batch}"
-    # When the optimizer works, activations are gone, and gathered parameters with them.
-    lasting = found.buckets if style(plan) in LASTING else 0
-    if found.update + lasting > sum(moving.values()):
-        moving = dict.fromkeys(moving, 0) | {"working": found.update, "buckets": lasting}
-        moment = "the optimizer's step"
-    tensors = {
-        "parameters": found.states.parameters,
-        "gradients": found.states.gradients,
-        "optimizer": found.states.optimizer,
-        **moving,
-    }
-    fragmentation = known.fragmentation.value * sum(tensors.values())
-    connected = connections(layers, stage, plan, grid, sizes, node)
-    errors = (
-        known.temporaries.error * moving["working"],
-        known.fragmentation.error * fragmentation,
-        known.context.error * known.context.si,
-        connected.error(known),
-    )
-    return StageMemory(
-        stage=stage,
-        **tensors,
-        context=round(known.context.si),
-        communicators=connected.bytes(known),
-        fragmentation=round(fragmentation),
-        error=round(sum(error**2 for error in errors) ** 0.5),
-        moment=moment,
-    )
+        return StageMemory(
+            stage=stage,
+            **tensors,
+            context=round(known.context.si),
+            communicators=connected.bytes(known),
+            fragmentation=round(fragmentation),
+            error=round(sum(error**2 for error in errors) ** 0.5),
+            moment=moment,
+        )
 
+    def _of_layers(self, layers: Sequence[Layer]) -> _OfLayers:
+        key = tuple((layer.operators, layer.role) for layer in layers)
+        if key not in self._layers:
+            plan, sizes = self._plan, self._sizes
+            counts = parameter_counts(layers, plan.wrap_layers)
+            self._layers[key] = _OfLayers(
+                model_states(counts, plan, sizes),
+                gathered_parameters(counts, plan),
+                gradient_buckets(counts, plan, sizes),
+                optimizer_buffers(counts, plan, sizes),
+            )
+        return self._layers[key]
 
-def _update(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> int:
-    """Return the bytes the optimizer's step takes for a while, when activations are gone.
-
-    PyTorch's optimizers work on lists of tensors and make one more copy of what they update
-    (``foreach``, torch/optim/adam.py: about the size of the parameters); Megatron-LM copies 16-bit
-    gradients to fp32 (megatron/core/optimizer/optimizer.py, ``_copy_model_grads_to_main_grads``).
-    """
-    if style(plan) == "megatron":
-        if rates(plan).gradient == FP32:
+    def _accumulated(self, layers: Sequence[Layer]) -> int:
+        """Return the bytes of buffers in which gradients of a chunk are accumulated."""
+        if framework(self._plan) != "fsdp" or self._plan.pp == 1:
             return 0
-    elif style(plan) == "deepspeed" or plan.optimizer == "sgd":
-        return 0
-    *_, sharded = sharding(plan)
-    return FP32 * (shared(layers, sizes) if sharded else size(layers))
+        return accumulated_gradients(parameter_counts(layers), self._plan, self._sizes)
+
+
+def _messages(pipeline: Pipeline, stage: int, chunks: Sequence[ModelChunk]) -> int:
+    """Return the bytes of receive buffers: of the largest activation and the largest gradient.
+
+    What was received and is kept for the backward pass is counted with the activations.
+    """
+    activation = gradient = 0
+    for chunk in range(pipeline.chunks):
+        part = pipeline.part(stage, chunk)
+        before, after = pipeline.previous(stage, chunk), pipeline.next(stage, chunk)
+        if before is not None and before[0] != stage:
+            activation = max(activation, chunks[part - 1].layers[-1].output)
+        if after is not None and after[0] != stage:
+            gradient = max(gradient, chunks[part].layers[-1].output)
+    return activation + gradient

@@ -1,4 +1,4 @@
-"""A plan that does not fit → the changes that make it fit, tried by the model itself.
+"""Plan that does not fit → changes that make it fit, each tried by the memory model.
 
 Single changes first, in the order of what they usually cost a step. Where none is enough, two or
 three together.
@@ -13,25 +13,21 @@ from typing import Any
 
 from ..base.errors import InputError
 from ..experiment.plan import Plan
-from .verdict import GIB, Verdict
+from .verdict import GIB, Evaluate, Verdict
 
-__all__ = ["Evaluate", "Remedy", "advice", "remedies"]
+__all__ = ["Remedy", "advice", "remedies"]
 
-MOST = 64
+MAX_MULTIPLE = 64
 """Times that a size of the plan, or the cluster, is multiplied by at most."""
 
-MOST_TOGETHER = 3
-"""Changes that are combined."""
+MAX_COMBINED = 3
+"""Changes that are combined at most."""
 
-MOST_TRIED = 80
-"""Combinations of so many changes that are looked at."""
+MAX_COMBINATIONS = 80
+"""Combinations of two changes, and of three, that are tried at most."""
 
-OFFERED = 4
-"""Combinations after which no more are looked for."""
-
-Evaluate = Callable[[Plan, int], Verdict]
-"""Returns the verdict on a plan where the cluster has so many times the nodes, or raises
-`InputError` where the two do not go together."""
+ENOUGH_COMBINATIONS = 4
+"""Combinations that fit, after which no more are tried."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +37,14 @@ class Remedy:
     Attributes
     ----------
     change : str
-        In the words of an experiment file.
+        As keys and values of an experiment file.
     plan : Plan
-        As changed.
+        With the change.
     nodes : int
-        How many times the nodes it takes.
+        Multiple of the cluster's nodes that it takes.
     verdict : Verdict
     together : int
-        How many changes it is.
+        Number of changes that are combined.
     """
 
     change: str
@@ -61,7 +57,7 @@ class Remedy:
 def remedies(
     plan: Plan, evaluate: Evaluate, *, transformer: bool = True, node: int = 8
 ) -> list[Remedy]:
-    """Try changes of a plan and return those that fit, the cheapest first.
+    """Plan → changes that make it fit, the cheapest first.
 
     The order is that of what they usually cost a step: sharding states and sequence parallelism
     next to nothing, fused attention less than nothing, then recomputation inside attention, smaller
@@ -77,13 +73,13 @@ def remedies(
         ``evaluate(plan, times)`` returns the `Verdict` on a plan with so many times the nodes;
         combinations that cannot work raise `InputError` and are left out.
     transformer : bool
-        Of what kind the model is, see `Plan.style`.
+        Whether the model is one, see `Plan.style`.
     node : int
         GPUs of a node.
     """
     verdicts: dict[tuple[Plan, int], Verdict | None] = {}
 
-    def tried(candidate: Candidate) -> Verdict | None:
+    def evaluated(candidate: Candidate) -> Verdict | None:
         _, changed, nodes = candidate
         if (changed, nodes) not in verdicts:
             try:
@@ -94,18 +90,22 @@ def remedies(
 
     which = plan.style(transformer=transformer)
     kinds = _kinds(plan, which, node)
-    found = [fitting for kind in kinds if (fitting := _first(kind(plan), tried)) is not None]
-    if not all(_is_dear((each.change, each.plan, each.nodes), plan, node) for each in found):
+    found = [fitting for kind in kinds if (fitting := _first(kind(plan), evaluated)) is not None]
+    if not all(_is_expensive((each.change, each.plan, each.nodes), plan, node) for each in found):
         return found
     # What helps by itself may be enough with others; more nodes help only what is shared.
-    now = tried(("", plan, 1))
-    peak = MORE_THAN_ANY if now is None else now.peak
-    useful = [kind for kind in kinds if kind is kinds[-1] or _least(kind(plan), tried)[1] < peak]
+    now = evaluated(("", plan, 1))
+    peak = UNBOUNDED if now is None else now.peak
+    useful = [
+        kind for kind in kinds if kind is kinds[-1] or _smallest(kind(plan), evaluated)[1] < peak
+    ]
     if found:  # at the price of tensor parallelism across nodes, or of more nodes
-        dear = [kind for kind in useful if any(_is_dear(each, plan, node) for each in kind(plan))]
-        useful = [kind for kind in useful if kind not in dear]
-    for together in range(2, MOST_TOGETHER + 1):
-        several = _combined(plan, useful, together, tried)
+        expensive = [
+            kind for kind in useful if any(_is_expensive(each, plan, node) for each in kind(plan))
+        ]
+        useful = [kind for kind in useful if kind not in expensive]
+    for together in range(2, MAX_COMBINED + 1):
+        several = _combined(plan, useful, together, evaluated)
         if several:
             return several + found
     return found
@@ -114,12 +114,15 @@ def remedies(
 def advice(
     plan: Plan, verdict: Verdict, evaluate: Evaluate, *, transformer: bool = True, node: int = 8
 ) -> list[str]:
-    """Return lines for people: what would make a plan fit; none where it does."""
+    """Plan, verdict → lines of output with what would make the plan fit; none if it fits.
+
+    Parameters as of `remedies`.
+    """
     if verdict.fits:
         return []
     found = remedies(plan, evaluate, transformer=transformer, node=node)
     if not found:
-        return [f"No change of the plan makes it fit, nor do {MOST_TOGETHER} together."]
+        return [f"No change of the plan makes it fit, nor do {MAX_COMBINED} together."]
     width = max(len(remedy.change) for remedy in found)
     several = all(remedy.together > 1 for remedy in found)
     head = (
@@ -138,65 +141,67 @@ def advice(
 
 
 Candidate = tuple[str, Plan, int]
-"""What is changed, in the words of an experiment file; the plan; how many times the nodes."""
+"""The change, as keys of an experiment file; the changed plan; the multiple of the nodes."""
 
-Kind = Callable[[Plan], list[Candidate]]
-"""Returns changes of one kind, from the smallest to the largest."""
+Changes = Callable[[Plan], list[Candidate]]
+"""Plan → changes of one kind, from the smallest to the largest."""
 
-Tried = Callable[[Candidate], Verdict | None]
-"""Returns the verdict on a candidate; None where it cannot work."""
+Evaluated = Callable[[Candidate], Verdict | None]
+"""Candidate → verdict; None where it cannot work."""
 
 
-def _is_dear(candidate: Candidate, plan: Plan, node: int) -> bool:
+def _is_expensive(candidate: Candidate, plan: Plan, node: int) -> bool:
     """Whether a change takes more nodes, or tensor parallelism across nodes."""
     _, changed, nodes = candidate
     return nodes > 1 or changed.tp > max(plan.tp, node)
 
 
-def _first(candidates: list[Candidate], tried: Tried) -> Remedy | None:
+def _first(candidates: list[Candidate], evaluated: Evaluated) -> Remedy | None:
     """Return the first that fits."""
     for candidate in candidates:
-        verdict = tried(candidate)
+        verdict = evaluated(candidate)
         if verdict is not None and verdict.fits:
             return Remedy(*candidate, verdict)
     return None
 
 
-def _combined(plan: Plan, kinds: list[Kind], together: int, tried: Tried) -> list[Remedy]:
+def _combined(
+    plan: Plan, kinds: list[Changes], together: int, evaluated: Evaluated
+) -> list[Remedy]:
     """Return combinations of so many kinds that fit, each with the smallest changes that do.
 
     Of each combination that is looked at first which takes least by itself; only if that fits,
     smaller ones are.
     """
     found: list[Remedy] = []
-    for chosen in islice(combinations(kinds, together), MOST_TRIED):
+    for chosen in islice(combinations(kinds, together), MAX_COMBINATIONS):
         rungs = [range(len(kind(plan))) for kind in chosen]
-        best = _applied(plan, chosen, [_least(kind(plan), tried)[0] for kind in chosen])
-        verdict = None if best is None else tried(best)
+        best = _applied(plan, chosen, [_smallest(kind(plan), evaluated)[0] for kind in chosen])
+        verdict = None if best is None else evaluated(best)
         if verdict is not None and verdict.fits:
             smallest = sorted(product(*rungs), key=sum)
             steps = (_applied(plan, chosen, each) for each in smallest)
-            remedy = _first([each for each in steps if each is not None], tried)
+            remedy = _first([each for each in steps if each is not None], evaluated)
             if remedy is not None:
                 found.append(replace(remedy, together=together))
-        if len(found) == OFFERED:
+        if len(found) == ENOUGH_COMBINATIONS:
             break
     return found
 
 
-def _least(candidates: list[Candidate], tried: Tried) -> tuple[int, int]:
+def _smallest(candidates: list[Candidate], evaluated: Evaluated) -> tuple[int, int]:
     """Return the number of the candidate that takes least memory, and how many bytes."""
     peaks = [
-        MORE_THAN_ANY if (verdict := tried(each)) is None else verdict.peak for each in candidates
+        UNBOUNDED if (verdict := evaluated(each)) is None else verdict.peak for each in candidates
     ]
     return peaks.index(min(peaks)), min(peaks)
 
 
-MORE_THAN_ANY = 1 << 62
-"""Bytes."""
+UNBOUNDED = 1 << 62
+"""Bytes taken by what cannot work: more than by anything that can."""
 
 
-def _applied(plan: Plan, kinds: Sequence[Kind], rungs: Sequence[int]) -> Candidate | None:
+def _applied(plan: Plan, kinds: Sequence[Changes], rungs: Sequence[int]) -> Candidate | None:
     """Return the plan changed by one change of each kind; None if one has no use after others."""
     words, nodes = [], 1
     for kind, rung in zip(kinds, rungs, strict=True):
@@ -209,9 +214,9 @@ def _applied(plan: Plan, kinds: Sequence[Kind], rungs: Sequence[int]) -> Candida
     return ", ".join(words), plan, nodes
 
 
-def _kinds(plan: Plan, which: str, node: int) -> list[Kind]:
+def _kinds(plan: Plan, which: str, node: int) -> list[Changes]:
     """Kinds of changes that a plan leaves room for, the cheapest first."""
-    kinds: list[Kind] = []
+    kinds: list[Changes] = []
     if which in ("megatron", "ddp") and plan.zero == 0:
         kinds.append(lambda p: _keys(p, zero=1))
     if which == "deepspeed":
@@ -236,7 +241,7 @@ def _kinds(plan: Plan, which: str, node: int) -> list[Kind]:
     kinds.append(lambda p: _grouped(p, "cp", lambda size: True))
     kinds.append(lambda p: _grouped(p, "ep", lambda size: size > node))
     kinds.append(lambda p: _grouped(p, "tp", lambda size: size > node))
-    kinds.append(lambda p: [_grown(p, times) for times in _doubled()])
+    kinds.append(lambda p: [_more_nodes(p, times) for times in _powers_of_two()])
     return [kind for kind in kinds if kind(plan)]
 
 
@@ -251,7 +256,7 @@ def _keys(plan: Plan, **keys: Any) -> list[Candidate]:
 
 
 def _micro_batches(plan: Plan) -> list[Candidate]:
-    smaller = [plan.micro_batch // times for times in _doubled() if times <= plan.micro_batch]
+    smaller = [plan.micro_batch // times for times in _powers_of_two() if times <= plan.micro_batch]
     return [each for size in smaller for each in _keys(plan, micro_batch=size)]
 
 
@@ -259,13 +264,13 @@ def _grouped(plan: Plan, axis: str, allowed: Callable[[int], bool]) -> list[Cand
     """Multiply tp, pp, cp or ep where the new size is allowed."""
     return [
         each
-        for times in _doubled()
+        for times in _powers_of_two()
         if allowed(getattr(plan, axis) * times)
-        for each in _sized(plan, axis, times)
+        for each in _multiplied(plan, axis, times)
     ]
 
 
-def _sized(plan: Plan, axis: str, times: int) -> list[Candidate]:
+def _multiplied(plan: Plan, axis: str, times: int) -> list[Candidate]:
     """Multiply tp, pp, cp or ep on the same number of GPUs: dp shrinks, if it was given, but for
     experts, which are spread over what there is."""
     keys = {axis: getattr(plan, axis) * times}
@@ -276,14 +281,14 @@ def _sized(plan: Plan, axis: str, times: int) -> list[Candidate]:
     return _keys(plan, **keys)
 
 
-def _grown(plan: Plan, times: int) -> Candidate:
+def _more_nodes(plan: Plan, times: int) -> Candidate:
     """Take more nodes; the new ranks are data parallel."""
     changed = plan if plan.dp is None else replace(plan, dp=plan.dp * times)
     return f"{times} times the nodes", changed, times
 
 
-def _doubled() -> list[int]:
-    return [2**i for i in range(1, MOST.bit_length())]
+def _powers_of_two() -> list[int]:
+    return [2**i for i in range(1, MAX_MULTIPLE.bit_length())]
 
 
 def _toml(value: object) -> str:

@@ -1,4 +1,4 @@
-"""A model, a cluster and a number of GPUs → a plan to start from, that fits.
+"""Model, cluster, number of GPUs → a plan to start from, that fits.
 
 Splits of the model are tried in the order of what they usually cost a step, by the memory model
 itself, until one fits: tensor parallelism inside a node, then stages, experts over the GPUs of a
@@ -19,24 +19,23 @@ from ..experiment.models import Cnn
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster
 from ..workloads import lay_out
-from ..workloads.closed_forms import feed_forward_matrices, parameters
-from .assess import assess
+from ..workloads.model_counts import feed_forward_matrices, parameters
 from .constants import capacity
 from .states import FP32
-from .verdict import GIB, Verdict
+from .verdict import GIB, Verdict, assess
 
-__all__ = ["Start", "starting_plan"]
+__all__ = ["StartingPlan", "starting_plan"]
 
-MOST_TRIED = 40
-"""Plans that are looked at before it is said that none fits."""
+MAX_PLANS = 40
+"""Plans that are tried before the report says that none fits."""
 
-MOST_TIMES = 1024
-"""Times the GPUs that are tried where none fits."""
+MAX_MULTIPLE = 1024
+"""Multiple of the GPUs that is tried at most where no plan fits."""
 
-LARGEST_TP = 8
+MAX_TP = 8
 """GPUs of a tensor-parallel group, also where nodes have more."""
 
-ENDS = ("account_for_embedding", "account_for_loss")
+ACCOUNT_FOR_ENDS = ("account_for_embedding", "account_for_loss")
 """Keys that make the first and the last stage a layer shorter."""
 
 COSTS = {
@@ -53,22 +52,22 @@ parallelism (more beside experts, which it does not split), of stages (besides t
 groups of experts, in a node and beyond; of computing activations again, a fourth of all products;
 of gathering parameters."""
 
-LEAST_OF_LAYER, LEAST_CHECKPOINT = 12, 2
+MIN_LAYER_BYTES, MIN_CHECKPOINT_BYTES = 12, 2
 """Bytes that a layer keeps at least of a token and channel, and that it keeps to be computed again;
 the first stage of a pipeline keeps as many micro-batches as there are stages."""
 
-UNEVEN = (2, 4, 8, 16, 32)
+UNEVEN_STAGES = (2, 4, 8, 16, 32)
 """Stages that layers are also spread over unevenly."""
 
-LOOKED_AT = 8
-"""Plans of which the one that takes least is named where none can fit."""
+MAX_HOPELESS_PLANS = 8
+"""Plans, of those that take least, that are tried where none can fit."""
 
-SHARED, KEPT = 3 * FP32, 6
-"""Bytes of a parameter on Megatron-LM: what data-parallel ranks share, and what each keeps."""
+SHARDED_BYTES, REPLICATED_BYTES = 3 * FP32, 6
+"""Bytes of a parameter on Megatron-LM that data-parallel ranks shard, and that each keeps."""
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPlan:
     """A plan to start from.
 
     Attributes
@@ -77,9 +76,9 @@ class Start:
         Keys of ``[plan]``; what they leave out has its default. `dp` is never given: it is what
         remains of the GPUs, also when other sizes are changed.
     verdict : Verdict
-        On it.
+        On the plan.
     why : tuple of str
-        Sentences: what was chosen and why, or that nothing fits and what would.
+        Sentences: the choice and its reason, or that nothing fits and what would.
     """
 
     keys: Mapping[str, Any]
@@ -87,8 +86,8 @@ class Start:
     why: tuple[str, ...]
 
 
-class _Where(NamedTuple):
-    """What a plan is to run on."""
+class _Target(NamedTuple):
+    """The GPUs that a plan is to run on."""
 
     name: str
     cluster: Cluster
@@ -101,14 +100,14 @@ class _Where(NamedTuple):
         return ClusterChoice(self.name, nodes=-(-self.gpus // node), gpus=self.gpus)
 
 
-class _Tried(NamedTuple):
-    """A plan and the verdict on it."""
+class _Candidate(NamedTuple):
+    """Keys of a plan, and the verdict on it."""
 
     keys: dict[str, Any]
     verdict: Verdict
 
 
-def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> Start:
+def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> StartingPlan:
     """Choose a plan that fits, or the one that takes least.
 
     Parameters
@@ -119,42 +118,38 @@ def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> Start
     cluster : Cluster
     gpus : int
         To use.
-
-    Returns
-    -------
-    Start
     """
-    where = _Where(name, cluster, gpus, find_gpu(cluster.gpu))
-    chosen, before = _chosen(model, where)
+    target = _Target(name, cluster, gpus, find_gpu(cluster.gpu))
+    chosen, before = _chosen(model, target)
     verdict = chosen.verdict
     worst = verdict.worst
     needs = f"{worst.total / GIB:.1f} GiB ± {worst.error / GIB:.1f} of {verdict.capacity / GIB:.1f}"
-    said = _words(chosen.keys)
+    words = _words(chosen.keys)
     if verdict.fits:
         close = "" if verdict.certain else ", too close to be sure"
-        why = [f"{said}: the fullest GPU needs {needs}{close}"]
+        why = [f"{words}: the fullest GPU needs {needs}{close}"]
         if before is not None:
             peak = before.verdict.peak / GIB
             why.append(f"what costs less does not fit: {_words(before.keys)} needs {peak:.1f} GiB")
-        return Start(chosen.keys, verdict, tuple(why))
+        return StartingPlan(chosen.keys, verdict, tuple(why))
     why = [
-        f"no plan that was tried fits into {gpus:,} GPUs of {name!r}; this one takes least, {said}:"
-        f" {needs}"
+        f"no plan that was tried fits into {gpus:,} GPUs of {name!r}; "
+        f"this one takes least, {words}: {needs}"
     ]
-    more = _more_gpus(model, where)
+    more = _more_gpus(model, target)
     if more is not None:
         number, keys = more
         why.append(f"{number:,} GPUs have room, with {_words(keys)}")
-    return Start(chosen.keys, verdict, tuple(why))
+    return StartingPlan(chosen.keys, verdict, tuple(why))
 
 
-def _more_gpus(model: Model, where: _Where) -> tuple[int, dict[str, Any]] | None:
+def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | None:
     """Return how many GPUs have room for a model, and a plan for them."""
-    if where.cluster.fabric is None:
+    if target.cluster.fabric is None:
         return None
     times = 2
-    while times <= MOST_TIMES:
-        larger = where._replace(gpus=where.gpus * times)
+    while times <= MAX_MULTIPLE:
+        larger = target._replace(gpus=target.gpus * times)
         found, _ = _chosen(model, larger)
         if found.verdict.fits:
             return larger.gpus, found.keys
@@ -162,21 +157,21 @@ def _more_gpus(model: Model, where: _Where) -> tuple[int, dict[str, Any]] | None
     return None
 
 
-def _chosen(model: Model, where: _Where) -> tuple[_Tried, _Tried | None]:
+def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
     """Return the first plan that surely fits, else that fits, else that takes least; and the last
     one before it that does not."""
-    candidates = _candidates(model, where)
-    room = capacity(where.gpu)
-    possible = [keys for keys, least in candidates if least <= room][:MOST_TRIED]
+    candidates = _candidates(model, target)
+    room = capacity(target.gpu)
+    possible = [keys for keys, least in candidates if least <= room][:MAX_PLANS]
     if not possible:
         least_first = sorted(candidates, key=lambda each: each[1])
-        possible = [keys for keys, _ in least_first[:LOOKED_AT]]
-    close: _Tried | None = None
-    least: _Tried | None = None
-    before: _Tried | None = None
+        possible = [keys for keys, _ in least_first[:MAX_HOPELESS_PLANS]]
+    close: _Candidate | None = None
+    least: _Candidate | None = None
+    before: _Candidate | None = None
     for keys in possible:
         try:
-            found = _Tried(keys, _verdict(model, keys, where))
+            found = _Candidate(keys, _verdict(model, keys, target))
         except InputError:
             continue
         if found.verdict.fits and found.verdict.certain:
@@ -190,32 +185,32 @@ def _chosen(model: Model, where: _Where) -> tuple[_Tried, _Tried | None]:
     chosen = close or least
     if chosen is None:
         raise InputError(
-            f"{where.gpus} GPUs of {where.name!r}: no plan divides the model evenly among them"
+            f"{target.gpus} GPUs of {target.name!r}: no plan divides the model evenly among them"
         )
     return chosen, before if close else None
 
 
-def _verdict(model: Model, keys: dict[str, Any], where: _Where) -> Verdict:
-    experiment = Experiment(model=model, plan=Plan(**keys), cluster=where.choice)
-    layout = lay_out(experiment, where.gpus)
-    return assess(layout, where.gpu, node=where.cluster.gpus_per_node)
+def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
+    experiment = Experiment(model=model, plan=Plan(**keys), cluster=target.choice)
+    layout = lay_out(experiment, target.gpus)
+    return assess(layout, target.gpu, node=target.cluster.gpus_per_node)
 
 
-def _candidates(model: Model, where: _Where) -> list[tuple[dict[str, Any], float]]:
+def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
     """Return plans, the cheapest first, each with a number of bytes that it takes at least."""
-    precision = next(each for each in ("bf16", "fp16", "fp32") if each in where.gpu.formats)
+    precision = next(each for each in ("bf16", "fp16", "fp32") if each in target.gpu.formats)
     if not isinstance(model, Transformer):
-        return list(_batches(model, where.gpus))
+        return list(_batches(model, target.gpus))
     total = parameters(model)
     routed = _routed(model)
     tokens = model.layers * model.seq_len * model.hidden
     found: list[tuple[float, dict[str, Any], float]] = []
-    for tp, pp, ep in _splits(model, where):
-        dp = where.gpus // (tp * pp)
-        least = KEPT * ((total - routed) / (tp * pp) + routed / (pp * ep))
-        least += SHARED * total / (where.gpus if dp > 1 else tp * pp)
+    for tp, pp, ep in _splits(model, target):
+        dp = target.gpus // (tp * pp)
+        least = REPLICATED_BYTES * ((total - routed) / (tp * pp) + routed / (pp * ep))
+        least += SHARDED_BYTES * total / (target.gpus if dp > 1 else tp * pp)
         cost = COSTS["tp of experts" if model.experts else "tp"] * log2(tp) + COSTS["ep"] * log2(ep)
-        cost += COSTS["far"] * max(0.0, log2(ep / where.cluster.gpus_per_node))
+        cost += COSTS["far"] * max(0.0, log2(ep / target.cluster.gpus_per_node))
         micro_batches = 8 if pp == 1 else 4 * pp
         cost += (pp - 1) / (micro_batches + pp - 1) + COSTS["pp"] * log2(pp)
         keys: dict[str, Any] = {"global_batch": micro_batches * dp, "micro_batch": 1}
@@ -224,22 +219,22 @@ def _candidates(model: Model, where: _Where) -> list[tuple[dict[str, Any], float
         keys |= _spread(model.layers, pp)
         keys |= {"zero": 1} if dp > 1 else {}
         keys["precision"] = precision
-        found.append((cost, keys, least + LEAST_OF_LAYER * tokens / tp))
+        found.append((cost, keys, least + MIN_LAYER_BYTES * tokens / tp))
         again = keys | {"recompute": "full"}
-        found.append((cost + COSTS["full"], again, least + LEAST_CHECKPOINT * tokens / tp))
-    if not model.experts and where.gpus > 1 and precision != "fp32":
+        found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens / tp))
+    if not model.experts and target.gpus > 1 and precision != "fp32":
         keys = {
-            "global_batch": 8 * where.gpus,
+            "global_batch": 8 * target.gpus,
             "micro_batch": 1,
             "dp_style": "fsdp",
             "zero": 3,
             "precision": precision,
         }
-        least = total * 4 * FP32 / where.gpus
-        cost = COSTS["fsdp"] + COSTS["pp"] * max(0.0, log2(where.gpus / 8))
-        found.append((cost, keys, least + LEAST_OF_LAYER * tokens))
+        least = total * 4 * FP32 / target.gpus
+        cost = COSTS["fsdp"] + COSTS["pp"] * max(0.0, log2(target.gpus / 8))
+        found.append((cost, keys, least + MIN_LAYER_BYTES * tokens))
         again = keys | {"recompute": "full"}
-        found.append((cost + COSTS["full"], again, least + LEAST_CHECKPOINT * tokens))
+        found.append((cost + COSTS["full"], again, least + MIN_CHECKPOINT_BYTES * tokens))
     return [(keys, least) for _, keys, least in sorted(found, key=lambda each: each[0])]
 
 
@@ -251,17 +246,17 @@ def _routed(model: Transformer) -> int:
     return layers * feed_forward_matrices(model, model.experts * model.expert_ffn)
 
 
-def _splits(model: Transformer, where: _Where) -> Iterator[tuple[int, int, int]]:
+def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:
     """Yield tensor, pipeline and expert parallel sizes that come out even."""
-    gpus, node = where.gpus, where.cluster.gpus_per_node
-    most = min(LARGEST_TP, node)
+    gpus, node = target.gpus, target.cluster.gpus_per_node
+    most = min(MAX_TP, node)
     for tp in (size for size in (1, 2, 4, 8) if size <= most):
         uneven = (model.heads % tp, model.kv % min(tp, model.kv), model.ffn % tp)
         if any(uneven) or model.seq_len % tp:
             continue
         for pp in range(1, 2 if model.family == "t5" else model.layers + 1):
-            even = not (model.layers % pp and (model.layers + len(ENDS)) % pp)
-            if gpus % (tp * pp) or not (even or pp in UNEVEN):
+            even = not (model.layers % pp and (model.layers + len(ACCOUNT_FOR_ENDS)) % pp)
+            if gpus % (tp * pp) or not (even or pp in UNEVEN_STAGES):
                 continue
             group = gpus // pp
             for ep in range(1, max(model.experts, 1) + 1):
@@ -274,9 +269,9 @@ def _spread(layers: int, pp: int) -> dict[str, Any]:
     with embedding and head as a layer each; else how many each stage has."""
     if layers % pp == 0:
         return {}
-    slots = layers + len(ENDS)
+    slots = layers + len(ACCOUNT_FOR_ENDS)
     if slots % pp == 0:
-        return dict.fromkeys(ENDS, True)
+        return dict.fromkeys(ACCOUNT_FOR_ENDS, True)
     # Stages in the middle get what is left over: the first keeps activations of most micro-batches.
     sizes = [slots // pp] * pp
     for i in range(slots % pp):
@@ -296,15 +291,15 @@ def _batches(model: Model, gpus: int) -> Iterator[tuple[dict[str, Any], float]]:
 
 
 def _words(keys: Mapping[str, Any]) -> str:
-    """Say what of a plan decides over memory."""
-    said = {key: keys[key] for key in ("tp", "pp", "ep") if keys.get(key, 1) > 1}
-    words = [f"{key} = {value}" for key, value in said.items()]
+    """Return the keys of a plan that decide over memory, as text."""
+    given = {key: keys[key] for key in ("tp", "pp", "ep") if keys.get(key, 1) > 1}
+    parts = [f"{key} = {value}" for key, value in given.items()]
     if "dp_style" in keys:
-        words.append("dp_style = fsdp")
+        parts.append("dp_style = fsdp")
     elif keys.get("zero"):
-        words.append("zero = 1")
+        parts.append("zero = 1")
     if "recompute" in keys:
-        words.append("recompute = full")
+        parts.append("recompute = full")
     if "optimizer" in keys:
-        words.append(f"micro_batch = {keys['micro_batch']}")
-    return ", ".join(words) or "data parallelism alone"
+        parts.append(f"micro_batch = {keys['micro_batch']}")
+    return ", ".join(parts) or "data parallelism alone"

@@ -1,4 +1,4 @@
-"""Model states: parameters, gradients and what the optimizer remembers, and how they are sharded.
+"""Model states and the buffers of data parallelism, and how ranks shard them.
 
 Bytes of a parameter in mixed precision with Adam:
 
@@ -12,10 +12,13 @@ FSDP             -          4       4        8     16
 
 Megatron-LM keeps gradients in fp32 (``megatron/training/theoretical_memory_usage.py``: 18, or
 6 + 12/dp with the distributed optimizer); DeepSpeed is ZeRO as published (arXiv:1910.02054); FSDP
-shards fp32 parameters and gathers copies in 16 bits, which are buffers
-(:mod:`mpisim.memory.buffers`). Models in fp32 have no master copy. Other optimizers remember less:
+shards fp32 parameters and gathers copies in 16 bits, which are buffers (`gathered_parameters`).
+Models in fp32 have no master copy. Other optimizers keep less:
 momentum and Adagrad one number a parameter, SGD none. Weights of products in fp8 and NVFP4 have
 copies in that format besides, on Megatron-LM.
+
+Everything here is a function of how many parameters a rank holds, which are counted once
+(`parameter_counts`), of the plan, and of the sizes of groups.
 """
 
 from __future__ import annotations
@@ -25,33 +28,122 @@ from dataclasses import dataclass
 
 from ..experiment.plan import Plan
 from ..kernels.operations import BYTES, Gemm, GroupedGemm
-from ..workloads.data_parallel.buckets import ChunkParameter, chunk_parameters, of_kind
+from ..workloads.data_parallel.buckets import chunk_parameters, of_kind
+from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Compute, Layer, Operator
+from .constants import constants
 
 __all__ = [
     "FP32",
+    "ModelStates",
+    "ParameterCounts",
     "Rates",
-    "States",
-    "gradient_bytes",
+    "accumulated_gradients",
+    "framework",
+    "gathered_parameters",
+    "gradient_buckets",
+    "model_states",
+    "optimizer_buffers",
+    "parameter_counts",
     "rates",
     "sharding",
-    "shared",
-    "size",
-    "states",
-    "style",
-    "weight_bytes",
 ]
 
 FP32 = 4
 
 MOMENTS = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
-"""Numbers an optimizer remembers of a parameter."""
+"""Numbers that an optimizer keeps of a parameter."""
 
-FORMATS = ("fp8", "nvfp4")
-"""Of products whose weights are copies of those in 16 bits."""
+QUANTISED_FORMATS = ("fp8", "nvfp4")
+"""Formats of products whose weights are copies of those in 16 bits."""
 
-BLOCK = 32
+MXFP8_BLOCK = 32
 """Elements of an MXFP8 block, which have a scale of one byte."""
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Numbers of parameters that one rank holds.
+
+    Attributes
+    ----------
+    dense, experts : int
+        Parameters that data-parallel ranks have in common.
+    local : int
+        Parameters of this rank alone (tables of a recommendation model). They are never sharded,
+        and have gradients of the rows that were looked up, which are temporaries.
+    quantised : int
+        Weights of products in fp8 or NVFP4.
+    root : int
+        Parameters of FSDP's root unit: embedding and head.
+    units : tuple of int
+        Parameters of FSDP's other units.
+    """
+
+    dense: int
+    experts: int
+    local: int
+    quantised: int
+    root: int
+    units: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Parameters that data-parallel ranks have in common."""
+        return self.dense + self.experts
+
+    def sharded(self, sizes: Mapping[str, int]) -> int:
+        """Return how many of the common parameters one rank has where ranks shard them."""
+        return -(-self.dense // sizes["shard"]) + -(-self.experts // sizes["eshard"])
+
+
+def parameter_counts(layers: Sequence[Layer], wrap_layers: int = 1) -> ParameterCounts:
+    """Layers in one rank's shapes → numbers of parameters.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        All that the rank holds.
+    wrap_layers : int
+        Blocks of an FSDP unit.
+    """
+    found = chunk_parameters(layers)
+    dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
+    blocks = [layer for layer in layers if layer.role == "block"]
+    ends = [layer for layer in layers if layer.role != "block"]
+    units = [blocks[i : i + wrap_layers] for i in range(0, len(blocks), wrap_layers)]
+    return ParameterCounts(
+        dense=dense,
+        experts=experts,
+        local=sum(p.size for layer in layers for p in layer.parameters if p.local),
+        quantised=sum(_quantised(layer.operators) for layer in layers),
+        root=_common(ends),
+        units=tuple(map(_common, units)),
+    )
+
+
+def _common(layers: Sequence[Layer]) -> int:
+    """Return the parameters of layers that data-parallel ranks have in common."""
+    return sum(each.size for each in chunk_parameters(layers))
+
+
+def _quantised(operators: Sequence[Operator]) -> int:
+    """Return the elements of the weights that operators multiply by in fp8 or NVFP4."""
+    return sum(
+        parameter.size
+        for operator in operators
+        if any(
+            isinstance(task, Compute)
+            and isinstance(task.kernel, Gemm | GroupedGemm)
+            and task.kernel.dtype in QUANTISED_FORMATS
+            for task in operator.forward
+        )
+        for parameter in operator.parameters
+        if parameter.name.endswith(" weight")
+    )
+
+
+# --- bytes of one parameter -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,8 +153,9 @@ class Rates:
     Attributes
     ----------
     weight : int
-        Of the weight as matrix products read it (FSDP: as it is kept).
+        The weight as matrix products read it (FSDP: as it is kept).
     gradient : int
+        The gradient as it is kept between micro-batches.
     optimizer : int
         Master copy and moments.
     """
@@ -73,17 +166,59 @@ class Rates:
 
     @property
     def total(self) -> int:
-        """Of everything."""
+        """Bytes of weight, gradient, master copy and moments."""
         return self.weight + self.gradient + self.optimizer
 
 
+def framework(plan: Plan) -> str:
+    """Return the framework whose data parallelism a plan follows (`Plan.settled` fills it in)."""
+    assert plan.dp_style is not None
+    return plan.dp_style
+
+
+def _weight_bytes(plan: Plan) -> int:
+    """Return the bytes of a weight as the passes read it."""
+    return BYTES[plan.weight_format]
+
+
+def _gradient_bytes(plan: Plan) -> int:
+    """Return the bytes of a gradient as it is kept and reduced."""
+    if plan.grad_precision is not None:
+        return BYTES[plan.grad_precision]
+    return FP32 if framework(plan) == "megatron" else _weight_bytes(plan)
+
+
+def rates(plan: Plan) -> Rates:
+    """Return the bytes of a parameter under a plan, before sharding."""
+    weight = _weight_bytes(plan)
+    moments = BYTES[plan.moment_precision] * MOMENTS[plan.optimizer]
+    if framework(plan) == "fsdp":
+        # The sharded parameter is the master copy, and its gradient has the same precision.
+        return Rates(FP32, FP32, moments)
+    gradient = _gradient_bytes(plan)
+    master = FP32 if weight < FP32 else 0
+    return Rates(weight, gradient, master + moments)
+
+
+def sharding(plan: Plan) -> tuple[bool, bool, bool]:
+    """Return whether data-parallel ranks shard parameters, gradients and optimizer states."""
+    if framework(plan) == "fsdp":
+        return True, True, True  # zero = 2 only keeps the gathered copies longer
+    return plan.zero >= 3, plan.zero >= 2, plan.zero >= 1
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class States:
+class ModelStates:
     """Bytes of model states on one rank.
 
     Attributes
     ----------
-    parameters, gradients, optimizer : int
+    parameters, gradients : int
+    optimizer : int
+        Master weights and moments.
     """
 
     parameters: int
@@ -91,86 +226,30 @@ class States:
     optimizer: int
 
 
-def style(plan: Plan) -> str:
-    """Return whose rules for data parallelism a plan follows, which :func:`memory` has settled."""
-    assert plan.dp_style is not None
-    return plan.dp_style
-
-
-def weight_bytes(plan: Plan) -> int:
-    """Bytes of a weight as the passes read it."""
-    return BYTES[plan.weight_format]
-
-
-def gradient_bytes(plan: Plan) -> int:
-    """Bytes of a gradient as it is kept and reduced."""
-    if plan.grad_precision is not None:
-        return BYTES[plan.grad_precision]
-    return FP32 if style(plan) == "megatron" else weight_bytes(plan)
-
-
-def rates(plan: Plan) -> Rates:
-    """Return the bytes of a parameter under a plan, before sharding."""
-    weight = weight_bytes(plan)
-    moments = BYTES[plan.moment_precision] * MOMENTS[plan.optimizer]
-    if style(plan) == "fsdp":
-        # The sharded parameter is the master copy, and its gradient has the same precision.
-        return Rates(FP32, FP32, moments)
-    gradient = gradient_bytes(plan)
-    master = FP32 if weight < FP32 else 0
-    return Rates(weight, gradient, master + moments)
-
-
-def sharding(plan: Plan) -> tuple[bool, bool, bool]:
-    """Return whether data-parallel ranks share parameters, gradients and optimizer states."""
-    if style(plan) == "fsdp":
-        return True, True, True  # zero = 2 only keeps the gathered copies longer
-    return plan.zero >= 3, plan.zero >= 2, plan.zero >= 1
-
-
-def size(layers: Sequence[Layer]) -> int:
-    """Return the parameters of layers, but for those that one rank alone has."""
-    return sum(each.size for each in chunk_parameters(layers))
-
-
-def shared(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Return how many of these one rank has where ranks share them."""
-    return _shared(chunk_parameters(layers), sizes)
-
-
-def _shared(found: Sequence[ChunkParameter], sizes: Mapping[str, int]) -> int:
-    dense, experts = (sum(each.size for each in of_kind(found, kind)) for kind in (False, True))
-    return -(-dense // sizes["shard"]) + -(-experts // sizes["eshard"])
-
-
-def states(layers: Sequence[Layer], plan: Plan, sizes: Mapping[str, int]) -> States:
-    """Return the bytes of model states that a rank keeps through a step.
+def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> ModelStates:
+    """Parameters of a rank → bytes of model states that it keeps through a step.
 
     Parameters
     ----------
-    layers : sequence of Layer
-        All that the rank holds, in one rank's shapes.
+    counts : ParameterCounts
     plan : Plan
     sizes : mapping of str to int
-        Members of groups: ``shard`` and ``eshard`` (experts) share states. What a rank has for
-        itself alone (tables of a recommendation model) is never shared, and has gradients of the
-        rows that were looked up, which are temporaries.
+        Members of groups of ranks: ``shard`` and ``eshard`` (experts) shard states.
     """
     each = rates(plan)
-    found = chunk_parameters(layers)
-    whole, share = sum(each.size for each in found), _shared(found, sizes)
+    share = counts.sharded(sizes)
     of_parameters, of_gradients, of_optimizer = (
-        share if sharded else whole for sharded in sharding(plan)
+        share if sharded else counts.total for sharded in sharding(plan)
     )
-    own = sum(p.size for layer in layers for p in layer.parameters if p.local)
-    return States(
-        each.weight * of_parameters + weight_bytes(plan) * own + _copies(layers, plan),
+    local = _weight_bytes(plan) * counts.local
+    return ModelStates(
+        each.weight * of_parameters + local + _quantised_copies(counts, plan),
         each.gradient * of_gradients,
-        each.optimizer * of_optimizer + FP32 * MOMENTS[plan.optimizer] * own,
+        each.optimizer * of_optimizer + FP32 * MOMENTS[plan.optimizer] * counts.local,
     )
 
 
-def _copies(layers: Sequence[Layer], plan: Plan) -> int:
+def _quantised_copies(counts: ParameterCounts, plan: Plan) -> int:
     """Return the bytes that weights in the format of the products add to those in 16 bits.
 
     Transformer Engine keeps them through a step (weight workspaces,
@@ -179,28 +258,91 @@ def _copies(layers: Sequence[Layer], plan: Plan) -> int:
     weights of products in that format have them: not embedding, head, router and norms. With
     ``fp8_params`` they are all there is of these weights.
     """
-    if style(plan) != "megatron" or plan.precision not in FORMATS or plan.fp8_weight_casts:
+    quantises = plan.precision in QUANTISED_FORMATS and not plan.fp8_weight_casts
+    if framework(plan) != "megatron" or not quantises:
         return 0
-    size = sum(_quantised(layer.operators) for layer in layers)
+    size = counts.quantised
     if plan.precision == "nvfp4":
         return 2 * 9 * size // 16
     blocks = plan.fp8_scaling == "blocks"
     each = 2 if plan.fp8_transposed or blocks else 1
-    scales = each * (size // BLOCK) if blocks else 0
-    return each * size + scales - (weight_bytes(plan) * size if plan.fp8_params else 0)
+    scales = each * (size // MXFP8_BLOCK) if blocks else 0
+    return each * size + scales - (_weight_bytes(plan) * size if plan.fp8_params else 0)
 
 
-def _quantised(operators: Sequence[Operator]) -> int:
-    """Return the elements of the weights that operators multiply by in fp8 or NVFP4."""
-    return sum(
-        parameter.size
-        for operator in operators
-        if any(
-            isinstance(step, Compute)
-            and isinstance(step.kernel, Gemm | GroupedGemm)
-            and step.kernel.dtype in FORMATS
-            for step in operator.forward
-        )
-        for parameter in operator.parameters
-        if parameter.name.endswith(" weight")
-    )
+# --- buffers --------------------------------------------------------------------------------------
+
+
+def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
+    """Return the bytes of parameters that are gathered at once where ranks shard them.
+
+    FSDP: the root unit (embedding and head), which stays gathered, the unit at work and those that
+    are prefetched; all of them where nothing is freed after the forward (zero = 2, or
+    ``reshard_after_forward = false``). DeepSpeed's stage 3 frees what it can once
+    ``stage3_max_live_parameters`` are gathered.
+    """
+    weight = _weight_bytes(plan)
+    if framework(plan) == "deepspeed" and plan.zero == 3:
+        return min(weight * counts.total, weight * round(frameworks().deepspeed.live.si))
+    if framework(plan) != "fsdp":
+        return 0
+    if plan.zero == 2 or not plan.reshard_after_forward:
+        return weight * (counts.root + sum(counts.units))
+    ahead = 1 + plan.prefetch
+    most = max((sum(counts.units[i : i + ahead]) for i in range(len(counts.units))), default=0)
+    return weight * (counts.root + most)
+
+
+def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:
+    """Return the bytes that gradients take on their way, besides the gradients themselves.
+
+    Megatron-LM reduces them where they are kept. PyTorch DDP copies all of them to its buckets
+    (``gradient_as_bucket_view = False``, its default). FSDP has those of one unit as computed, of
+    the unit before as they are reduced, and of the root unit until the end; in a pipeline those of
+    one unit as computed, besides those that are accumulated (`accumulated_gradients`). DeepSpeed's
+    buckets have a fixed size, and overlapping takes several.
+    """
+    style = framework(plan)
+    if sizes["dp"] == 1 or style == "megatron":
+        return 0
+    weight, gradient = _weight_bytes(plan), _gradient_bytes(plan)
+    everything = counts.total
+    if style == "ddp":
+        return gradient * everything
+    if style == "fsdp":
+        if plan.pp > 1:
+            return weight * max(counts.units, default=0)
+        return (weight + gradient) * max(counts.units, default=0) + weight * counts.root
+    if plan.zero == 0:
+        return 0
+    bucket = plan.bucket or gradient * round(frameworks().deepspeed.bucket.si)
+    times = constants().deepspeed_overlap.value if plan.dp_overlap else 1.0
+    pairs = 1 if plan.zero == 3 else 2  # reduce and all-gather; stage 3 gathers by itself
+    return round(pairs * times * min(bucket, gradient * everything))
+
+
+def accumulated_gradients(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:
+    """Return the bytes in which FSDP in a pipeline accumulates the gradients of a model chunk.
+
+    From the chunk's first backward of a step until they are reduced after its last
+    (``unsharded_accumulated_grad`` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """
+    if framework(plan) != "fsdp" or plan.pp == 1 or sizes["dp"] == 1:
+        return 0
+    return _gradient_bytes(plan) * counts.total
+
+
+def optimizer_buffers(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) -> int:
+    """Return the bytes that the optimizer's step allocates, when activations are freed.
+
+    PyTorch's optimizers work on lists of tensors and make one more copy of what they update
+    (``foreach``, torch/optim/adam.py: about the size of the parameters); Megatron-LM copies 16-bit
+    gradients to fp32 (megatron/core/optimizer/optimizer.py, ``_copy_model_grads_to_main_grads``).
+    """
+    if framework(plan) == "megatron":
+        if rates(plan).gradient == FP32:
+            return 0
+    elif framework(plan) == "deepspeed" or plan.optimizer == "sgd":
+        return 0
+    *_, sharded = sharding(plan)
+    return FP32 * (counts.sharded(sizes) if sharded else counts.total)

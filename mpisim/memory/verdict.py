@@ -1,25 +1,30 @@
-"""Whether a plan fits into the memory of a GPU."""
+"""Whether a plan fits into the memory of a GPU: the verdict on a layout, as text and as numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
 from ..base.text import aligned, apportioned, percent
-from .model import PARTS, StageMemory
+from ..experiment import Experiment, Plan, Transformer
+from ..kernels import Gpu
+from ..workloads import Layout, lay_out
+from .constants import capacity
+from .model import PARTS, StageMemory, memory
 
-__all__ = ["GIB", "Verdict"]
+__all__ = ["GIB", "Evaluate", "Verdict", "assess", "evaluator"]
 
 GIB = 2**30
 
 WIDTH = 100
 """Characters of a line."""
 
-STEP = GIB // 100
-"""The last digit shown."""
+LAST_DIGIT = GIB // 100
+"""The last digit shown, in bytes."""
 
-MOST_STAGES = 8
+MAX_STAGES_SHOWN = 8
 """Stages in the table before only the fullest are shown."""
 
 
@@ -74,29 +79,29 @@ class Verdict:
         return surely_not or surely
 
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Return the verdict in one line."""
         worst = self.worst
         what = "fits" if self.fits else "does not fit" if self.certain else "may not fit"
         many = len(self.stages) > 1
         where = f"stage {worst.stage} of {len(self.stages)}" if many else "every GPU"
         needs = f"{_gib(worst.total)} ± {worst.error / GIB:,.1f} of {_gib(self.capacity)}"
         left = f"{_gib(abs(self.headroom))} {'free' if self.fits else 'missing'}"
-        doubt = "" if self.certain else "; too close to call"
-        return f"{what} into {self.gpu}: {where} needs {needs}, {left}{doubt}"
+        uncertain = "" if self.certain else "; too close to call"
+        return f"{what} into {self.gpu}: {where} needs {needs}, {left}{uncertain}"
 
     def text(self) -> str:
         """Return the sentence, and a table of the stages by part, in GiB, whose rows add up."""
         shown = list(self.stages)
-        if len(shown) > MOST_STAGES:
-            shown = sorted(shown, key=lambda each: -each.total)[:MOST_STAGES]
+        if len(shown) > MAX_STAGES_SHOWN:
+            shown = sorted(shown, key=lambda each: -each.total)[:MAX_STAGES_SHOWN]
         alone = len(self.stages) == 1
         rows = [("part", *("every GPU" if alone else f"stage {each.stage}" for each in shown))]
-        columns = [apportioned(list(each.parts.values()), STEP) for each in shown]
+        columns = [apportioned(list(each.parts.values()), LAST_DIGIT) for each in shown]
         for i, name in enumerate(PARTS):
             if any(each.parts[name] for each in shown):
                 rows.append((name, *(_hundredths(column[i]) for column in columns)))
         rows.append(("total", *(_hundredths(sum(column)) for column in columns)))
-        rows.append(("± (one σ)", *(_hundredths(each.error // STEP) for each in shown)))
+        rows.append(("± (one σ)", *(_hundredths(each.error // LAST_DIGIT) for each in shown)))
         rows.append(("of the GPU, %", *(percent(each.total, self.capacity) for each in shown)))
         rest = len(self.stages) - len(shown)
         lines = [
@@ -130,9 +135,65 @@ class Verdict:
         }
 
 
+Evaluate = Callable[[Plan, int], Verdict]
+"""Plan, multiple of the cluster's nodes → verdict; raises `InputError` where the two do not fit."""
+
+
+def assess(layout: Layout, gpu: Gpu, *, node: int = 8) -> Verdict:
+    """Layout, GPU → verdict.
+
+    Where networks differ by rank (tables of a recommendation model), the fullest rank of each stage
+    stands for it.
+
+    Parameters
+    ----------
+    layout : Layout
+    gpu : Gpu
+    node : int
+        GPUs of a node.
+    """
+    experiment = layout.experiment
+    transformer = isinstance(experiment.model, Transformer)
+    by_network = [
+        memory(
+            layout.pipeline,
+            chunks,
+            experiment.plan,
+            layout.grid,
+            transformer=transformer,
+            node=node,
+        )
+        for chunks in layout.model_chunks
+    ]
+    stages = tuple(
+        max(stage, key=lambda each: each.total) for stage in zip(*by_network, strict=True)
+    )
+    return Verdict(stages, capacity(gpu), gpu.title)
+
+
+def evaluator(experiment: Experiment, gpus: int, gpu: Gpu, *, node: int = 8) -> Evaluate:
+    """Return a function: another plan, a multiple of the GPUs → verdict.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    gpus : int
+        Of the cluster.
+    gpu : Gpu
+    node : int
+        GPUs of a node.
+    """
+
+    def evaluate(plan: Plan, times: int) -> Verdict:
+        changed = replace(experiment, plan=plan)
+        return assess(lay_out(changed, gpus * times), gpu, node=node)
+
+    return evaluate
+
+
 def _gib(size: int) -> str:
     return f"{size / GIB:,.1f} GiB"
 
 
-def _hundredths(steps: int) -> str:
-    return f"{steps // 100:,}.{steps % 100:02d}"
+def _hundredths(digits: int) -> str:
+    return f"{digits // 100:,}.{digits % 100:02d}"

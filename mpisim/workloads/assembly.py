@@ -1,4 +1,4 @@
-"""From blocks to a table: blocks, each used for many micro-batches, joined by array operations."""
+"""Tables from blocks: rows laid end to end, and ports replaced by the rows they stand for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
 from ..program import COLUMNS, Table, columns_of
-from ._core.joining import joined, numbered, waits
+from ._core.joining import joined, waits, with_micro_batches
 from .blocks import BEFORE, LAST, PENDING, Block
 
 __all__ = ["TableAssembler"]
@@ -18,19 +18,28 @@ LAYER = list(COLUMNS).index("layer")
 
 
 class TableAssembler:
-    """Joins blocks into a table.
+    """Join blocks into a table.
+
+    `add` follows the ports from block to block, in plain Python, since they depend on all blocks
+    before; `table` copies the rows, by compiled loops over the uses of each block.
 
     Parameters
     ----------
     label : str
-    further : int
+        Of the table.
+    first_layer : int
         Added to the numbers of all layers.
+
+    Attributes
+    ----------
+    flops, duration : int
+        Of the kernels of all blocks; the duration in ps.
     """
 
-    def __init__(self, label: str, *, further: int = 0) -> None:
-        self.label, self.further = label, further
-        self._blocks: dict[int, Block] = {}
-        self._used: list[tuple[Block, int, tuple[int, ...]]] = []
+    def __init__(self, label: str, *, first_layer: int = 0) -> None:
+        self.label, self.first_layer = label, first_layer
+        self._blocks: dict[Block, int] = {}  # blocks are told apart by identity
+        self._uses: list[tuple[int, int, tuple[int, ...]]] = []  # block, row, micro-batches
         self._outside: list[tuple[int, int]] = []
         self._length = 0
         self._last: list[int] = []
@@ -40,10 +49,10 @@ class TableAssembler:
         self.flops = self.duration = 0
 
     def add(self, block: Block, *micro_batches: int) -> None:
-        """Append a block, the rows of its lanes tagged with a micro-batch each (none: -1)."""
+        """Append a block, with the micro-batch of each pass that alternates in it (none: -1)."""
         at = self._length
-        self._blocks[id(block)] = block
-        self._used.append((block, at, micro_batches or (-1,)))
+        number = self._blocks.setdefault(block, len(self._blocks))
+        self._uses.append((number, at, micro_batches or (-1,)))
         for row, port in block.outside:
             if port == LAST:
                 rows = self._last
@@ -57,7 +66,7 @@ class TableAssembler:
                 self._outside.append((at + row, each))
         if block.last >= 0:
             self._before, self._last = self._last, [at + block.last]
-        if not block.hands_on:
+        if not block.keeps_pending:
             self._pending = []
         if block.pending:
             self._pending += [at + row for row in block.pending]
@@ -75,13 +84,12 @@ class TableAssembler:
         ProgramError
             If a column cannot hold a value, such as too many micro-batches.
         """
-        blocks = list(self._blocks.values())
-        place = {key: i for i, key in enumerate(self._blocks)}
-        used = np.array([place[id(block)] for block, _, _ in self._used], np.int64)
-        at = np.array([at for _, at, _ in self._used], np.int64)
-        lanes = max(len(each) for _, _, each in self._used)
+        blocks = list(self._blocks)
+        used = np.array([number for number, _, _ in self._uses], np.int64)
+        at = np.array([at for _, at, _ in self._uses], np.int64)
+        passes = max(len(each) for _, _, each in self._uses)
         micro_batch = np.array(
-            [each + each[:1] * (lanes - len(each)) for _, _, each in self._used], np.int64
+            [each + each[:1] * (passes - len(each)) for _, _, each in self._uses], np.int64
         )
         if micro_batch.max() > np.iinfo(np.int16).max:
             raise ProgramError(
@@ -89,16 +97,17 @@ class TableAssembler:
                 f"{np.iinfo(np.int16).max}"
             )
 
-        # Rows: for each use of a block, its rows of all blocks' rows laid end to end.
+        # All blocks' rows laid end to end; then for each use of a block a copy of its part.
         lengths = np.array([len(block) for block in blocks])
         values = np.concatenate([block.values for block in blocks])
-        numbers = values[:, LAYER]
-        numbers[numbers >= 0] += self.further
+        first_layer = np.repeat([block.first_layer for block in blocks], lengths)
+        layers = values[:, LAYER]
+        layers[layers >= 0] += (first_layer + self.first_layer)[layers >= 0]
         rows = columns_of(values, self.label)
-        part = _starts(lengths)[used], lengths[used], self._length
-        lane = rows.pop("micro_batch")
-        columns: dict[str, Any] = {name: joined(values, *part) for name, values in rows.items()}
-        columns["micro_batch"] = numbered(lane, *part, micro_batch.astype(np.int16))
+        parts = _starts(lengths)[used], lengths[used], self._length
+        which = rows.pop("micro_batch")
+        columns: dict[str, Any] = {name: joined(values, *parts) for name, values in rows.items()}
+        columns["micro_batch"] = with_micro_batches(which, *parts, micro_batch.astype(np.int16))
 
         # Waits inside blocks in the same way, moved to where each block stands; then the others.
         counts = np.array([len(block.waiter) for block in blocks])

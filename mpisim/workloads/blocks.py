@@ -1,32 +1,45 @@
-"""Blocks: pieces of a table that are written once and used for many micro-batches.
+"""Blocks: rows of a table that are written once and used for many micro-batches.
 
-A pipeline stage does the same forward and the same backward for every micro-batch. Each is written
-once, row by row, as a `Block`; a table is then a sequence of blocks, joined by array operations.
+A pipeline stage runs the same forward and the same backward for every micro-batch. Each is written
+once, row by row, as a `Block`; a table is then a sequence of blocks, joined by array operations
+(:mod:`.assembly`).
 
-A block's rows may wait for rows outside it, through ports: ``LAST`` is the latest kernel before the
-block, ``BEFORE`` the latest before the block of that one, ``PENDING`` the communications
-before it that the next kernel has to wait for. Other ports have names: a row exported under a name
-by one block is awaited under that name by later ones.
+Ports
+-----
+The rows of a block may wait for rows outside it, whose place nobody knows yet. They name these by
+negative numbers: ``LAST`` is the latest kernel before the block, ``BEFORE`` the latest before the
+block of that one, ``PENDING`` the communications before it that the next kernel has to wait for.
+Further ports have names: a row exported under a name by one block is awaited under that name by
+later ones.
+
+What an operator writes
+-----------------------
+`BlockBuilder` turns the order and the tokens of tasks (:mod:`.operators`) into waits of rows. Its
+state between two tasks is a `_Pass`. If no communication with a token is under way, what an
+operator writes depends on that state through ``LAST`` and ``PENDING`` alone; so it is written once
+into an empty block (`OperatorRows`) and copied, with the rows of the pass in place of the ports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Flag, Kind, Names, Operation, Phase, TableBuilder
-from .fragments import Fragment, Fragments
-from .operators import Await, Communicate, Compute, Step
-from .pricing import AT_ONCE, Pricing
-from .slots import COMPUTE, Slots
+from ..program import COLUMNS, Flag, Kind, Names, Operation, Phase, TableBuilder
+from .block_cache import COMPUTE, BlockCache, Renumbering, Slots
+from .operators import Await, Communicate, Compute, Task
+from .pricing import NO_LAUNCH, Pricing
 
 __all__ = ["BEFORE", "LAST", "PENDING", "Block", "BlockBuilder"]
 
 LAST, PENDING, BEFORE = -1, -2, -3
-"""Rows a block can wait for without knowing them; named ports follow below."""
+"""Ports without a name; those with names have the numbers below."""
+
+SLOT, STREAM = (list(COLUMNS).index(column) for column in ("slot", "stream"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +49,26 @@ class Block:
     Attributes
     ----------
     values : int64, shape (n, len(COLUMNS))
-        The rows.
+        The rows. Layers are counted from `first_layer`; micro-batches are the numbers of the passes
+        that alternate in the block (`BlockBuilder.select_pass`).
     waiter, awaited : int64
         Pairs of rows of this block.
     outside : tuple of (int, str or int)
         A row, and the port it waits for.
     exports : mapping of str to tuple of int
-        Rows later blocks can wait for by name.
+        Rows that later blocks can wait for by name.
     last : int
         The last kernel, or -1.
     pending : tuple of int
-        Communications the next kernel after the block has to wait for.
-    hands_on : bool
+        Communications that the next kernel after the block has to wait for.
+    keeps_pending : bool
         Whether what was pending before the block still is after it.
     flops : int
         Of the matrix units.
     duration : int
         Of all kernels together, in ps.
+    first_layer : int
+        Added to the layers of the rows that have one.
     """
 
     values: NDArray[np.int64]
@@ -62,160 +78,229 @@ class Block:
     exports: Mapping[str, tuple[int, ...]]
     last: int
     pending: tuple[int, ...]
-    hands_on: bool
+    keeps_pending: bool
     flops: int
     duration: int
+    first_layer: int = 0
 
     def __len__(self) -> int:
         return len(self.values)
 
+    def renumbered(self, numbers: Renumbering) -> Block:
+        """Return the block with other numbers of slots and streams."""
+        values = self.values.copy()
+        for column, changed in ((SLOT, numbers.slots), (STREAM, numbers.streams)):
+            for old, new in changed.items():
+                if old != new:
+                    values[self.values[:, column] == old, column] = new
+        return replace(self, values=values)
+
+
+class OperatorRows(NamedTuple):
+    """What an operator writes into an empty block.
+
+    Attributes
+    ----------
+    rows : list of tuple of int
+        Without tags.
+    head : list of sequence of int
+        What each of the first rows waits for, rows or ports, up to the last one that waits for a
+        port.
+    counts, awaited : list of int
+        How many rows each of the others waits for, and which.
+    last : int
+        The last kernel, or ``LAST``.
+    pending : tuple of int
+        Rows and ports that the next kernel has to wait for.
+    flops, duration : int
+        Of its kernels.
+    """
+
+    rows: list[tuple[int, ...]]
+    head: list[Sequence[int]]
+    counts: list[int]
+    awaited: list[int]
+    last: int
+    pending: tuple[int, ...]
+    flops: int
+    duration: int
+
+    def renumbered(self, numbers: Renumbering) -> OperatorRows:
+        """Return the rows with other numbers of slots and streams."""
+        rows = []
+        for row in self.rows:
+            values = list(row)
+            values[SLOT] = numbers.slots.get(row[SLOT], row[SLOT])
+            values[STREAM] = numbers.streams.get(row[STREAM], row[STREAM])
+            rows.append(tuple(values))
+        return self._replace(rows=rows)
+
 
 class BlockBuilder:
-    """Writes operators into a block, with the waits their order implies.
+    """Write operators into a block, with the waits that their order implies.
 
     Parameters
     ----------
     names : Names
+        Of the rows.
     pricing : Pricing
+        Durations of kernels and launches.
     slots : Slots
-    fragments : Fragments, optional
-        Of operators that were written before. Not for blocks in which passes take turns.
+        Of the table.
+    cache : BlockCache, optional
+        Of operators' rows. Not for blocks in which passes alternate: `_Pass` is then left in the
+        middle of an operator.
     """
 
     def __init__(
-        self, names: Names, pricing: Pricing, slots: Slots, fragments: Fragments | None = None
+        self, names: Names, pricing: Pricing, slots: Slots, cache: BlockCache | None = None
     ) -> None:
         self.rows = TableBuilder(names)
-        self.pricing, self.slots, self._fragments = pricing, slots, fragments
+        self.pricing, self.slots, self._cache = pricing, slots, cache
         self.rows.tags(micro_batch=0)
         self.flops = self.duration = 0
-        self._lanes = [_Lane()]
-        self._lane = self._lanes[0]
+        self._passes = [_Pass()]
+        self._pass = self._passes[0]
         self._ports: list[str] = []
         self._exports: dict[str, list[int]] = {}
 
-    def steps(self, steps: Iterable[Step]) -> None:
-        """Write steps of one operator; afterwards all of its communications must be waited for."""
-        for _ in self.stepwise(tuple(steps)):
+    # --- operators --------------------------------------------------------------------------------
+
+    def write(self, tasks: Iterable[Task]) -> None:
+        """Write the tasks of one operator; whatever follows waits for its communications."""
+        for _ in self.write_in_turn(tuple(tasks)):
             pass
 
-    def stepwise(self, steps: Sequence[Step]) -> Iterator[None]:
-        """Write steps as `steps` does, pausing where the next kernel has to wait."""
-        if self._fragments is not None and self._lane.idle:
-            fragment = self._fragments.of(steps, self)
-            if fragment is not None:
-                self._copy(fragment)
-                return
-        for step in steps:
-            if isinstance(step, Compute):
-                if self._lane.exchanging(step.after):
-                    yield
-                self.compute(step)
-            elif isinstance(step, Await):
-                if not self.pricing.captured:
-                    self.host_wait([self._lane.kernels[step.kernel]], step.name)
-            elif self.communicate(step) is not None and not step.token:
-                yield
-        self._lane.join()
+    def write_operator(self, key: tuple[object, str], tasks: Sequence[Task]) -> Iterator[None]:
+        """Write the tasks of one operator, or copy its rows; yield as `write_in_turn` does.
 
-    def fragment(self, steps: Sequence[Step]) -> Fragment | None:
-        """Return what steps write into an empty block, with the names and slots of this one.
-
-        None if communications go on beyond the operator.
+        Parameters
+        ----------
+        key : (Operator, str)
+            The operator and the part of it that `tasks` are.
+        tasks : sequence of Task
         """
+        carries = any(isinstance(task, Communicate) and task.carried for task in tasks)
+        if self._cache is None or carries or not self._pass.idle:
+            yield from self.write_in_turn(tasks)
+            return
+        found = self._cache.get(
+            (self.pricing, *key), self.slots, lambda: self._rows_of_operator(tasks)
+        )
+        self._copy(found)
+        self.pricing.note(tasks)
+
+    def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
+        """Write as `write` does, and yield where the next kernel has to wait.
+
+        There another pass may go on (`select_pass`), if the first is selected again afterwards.
+        """
+        for task in tasks:
+            if isinstance(task, Compute):
+                if self._pass.exchanging(task.after):
+                    yield
+                self.compute(task)
+            elif isinstance(task, Await):
+                if not self.pricing.captured:
+                    self.host_wait([self._pass.kernels[task.kernel]], task.name)
+            elif self.communicate(task) is not None and not task.token:
+                yield
+        self._pass.end_operator()
+
+    def _rows_of_operator(self, tasks: Sequence[Task]) -> OperatorRows:
+        """Write tasks into an empty block."""
         other = BlockBuilder(self.rows.names, self.pricing, self.slots)
-        before = len(self.slots.asked)
-        other.steps(steps)
-        lane = other._lane
-        if lane.carried:
-            return None
+        other.write(tasks)
         rows, waits = other.rows.untagged()
-        return Fragment.of(
+        with_ports = [i for i, each in enumerate(waits) if min(each, default=0) < 0]
+        head = max(with_ports, default=-1) + 1
+        return OperatorRows(
             rows,
-            waits,
-            slots={each: self.slots.number(*each) for each in self.slots.asked[before:]},
-            last=lane.last,
-            pending=tuple(lane.pending),
+            [*waits[:head]],
+            [len(each) for each in waits[head:]],
+            [row for each in waits[head:] for row in each],
+            last=other.last,
+            pending=tuple(other.pending),
             flops=other.flops,
             duration=other.duration,
-            priced=self.pricing.priced(steps),
         )
 
-    def _copy(self, fragment: Fragment) -> None:
-        """Write what an operator writes that begins when all before it were waited for."""
-        lane, at = self._lane, len(self.rows)
-        ports = {LAST: [lane.last], PENDING: lane.pending}
+    def _copy(self, operator: OperatorRows) -> None:
+        """Append the rows of an operator, with rows of the pass in place of its ports."""
+        state, at = self._pass, len(self.rows)
+        ports = {LAST: [state.last], PENDING: state.pending}
 
         def moved(rows: Sequence[int]) -> list[int]:
             return [each for row in rows for each in (ports[row] if row < 0 else [at + row])]
 
-        head = [moved(each) for each in fragment.head]
+        head = [moved(each) for each in operator.head]
         counts, awaited = [len(each) for each in head], [row for each in head for row in each]
         self.rows.extend(
-            fragment.rows,
-            counts + fragment.counts,
-            awaited + [at + row for row in fragment.awaited],
+            operator.rows,
+            counts + operator.counts,
+            awaited + [at + row for row in operator.awaited],
         )
-        lane.pending = moved(fragment.pending)
-        if fragment.last != LAST:
-            lane.last = at + fragment.last
-        lane.kernels.clear()
-        self.flops += fragment.flops
-        self.duration += fragment.duration
-        self.pricing.note(fragment.priced)
+        state.pending = moved(operator.pending)
+        if operator.last != LAST:
+            state.last = at + operator.last
+        state.kernels.clear()
+        self.flops += operator.flops
+        self.duration += operator.duration
 
-    def compute(self, step: Compute, *, waits: Iterable[int] = ()) -> int:
+    # --- single rows ------------------------------------------------------------------------------
+
+    def compute(self, task: Compute, *, waits: Iterable[int] = ()) -> int:
         """Write a kernel; it waits for what is pending, its tokens, and `waits`."""
-        estimate = self.pricing.estimate(step.name, step.kernel)
-        lane = self._lane
-        awaited = [*lane.pending, *lane.awaited(step.after), *waits]
-        lane.taken.update(step.after)  # kernels run in order: no later one has to wait for these
-        lane.last = self.rows.kernel(
-            step.name,
+        estimate = self.pricing.estimate(task.name, task.kernel)
+        state = self._pass
+        awaited = [*state.pending, *state.rows_of(task.after), *waits]
+        state.awaited.update(task.after)  # kernels run in order: no later one has to wait for these
+        state.last = self.rows.kernel(
+            task.name,
             COMPUTE,
             estimate.duration,
             waits=awaited,
-            **self.pricing.launching_of(step.launches),
+            **self.pricing.launching_of(task.launches),
         )
-        self._block_launches(lane.last)
-        lane.pending = []
-        lane.kernels[step.name] = lane.last
-        self.flops += step.kernel.flops
+        self._block_launches(state.last)
+        state.pending = []
+        state.kernels[task.name] = state.last
+        self.flops += task.kernel.flops
         self.duration += estimate.duration
-        return lane.last
+        return state.last
 
-    def communicate(self, step: Communicate, *, waits: Iterable[int] = ()) -> int | None:
+    def communicate(self, task: Communicate, *, waits: Iterable[int] = ()) -> int | None:
         """Write a communication; return its row, or None where the group has one member."""
-        if self.slots.alone(step.group):
+        if self.slots.has_one_member(task.group):
             return None
-        lane = self._lane
-        if step.after is None:
-            waits = [lane.last, *lane.pending, *waits]
+        state = self._pass
+        if task.after is None:
+            waits = [state.last, *state.pending, *waits]
         else:
-            waits = [*lane.awaited(step.after), *waits]
-        if step.operation is Operation.SEND_RECV:
-            row = self._exchange(step, waits)
+            waits = [*state.rows_of(task.after), *waits]
+        if task.operation is Operation.SEND_RECV:
+            row = self._exchange(task, waits)
         else:
-            row = self._collective(step, waits)
-        if step.token:
-            (lane.carried if step.carried else lane.tokens)[step.token] = row
-            if step.operation is Operation.ALL_TO_ALL:
-                lane.exchanges.add(step.token)
+            row = self._collective(task, waits)
+        if task.token:
+            (state.carried if task.carried else state.tokens)[task.token] = row
+            if task.operation is Operation.ALL_TO_ALL:
+                state.exchanges.add(task.token)
         else:
-            lane.pending = [row]
+            state.pending = [row]
         return row
 
-    def launch(self, step: Communicate, *, waits: Iterable[int] | None = None) -> int | None:
+    def launch(self, task: Communicate, *, waits: Iterable[int] | None = None) -> int | None:
         """Write a collective that no kernel waits for unless told to (`await_next`, `export`).
 
         It starts after the kernel before it and what the next would wait for; given `waits`, after
         these alone. Returns its row, or None where the group has one member.
         """
-        if self.slots.alone(step.group):
+        if self.slots.has_one_member(task.group):
             return None
         if waits is None:
-            waits = [self._lane.last, *self._lane.pending]
-        return self._collective(step, waits)
+            waits = [self._pass.last, *self._pass.pending]
+        return self._collective(task, waits)
 
     def host_wait(self, rows: Iterable[int], name: str) -> None:
         """Let the CPU wait until rows have ended, before it launches anything further."""
@@ -232,13 +317,27 @@ class BlockBuilder:
         joined: bool = False,
         stream: str | None = None,
     ) -> int:
-        """Write half of a send/receive pair on the slot of that name; the caller decides on waits.
+        """Write half of a send/receive pair; return its row.
 
-        `joined`: in one batch with the row before, on the same stream. `stream`: by default that of
-        the slot.
+        Parameters
+        ----------
+        kind : Kind
+            SEND or RECV.
+        slot : str
+            Name of the slot.
+        size : int
+            Bytes.
+        name : str
+            Of the row.
+        waits : iterable of int
+            Rows or ports it starts after; nothing is added.
+        joined : bool
+            In one batch with the row before: launched with it, on the same stream, without waits
+            or CPU time of its own.
+        stream : str, optional
+            By default that of the slot.
         """
-        # What is joined was launched with the row before: no CPU time of its own.
-        launching = AT_ONCE if joined else self.pricing.launching
+        launching = NO_LAUNCH if joined else self.pricing.launching
         return self.rows.point_to_point(
             kind,
             self.slots.slot(slot),
@@ -252,31 +351,31 @@ class BlockBuilder:
 
     def await_next(self, rows: Iterable[int]) -> None:
         """Let the next kernel wait for rows (or ports), too."""
-        self._lane.pending += rows
+        self._pass.pending += rows
 
     @property
     def last(self) -> int:
         """The latest kernel; ``LAST`` if there is none yet."""
-        return self._lane.last
+        return self._pass.last
 
     @property
     def pending(self) -> list[int]:
         """What the next kernel has to wait for."""
-        return self._lane.pending
+        return self._pass.pending
 
-    def lane(self, number: int) -> None:
-        """Go on with one of several micro-batches whose kernels take turns.
+    def select_pass(self, number: int) -> None:
+        """Go on with one of several passes whose kernels alternate.
 
-        Each lane waits for its own communications alone. Rows are tagged with the lane, which
-        `.assembly.TableAssembler` turns into micro-batches.
+        Each waits for its own communications alone. Rows are tagged with the number of the pass,
+        which `.assembly.TableAssembler` replaces by its micro-batch.
         """
-        while len(self._lanes) <= number:
-            self._lanes.append(_Lane())
-        self._lane = self._lanes[number]
-        self.rows.tags(micro_batch=number, **self._lane.tags)
+        while len(self._passes) <= number:
+            self._passes.append(_Pass())
+        self._pass = self._passes[number]
+        self.rows.tags(micro_batch=number, **self._pass.tags)
 
     def port(self, name: str) -> int:
-        """Return what stands for rows that earlier blocks exported under a name."""
+        """Return the port of rows that earlier blocks exported under a name."""
         if name not in self._ports:
             self._ports.append(name)
         return BEFORE - 1 - self._ports.index(name)
@@ -286,24 +385,24 @@ class BlockBuilder:
         self._exports.setdefault(name, []).extend(rows)
 
     def tags(self, *, phase: Phase | None = None, layer: int | None = None) -> None:
-        """Set phase or layer of the lane's rows that follow."""
+        """Set phase or layer of the rows of the pass that follow."""
         if phase is not None:
-            self._lane.tags["phase"] = phase
+            self._pass.tags["phase"] = phase
         if layer is not None:
-            self._lane.tags["layer"] = layer
-        self.rows.tags(**self._lane.tags)
+            self._pass.tags["layer"] = layer
+        self.rows.tags(**self._pass.tags)
 
-    def done(self) -> Block:
-        """Return the block."""
+    def done(self, first_layer: int = 0) -> Block:
+        """Return the block, whose layers were counted from `first_layer`."""
         values, index, awaited = self.rows.rows()
         waiter = np.repeat(np.arange(len(values)), np.diff(index))
         inside = awaited >= 0
         ports: dict[int, str | int] = {each: each for each in (LAST, PENDING, BEFORE)}
         ports |= {BEFORE - 1 - i: name for i, name in enumerate(self._ports)}
         outside = zip(waiter[~inside].tolist(), awaited[~inside].tolist(), strict=True)
-        for lane in self._lanes:
-            lane.end()
-        pending = tuple(row for lane in self._lanes for row in lane.pending if row != PENDING)
+        for each in self._passes:
+            each.end_block()
+        pending = tuple(row for each in self._passes for row in each.pending if row != PENDING)
         assert all(row >= 0 for row in pending), "a port is awaited, but no kernel follows"
         return Block(
             values=values,
@@ -311,20 +410,21 @@ class BlockBuilder:
             awaited=awaited[inside],
             outside=tuple((row, ports[port]) for row, port in outside),
             exports={name: tuple(rows) for name, rows in self._exports.items()},
-            last=max(lane.last for lane in self._lanes),
+            last=max(each.last for each in self._passes),
             pending=pending,
-            hands_on=all(PENDING in lane.pending for lane in self._lanes),
+            keeps_pending=all(PENDING in each.pending for each in self._passes),
             flops=self.flops,
             duration=self.duration,
+            first_layer=first_layer,
         )
 
-    def _collective(self, step: Communicate, waits: Iterable[int]) -> int:
+    def _collective(self, task: Communicate, waits: Iterable[int]) -> int:
         row = self.rows.collective(
-            step.operation,
-            self.slots.slot(step.group),
-            self.slots.stream(step.group),
-            step.bytes,
-            name=step.name,
+            task.operation,
+            self.slots.slot(task.group),
+            self.slots.stream(task.group),
+            task.bytes,
+            name=task.name,
             waits=waits,
             **self.pricing.launching,
         )
@@ -336,53 +436,71 @@ class BlockBuilder:
         if self.pricing.blocking:
             self.host_wait([row], "launch blocks")
 
-    def _exchange(self, step: Communicate, waits: Iterable[int]) -> int:
+    def _exchange(self, task: Communicate, waits: Iterable[int]) -> int:
         """Send to the next rank of a ring and receive from the one before, in one batch."""
-        group, size = step.group, step.bytes
-        self.point_to_point(Kind.SEND, f"{group}:send", size, step.name, waits=waits, stream=group)
+        group, size = task.group, task.bytes
+        self.point_to_point(Kind.SEND, f"{group}:send", size, task.name, waits=waits, stream=group)
         return self.point_to_point(
-            Kind.RECV, f"{group}:recv", size, step.name, joined=True, stream=group
+            Kind.RECV, f"{group}:recv", size, task.name, joined=True, stream=group
         )
 
 
-class _Lane:
-    """What the rows of one micro-batch wait for, while a block is written."""
+class _Pass:
+    """State of one pass while a block is written: what its next rows have to wait for.
+
+    Attributes
+    ----------
+    last : int
+        The latest kernel; ``LAST`` at first.
+    pending : list of int
+        What the next kernel waits for; ``PENDING`` at first.
+    tokens, carried : dict of str to int
+        Communications under way by token: of the operator, and those that outlive it.
+    awaited : set of str
+        Tokens that a kernel of the operator has waited for.
+    exchanges : set of str
+        Tokens of the operator's all-to-alls.
+    kernels : dict of str to int
+        Kernels of the operator, by name.
+    tags : dict of str to int
+        Phase and layer of the rows.
+    """
 
     def __init__(self) -> None:
         self.last = LAST
         self.pending: list[int] = [PENDING]
         self.tokens: dict[str, int] = {}
         self.carried: dict[str, int] = {}
-        self.taken: set[str] = set()
+        self.awaited: set[str] = set()
         self.exchanges: set[str] = set()
         self.kernels: dict[str, int] = {}
         self.tags: dict[str, int] = {"phase": Phase.NONE, "layer": -1}
 
-    def awaited(self, tokens: Sequence[str]) -> list[int]:
+    def rows_of(self, tokens: Sequence[str]) -> list[int]:
         """Return the rows of tokens; a communication left out, in a group of one, has none."""
         known = self.carried | self.tokens
         return [known[token] for token in tokens if token in known]
 
     def exchanging(self, tokens: Sequence[str]) -> bool:
         """Whether any of these are all-to-alls that no kernel has waited for yet."""
-        return not self.exchanges.isdisjoint(set(tokens) - self.taken)
+        return not self.exchanges.isdisjoint(set(tokens) - self.awaited)
 
     @property
     def idle(self) -> bool:
-        """Whether no communication is under way that has a token, or was waited for by one."""
-        return not (self.tokens or self.carried or self.taken)
+        """Whether no communication with a token is under way."""
+        return not (self.tokens or self.carried or self.awaited)
 
-    def join(self) -> None:
-        """End an operator: what no kernel has waited for yet, the next one will."""
-        self.pending += [row for token, row in self.tokens.items() if token not in self.taken]
-        for token in self.taken:
+    def end_operator(self) -> None:
+        """Let the next kernel wait for what no kernel of the operator has waited for."""
+        self.pending += [row for token, row in self.tokens.items() if token not in self.awaited]
+        for token in self.awaited:
             self.carried.pop(token, None)
         self.tokens.clear()
-        self.taken.clear()
+        self.awaited.clear()
         self.exchanges.clear()
         self.kernels.clear()
 
-    def end(self) -> None:
-        """End the block, and with it all that was carried."""
+    def end_block(self) -> None:
+        """Let the next kernel wait for all that was carried."""
         self.pending += self.carried.values()
         self.carried.clear()

@@ -1,14 +1,17 @@
-"""The grid of ranks: which of tensor, context, expert, data and pipeline parallel is innermost.
+"""The grid of ranks: position of each rank on the parallel axes, and the groups that communicate.
 
 Ranks are numbered as in Megatron-LM (``megatron/core/parallel_state.py``, `RankGenerator`): the
 first axis of the order varies fastest. Experts are laid out on the same ranks by a second grid, in
 which expert tensor (etp), expert (ep) and expert data parallel (edp) stand for tp, ep and dp, and
 context parallelism counts as data parallelism.
+
+`Grid` numbers the ranks; `Groups` lists, by name, the groups of ranks that communicators join.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,14 +21,14 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..experiment.plan import Plan
 
-__all__ = ["Grid"]
+__all__ = ["Grid", "Groups"]
 
 Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of the axes and the groups they make.
+    """Sizes of the parallel axes, and the groups of ranks along each.
 
     Attributes
     ----------
@@ -33,7 +36,7 @@ class Grid:
     order : tuple of str
         Axes from the innermost.
     per_node : int, optional
-        GPUs that fast links join; as many as there are if not given.
+        GPUs of a node, which fast links join; all ranks if not given.
 
     Examples
     --------
@@ -76,7 +79,15 @@ class Grid:
 
     @classmethod
     def of(cls, plan: Plan, gpus: int, per_node: int | None = None) -> Grid:
-        """Lay a plan out on a number of GPUs, so many of which stand in a node.
+        """Return the grid of a plan on a number of GPUs.
+
+        Parameters
+        ----------
+        plan : Plan
+        gpus : int
+            Of the cluster; the plan may use fewer.
+        per_node : int, optional
+            GPUs of a node, which fast links join.
 
         Raises
         ------
@@ -117,7 +128,7 @@ class Grid:
         return self._groups(axes, any(each in ("etp", "ep", "edp") for each in axes))
 
     def nodes(self, axis: str) -> int:
-        """Return how many nodes the ranks of a group stand in, the first of an axis."""
+        """Return the number of nodes that the first group of an axis spans."""
         if self.per_node is None:
             return 1
         return len(np.unique(self.groups(axis)[0] // self.per_node))
@@ -152,3 +163,85 @@ class Grid:
         outer = [i for i, axis in enumerate(outermost) if axis not in axes]
         size = math.prod(sizes[axis] for axis in axes)
         return ranks.transpose(outer + inner).reshape(-1, size)
+
+
+PIPELINE = ("activation+", "activation-", "gradient+", "gradient-")
+"""Messages between neighbours of a pipeline, and whether they go to the next stage or back."""
+
+
+class Groups:
+    """The groups of ranks that communicator slots can be bound to, by name.
+
+    ``tp``, ``cp``, ``dp`` (data and context parallel ranks: those that share gradients), ``ep``,
+    ``etp``, ``etp-ep`` (all ranks that exchange tokens of one layer), ``edp``, ``pp``, ``model``
+    and ``emodel`` (all ranks that share one copy of the model, and of the experts), ``instance``
+    (all that share one copy of the optimizer), ``embedding`` (first and last stage), ``mirror``
+    (the two stages that hold the same part in DualPipe), ``shard`` and ``replica`` (the two levels
+    of hybrid sharding, with ``eshard`` and ``ereplica`` for experts) are collectives. ``cp:send``
+    and ``cp:recv`` are pairs of neighbours on a ring, and so are the messages of a pipeline,
+    `PIPELINE`.
+
+    Parameters
+    ----------
+    grid : Grid
+    zero_group : int, optional
+        Ranks of one sharding group; all of dp if not given.
+    """
+
+    def __init__(self, grid: Grid, zero_group: int | None = None) -> None:
+        self.grid = grid
+        first_last = (0, -1) if grid.pp > 1 else (0,)
+        self._members: dict[str, Ranks] = {
+            "tp": grid.groups("tp"),
+            "cp": grid.groups("cp"),
+            "dp": grid.groups("dp-cp"),
+            "pp": grid.groups("pp"),
+            "model": grid.groups("tp-pp"),
+            "emodel": grid.groups("etp-ep-pp"),
+            "ep": grid.groups("ep"),
+            "etp": grid.groups("etp"),
+            "etp-ep": grid.groups("etp-ep"),
+            "edp": grid.groups("edp"),
+            "embedding": grid.groups("pp")[:, first_last],
+        }
+        if grid.pp % 2 == 0:
+            stages = grid.groups("pp")
+            half = grid.pp // 2
+            self._members["mirror"] = np.stack(
+                [stages[:, :half], stages[:, : half - 1 : -1]], axis=2
+            ).reshape(-1, 2)
+        for prefix, group in (("", "dp"), ("e", "edp")):
+            members = self._members[group]
+            shard = members.shape[1] if zero_group is None else min(zero_group, members.shape[1])
+            if members.shape[1] % shard:
+                raise InputError(
+                    f"plan.zero_group is {zero_group}, which does not divide the "
+                    f"{members.shape[1]} ranks that share {'experts' if prefix else 'gradients'}"
+                )
+            parts = members.reshape(len(members), -1, shard)
+            self._members[f"{prefix}shard"] = parts.reshape(-1, shard)
+            self._members[f"{prefix}replica"] = parts.transpose(0, 2, 1).reshape(-1, parts.shape[1])
+        copy = np.empty(grid.world, np.int64)
+        copy[self._members["replica"]] = np.arange(self._members["replica"].shape[1])
+        copies = int(copy.max()) + 1
+        self._members["instance"] = np.argsort(copy, kind="stable").reshape(copies, -1)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Members of each group, by name."""
+        return {name: members.shape[1] for name, members in self._members.items()}
+
+    def members(self, name: str) -> Ranks:
+        """Return the groups of one name, shape (n_groups, size)."""
+        return self._members[name]
+
+    def pairs(self, name: str, senders: Ranks) -> Ranks:
+        """Senders → (sender, receiver), shape (n, 2)."""
+        if name in PIPELINE:
+            groups = self._members["pp"]
+            step = 1 if name.endswith("+") else -1
+        else:
+            groups, step = self._members[name], 1
+        to = np.full(self.grid.world, -1, np.int64)
+        to[groups] = np.roll(groups, -step, axis=1)
+        return np.stack([senders, to[senders]], axis=1)

@@ -1,4 +1,10 @@
-"""Experiments laid out on ranks: grid, pipeline and networks."""
+"""An experiment laid out on ranks: grid, pipeline schedule, networks, model chunks.
+
+    experiment, number of GPUs ─► Layout
+
+Nothing is written row by row yet: a layout answers which rank holds which layers in which shapes,
+and what each pipeline stage runs. The memory model needs no more than this.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +19,45 @@ from ..experiment import Cnn, Experiment, Plan, Transformer
 from ..schedules import Pipeline, pipeline
 from ..topo import find_cluster
 from .grid import Grid
-from .operators import Network
-from .parts import Part, split
+from .operators import Layer, Network
 
-__all__ = ["Layout", "lay_out"]
+__all__ = ["Layout", "ModelChunk", "lay_out", "split_layers"]
 
-MOST = 2**15
-"""Micro-batches of a pipeline, and blocks of a model: what the columns of a table can count."""
+MAX_MICRO_BATCHES = 2**15
+"""Micro-batches of a pipeline: what a table's column can count."""
+
+MAX_CHUNKS_LISTED = 16
+"""Model chunks up to which a message lists the layers of each."""
+
+
+@dataclass(frozen=True)
+class ModelChunk:
+    """Consecutive layers of a model, which one pipeline stage holds.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+    numbers : tuple of int
+        The number of each layer among the model's blocks; -1 for embedding and head.
+    """
+
+    layers: tuple[Layer, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Number of layers that are neither embedding nor head."""
+        return sum(number >= 0 for number in self.numbers)
+
+    @property
+    def first_block(self) -> int:
+        """Lowest number of a block; 0 if it holds none."""
+        return min((number for number in self.numbers if number >= 0), default=0)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """An experiment laid out on ranks, before anything is written row by row.
+    """An experiment laid out on ranks.
 
     Attributes
     ----------
@@ -35,10 +68,10 @@ class Layout:
     networks : tuple of Network
     network : int64, shape (world,)
         Which network each rank has its share of; most models have one.
-    parts : tuple of tuple of Part
-        Of each network, its parts in sequence.
+    model_chunks : tuple of tuple of ModelChunk
+        The chunks of each network, in the order of execution.
     shorter : tuple of Pipeline
-        Of replicas with fewer micro-batches.
+        Pipelines of replicas with fewer micro-batches.
     pipeline_of : int64, shape (world,), optional
         Which pipeline each rank is in: 0, or ``1 + i`` for ``shorter[i]``; 0 if not given.
     gpu_of : int64, shape (world,), optional
@@ -50,7 +83,7 @@ class Layout:
     pipeline: Pipeline
     networks: tuple[Network, ...]
     network: NDArray[np.int64]
-    parts: tuple[tuple[Part, ...], ...]
+    model_chunks: tuple[tuple[ModelChunk, ...], ...]
     shorter: tuple[Pipeline, ...] = ()
     pipeline_of: NDArray[np.int64] | None = None
     gpu_of: NDArray[np.int64] | None = None
@@ -86,11 +119,11 @@ class Layout:
             pipeline=_pipeline(plan, number),
         )
 
-    def chunks(self, stage: int, network: int = 0) -> tuple[Part, ...]:
+    def chunks(self, stage: int, network: int = 0) -> tuple[ModelChunk, ...]:
         """Return the model chunks a stage holds."""
-        parts = self.parts[network]
+        chunks = self.model_chunks[network]
         return tuple(
-            parts[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)
+            chunks[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)
         )
 
 
@@ -102,7 +135,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
     experiment : Experiment
     gpus : int
     gpu_of : int64, shape (gpus,), optional
-        Which kind of GPU each is, where they are not all alike.
+        Which kind of GPU each rank has, where the cluster has several.
 
     Raises
     ------
@@ -114,8 +147,8 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
     counts = _micro_batches(plan, grid.dp)
     distinct = sorted(set(counts), reverse=True)
     networks, network = _networks(experiment, grid)
-    parts = tuple(tuple(split(each, plan, plan.pp * plan.vpp)) for each in networks)
-    # Last, since it takes longest, and other plans are tried that do not come out even.
+    chunks = tuple(tuple(split_layers(each, plan, plan.pp * plan.vpp)) for each in networks)
+    # Last, since it takes longest: callers try many plans whose sizes do not divide.
     longest, *shorter = (_pipeline(plan, each) for each in distinct)
     return Layout(
         experiment,
@@ -123,7 +156,7 @@ def lay_out(experiment: Experiment, gpus: int, gpu_of: NDArray[np.int64] | None 
         longest,
         tuple(networks),
         network,
-        parts,
+        chunks,
         shorter=tuple(shorter),
         pipeline_of=np.array([distinct.index(each) for each in counts])[grid.index("dp")],
         gpu_of=None if gpu_of is None else gpu_of[: grid.world],
@@ -151,11 +184,11 @@ def _micro_batches(plan: Plan, dp: int) -> list[int]:
                 f"micro_batch = {dp} × {plan.micro_batch} = {each}"
             )
         counts = [count] * dp
-    if max(counts) > MOST:
+    if max(counts) > MAX_MICRO_BATCHES:
         raise InputError(
             f"plan.global_batch is {plan.global_batch}: {max(counts)} micro-batches of "
-            f"dp × micro_batch = {dp} × {plan.micro_batch}; there can be {MOST}: raise "
-            "micro_batch or dp"
+            f"dp × micro_batch = {dp} × {plan.micro_batch}; there can be {MAX_MICRO_BATCHES}: "
+            "raise micro_batch or dp"
         )
     return counts
 
@@ -185,3 +218,67 @@ def _networks(experiment: Experiment, grid: Grid) -> tuple[Sequence[Network], ND
 
     networks, by_data = dlrm_networks(model, plan, grid)
     return networks, by_data[grid.index("dp")]
+
+
+def split_layers(network: Network, plan: Plan, parts: int) -> list[ModelChunk]:
+    """Network → model chunks, evenly or as ``plan.stages`` says; embeddings first, heads last.
+
+    Parameters
+    ----------
+    network : Network
+    plan : Plan
+    parts : int
+        Number of chunks: stages times chunks of a stage.
+
+    Raises
+    ------
+    InputError
+        If the blocks cannot be spread evenly, or a chunk is left without a layer.
+    """
+    roles = [layer.role for layer in network.layers]
+    blocks = roles.count("block")
+    counts = list(plan.stages) or _even(blocks, plan, parts)
+    if sum(counts) != blocks:
+        raise InputError(
+            f"plan.stages = {counts} adds up to {sum(counts)} layers; the model has {blocks}"
+        )
+    first = roles.index("block") if blocks else len(roles)
+    number = 0
+    found = []
+    for part, count in enumerate(counts):
+        begin, end = first + number, first + number + count
+        layers = list(network.layers[begin:end])
+        numbers = list(range(number, number + count))
+        if part == 0:
+            layers = [*network.layers[:first], *layers]
+            numbers = [-1] * first + numbers
+        if part == parts - 1:
+            rest = network.layers[first + blocks :]
+            layers += rest
+            numbers += [-1] * len(rest)
+        number += count
+        found.append(ModelChunk(tuple(layers), tuple(numbers)))
+    for part, each in enumerate(found):
+        if not each.layers:
+            raise InputError(f"part {part} of the pipeline has no layer; plan.stages = {counts}")
+    return found
+
+
+def _even(blocks: int, plan: Plan, parts: int) -> list[int]:
+    """Return the number of blocks of each chunk; embedding and loss may count as one each."""
+    extra = plan.account_for_embedding + plan.account_for_loss
+    each, rest = divmod(blocks + extra, parts)
+    if rest:
+        counted = "1 layer" if blocks == 1 else f"{blocks} layers"
+        if extra:
+            counted += f" and {extra} for embedding and loss"
+        uneven = [blocks // parts + (part < blocks % parts) for part in range(parts)]
+        such = f", such as {uneven}" if min(uneven) > 0 and parts <= MAX_CHUNKS_LISTED else ""
+        raise InputError(
+            f"{counted} cannot be spread evenly over plan.pp × plan.vpp = {parts} parts of the "
+            f"pipeline; give the layers of each in plan.stages{such}"
+        )
+    counts = [each] * parts
+    counts[0] -= plan.account_for_embedding
+    counts[-1] -= plan.account_for_loss
+    return counts

@@ -1,9 +1,9 @@
-"""What the stages of a pipeline send each other, and when each waits for it.
+"""Messages between pipeline stages: what is sent, in which batches, and who waits for it.
 
-Two ways. With overlap, every kind of message has a stream of its own: only what needs the data
-waits, and nobody waits for a send. The next forward's receive is posted behind the forward before
-it, the next backward's behind the backward before it (``send_forward_recv_forward`` and its like
-with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts when the
+There are two ways. With overlap, every kind of message has a stream of its own: only what needs the
+data waits, and nobody waits for a send. The next forward's receive is posted behind the forward
+before it, the next backward's behind the backward before it (``send_forward_recv_forward`` and its
+like with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts when the
 kernels launched until then have ended, as every operation of PyTorch's does
 (ProcessGroupNCCL.cpp, ``syncStream``). From then on it holds multiprocessors. Without overlap, as
 Megatron-LM does where ``overlap_p2p_communication`` is off (megatron/core/pipeline_parallel,
@@ -31,55 +31,69 @@ from dataclasses import dataclass
 from ..program import Kind, Operation, Phase
 from ..schedules import Action, Pipeline
 from .blocks import BEFORE, LAST, PENDING, Block, BlockBuilder
+from .layout import Layout
 from .operators import Communicate
 
-__all__ = ["Messages", "exchanged", "streams"]
+__all__ = ["PipelineMessages", "messages_of_stage", "streams"]
 
 STREAM = "pipeline"
-"""The one stream of messages that nothing overlaps."""
-
+"""The one stream of all messages that do not overlap."""
 
 Turn = Sequence[Action]
-"""What a stage does at a time: an action, or two that run as one."""
+"""An action, or two that overlap."""
 
 Kinds = tuple[tuple[bool, bool, int], ...]
-"""Of each action of a unit whether it is a forward, whether it is for weights, and its chunk: what
+"""Whether each action of a unit is a forward, whether it is for weights, and its chunk: what
 messages depend on."""
 
 Batch = tuple[Block, tuple[int, ...]]
-"""The block of some messages, and for which of the actions, before and after, each is."""
+"""A block of messages, and the index of the action, before and after, that each belongs to."""
 
 
 @dataclass(frozen=True)
 class _Message:
-    """Half of a message."""
+    """The sending or the receiving half of a message.
+
+    Attributes
+    ----------
+    kind : Kind
+        SEND or RECV.
+    slot : str
+    bytes : int
+    gathered : int
+        Bytes that the tensor-parallel group gathers after receiving; 0 if it is sent whole.
+    """
 
     kind: Kind
     slot: str
     bytes: int
-    whole: int
-    """Bytes that the tensor-parallel group gathers when it was received; 0 if it came whole."""
+    gathered: int
 
 
-Exchanged = dict[tuple[bool, int], tuple[_Message | None, _Message | None]]
-"""What a forward (True) or a backward of a chunk sends, and what it receives."""
+StageMessages = dict[tuple[bool, int], tuple[_Message | None, _Message | None]]
+"""(is forward, chunk) → what the pass sends, and what it receives."""
 
 
-def exchanged(
-    pipeline: Pipeline, stage: int, outputs: Callable[[int], int], split: int
-) -> Exchanged:
+def messages_of_stage(
+    layout: Layout, pipeline: Pipeline, stage: int, network: int = 0
+) -> StageMessages:
     """Return the messages of one stage; stages between the first and the last have the same.
 
     Parameters
     ----------
+    layout : Layout
     pipeline : Pipeline
+        One of the layout's.
     stage : int
-    outputs : callable
-        Bytes that a part of the model hands to the next, by the part's number.
-    split : int
-        Ranks of a tensor-parallel group that send a share of each message.
+    network : int
+        One of the layout's, whose chunks say how much each sends.
     """
-    found: Exchanged = {}
+    chunks, split = layout.model_chunks[network], layout.experiment.plan.message_shares
+
+    def output(part: int) -> int:
+        return chunks[part].layers[-1].output
+
+    found: StageMessages = {}
     for chunk in range(pipeline.chunks):
         part = pipeline.part(stage, chunk)
         ahead, behind = pipeline.next(stage, chunk), pipeline.previous(stage, chunk)
@@ -88,10 +102,10 @@ def exchanged(
             sent = received = None
             if to is not None and to[0] != stage:
                 slot = _slot(pipeline, forward, stage, to[0])
-                sent = _message(Kind.SEND, slot, outputs(part if forward else part - 1), split)
+                sent = _message(Kind.SEND, slot, output(part if forward else part - 1), split)
             if source is not None and source[0] != stage:
                 slot = _slot(pipeline, forward, source[0], stage)
-                received = _message(Kind.RECV, slot, outputs(part - 1 if forward else part), split)
+                received = _message(Kind.RECV, slot, output(part - 1 if forward else part), split)
             found[forward, chunk] = sent, received
     return found
 
@@ -111,16 +125,17 @@ def _message(kind: Kind, slot: str, size: int, split: int) -> _Message:
     return _Message(kind, slot, size // split, size if receives else 0)
 
 
-class Messages:
-    """The messages of one stage, and of others that have the same.
+class PipelineMessages:
+    """Blocks of the messages of one stage, and of others that have the same.
 
     Parameters
     ----------
-    known : mapping
-        What each pass sends and receives (`exchanged`).
+    messages : mapping
+        What each pass sends and receives (`messages_of_stage`).
     chunks : int
-        Of the model, that the stage holds.
+        Number of model chunks that the stage holds.
     overlap : bool
+        Which of the two ways it is.
     synchronous : bool
         Without overlap: whether the CPU waits for each exchange.
     builder : callable
@@ -129,21 +144,21 @@ class Messages:
 
     def __init__(
         self,
-        known: Exchanged,
+        messages: StageMessages,
         chunks: int,
         *,
         overlap: bool,
         synchronous: bool,
         builder: Callable[[], BlockBuilder],
     ) -> None:
-        self._exchanged, self.chunks = known, chunks
+        self._messages, self.chunks = messages, chunks
         self.overlap, self.synchronous, self._builder = overlap, synchronous, builder
-        self._any = any(message for both in known.values() for message in both)
-        self._known: dict[tuple[tuple[_Message, ...], int], Block] = {}
+        self._any = any(message for both in messages.values() for message in both)
+        self._blocks: dict[tuple[tuple[_Message, ...], int], Block] = {}
         self._batches: dict[tuple[Kinds, Kinds], list[Batch]] = {}
 
     def units(self, turns: Sequence[Turn]) -> list[list[Turn]]:
-        """Group what a stage does one after another into what it exchanges messages between."""
+        """Group the turns of a stage into units; messages are exchanged between units."""
         units = [[turn] for turn in turns]
         if self.overlap or self.chunks == 1:
             return units
@@ -163,7 +178,7 @@ class Messages:
     def between(
         self, before: Sequence[Action], after: Sequence[Action]
     ) -> list[tuple[Block, tuple[int, ...]]]:
-        """Return what is sent and received between two units, with the micro-batches of its lanes.
+        """Return the blocks of messages between two units, with the micro-batch of each message.
 
         Parameters
         ----------
@@ -177,18 +192,18 @@ class Messages:
             self._batches[kinds] = self._batched(before, after)
         actions = (*before, *after)
         return [
-            (block, tuple(actions[i].micro_batch for i in lanes))
-            for block, lanes in self._batches[kinds]
+            (block, tuple(actions[i].micro_batch for i in indices))
+            for block, indices in self._batches[kinds]
         ]
 
     def _batched(self, before: Sequence[Action], after: Sequence[Action]) -> list[Batch]:
-        """Return what is exchanged between units of these phases and chunks."""
+        """Return the messages between units of these phases and chunks, batch by batch."""
         messages = [*map(self._sent, before), *map(self._received, after)]
         actions = (*before, *after)
         found = [(message, i) for i, message in enumerate(messages) if message]
         one_way = len({actions[i].phase for _, i in found}) < 2
-        apart = self.overlap or (one_way and self.chunks == 1)
-        batches = [[each] for each in found] if apart else [found] if found else []
+        one_each = self.overlap or (one_way and self.chunks == 1)
+        batches = [[each] for each in found] if one_each else [found] if found else []
         phases = {action.phase for action in before}
         return [
             (
@@ -204,21 +219,21 @@ class Messages:
     def _sent(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
             return None
-        return self._exchanged[action.phase is Phase.FORWARD, action.chunk][0]
+        return self._messages[action.phase is Phase.FORWARD, action.chunk][0]
 
     def _received(self, action: Action) -> _Message | None:
         if action.phase is Phase.WEIGHT:
             return None
-        return self._exchanged[action.phase is Phase.FORWARD, action.chunk][1]
+        return self._messages[action.phase is Phase.FORWARD, action.chunk][1]
 
     def _block(self, messages: tuple[_Message, ...], posted: int) -> Block:
-        """Return the block of a batch; with overlap, it is received from the port `posted` on."""
-        if (messages, posted) not in self._known:
+        """Return the block of a batch; with overlap, receives start after the port `posted`."""
+        if (messages, posted) not in self._blocks:
             builder = self._builder()
             for i, message in enumerate(messages):
                 receives = message.kind is Kind.RECV
                 early = self.overlap and receives
-                builder.lane(i)
+                builder.select_pass(i)
                 row = builder.point_to_point(
                     message.kind,
                     message.slot,
@@ -232,18 +247,18 @@ class Messages:
             if self.synchronous and not self.overlap:
                 builder.host_wait([row], "wait for messages")
             for i, message in enumerate(messages):
-                if message.whole:
-                    builder.lane(i)
+                if message.gathered:
+                    builder.select_pass(i)
                     builder.communicate(
                         Communicate(
                             f"{_what(message)} all-gather",
                             Operation.ALL_GATHER,
                             "tp",
-                            message.whole,
+                            message.gathered,
                         )
                     )
-            self._known[messages, posted] = builder.done()
-        return self._known[messages, posted]
+            self._blocks[messages, posted] = builder.done()
+        return self._blocks[messages, posted]
 
 
 def _kind(action: Action) -> tuple[bool, bool, int]:
@@ -252,16 +267,16 @@ def _kind(action: Action) -> tuple[bool, bool, int]:
 
 
 _FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
-"""Looking them up in the enumeration is slow, too."""
+"""Members of an enumeration are slow to look up, too."""
 
 
 def _what(message: _Message) -> str:
-    """Name what a message holds: activation or gradient."""
+    """Return what a message holds: activation or gradient."""
     return message.slot.partition(":")[0].rstrip("+-")
 
 
 def streams(overlap: bool) -> dict[str, str]:
-    """Return which slots share a stream."""
+    """Return the slots that share a stream: slot name → stream name."""
     if overlap:
         return {}
     kinds = (f"{what}{way}" for what in ("activation", "gradient") for way in "+-")

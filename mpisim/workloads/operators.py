@@ -1,25 +1,33 @@
-"""What one rank does for a model, as the framework would issue it: operators made of steps.
+"""A model in the shapes of one rank: a network of layers, layers of operators, operators of tasks.
 
-    Network = layers in order;  Layer = operators;  Operator = steps forward, steps backward
+    Network = layers in order;  Layer = operators;  Operator = tasks forward, tasks backward
 
-A step is a kernel, a communication or a wait of the CPU, already in the shapes that one rank of the
+A task is a kernel, a communication or a wait of the CPU, already in the shapes that one rank of the
 plan sees: a tensor-parallel matrix has its share of the columns, a sequence-parallel norm its share
-of the tokens. All ranks with the same part of the pipeline do the same steps.
+of the tokens. All ranks with the same part of the pipeline execute the same tasks.
 
 Order and waiting
 -----------------
 Kernels run one after another on the compute stream. A communication starts when the kernel before
 it has ended, and the kernel after it waits for it. Where a framework overlaps the two, the
-communication carries a `token`: then only the steps that name the token in `after` wait for it, and
-whatever follows the operator; if it is `carried`, operators that follow in the same pass may go on
-beside it, up to the step that names it. A communication with an `after` of its own waits for those
+communication has a `token`: then only the tasks that name the token in `after` wait for it, and
+whatever follows the operator; if it is `carried`, operators that follow in the same pass may run
+beside it, up to the task that names it. A communication with an `after` of its own waits for those
 tokens alone, not for the kernel before it.
+
+Values
+------
+Tasks, operators and layers are immutable and compare by value. What is derived from them (rows,
+memory) is therefore cached under the operators themselves: equal operators give equal results,
+whichever layer or network they stand in. A hash looks at every number of every kernel, so operators
+compute theirs once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from mpisim.kernels.operations import Kernel
@@ -28,13 +36,14 @@ from ..program import Operation
 
 __all__ = [
     "Await",
+    "BackwardPart",
     "Communicate",
     "Compute",
     "Layer",
     "Network",
     "Operator",
     "Parameter",
-    "Step",
+    "Task",
 ]
 
 
@@ -46,15 +55,14 @@ class Compute:
     ----------
     name : str
     kernel : Kernel
-        What it computes.
+        Shape, formats and bytes.
     weight : bool
-        Backward only: it makes gradients of weights, not of inputs; schedules may put it off.
+        Backward only: it computes gradients of weights, not of inputs; schedules may delay it.
     after : tuple of str
-        Tokens of communications to wait for: of the same operator, or carried from one before.
+        Tokens of communications to wait for: of the same operator, or carried from an earlier one.
     launches : int
-        Operations of the framework that it stands for, each of which costs the CPU a launch: more
-        than 1 where a loop launches parts of it, 0 where it is captured in a CUDA graph with the
-        kernel before.
+        Launches that it costs the CPU: more than 1 where a loop launches parts of it, 0 where it is
+        captured in a CUDA graph with the kernel before.
     """
 
     name: str
@@ -76,14 +84,14 @@ class Communicate:
         batch.
     group : str
         The group of ranks, an axis of the grid (``"tp"``, ``"cp"``, ``"ep"``, …). Where it has one
-        member the step is left out.
+        member the task is left out.
     bytes : int
         Of the whole buffer: all-gather the gathered one, reduce-scatter the one before, all-to-all
         what one rank sends to all, itself included; SEND_RECV what one rank sends.
     weight : bool
         As in `Compute`.
     token : str
-        Makes it run beside the kernels that follow, see above.
+        Name under which later tasks wait for it; lets it run beside the kernels that follow.
     after : tuple of str, optional
         Wait for these tokens alone, not for the kernel before.
     carried : bool
@@ -102,7 +110,7 @@ class Communicate:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """The CPU waits for a kernel, and launches nothing further before: it needs what was computed.
+    """The CPU waits for a kernel whose result it needs before it launches anything further.
 
     Left out where launches are captured (``plan.cuda_graphs``), which is possible only if the CPU
     needs nothing.
@@ -119,7 +127,11 @@ class Await:
     weight: ClassVar[bool] = False
 
 
-Step = Compute | Communicate | Await
+Task = Compute | Communicate | Await
+"""What an operator issues: a kernel, a communication, or a wait of the CPU."""
+
+BackwardPart = Literal["all", "input", "weight"]
+"""The whole of a backward pass, or the gradients of inputs or weights alone (zero bubble)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +168,14 @@ class Parameter:
     local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operator:
     """An operator of the framework: what autograd sees as one node.
 
     Attributes
     ----------
     name : str
-    forward, backward : tuple of Step
+    forward, backward : tuple of Task
         In the order of launching.
     parameters : tuple of Parameter
         In the order in which a module registers them (backward completes them in reverse).
@@ -179,23 +191,31 @@ class Operator:
     """
 
     name: str
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...] = ()
+    forward: tuple[Task, ...]
+    backward: tuple[Task, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     saved: int = 0
     selective: bool = False
     statistics: int = 0
 
-    def backward_part(self, part: str) -> tuple[Step, ...]:
-        """Return the backward: all, or what makes the gradients of ``"input"`` or ``"weight"``."""
+    @cached_property
+    def _hash(self) -> int:
+        # What two operators mostly differ in; the comparison by value looks at the rest.
+        return hash((self.name, self.forward, self.backward, self.saved))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def backward_part(self, part: BackwardPart) -> tuple[Task, ...]:
+        """Return the backward: all, or the tasks for gradients of ``"input"`` or ``"weight"``."""
         if part == "all":
             return self.backward
-        return tuple(step for step in self.backward if step.weight == (part == "weight"))
+        return tuple(task for task in self.backward if task.weight == (part == "weight"))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What recomputation, FSDP and pipeline parallelism take as a unit.
+    """The unit of recomputation, FSDP and pipeline parallelism.
 
     Attributes
     ----------
@@ -204,9 +224,9 @@ class Layer:
     role : {"embedding", "block", "head"}
         Pipelines spread the blocks; embeddings come before the first and heads after the last.
     output : int
-        Bytes that one rank hands to the next layer; what a pipeline sends.
+        Bytes that one rank passes to the next layer; what a pipeline sends.
     checkpoint : int
-        Bytes kept instead of `saved` where the whole layer is computed again: its input.
+        Bytes kept instead of `saved` where the whole layer is recomputed: its input.
     """
 
     name: str
@@ -217,7 +237,7 @@ class Layer:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Of all operators, in the order of registration."""
+        """Parameters of all operators, in the order of registration."""
         return tuple(p for operator in self.operators for p in operator.parameters)
 
     @property
@@ -233,14 +253,14 @@ class Layer:
     def kernels(self) -> Iterator[Compute]:
         """Kernels, forward and backward."""
         for operator in self.operators:
-            for step in (*operator.forward, *operator.backward):
-                if isinstance(step, Compute):
-                    yield step
+            for task in (*operator.forward, *operator.backward):
+                if isinstance(task, Compute):
+                    yield task
 
 
 @dataclass(frozen=True)
 class Network:
-    """A whole model in the shapes of one rank.
+    """A model in the shapes of one rank.
 
     Attributes
     ----------
@@ -263,5 +283,5 @@ class Network:
 
 
 def total(parameters: Iterable[Parameter]) -> int:
-    """Return the elements of parameters together."""
+    """Return the number of elements of all parameters."""
     return sum(parameter.size for parameter in parameters)

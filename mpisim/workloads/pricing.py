@@ -1,45 +1,50 @@
-"""What each kernel of a step costs, and what its duration rests on."""
+"""Durations of kernels and launches, and what each duration depends on.
+
+name of a row, kernel ─► KernelModel ─► duration in ps, sensitivities to the GPU's numbers
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import picoseconds
 from mpisim.kernels import Estimate, KernelModel
 from mpisim.kernels.operations import Kernel
 
-from .operators import Compute, Step
+from .operators import Compute, Task
 
-__all__ = ["AT_ONCE", "LONGEST", "Launching", "Priced", "Pricing"]
+__all__ = ["MAX_DURATION", "NO_LAUNCH", "Launching", "Pricing"]
 
-LONGEST = 2**60
+MAX_DURATION = 2**60
 """Of all kernels of a rank together, in ps (13 days): what the engine's clocks can count."""
 
 
 class Launching(TypedDict):
-    """What launching a device row takes, in ps: CPU time before the call, from the call to the
-    device, and the call itself."""
+    """What launching a device row takes, in ps.
+
+    Attributes
+    ----------
+    host : int
+        CPU time before the call.
+    launch : int
+        From the call to the start on the device.
+    launch_cost : int
+        The call itself.
+    """
 
     host: int
     launch: int
     launch_cost: int
 
 
-AT_ONCE = Launching(host=0, launch=0, launch_cost=0)
-"""Launched with the row before."""
-
-
-class Priced(NamedTuple):
-    """What the duration of rows rests on, and their descriptions, by name and duration in ps."""
-
-    shares: dict[tuple[str, int], Mapping[str, float]]
-    kernels: dict[tuple[str, int], Kernel]
+NO_LAUNCH = Launching(host=0, launch=0, launch_cost=0)
+"""Of a row that is launched together with the row before."""
 
 
 class Pricing:
-    """Prices kernels by a model, and remembers what each price rests on.
+    """Durations of the kernels of a step on one kind of GPU.
 
     Parameters
     ----------
@@ -54,11 +59,14 @@ class Pricing:
     captured, blocking : bool
         As `cuda_graphs` and `launch_blocking`.
     launching : Launching
-        Of every device row.
+        Of a device row with one launch.
     host_shares : mapping of str to float
-        Which numbers of the GPU the CPU time of a launch rests on.
-    shares, kernels : dict
-        What the duration of rows rests on, and their descriptions, by name and duration in ps.
+        Share of each number of the GPU in the CPU time of a launch.
+    shares : dict of (str, int) to mapping
+        Name and duration in ps of a row → share of each number that the duration depends on.
+    kernels : dict of (str, int) to Kernel
+        Name and duration in ps of a row → its kernel. Of kernels that share both, the one priced
+        last.
     """
 
     def __init__(
@@ -79,16 +87,15 @@ class Pricing:
         }
         self.shares: dict[tuple[str, int], Mapping[str, float]] = {}
         self.kernels: dict[tuple[str, int], Kernel] = {}
-        # By identity: layers of one kind share their kernels, and a hash looks at every number.
-        self._known: dict[tuple[str, int], tuple[Kernel, Estimate]] = {}
+        self._estimates: dict[Kernel, Estimate] = {}
         self._ambiguous = False
 
     def launching_of(self, launches: int) -> Launching:
-        """Return what a row that so many operations launch takes of the CPU."""
+        """Return the launch times of a row that stands for so many launches."""
         if launches == 1:
             return self.launching
         if launches == 0:
-            return AT_ONCE
+            return NO_LAUNCH
         one = self.launching
         again = (launches - 1) * (one["host"] + one["launch_cost"])
         return Launching(
@@ -96,16 +103,23 @@ class Pricing:
         )
 
     def estimate(self, name: str, kernel: Kernel) -> Estimate:
-        """Return the duration of a kernel; `name` is that of its rows.
+        """Kernel → its duration, which is noted in `shares` and `kernels`.
+
+        Parameters
+        ----------
+        name : str
+            Of its rows.
+        kernel : Kernel
 
         Raises
         ------
         InputError
             If it is longer than the simulation's clocks can hold.
         """
-        known = self._known.get((name, id(kernel)))
-        estimate = self.model.estimate(kernel) if known is None else known[1]
-        if estimate.duration > LONGEST:
+        estimate = self._estimates.get(kernel)
+        if estimate is None:
+            estimate = self._estimates[kernel] = self.model.estimate(kernel)
+        if estimate.duration > MAX_DURATION:
             raise InputError(
                 f"the kernel {name!r} takes {estimate.duration / 1e12:.3g} s, which the "
                 "simulation's clocks cannot hold: is the model too large?"
@@ -114,26 +128,14 @@ class Pricing:
         self._ambiguous |= before is not kernel and before != kernel
         self.shares[name, estimate.duration] = estimate.shares
         self.kernels[name, estimate.duration] = kernel
-        self._known[name, id(kernel)] = kernel, estimate
         return estimate
 
-    def priced(self, steps: Iterable[Step]) -> Priced:
-        """Return what `estimate` has noted of the kernels among some steps."""
-        found = Priced({}, {})
-        for step in steps:
-            if isinstance(step, Compute):
-                estimate = self.estimate(step.name, step.kernel)
-                found.shares[step.name, estimate.duration] = estimate.shares
-                found.kernels[step.name, estimate.duration] = step.kernel
-        return found
+    def note(self, tasks: Iterable[Task]) -> None:
+        """Note the kernels among tasks whose rows were copied, as pricing them again would.
 
-    def note(self, priced: Priced) -> None:
-        """Note it again, as if each of those kernels had been asked for again.
-
-        Of kernels with one name and duration that differ the last counts; where there are none,
-        all are known.
+        That makes a difference only where two kernels share a name and a duration.
         """
-        if not self._ambiguous:
-            return
-        self.shares.update(priced.shares)
-        self.kernels.update(priced.kernels)
+        if self._ambiguous:
+            for task in tasks:
+                if isinstance(task, Compute):
+                    self.estimate(task.name, task.kernel)

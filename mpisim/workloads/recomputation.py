@@ -1,10 +1,15 @@
-"""What a layer that is computed again runs again, and what it keeps nonetheless.
+"""Activation recomputation: which layers and operators run again, and what they keep nonetheless.
 
-Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last value
-that the backward pass reads is there, and XLA drops what nobody reads: the matrix that ends a layer
-is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`). Policies
-keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``, PyTorch's
-selective checkpoints.
+Full recomputation keeps the input of a layer and runs the layer again before its backward pass,
+either of all layers or of the first few of each model chunk (Megatron-LM's ``--recompute-method
+block``). Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last
+value that the backward pass reads is there, and XLA drops what nobody reads: the matrix that ends a
+layer is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`).
+Policies keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``,
+PyTorch's selective checkpoints.
+
+Selective recomputation (Korthikanti et al., arXiv:2205.05198) runs single operators again
+(`Operator.selective`).
 """
 
 from __future__ import annotations
@@ -16,23 +21,43 @@ from mpisim.kernels.operations import BYTES, Attention, Gemm
 from ..experiment.plan import Plan
 from .operators import Compute, Operator
 
-__all__ = ["again", "kept_bytes"]
+__all__ = ["kept_bytes", "recomputed_layers", "recomputed_operators"]
 
 
-def again(plan: Plan, operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Return the operators of a layer that run again before its backward pass."""
+def recomputed_layers(plan: Plan, numbers: Sequence[int]) -> list[bool]:
+    """Layers of a model chunk → whether each is recomputed as a whole.
+
+    Parameters
+    ----------
+    plan : Plan
+    numbers : sequence of int
+        The number of each layer among the model's blocks; -1 for embedding and head, which are
+        never recomputed (`ModelChunk.numbers`).
+    """
+    found, blocks = [], 0
+    for number in numbers:
+        recomputes = number >= 0 and plan.recompute == "full"
+        if recomputes and plan.recompute_layers is not None:
+            recomputes = blocks < plan.recompute_layers
+        found.append(recomputes)
+        blocks += number >= 0
+    return found
+
+
+def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Operators of a recomputed layer → those that run again before its backward pass."""
     found = list(operators)
     if plan.recompute_stops:
         while found and not found[-1].saved:
             found.pop()
-        # What a matrix saves is its input: its product is read by nobody.
+        # What a matrix product saves is its input: nobody reads its result.
         if found and _products(found[-1]):
             found.pop()
     return tuple(each for each in found if each.name not in plan.recompute_keeps)
 
 
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
-    """Return the bytes of the results that such a layer keeps, beside its input."""
+    """Operators of a recomputed layer → bytes of the results that it keeps beside its input."""
     return sum(
         BYTES[kernel.output] * kernel.m * kernel.n
         if isinstance(kernel, Gemm)
@@ -44,6 +69,6 @@ def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
 
 
 def _products(operator: Operator) -> list[Gemm | Attention]:
-    """Return the kernels of an operator whose results are its own, forward."""
-    kernels = [step.kernel for step in operator.forward if isinstance(step, Compute)]
+    """Return the matrix products and attentions of an operator's forward."""
+    kernels = [task.kernel for task in operator.forward if isinstance(task, Compute)]
     return [kernel for kernel in kernels if isinstance(kernel, (Gemm, Attention))]

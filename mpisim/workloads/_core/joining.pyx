@@ -1,7 +1,8 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Blocks joined to a table: their rows copied one after another, and the waits of each row.
+"""Blocks → table: copies of their rows end to end, and the sorted waits of each row.
 
-Callers are trusted: no index is checked.
+A table uses each block many times. A *part* is one use: `length` rows from row `first` of all
+blocks laid end to end. Callers are trusted: no index is checked.
 """
 
 import numpy as np
@@ -11,15 +12,15 @@ from libc.string cimport memcpy
 
 
 def joined(column, const int64_t[::1] first, const int64_t[::1] length, int64_t n):
-    """Copy parts of a column, one after another.
+    """Copy parts of a column end to end.
 
     Parameters
     ----------
     column : ndarray, contiguous
     first, length : int64, shape (u,)
-        Of each part.
+        First row and number of rows of each part.
     n : int
-        Of all parts together.
+        Rows of all parts together.
     """
     found = np.empty(n, column.dtype)
     cdef const uint8_t[::1] source = column.view(np.uint8)
@@ -34,19 +35,20 @@ def joined(column, const int64_t[::1] first, const int64_t[::1] length, int64_t 
     return found
 
 
-def numbered(
-    const int16_t[::1] lane, const int64_t[::1] first, const int64_t[::1] length, int64_t n,
+def with_micro_batches(
+    const int16_t[::1] which, const int64_t[::1] first, const int64_t[::1] length, int64_t n,
     const int16_t[:, ::1] micro_batch,
 ):
-    """Copy lanes as `joined` does, each replaced by the micro-batch it has in that part.
+    """Copy numbers of passes as `joined` does, each replaced by the micro-batch of that pass.
 
     Parameters
     ----------
-    lane : int16
-        Of the rows of all blocks.
+    which : int16
+        The pass that each row of all blocks belongs to.
     first, length, n
         As for `joined`.
-    micro_batch : int16, shape (u, lanes)
+    micro_batch : int16, shape (u, passes)
+        Of each pass in each part.
     """
     found = np.empty(n, np.int16)
     cdef int16_t[::1] target = found
@@ -54,7 +56,7 @@ def numbered(
     with nogil:
         for u in range(first.shape[0]):
             for i in range(first[u], first[u] + length[u]):
-                target[at] = micro_batch[u, lane[i]]
+                target[at] = micro_batch[u, which[i]]
                 at += 1
     return found
 
@@ -70,11 +72,11 @@ def waits(
     waiter, awaited : int64
         Pairs of rows of all blocks, each counted from the block's first.
     first, length : int64, shape (u,)
-        Those of each part.
+        First pair and number of pairs of each part.
     move : int64, shape (u,)
-        Where in the table it stands.
+        First row of the table that it fills.
     outside : int64, shape (o, 2)
-        Further pairs, of rows of the table.
+        Further pairs, already of rows of the table: those that ports stood for.
     n : int
         Rows of the table.
 

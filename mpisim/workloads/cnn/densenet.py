@@ -7,7 +7,7 @@ concatenation hands on slices, which are added to what each output has got from 
 from __future__ import annotations
 
 from ...experiment.models import Cnn
-from ..eager import stream
+from ..eager_modules import stream
 from ..operators import Layer, Operator
 from .modules import Image, Modules
 

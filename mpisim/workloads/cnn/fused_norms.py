@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..eager import stream
+from ..eager_modules import stream
 from ..operators import Operator
 from .modules import Image, Modules
 

@@ -14,9 +14,9 @@ from typing import Literal
 from mpisim.kernels.operations import Convolution, Norm
 
 from ...experiment.plan import Plan
-from ..eager import FP32, INDEX, Eager, copy, fill, stream
+from ..eager_modules import FP32, INDEX, EagerModules, copy, fill, stream
 from ..grid import Grid
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 
 __all__ = ["Image", "Modules"]
 
@@ -34,7 +34,7 @@ class Image:
         return self.channels * self.side**2
 
 
-class Modules(Eager):
+class Modules(EagerModules):
     """Writes operators on a batch of images.
 
     Parameters
@@ -111,7 +111,7 @@ class Modules(Eager):
         size = self.batch * out.size
         local = self.element * self.batch * share * out.side**2
 
-        def turn(what: str, *sizes: int, weight: bool = False) -> list[Step]:
+        def turn(what: str, *sizes: int, weight: bool = False) -> list[Task]:
             # Three channels are too few for matrix units.
             if first or not self.turned:
                 return []
@@ -136,7 +136,7 @@ class Modules(Eager):
         )
         if bias:
             parameters += (Parameter(f"{name} bias", share),)
-        forward: list[Step] = []
+        forward: list[Task] = []
         if first and self.mixed:
             traffic = (FP32 + self.element) * self.batch * image.size
             forward.append(stream(f"{name} input cast", traffic))
@@ -149,7 +149,7 @@ class Modules(Eager):
             forward.append(stream(f"{name} bias", 2 * local))
         forward += self.gather(name, size)
 
-        backward: list[Step] = list(self.scatter(name, size))
+        backward: list[Task] = list(self.scatter(name, size))
         if not first:
             backward += turn(f"{name} input gradient", local)
             backward.append(run(f"{name} input gradient", "input"))

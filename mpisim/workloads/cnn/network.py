@@ -20,7 +20,7 @@ def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> Network:
     """Return the layers of a CNN as PyTorch runs torchvision's.
 
     Data and pipeline parallelism leave its shapes alone; for tensor parallelism see
-    :mod:`mpisim.workloads.eager`. Parameters are listed as torchvision registers them.
+    :mod:`mpisim.workloads.eager_modules`. Parameters are listed as torchvision registers them.
 
     Parameters
     ----------

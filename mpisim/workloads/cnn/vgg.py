@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...experiment.models import Cnn
-from ..eager import FP32
+from ..eager_modules import FP32
 from ..operators import Layer, Operator
 from .modules import Image, Modules
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...experiment.plan import Plan, Style
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Layer
 from .ddp import Ddp
 from .deepspeed import DeepSpeed

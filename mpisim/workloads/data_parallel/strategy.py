@@ -11,7 +11,7 @@ from mpisim.kernels.operations import BYTES, Elementwise
 from ...experiment.plan import Plan, Style
 from ...program import Operation
 from ..blocks import BlockBuilder
-from ..groups import Groups
+from ..grid import Groups
 from ..operators import Communicate, Compute, Layer
 from .buckets import ChunkParameter, chunk_parameters
 

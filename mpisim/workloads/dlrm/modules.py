@@ -13,9 +13,9 @@ from mpisim.kernels.operations import Embedding, Gemm, OptimizerStep
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
 from ...program import Operation
-from ..eager import FP32, INDEX, Eager, copy, fill, stream
+from ..eager_modules import FP32, INDEX, EagerModules, copy, fill, stream
 from ..grid import Grid
-from ..operators import Communicate, Compute, Operator, Parameter, Step
+from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .sharding import Table
 
 __all__ = ["Modules"]
@@ -28,7 +28,7 @@ UPDATE = {"sgd": 12, "adagrad": 20}
 of squares) read and written."""
 
 
-class Modules(Eager):
+class Modules(EagerModules):
     """Writes the operators of a rank.
 
     Parameters
@@ -224,8 +224,8 @@ class Modules(Eager):
 
     def _exchange(self) -> Operator:
         """Send the rows to the ranks whose samples they are; backward take in their gradients."""
-        forward: list[Step] = []
-        backward: list[Step] = []
+        forward: list[Task] = []
+        backward: list[Task] = []
         if not self.plan.fused and self.own:
             forward.append(stream("rows concatenation", 2 * FP32 * self.own_rows))
             each = 2 * FP32 * self.everyone * self.model.embedding
@@ -247,8 +247,8 @@ class Modules(Eager):
 
     def interaction(self) -> Operator:
         """Where features meet: side by side, or all pairs of dot products."""
-        forward: list[Step]
-        backward: list[Step]
+        forward: list[Task]
+        backward: list[Task]
         n, d, batch = self.features, self.model.embedding, self.batch
         vectors, dense = FP32 * batch * n * d, FP32 * batch * d
         joined = Compute(

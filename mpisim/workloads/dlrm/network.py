@@ -32,7 +32,7 @@ from mpisim.base.errors import InputError
 
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
-from ..eager import FP32
+from ..eager_modules import FP32
 from ..grid import Grid
 from ..operators import Layer, Network
 from .modules import Modules

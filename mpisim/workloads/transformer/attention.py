@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...program import Operation
-from ..operators import Operator, Parameter, Step
+from ..operators import Operator, Parameter, Task
 from .core_attention import core_attention
 from .module_options import recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm, rotary_kernels
@@ -242,8 +242,8 @@ def _latent_projections(s: Shapes, shape: AttentionShape) -> tuple[Operator, ...
 def _gather_key_position(s: Shapes) -> Operator:
     """The keys' part with positions: a share of the sequence → all of it."""
     name, size = "key position", s.element_size * s.tokens * s.model.qk_rope_head_size
-    forward: tuple[Step, ...] = ()
-    backward: tuple[Step, ...] = ()
+    forward: tuple[Task, ...] = ()
+    backward: tuple[Task, ...] = ()
     if s.sequence_parallel:
         forward = (tp_collective(s, name, Operation.ALL_GATHER, size),)
         backward = (tp_collective(s, f"{name} gradient", Operation.REDUCE_SCATTER, size),)
@@ -284,7 +284,7 @@ def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
     pairs = s.tokens * shape.key_value_width
     up = s.tokens * (shape.heads * (m.qk_nope_head_size + m.v_head_size) + rope)
 
-    def steps(suffix: str) -> tuple[Step, ...]:
+    def steps(suffix: str) -> tuple[Task, ...]:
         if s.plan.fused:
             return (
                 *rotary_kernels(s, [(f"query rotary{suffix}", rotated["query rotary"])]),
@@ -309,11 +309,11 @@ def relative_bias(s: Shapes, name: str) -> Operator:
     """Table of distances → T5's bias of each pair of tokens, made once for all layers."""
     pairs = s.local_length * s.length
     traffic = s.element_size * pairs * s.heads
-    forward: list[Step] = [
+    forward: list[Task] = [
         elementwise(name, traffic),
         elementwise(f"{name} transposition", 2 * traffic),
     ]
-    backward: list[Step] = [elementwise(f"{name} backward", traffic)]
+    backward: list[Task] = [elementwise(f"{name} backward", traffic)]
     size = RELATIVE_BUCKETS * s.heads
     backward += accumulate_gradient(s, name, size)
     return Operator(name, tuple(forward), tuple(backward), (Parameter(f"{name} weight", size),))

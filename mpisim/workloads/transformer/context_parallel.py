@@ -24,7 +24,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import BYTES, Elementwise
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Step
+from ..operators import Communicate, Compute, Task
 from .pointwise import elementwise
 from .shapes import AttentionShape, Shapes
 
@@ -32,7 +32,7 @@ __all__ = ["all_gather_attention", "pytorch_ring_attention", "ring_attention"]
 
 FP32 = BYTES["fp32"]
 
-Passes = tuple[tuple[Step, ...], tuple[Step, ...]]
+Passes = tuple[tuple[Task, ...], tuple[Task, ...]]
 
 
 def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
@@ -46,7 +46,7 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
 
     Returns
     -------
-    tuple of tuple of Step
+    tuple of tuple of Task
         Forward and backward.
     """
     cp, e = s.grid.cp, s.element_size
@@ -68,7 +68,7 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
             f"{name} exchange", Operation.SEND_RECV, "cp", size, token=f"ring {step}", after=after
         )
 
-    forward: list[Step] = [elementwise(f"{name} packing", 2 * pair)]
+    forward: list[Task] = [elementwise(f"{name} packing", 2 * pair)]
     for step in range(cp):
         if step < cp - 1:
             # What arrived is sent on, whatever is being computed with it.
@@ -78,7 +78,7 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
             forward.append(elementwise(f"{name} correction", 3 * output))
 
     # The keys and values kept are those that came last.
-    backward: list[Step] = [elementwise(f"{name} packing backward", 2 * pair)]
+    backward: list[Task] = [elementwise(f"{name} packing backward", 2 * pair)]
     for step in range(cp):
         # Keys and values for the next step, and the gradients summed so far for those at hand.
         parts = (step < cp - 1) + (step > 0)
@@ -105,7 +105,7 @@ def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
         "values": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.value_size,
     }
 
-    def gather() -> list[Step]:
+    def gather() -> list[Task]:
         return [
             *(
                 Communicate(f"{name} {what} all-gather", Operation.ALL_GATHER, "cp", size)
@@ -141,7 +141,7 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
         after = () if own else ("gathered",)
         return Compute(f"{name} backward" if backward else name, kernel, after=after)
 
-    def gathered() -> list[Step]:
+    def gathered() -> list[Task]:
         return [
             elementwise(f"{name} contiguous keys", 2 * e * pair),
             elementwise(f"{name} packing", 2 * e * pair),
@@ -150,7 +150,7 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
             ),
         ]
 
-    def merged() -> list[Step]:
+    def merged() -> list[Task]:
         # out - sigmoid(...) · (out - block), the block cast before, in fp32.
         if fused:
             return [elementwise(f"{name} merge", (e + 2 * FP32) * output)]
@@ -161,14 +161,14 @@ def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passe
             elementwise(f"{name} merge", 3 * FP32 * output),
         ]
 
-    forward: list[Step] = gathered()
+    forward: list[Task] = gathered()
     for step in range(cp):
         forward.append(attend(step))
         if step:
             forward += merged()
     forward.append(elementwise(f"{name} round", (FP32 + e) * output))
 
-    backward: list[Step] = gathered()
+    backward: list[Task] = gathered()
     backward.append(elementwise(f"{name} gradients fill", FP32 * (queries + pair)))
     for step in range(cp):
         backward.append(attend(step, backward=True))

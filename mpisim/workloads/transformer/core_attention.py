@@ -18,7 +18,7 @@ from dataclasses import replace
 from mpisim.kernels.core_gemm import CoreGemm
 from mpisim.kernels.operations import BYTES, Attention, Gemm, Precision, Softmax
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
 from .pointwise import FP32, MASK_BYTES, dropout_kernels, elementwise
 from .shapes import AttentionShape, Shapes
@@ -59,8 +59,8 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     if s.quantised:
         result = BYTES["fp8"] if s.attention_format == "fp8" else s.element_size
         saved += result * s.batch * shape.queries * shape.output_width
-    repeated: list[Step] = []
-    repeated_backward: list[Step] = []
+    repeated: list[Task] = []
+    repeated_backward: list[Task] = []
     if s.plan.repeats_heads and shape.kv_heads < shape.heads:
         whole = replace(shape, kv_heads=shape.heads)
         width = shape.key_value_width + whole.key_value_width
@@ -81,8 +81,8 @@ def core_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     def kernel(*, backward: bool = False) -> Attention:
         return shape.kernel(s, shape.queries, shape.keys, shape.causal, backward=backward)
 
-    forward_steps: list[Step] = [Compute(name, kernel())]
-    backward_steps: list[Step] = [Compute(f"{name} backward", kernel(backward=True))]
+    forward_steps: list[Task] = [Compute(name, kernel())]
+    backward_steps: list[Task] = [Compute(f"{name} backward", kernel(backward=True))]
     if s.attention_format == "fp8":
         width = shape.queries * shape.query_width + shape.keys * shape.key_value_width
         forward_steps.insert(0, elementwise(f"{name} cast", _cast_traffic(s) * width))
@@ -156,7 +156,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
         and batch % CAUSAL_SOFTMAX_ROWS == 0
     )
 
-    def softmax(what: str, *, backward: bool = False) -> list[Step]:
+    def softmax(what: str, *, backward: bool = False) -> list[Task]:
         if not wants_causal_kernel or fits_causal_kernel:
             kernel = Softmax(rows, k, backward, s.storage_format, wants_causal_kernel)
             return [Compute(f"{name} {what}", kernel)]
@@ -169,7 +169,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
             return [*cast, softmax_fp32, *reversed(scale_and_mask), *cast]
         return [*cast, *scale_and_mask, softmax_fp32, *cast]
 
-    forward: list[Step] = []
+    forward: list[Task] = []
     if grouped:
         forward.append(elementwise(f"{name} repeated heads", e * (compact + repeated)))
     inputs = s.batch * (q * shape.query_width + k * shape.key_value_width)
@@ -187,7 +187,7 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     forward.append(product("context", q, shape.value_size, k))
     forward.append(elementwise(f"{name} transposition", 2 * e * output))
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     if not fused:
         backward.append(elementwise(f"{name} transposition backward", 2 * e * output))
     backward.append(product("probabilities gradient", q, k, shape.value_size))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import Convolution, Copy, Elementwise, Embedding
 
 from ...program import Operation
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .pointwise import dropout, elementwise, norm
 from .precision import accumulate_gradient
 from .shapes import Shapes
@@ -79,7 +79,7 @@ def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
         Parameter(f"{name} bias", model.hidden),
         Parameter("class token", model.hidden),
     )
-    backward: list[Step] = [
+    backward: list[Task] = [
         elementwise("class token backward", 2 * e * tokens),
         Compute(f"{name} weight gradient", convolution("weight"), weight=True),
         Compute(f"{name} bias gradient", Elementwise(e * tokens), weight=True),
@@ -111,8 +111,8 @@ def _vocabulary_lookup(s: Shapes, name: str, *, whole: bool, parameters: bool) -
     h, entries = model.hidden, s.vocabulary
     lookup = Embedding(s.tokens, h, entries, dtype=s.storage_format)
     adjoint = Embedding(s.tokens, h, entries, backward=True, dtype=s.storage_format)
-    forward: list[Step] = [Compute(name, lookup)]
-    backward: list[Step] = []
+    forward: list[Task] = [Compute(name, lookup)]
+    backward: list[Task] = []
     if s.grid.tp > 1:
         forward.append(elementwise(f"{name} mask", e * s.tokens * h))
         if whole and s.sequence_parallel:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mpisim.kernels.operations import BYTES, Copy
 
-from ..operators import Await, Compute, Operator, Parameter, Step
+from ..operators import Await, Compute, Operator, Parameter, Task
 from .module_options import recompute_module
 from .pointwise import dropout_add, elementwise, norm
 from .precision import accumulate_gradient
@@ -149,8 +149,8 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     gated, e = s.model.gated, s.element_size
     size = rows * width
     inputs = 2 * size if gated else size
-    forward: list[Step] = [elementwise(name, e * (inputs + size))]
-    backward: list[Step] = [elementwise(f"{name} backward", e * (2 * inputs + size))]
+    forward: list[Task] = [elementwise(name, e * (inputs + size))]
+    backward: list[Task] = [elementwise(f"{name} backward", e * (2 * inputs + size))]
     kept = e * inputs
     if not s.plan.fused:
         bias_kernel = bias and s.plan.bias_kernels

@@ -16,7 +16,7 @@ from __future__ import annotations
 from mpisim.kernels.operations import BYTES, CrossEntropy, Softmax
 
 from ...program import Operation
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .embedding import token_embedding
 from .feed_forward import activation
 from .pointwise import branch, elementwise, norm
@@ -75,7 +75,7 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
         s = s.with_length(model.predicted)
         gathered = (_gather_masked_tokens(s, whole),)
     scores = s.element_size * s.tokens * entries
-    bias: list[Step] = [elementwise("logits bias gradient", scores)]
+    bias: list[Task] = [elementwise("logits bias gradient", scores)]
     bias += accumulate_gradient(s, "logits bias", entries)
     added = Operator(
         "logits bias",
@@ -161,11 +161,11 @@ def _gather_prediction_columns(s: Shapes) -> tuple[Operator, ...]:
         return ()
     size = s.element_size * s.tokens * s.model.hidden
     share = s.element_size * s.sharded_tokens * s.model.hidden
-    forward: list[Step] = [
+    forward: list[Task] = [
         tp_collective(s, "prediction columns", Operation.ALL_GATHER, size),
         elementwise("prediction columns", 2 * size),
     ]
-    backward: list[Step] = [elementwise("prediction columns backward", 2 * size // s.grid.tp)]
+    backward: list[Task] = [elementwise("prediction columns backward", 2 * size // s.grid.tp)]
     if s.sequence_parallel:
         forward.append(elementwise("prediction scatter", 2 * share))
         backward.insert(
@@ -223,13 +223,13 @@ def _cross_entropy(s: Shapes) -> Operator:
     size = rows * columns
     per_token = FP32 * rows
 
-    def reduced(what: str, numbers: int = 1) -> list[Step]:
+    def reduced(what: str, numbers: int = 1) -> list[Task]:
         if s.grid.tp == 1:
             return []
         return [tp_collective(s, f"loss {what}", Operation.ALL_REDUCE, numbers * per_token)]
 
-    forward: list[Step]
-    backward: list[Step]
+    forward: list[Task]
+    backward: list[Task]
     if s.plan.eager_loss and s.grid.tp == 1:
         forward = [
             elementwise("loss cast", (e + FP32) * size),

@@ -15,7 +15,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm, Softmax
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Operator, Parameter, Step
+from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .feed_forward import activation, clamp_inputs, mlp
 from .module_options import capture_module, recompute_module
 from .pointwise import branch, dropout_add, elementwise, norm
@@ -95,9 +95,9 @@ def _overlap_shared_experts(routed: Sequence[Operator], shared: tuple[Operator, 
     )
 
 
-def _run_beside_all_to_alls(steps: Iterable[Step], *others: Sequence[Step]) -> tuple[Step, ...]:
+def _run_beside_all_to_alls(steps: Iterable[Task], *others: Sequence[Task]) -> tuple[Task, ...]:
     """Steps → the same with the i-th of `others` beside the i-th run of all-to-alls."""
-    found: list[Step] = []
+    found: list[Task] = []
     waiting: tuple[str, ...] = ()
     remaining = list(others)
     exchanging = False
@@ -137,13 +137,13 @@ def _router(s: Shapes, routing: Routing) -> Operator:
 
     casts = s.element_size != FP32
     kept = 0 if "layernorm" in s.plan.recompute_modules else e * tokens * h
-    forward: list[Step] = [elementwise("router cast", widened)] if casts else []
+    forward: list[Task] = [elementwise("router cast", widened)] if casts else []
     forward += [
         Compute("router", gemm(tokens, n, h)),
         Compute("router softmax", Softmax(tokens, n, dtype="fp32")),
         elementwise("router top k", (2 * FP32 + MAP_ENTRY_BYTES) * scores),
     ]
-    backward: list[Step] = [
+    backward: list[Task] = [
         elementwise("router top k backward", (2 * FP32 + MAP_ENTRY_BYTES) * scores),
         Compute("router softmax backward", Softmax(tokens, n, backward=True, dtype="fp32")),
         Compute("router input gradient", gemm(tokens, h, n)),
@@ -228,10 +228,10 @@ def _grouped_linear(s: Shapes, routing: Routing, name: str, k: int, n: int) -> O
     def launched(step: Compute) -> Compute:
         return replace(step, launches=loop)
 
-    forward: list[Step] = [launched(cast(s, name, rows * k))] if casts else []
+    forward: list[Task] = [launched(cast(s, name, rows * k))] if casts else []
     forward.append(launched(Compute(name, gemm(n, k))))
     gradient = cast(s, f"{name} gradient", rows * n)
-    backward: list[Step] = [launched(gradient)] if casts_back else []
+    backward: list[Task] = [launched(gradient)] if casts_back else []
     backward.append(launched(Compute(f"{name} input gradient", gemm(k, n))))
     weights = f"{name} weight gradient"
     size = groups * n * k

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...experiment.plan import RecomputedModule
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 
 __all__ = ["capture_module", "capture_steps", "recompute_module"]
@@ -51,18 +51,18 @@ def capture_module(s: Shapes, module: str, operators: tuple[Operator, ...]) -> t
     )
 
 
-def capture_steps(s: Shapes, module: str, steps: Iterable[Step]) -> tuple[Step, ...]:
+def capture_steps(s: Shapes, module: str, steps: Iterable[Task]) -> tuple[Task, ...]:
     """Steps of a module → the same launched as one CUDA graph, if the plan says so."""
     steps = tuple(steps)
     return _replayed([steps])[0] if module in s.plan.cuda_graph_modules else steps
 
 
-def _replayed(parts: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+def _replayed(parts: Iterable[tuple[Task, ...]]) -> list[tuple[Task, ...]]:
     """Steps of several operators → the same with all launches in the first kernel."""
     launches = 1
     found = []
     for steps in parts:
-        written: list[Step] = []
+        written: list[Task] = []
         for step in steps:
             if isinstance(step, Compute):
                 step = replace(step, launches=launches)

@@ -13,8 +13,8 @@ from typing import Literal
 
 from ...experiment.models import Transformer
 from ...experiment.plan import Plan
-from ..closed_forms import model_flops, samples
 from ..grid import Grid
+from ..model_counts import model_flops, samples
 from ..operators import Layer, Network, Operator
 from .attention import cross_attention, relative_bias, self_attention
 from .embedding import patch_embedding, token_embedding

@@ -14,7 +14,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import BYTES, Elementwise, Norm
 from mpisim.kernels.persistent_norm import PersistentNorm
 
-from ..operators import Compute, Operator, Parameter, Step
+from ..operators import Compute, Operator, Parameter, Task
 from .precision import accumulate_gradient
 from .shapes import Shapes
 
@@ -70,8 +70,8 @@ def norm(
     kind, size, e = s.model.norm, rows * columns, s.element_size
     kernel = PersistentNorm if s.plan.persistent_norms else Norm
     fused = kernel(rows, columns, kind=kind, dtype=s.storage_format)
-    forward: list[Step] = [Compute(name, fused)]
-    backward: list[Step] = [Compute(f"{name} backward", replace(fused, backward=True))]
+    forward: list[Task] = [Compute(name, fused)]
+    backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
     if not s.plan.fused:
         if kind == "rms":
             forward = [
@@ -132,7 +132,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
     size = s.sharded_tokens * h
     mask = MASK_BYTES if drops else 0
     if s.plan.fused:
-        forward: list[Step] = [elementwise(name, (3 * e + mask) * size)]
+        forward: list[Task] = [elementwise(name, (3 * e + mask) * size)]
     else:
         bias_kernel = bias and (s.grid.tp > 1 or s.plan.bias_kernels)
         forward = [elementwise(f"{name} bias", 2 * e * size)] if bias_kernel else []
@@ -140,7 +140,7 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
             forward += dropout_kernels(s, f"{name} dropout", size)
         forward.append(elementwise(name, 3 * e * size))
     # Without dropout both ways take the gradient as it is.
-    backward: list[Step] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
+    backward: list[Task] = [elementwise(f"{name} backward", (2 * e + mask) * size)] if drops else []
     parameters = []
     if bias:
         backward.append(elementwise(f"{name} bias gradient", e * size))

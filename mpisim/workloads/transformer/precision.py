@@ -37,7 +37,7 @@ from dataclasses import asdict, replace
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
 from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
-from ..operators import Compute, Operator, Step
+from ..operators import Compute, Operator, Task
 from .shapes import Shapes
 
 __all__ = [
@@ -168,7 +168,7 @@ def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Oper
     )
 
 
-def _split_accumulator(step: Step) -> Step:
+def _split_accumulator(step: Task) -> Task:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel

@@ -33,7 +33,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import Elementwise, Gemm, Precision, operand_bytes
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Operator, Parameter, Step
+from ..operators import Communicate, Compute, Operator, Parameter, Task
 from .pointwise import branch
 from .precision import (
     accumulate_gradient,
@@ -102,7 +102,7 @@ def column_linear(
     dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
     entering = s.sharded_tokens if s.sequence_parallel else s.tokens
 
-    forward: list[Step] = []
+    forward: list[Task] = []
     if quantised and not gathered:
         forward += cast_norm_output(s, name, entering * k)
     if quantised:
@@ -117,7 +117,7 @@ def column_linear(
     if bias:
         forward += _add_bias(s, name, s.tokens * n)
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     after: tuple[str, ...] = ()
     if quantised:
         backward.append(cast(s, f"{name} gradient", s.tokens * n, after_kernel=True))
@@ -169,7 +169,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
     keeps_input : bool
         False where another operator keeps the same input.
     """
-    forward: list[Step] = []
+    forward: list[Task] = []
     if s.quantised:
         forward.append(cast(s, name, s.tokens * k))
         forward += cast_weight(s, name, n * k)
@@ -181,7 +181,7 @@ def row_linear(s: Shapes, name: str, k: int, n: int, *, keeps_input: bool = True
         forward.append(Compute(name, gemm))
         forward += reduce_output(s, name, n)
 
-    backward: list[Step] = []
+    backward: list[Task] = []
     if s.quantised:
         gathers = s.sequence_parallel
         backward.append(
@@ -242,13 +242,13 @@ def linear(
     """
     quantised = quantised and s.quantised
     dtype = s.linear_format if quantised or not s.quantised else s.matmul_format
-    forward: list[Step] = []
+    forward: list[Task] = []
     if quantised:
         forward = [cast(s, name, tokens * k), *cast_weight(s, name, n * k)]
     forward.append(Compute(name, Gemm(tokens, n, k, dtype=dtype, output=s.storage_format)))
     if bias:
         forward += _add_bias(s, name, tokens * n)
-    backward: list[Step] = (
+    backward: list[Task] = (
         [cast(s, f"{name} gradient", tokens * n, after_kernel=True)] if quantised else []
     )
     if input_gradient:
@@ -319,9 +319,9 @@ def _gather_shared_input(s: Shapes, name: str, k: int, uses: int) -> Operator:
     kernel where operations are fused.
     """
     dtype, size = s.linear_format, s.tokens * k
-    forward: list[Step] = [cast(s, name, s.sharded_tokens * k)] if s.quantised else []
+    forward: list[Task] = [cast(s, name, s.sharded_tokens * k)] if s.quantised else []
     forward += _gather_in_order(s, _input_all_gather(s, name, dtype, k))
-    backward: list[Step]
+    backward: list[Task]
     if s.plan.fused:
         total = Elementwise((uses + 1) * s.element_size * size)
         backward = [Compute(f"{name} gradient sum", total)]
@@ -361,14 +361,14 @@ def _input_all_gather(s: Shapes, name: str, dtype: Precision, k: int) -> Communi
     )
 
 
-def _gather_in_order(s: Shapes, gathered: Communicate) -> Iterator[Step]:
+def _gather_in_order(s: Shapes, gathered: Communicate) -> Iterator[Task]:
     """All-gather, and a copy of the sequences to their places where they do not come first."""
     yield gathered
     if s.gathers_batch_first:
         yield Compute(f"{gathered.name} copy", Elementwise(2 * gathered.bytes))
 
 
-def reduce_output(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Step]:
+def reduce_output(s: Shapes, name: str, n: int, *, token: str = "") -> Iterator[Task]:
     """Partial sums (tokens, n) of the tp group's ranks → their sum, or this rank's share of it.
 
     Parameters

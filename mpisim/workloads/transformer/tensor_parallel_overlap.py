@@ -26,7 +26,7 @@ from dataclasses import replace
 from mpisim.kernels.operations import Elementwise, Gemm, operand_bytes
 
 from ...program import Operation
-from ..operators import Communicate, Compute, Step
+from ..operators import Communicate, Compute, Task
 from .shapes import Shapes
 
 __all__ = ["gather_and_multiply", "multiply_and_scatter"]
@@ -35,7 +35,7 @@ REDUCE_SCATTER_PARTS = 4
 """Parts of a product that is reduce-scattered, ``num_splits``."""
 
 
-def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Step]:
+def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterator[Task]:
     """Share of a sequence → product of the whole, each chunk multiplied as it arrives.
 
     Parameters
@@ -66,7 +66,7 @@ def gather_and_multiply(s: Shapes, name: str, width: int, gemm: Gemm) -> Iterato
         yield Compute(f"{name} chunk", gemm, after=arrival)
 
 
-def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Whole sequence × matrix (k, n) → this rank's share of the sum over ranks, part by part.
 
     Parameters
@@ -86,7 +86,7 @@ def multiply_and_scatter(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]
         yield from _reduce_scatter_parts(s, name, k, n)
 
 
-def _reduce_scatter_parts(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _reduce_scatter_parts(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Reduce-scatter each part beside the product of the next."""
     splits = next(parts for parts in (REDUCE_SCATTER_PARTS, 2, 1) if s.sharded_tokens % parts == 0)
     rows = s.tokens // splits
@@ -104,7 +104,7 @@ def _reduce_scatter_parts(s: Shapes, name: str, k: int, n: int) -> Iterator[Step
         )
 
 
-def _send_to_owners(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _send_to_owners(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Send each chunk to the rank that owns it beside the next product; add up what came."""
     size, tp = s.element_size * s.sharded_tokens * n, s.grid.tp
     sums = tuple(f"sum {chunk}" for chunk in range(1, tp))
@@ -120,7 +120,7 @@ def _send_to_owners(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
     yield Compute(f"{name} sum", Elementwise((tp + 1) * size), after=sums)
 
 
-def _ring_of_sums(s: Shapes, name: str, k: int, n: int) -> Iterator[Step]:
+def _ring_of_sums(s: Shapes, name: str, k: int, n: int) -> Iterator[Task]:
     """Pass partial sums round the ring beside the product of the next rank's share."""
     size = s.element_size * s.sharded_tokens * n
     for chunk in range(s.grid.tp):

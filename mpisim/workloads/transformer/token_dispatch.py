@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from mpisim.kernels.operations import BYTES, Copy, Elementwise
 
 from ...program import Operation
-from ..operators import Await, Communicate, Compute, Operator, Step
+from ..operators import Await, Communicate, Compute, Operator, Task
 from .module_options import capture_steps
 from .pointwise import elementwise
 from .shapes import Shapes
@@ -119,7 +119,7 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
     quantised = (e + sent) * h
 
     needs_counts = not s.plan.moe_capacity
-    forward: list[Step] = []
+    forward: list[Task] = []
     if needs_counts:
         forward.append(_local_counts(routing.tokens, s.model.experts))
         if ranks > 1:
@@ -149,7 +149,7 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
     sort = sent if s.dispatches_fp8 else e
     if sent != e and not s.dispatches_fp8:
         forward.append(elementwise("dispatch cast back", quantised * routing.rows))
-    backward: list[Step] = []
+    backward: list[Task] = []
     if routing.local_experts > 1:
         forward.append(_chunk_rows(routing.rows))
         forward.append(elementwise("sort by expert", 2 * sort * routing.rows * h))
@@ -180,8 +180,8 @@ def _all_to_all_combine(s: Shapes, routing: Routing) -> Operator:
     h, e, grid = s.model.hidden, s.element_size, s.grid
     sent = _dispatch_element_size(s)  # gradients go to the experts as tokens do
     copied = e * h * (routing.tokens + routing.copies)
-    forward: list[Step] = []
-    backward: list[Step] = [elementwise("unpermutation backward", copied)]
+    forward: list[Task] = []
+    backward: list[Task] = [elementwise("unpermutation backward", copied)]
     if sent != e:
         backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.copies))
     if grid.ep > 1:
@@ -233,7 +233,7 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
 
     hybrid = s.plan.moe_dispatcher == "hybrid-ep"
     choices = routing.tokens * s.model.experts
-    forward: list[Step] = []
+    forward: list[Task] = []
     if not hybrid:
         chosen = Elementwise(FP32 * choices)
         forward.append(Compute("chosen experts", chosen, launches=TOP_K_KERNELS))
@@ -244,7 +244,7 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
         forward.append(elementwise("dispatch cast", (e + sent) * h * routing.tokens))
     forward = [*capture_steps(s, "moe_preprocess", forward)]
     forward.append(WAIT_FOR_COUNTS)
-    backward: list[Step] = []
+    backward: list[Task] = []
     # Probabilities of all experts of a node travel with each token, and their gradients back.
     probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
@@ -266,8 +266,8 @@ def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     arrived, exchanged = _arriving_tokens(s, routing)
     received = sent if s.dispatches_fp8 else e
 
-    forward: list[Step] = [elementwise("unpermutation", e * h * (arrived + routing.rows))]
-    backward: list[Step] = []
+    forward: list[Task] = [elementwise("unpermutation", e * h * (arrived + routing.rows))]
+    backward: list[Task] = []
     if sent != e:
         backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.tokens))
     if s.grid.ep > 1:
@@ -342,7 +342,7 @@ def _arriving_tokens(s: Shapes, routing: Routing) -> tuple[int, int]:
     return tokens(grid.ep), tokens(nodes if nodes > 1 else grid.ep)
 
 
-def _gather_token_maps(size: int) -> tuple[Step, ...]:
+def _gather_token_maps(size: int) -> tuple[Task, ...]:
     """All ranks' maps of tokens to experts, `size` entries, and a kernel that reads them."""
     gather = Communicate(
         "token maps all-gather", Operation.ALL_GATHER, "ep", MAP_ENTRY_BYTES * size

@@ -26,9 +26,9 @@ from mpisim.kernels.operations import BYTES, Copy, Elementwise, Gemm, Precision,
 from ..experiment.plan import Plan
 from ..program import Operation
 from .grid import Grid
-from .operators import Communicate, Compute, Operator, Parameter, Step
+from .operators import Communicate, Compute, Operator, Parameter, Task
 
-__all__ = ["FP32", "INDEX", "Eager", "copy", "fill", "stream"]
+__all__ = ["FP32", "INDEX", "EagerModules", "copy", "fill", "stream"]
 
 FP32 = BYTES["fp32"]
 INDEX = 8
@@ -52,7 +52,7 @@ def copy(name: str, size: int) -> Compute:
     return Compute(name, Copy(size, path="host"))
 
 
-class Eager:
+class EagerModules:
     """Writes operators in the shapes of one rank.
 
     Parameters
@@ -134,7 +134,7 @@ class Eager:
             Parameter(f"{name} weight", inputs * share),
             Parameter(f"{name} bias", share),
         )
-        backward: list[Step] = list(self.scatter(name, rows * outputs))
+        backward: list[Task] = list(self.scatter(name, rows * outputs))
         if not first:
             backward.append(product(f"{name} input gradient", rows, inputs, share))
         backward.append(product(f"{name} weight gradient", share, inputs, rows, weight=True))
@@ -202,14 +202,14 @@ class Eager:
             )
         return outputs // self.tp
 
-    def gather(self, name: str, size: int) -> Iterator[Step]:
+    def gather(self, name: str, size: int) -> Iterator[Task]:
         """Bring the shares of an output of `size` elements together."""
         if self.tp > 1:
             size *= self.element
             yield Communicate(f"{name} all-gather", Operation.ALL_GATHER, "tp", size)
             yield stream(f"{name} concatenation", 2 * size)
 
-    def scatter(self, name: str, size: int) -> Iterator[Step]:
+    def scatter(self, name: str, size: int) -> Iterator[Task]:
         """Add up the gradients of an output of `size` elements, each rank its share."""
         if self.tp > 1:
             size *= self.element

@@ -1,12 +1,11 @@
-"""Published formulas of transformer training: parameters, FLOPs, activations, communication.
+"""Parameters and model FLOPs of a transformer, from its dimensions.
 
-They know a model's dimensions and nothing of operators or kernels: they say what model FLOPs are
-(utilisation counts them), and hold the generated workload to account in tests.
+They know nothing of operators or kernels: they define the FLOPs that utilisation counts, and tests
+compare the generated workload with them.
 
 Conventions: a multiplication and an addition are two operations; backward is twice forward;
-nothing that is computed again counts. Of causal attention only the half that the mask leaves
-counts, as in Megatron-LM's `num_floating_point_operations`; publications before it
-(arXiv:2104.04473, arXiv:2205.05198) count all of it. Vocabularies are not padded.
+recomputation does not count. Of causal attention only the half that the mask leaves counts, as in
+Megatron-LM's `num_floating_point_operations`. Vocabularies are not padded.
 """
 
 from __future__ import annotations
@@ -14,19 +13,14 @@ from __future__ import annotations
 from ..experiment.models import Transformer
 
 __all__ = [
-    "activation_bytes",
     "active_matrices",
     "attention_flops",
-    "context_parallel_bytes",
-    "expert_parallel_bytes",
-    "korthikanti_flops",
+    "feed_forward_matrices",
     "matrix_flops",
     "model_flops",
-    "narayanan_flops",
     "parameters",
     "patch_flops",
     "samples",
-    "tensor_parallel_bytes",
 ]
 
 CHANNELS = 3
@@ -206,24 +200,6 @@ def model_flops(model: Transformer, batch: int) -> int:
     return 3 * forward + 2 * patch_flops(model, batch)
 
 
-def narayanan_flops(model: Transformer, batch: int) -> float:
-    """Return the FLOPs of a GPT's step with full recomputation (arXiv:2104.04473, section 5.1).
-
-    96 B s l h² (1 + s/6h + V/16lh), for 4 h wide feed-forward blocks; attention is counted whole.
-    """
-    s, layers, h, V = model.seq_len, model.layers, model.hidden, model.vocab
-    return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + V / (16 * layers * h))
-
-
-def korthikanti_flops(model: Transformer, batch: int) -> float:
-    """Return a GPT's model FLOPs of a step (arXiv:2205.05198, equation 7).
-
-    72 B L s h² (1 + s/6h + v/12hL), for 4 h wide feed-forward blocks; attention is counted whole.
-    """
-    s, layers, h, v = model.seq_len, model.layers, model.hidden, model.vocab
-    return 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
-
-
 def _decoder_length(model: Transformer) -> int:
     return (model.decoder_seq_len or model.seq_len) if model.decoder_layers else 0
 
@@ -238,51 +214,3 @@ def _pairs(model: Transformer, s: int, *, causal: bool) -> int:
 
 def _all_pairs(s: int, *, causal: bool) -> int:
     return s * s // 2 if causal else s * s
-
-
-# --- memory and communication ---------------------------------------------------------------------
-
-
-def activation_bytes(
-    model: Transformer, batch: int, *, tp: int = 1, sp: bool = False, selective: bool = False
-) -> float:
-    """Return what one layer of a GPT keeps for its backward pass (arXiv:2205.05198, table 2).
-
-    16-bit activations, scores in memory, dropout, 4 h wide feed-forward blocks: s b h (10 + 24/t
-    + 5as/ht); 34 s b h/t and the scores' share with sequence parallelism; selective recomputation
-    keeps no scores.
-    """
-    s, h, a = model.seq_len, model.hidden, model.heads
-    scores = 0.0 if selective else 5 * a * s / (h * tp)
-    whole = 10 / tp if sp else 10
-    return s * batch * h * (whole + 24 / tp + scores)
-
-
-def tensor_parallel_bytes(model: Transformer, tokens: int, *, layers: int, element: int = 2) -> int:
-    """Return what a rank all-reduces in the blocks, forward and backward (arXiv:1909.08053).
-
-    Four all-reduces a layer of the hidden states of all tokens. With sequence parallelism each is
-    a reduce-scatter and an all-gather of as many bytes (arXiv:2205.05198, section 4.2.2), and two
-    more all-gathers a layer bring back the inputs that were kept in shares.
-    """
-    return layers * 4 * element * tokens * model.hidden
-
-
-def context_parallel_bytes(
-    model: Transformer, batch: int, *, cp: int, tp: int = 1, element: int = 2
-) -> int:
-    """Return what a rank of a ring sends in one layer, forward (arXiv:2310.01889).
-
-    Its keys and values, cp - 1 times; backward the same again, and as much for their gradients.
-    """
-    heads = max(1, model.kv // tp)
-    tokens = batch * model.seq_len // cp
-    return (cp - 1) * element * tokens * heads * (model.head + model.value_head)
-
-
-def expert_parallel_bytes(model: Transformer, tokens: int, *, element: int = 2) -> int:
-    """Return what a rank gives to each all-to-all of a layer (arXiv:2101.03961, arXiv:2412.19437).
-
-    Each of its tokens once for each of its experts: dispatch and combine, and both backward.
-    """
-    return element * tokens * model.topk * model.hidden

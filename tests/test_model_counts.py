@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import published_formulas
 import pytest
 from transformers import model
 
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
-from mpisim.workloads import closed_forms
+from mpisim.workloads import model_counts
 
 
 def preset(name: str, **changes: Any) -> Transformer:
@@ -38,7 +39,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_of_published_models(name: str) -> None:
-    assert closed_forms.parameters(preset(name)) == pytest.approx(PUBLISHED[name], rel=5e-3)
+    assert model_counts.parameters(preset(name)) == pytest.approx(PUBLISHED[name], rel=5e-3)
 
 
 def test_deepseek_v3() -> None:
@@ -47,11 +48,11 @@ def test_deepseek_v3() -> None:
     arXiv:2412.19437 and the model card; the 14B hold copies of embedding and projection.
     """
     main = preset("deepseek-v3", mtp_layers=0)
-    assert closed_forms.parameters(main) == pytest.approx(671e9, rel=5e-3)
+    assert model_counts.parameters(main) == pytest.approx(671e9, rel=5e-3)
     vocabulary = main.vocab * main.hidden
     # The card counts the projection on the vocabulary among the 37B, and not the lookup.
-    assert closed_forms.active_matrices(main) == pytest.approx(37e9, rel=2e-2)
-    module = closed_forms.parameters(preset("deepseek-v3", mtp_layers=1)) - 671e9
+    assert model_counts.active_matrices(main) == pytest.approx(37e9, rel=2e-2)
+    module = model_counts.parameters(preset("deepseek-v3", mtp_layers=1)) - 671e9
     assert module + 2 * vocabulary == pytest.approx(14e9, rel=5e-2)
 
 
@@ -61,39 +62,39 @@ def test_deepseek_v3() -> None:
     [("mixtral-8x7b", 12.9e9), ("qwen3-235b-a22b", 22e9), ("deepseek-v2", 21e9)],
 )
 def test_active_parameters(name: str, active: float) -> None:
-    assert closed_forms.active_matrices(preset(name)) == pytest.approx(active, rel=2.5e-2)
+    assert model_counts.active_matrices(preset(name)) == pytest.approx(active, rel=2.5e-2)
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "gpt3-22b", "megatron-145.6b"])
 def test_flops_of_a_gpt_are_those_of_the_papers(name: str) -> None:
     """Both papers count all of attention, as for a model without a mask."""
     whole = preset(name, causal=False)
-    flops = closed_forms.model_flops(whole, 8)
-    assert flops == pytest.approx(closed_forms.korthikanti_flops(whole, 8), rel=1e-12)
+    flops = model_counts.model_flops(whole, 8)
+    assert flops == pytest.approx(published_formulas.korthikanti_flops(whole, 8), rel=1e-12)
     # With everything but the scores of the vocabulary computed once more.
     head = 2 * 8 * whole.seq_len * whole.vocab * whole.hidden
-    forward = closed_forms.matrix_flops(whole, 8) + closed_forms.attention_flops(whole, 8) - head
-    assert flops + forward == pytest.approx(closed_forms.narayanan_flops(whole, 8), rel=1e-12)
+    forward = model_counts.matrix_flops(whole, 8) + model_counts.attention_flops(whole, 8) - head
+    assert flops + forward == pytest.approx(published_formulas.narayanan_flops(whole, 8), rel=1e-12)
 
 
 def test_a_mask_leaves_half_of_attention() -> None:
     gpt = preset("gpt3-175b")
     whole = preset("gpt3-175b", causal=False)
-    assert closed_forms.attention_flops(gpt, 1) * 2 == closed_forms.attention_flops(whole, 1)
-    assert closed_forms.attention_flops(whole, 1) == 96 * 4 * 2048**2 * 12288
+    assert model_counts.attention_flops(gpt, 1) * 2 == model_counts.attention_flops(whole, 1)
+    assert model_counts.attention_flops(whole, 1) == 96 * 4 * 2048**2 * 12288
 
 
 def test_a_window_leaves_what_is_in_it() -> None:
     windowed = model("llama", layers=1, hidden=4, heads=1, seq_len=8, vocab=2, window=3)
     pairs = sum(min(i + 1, 3) for i in range(8))  # 21; half of each diagonal pair is masked
-    assert closed_forms.attention_flops(windowed, 1) == 2 * (4 + 4) * 20
+    assert model_counts.attention_flops(windowed, 1) == 2 * (4 + 4) * 20
     assert pairs == pytest.approx(20, rel=0.05)
 
 
 def test_llama_flops_are_six_for_each_parameter_and_token_and_attention() -> None:
     """405B at 8,192 tokens: 6 N a token, and 12 × layers × width × length / 2 for attention."""
     llama = preset("llama-3-405b")
-    flops = closed_forms.model_flops(llama, 1) / llama.seq_len
+    flops = model_counts.model_flops(llama, 1) / llama.seq_len
     attention = 12 * 126 * 16384 * llama.seq_len / 2
     assert flops == pytest.approx(6 * 405.8e9 + attention, rel=6e-3)
 
@@ -103,7 +104,7 @@ def test_korthikanti_activations() -> None:
     m = model("gpt", layers=48, hidden=6144, heads=64, seq_len=2048, vocab=51200)
     sbh = 2048 * 4 * 6144
     scores = 5 * 64 * 2048 / 6144
-    assert closed_forms.activation_bytes(m, 4) == pytest.approx(sbh * (34 + scores))
-    assert closed_forms.activation_bytes(m, 4, tp=8, sp=True, selective=True) == 34 * sbh / 8
-    with_tp = closed_forms.activation_bytes(m, 4, tp=8)
+    assert published_formulas.activation_bytes(m, 4) == pytest.approx(sbh * (34 + scores))
+    assert published_formulas.activation_bytes(m, 4, tp=8, sp=True, selective=True) == 34 * sbh / 8
+    with_tp = published_formulas.activation_bytes(m, 4, tp=8)
     assert with_tp == pytest.approx(sbh * (10 + 24 / 8 + scores / 8))

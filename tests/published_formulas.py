@@ -1,12 +1,16 @@
-"""Published formulas of training memory, independent of the model that walks a network.
+"""Published formulas of training: an oracle, independent of everything the product computes.
 
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198:
 a GPT with 16-bit activations, dropout, and scores that are written to memory. Rajbhandari et al.,
 ZeRO, arXiv:1910.02054. Megatron-LM, ``megatron/training/theoretical_memory_usage.py``.
 
-In the formulas s is the sequence length, b the micro-batch, h the width, a the attention heads, L
-the layers, v the vocabulary, t the tensor parallel size, p the stages and m the chunks of a stage.
-Results are bytes of one GPU, as exact fractions rounded to the nearest integer.
+FLOPs: Narayanan et al., arXiv:2104.04473, and Korthikanti et al.; both count all of causal
+attention. Communication: Shoeybi et al., arXiv:1909.08053; Liu et al., arXiv:2310.01889; Fedus et
+al., arXiv:2101.03961.
+
+In the formulas of memory s is the sequence length, b the micro-batch, h the width, a the attention
+heads, L the layers, v the vocabulary, t the tensor parallel size, p the stages and m the chunks of
+a stage. Their results are bytes of one GPU, as exact fractions rounded to the nearest integer.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-__all__ = ["Gpt", "Recompute", "megatron_states", "zero_states"]
+from mpisim.experiment.models import Transformer
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -126,3 +130,72 @@ def zero_states(parameters: int, stage: int, n: int, optimizer: int = 12) -> Fra
 def megatron_states(parameters: int, n: int, distributed_optimizer: bool) -> Fraction:
     """Bytes of model states on one of n GPUs as Megatron-LM reports them: 18, or 6 + 12/n."""
     return parameters * (6 + Fraction(12, n) if distributed_optimizer else Fraction(18))
+
+
+# --- FLOPs ----------------------------------------------------------------------------------------
+
+
+def narayanan_flops(model: Transformer, batch: int) -> float:
+    """Return the FLOPs of a GPT's step with full recomputation (arXiv:2104.04473, section 5.1).
+
+    96 B s l h² (1 + s/6h + V/16lh), for 4 h wide feed-forward blocks; attention is counted whole.
+    """
+    s, layers, h, V = model.seq_len, model.layers, model.hidden, model.vocab
+    return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + V / (16 * layers * h))
+
+
+def korthikanti_flops(model: Transformer, batch: int) -> float:
+    """Return a GPT's model FLOPs of a step (arXiv:2205.05198, equation 7).
+
+    72 B L s h² (1 + s/6h + v/12hL), for 4 h wide feed-forward blocks; attention is counted whole.
+    """
+    s, layers, h, v = model.seq_len, model.layers, model.hidden, model.vocab
+    return 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
+
+
+# --- activations and communication ----------------------------------------------------------------
+
+
+def activation_bytes(
+    model: Transformer, batch: int, *, tp: int = 1, sp: bool = False, selective: bool = False
+) -> float:
+    """Return what one layer of a GPT keeps for its backward pass (arXiv:2205.05198, table 2).
+
+    16-bit activations, scores in memory, dropout, 4 h wide feed-forward blocks: s b h (10 + 24/t
+    + 5as/ht); 34 s b h/t and the scores' share with sequence parallelism; selective recomputation
+    keeps no scores.
+    """
+    s, h, a = model.seq_len, model.hidden, model.heads
+    scores = 0.0 if selective else 5 * a * s / (h * tp)
+    whole = 10 / tp if sp else 10
+    return s * batch * h * (whole + 24 / tp + scores)
+
+
+def tensor_parallel_bytes(model: Transformer, tokens: int, *, layers: int, element: int = 2) -> int:
+    """Return what a rank all-reduces in the blocks, forward and backward (arXiv:1909.08053).
+
+    Four all-reduces a layer of the hidden states of all tokens. With sequence parallelism each is
+    a reduce-scatter and an all-gather of as many bytes (arXiv:2205.05198, section 4.2.2), and two
+    more all-gathers a layer bring back the inputs that were kept in shares.
+    """
+    return layers * 4 * element * tokens * model.hidden
+
+
+def context_parallel_bytes(
+    model: Transformer, batch: int, *, cp: int, tp: int = 1, element: int = 2
+) -> int:
+    """Return what a rank of a ring sends in one layer, forward (arXiv:2310.01889).
+
+    Its keys and values, cp - 1 times; backward the same again, and as much for their gradients.
+    """
+    heads = max(1, model.kv // tp)
+    tokens = batch * model.seq_len // cp
+    return (cp - 1) * element * tokens * heads * (model.head + model.value_head)
+
+
+def expert_parallel_bytes(model: Transformer, tokens: int, *, element: int = 2) -> int:
+    """Return what a rank gives to each all-to-all of a layer (arXiv:2101.03961, arXiv:2412.19437).
+
+    Each of its tokens once for each of its experts: dispatch and combine, and both backward.
+    """
+    return element * tokens * model.topk * model.hidden

@@ -1,0 +1,374 @@
+"""The table of one pipeline stage: blocks of passes, in the order of the schedule.
+
+    model chunks, schedule, strategy ─► blocks (one for each kind of pass) ─► table
+
+A schedule has thousands of actions but few kinds of them: forward, backward or gradients of weights
+of a model chunk, or two of these that overlap; the first and the last of a step differ from the
+others, since data parallelism gathers before the one and reduces after the other. Each kind is
+written once as a `Block`. The table is the blocks in the order of the actions, with messages to
+other stages between them, what data parallelism does before the step, and the optimizer behind it.
+
+Why one writer serves several tables
+------------------------------------
+Stages with equal layers and messages write the same blocks but for the numbers of their layers,
+which a table adds at the end (`TableAssembler.first_layer`); only the order of the actions differs.
+The same holds for steps with other numbers of micro-batches. Two things are particular to a stage:
+the ends of a pipeline (tied embeddings, norms, how buckets are cut), and which actions overlap.
+`StageWriter.key` therefore names all of this.
+
+Beyond that, single blocks are shared between writers through the `BlockCache`, if the strategy of
+data parallelism writes nothing in them (`Strategy.first_and_last_only`): they then depend on
+operators alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..base.errors import InputError
+from ..experiment import Transformer
+from ..program import Names, Phase, Table
+from ..schedules import Action, Pipeline
+from .assembly import TableAssembler
+from .block_cache import BlockCache, Slots
+from .blocks import Block, BlockBuilder
+from .data_parallel import make_strategy
+from .grid import Groups
+from .layout import Layout, ModelChunk
+from .messages import PipelineMessages, messages_of_stage, streams
+from .operators import BackwardPart, Operator
+from .optimizer import write_optimizer
+from .pricing import MAX_DURATION, Pricing
+from .recomputation import recomputed_layers, recomputed_operators
+
+__all__ = ["Pass", "StageTable", "StageWriter"]
+
+MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+"""Schedules that Megatron-LM has, whose CPU waits for messages."""
+
+_FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
+"""Members of an enumeration are slow to look up, and there are thousands of actions."""
+
+_DONE = object()
+"""Sentinel: the pass is written to its end."""
+
+
+class Pass(NamedTuple):
+    """What one action of a schedule writes.
+
+    Attributes
+    ----------
+    phase : Phase
+        FORWARD, BACKWARD or WEIGHT.
+    chunk : int
+    part : {"all", "input", "weight"}
+        Of the backward.
+    edge : bool
+        Whether it is the chunk's first forward, or its last completion of gradients.
+    """
+
+    phase: Phase
+    chunk: int
+    part: BackwardPart
+    edge: bool
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """The table of a stage.
+
+    Attributes
+    ----------
+    table : Table
+    slots : tuple of str
+        Names of its communicator slots.
+    flops : int
+        Of its kernels.
+    """
+
+    table: Table
+    slots: tuple[str, ...]
+    flops: int
+
+
+class StageWriter:
+    """Write the blocks of a stage, each when it is first needed, and tables of them.
+
+    Parameters
+    ----------
+    layout : Layout
+    stage, network : int
+    pipeline : Pipeline
+        One of the layout's.
+    names : Names
+        Of the program's rows.
+    pricing : Pricing
+        Of the stage's kind of GPU.
+    groups : Groups
+    cache : BlockCache
+        Of the step.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        stage: int,
+        network: int,
+        pipeline: Pipeline,
+        *,
+        names: Names,
+        pricing: Pricing,
+        groups: Groups,
+        cache: BlockCache,
+    ) -> None:
+        plan = layout.experiment.plan
+        self._layout, self._stage, self._plan = layout, stage, plan
+        self._names, self._pricing, self._cache = names, pricing, cache
+        self._chunks = layout.chunks(stage, network)
+        self._first_block = _first_block(self._chunks)
+        self._strategy = make_strategy(
+            plan,
+            [chunk.layers for chunk in self._chunks],
+            groups,
+            stage=stage,
+            transformer=isinstance(layout.experiment.model, Transformer),
+            order=_forward_order(pipeline.actions[stage]),
+        )
+        self._slots = Slots(groups.sizes, {**streams(plan.overlaps_p2p), **self._strategy.streams})
+        self._messages = PipelineMessages(
+            messages_of_stage(layout, pipeline, stage, network),
+            len(self._chunks),
+            overlap=plan.overlaps_p2p,
+            builder=self._builder,
+            synchronous=self._strategy.style == "megatron" and plan.schedule in MEGATRON_SCHEDULES,
+        )
+        begin = self._builder()
+        self._strategy.begin(begin)
+        self._begin = begin.done()
+        self._blocks: dict[Hashable, Block] = {}
+        self._end: Block | None = None
+
+    @staticmethod
+    def key(layout: Layout, stage: int, network: int, pipeline: Pipeline) -> Hashable | None:
+        """Return what decides over the blocks of a stage; None if they serve this table alone.
+
+        Two stages of one kind of GPU with equal keys can share a writer.
+        """
+        actions = pipeline.actions[stage]
+        if any(action.paired for action in actions):
+            return None  # which passes overlap depends on the stage and on their number
+        chunks = layout.chunks(stage, network)
+        first = _first_block(chunks)
+        return (
+            tuple(
+                (
+                    tuple((layer.operators, layer.role) for layer in chunk.layers),
+                    _relative(chunk, first),
+                )
+                for chunk in chunks
+            ),
+            tuple(messages_of_stage(layout, pipeline, stage, network).items()),
+            stage if stage in (0, pipeline.stages - 1) else -1,
+            min(pipeline.micro_batches, 2),  # with one, its forward is the first, its backward last
+        )
+
+    def table(self, layout: Layout, stage: int, network: int, pipeline: Pipeline) -> StageTable:
+        """Return the table of the writer's stage, or of another one with the same key.
+
+        Raises
+        ------
+        InputError
+            If its kernels together take longer than the simulation's clocks can hold.
+        """
+        actions = pipeline.actions[stage]
+        label = "training step" if pipeline.stages == 1 else f"training step, stage {stage}"
+        first = _first_block(layout.chunks(stage, network))
+        rows = TableAssembler(label, first_layer=first - self._first_block)
+        rows.add(self._begin)
+        edges = _Edges.of(actions)
+        before: list[Action] = []
+        for unit in (*self._messages.units(_turns(actions)), []):
+            after = [action for turn in unit for action in turn]
+            for block, micro_batches in self._messages.between(before, after):
+                rows.add(block, *micro_batches)
+            for turn in unit:
+                kinds = tuple([_kind(action, edges) for action in turn])
+                if kinds not in self._blocks:
+                    self._blocks[kinds] = self._block([_pass(each, edges) for each in turn])
+                rows.add(self._blocks[kinds], *[action.micro_batch for action in turn])
+            before = after
+        if self._end is None:  # after all others: what is still to be reduced depends on them
+            end = self._builder()
+            end.tags(phase=Phase.OPTIMIZER, layer=-1)
+            write_optimizer(end, self._layout, self._stage, self._strategy)
+            self._end = end.done()
+        rows.add(self._end)
+        if rows.duration > MAX_DURATION:
+            raise InputError(
+                f"the kernels of one step take {rows.duration / 1e12:.3g} s, which the "
+                "simulation's clocks cannot hold: is the model too large?"
+            )
+        return StageTable(rows.table(), self._slots.names, rows.flops)
+
+    # --- blocks of passes -------------------------------------------------------------------------
+
+    def _builder(self, cache: BlockCache | None = None) -> BlockBuilder:
+        return BlockBuilder(self._names, self._pricing, self._slots, cache)
+
+    def _block(self, passes: Sequence[Pass]) -> Block:
+        """Return the block of one pass, or of two that overlap: where one waits, the other runs.
+
+        The latter is how DeepSeek-V3 hides the communication of a forward behind the kernels of a
+        backward and the reverse (arXiv:2412.19437, section 3.2.1).
+        """
+        chunks = [self._chunks[each.chunk] for each in passes]
+        first = _first_block(chunks)
+        if not self._strategy.first_and_last_only or any(each.edge for each in passes):
+            return self._write(passes, first)
+        described = tuple(
+            (
+                each.phase,
+                each.part,
+                tuple(layer.operators for layer in chunk.layers),
+                _relative(chunk, first),
+                tuple(recomputed_layers(self._plan, chunk.numbers)),
+            )
+            for each, chunk in zip(passes, chunks, strict=True)
+        )
+        block = self._cache.get(
+            (self._pricing, described), self._slots, lambda: self._write(passes, first)
+        )
+        return replace(block, first_layer=first)
+
+    def _write(self, passes: Sequence[Pass], first: int) -> Block:
+        """Write passes that alternate, with layers counted from the block `first` of the model."""
+        builder = self._builder(self._cache if len(passes) == 1 else None)
+        running = {
+            number: self._write_pass(builder, each, first) for number, each in enumerate(passes)
+        }
+        while running:
+            for number, writing in list(running.items()):
+                builder.select_pass(number)
+                if next(writing, _DONE) is _DONE:
+                    del running[number]
+        return builder.done(first)
+
+    def _write_pass(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
+        """Write a pass; yield where its next kernel has to wait for a communication."""
+        builder.tags(phase=what.phase)
+        if what.phase is Phase.FORWARD:
+            yield from self._forward(builder, what, first)
+        else:
+            yield from self._backward(builder, what, first)
+
+    def _forward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
+        chunk, edge = what.chunk, what.edge
+        numbers = _relative(self._chunks[chunk], first)
+        for i, layer in enumerate(self._chunks[chunk].layers):
+            builder.tags(layer=numbers[i])
+            self._strategy.before_forward(builder, chunk, i, edge)
+            for j, operator in enumerate(layer.operators):
+                self._strategy.before_operator(builder, chunk, i, j, edge)
+                yield from builder.write_operator((operator, "forward"), operator.forward)
+            self._strategy.after_forward(builder, chunk, i, edge)
+
+    def _backward(self, builder: BlockBuilder, what: Pass, first: int) -> Iterator[None]:
+        chunk, edge = what.chunk, what.edge
+        inputs, weights = what.part != "weight", what.part != "input"
+        part = self._chunks[chunk]
+        numbers = _relative(part, first)
+        recomputes = recomputed_layers(self._plan, part.numbers)
+        for i in reversed(range(len(part.layers))):
+            operators = part.layers[i].operators
+            builder.tags(layer=numbers[i])
+            if inputs:
+                self._strategy.before_backward(builder, chunk, i, edge)
+                if recomputes[i]:
+                    again = recomputed_operators(self._plan, operators)
+                    yield from self._recompute(builder, again)
+            for j, operator in reversed(list(enumerate(operators))):
+                if inputs:
+                    self._strategy.before_gradients(builder, chunk, i, j, edge)
+                    if self._selective(operator) and not recomputes[i]:
+                        yield from self._recompute(builder, [operator])
+                tasks = operator.backward_part(what.part)
+                yield from builder.write_operator((operator, what.part), tasks)
+                if weights:
+                    self._strategy.after_gradients(builder, chunk, i, j, edge)
+            if weights:
+                self._strategy.after_backward(builder, chunk, i, edge)
+
+    def _selective(self, operator: Operator) -> bool:
+        return operator.selective and self._plan.recompute == "selective"
+
+    def _recompute(self, builder: BlockBuilder, operators: Sequence[Operator]) -> Iterator[None]:
+        builder.tags(phase=Phase.RECOMPUTE)
+        for operator in operators:
+            yield from builder.write_operator((operator, "forward"), operator.forward)
+        builder.tags(phase=Phase.BACKWARD)
+
+
+def _first_block(chunks: Sequence[ModelChunk]) -> int:
+    """Return the lowest number of a block that any of the chunks holds; 0 if none does."""
+    return min((n for chunk in chunks for n in chunk.numbers if n >= 0), default=0)
+
+
+def _relative(chunk: ModelChunk, first: int) -> tuple[int, ...]:
+    """Return the numbers of a chunk's layers, counted from a block; -1 for embedding and head."""
+    return tuple(n - first if n >= 0 else -1 for n in chunk.numbers)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def _turns(actions: Sequence[Action]) -> list[list[Action]]:
+    """Group actions that overlap."""
+    found: list[list[Action]] = []
+    for action in actions:
+        if not action.paired:
+            found.append([])
+        found[-1].append(action)
+    return found
+
+
+def _forward_order(actions: Sequence[Action]) -> tuple[int, ...]:
+    """Return the chunks of a stage in the order of their first forward."""
+    return tuple(dict.fromkeys(each.chunk for each in actions if each.phase is _FORWARD))
+
+
+class _Edges(NamedTuple):
+    """Micro-batches, by chunk, of the first forward and of the last completion of gradients."""
+
+    forward: dict[int, int]
+    gradients: dict[int, int]
+
+    @classmethod
+    def of(cls, actions: Sequence[Action]) -> _Edges:
+        found = cls({}, {})
+        for action in actions:
+            if action.phase is _FORWARD:
+                found.forward.setdefault(action.chunk, action.micro_batch)
+            elif not action.split:
+                found.gradients[action.chunk] = action.micro_batch
+        return found
+
+    def has(self, action: Action) -> bool:
+        """Whether an action is one of them."""
+        if action.phase is _FORWARD:
+            return self.forward[action.chunk] == action.micro_batch
+        return not action.split and self.gradients[action.chunk] == action.micro_batch
+
+
+def _kind(action: Action, edges: _Edges) -> tuple[bool, bool, int, bool, bool]:
+    """Action → what tells its `Pass` from others, without the phase, whose hash is slow."""
+    forward, weight = action.phase is _FORWARD, action.phase is _WEIGHT
+    return forward, weight, action.chunk, action.split, edges.has(action)
+
+
+def _pass(action: Action, edges: _Edges) -> Pass:
+    part: BackwardPart = (
+        "weight" if action.phase is Phase.WEIGHT else "input" if action.split else "all"
+    )
+    return Pass(action.phase, action.chunk, part, edges.has(action))
