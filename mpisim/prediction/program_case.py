@@ -18,7 +18,7 @@ import numpy as np
 from ..base.errors import InputError, UsageError
 from ..experiment import Experiment, ProgramChoices, ProgramExperiment, kept, restored
 from ..experiment.kept import tables_of
-from ..kernels.counted import COUNTED, CountedShares
+from ..kernels.counted import COUNTED, PricedShares
 from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.speeds import with_speeds
@@ -48,14 +48,14 @@ class ProgramCase:
         Its ranks as different as was asked for.
     asked : AskedNetwork, optional
         None where no network was asked for.
-    counted : CountedShares
+    counted : PricedShares
         Of kernels that were priced by what they count.
     """
 
     experiment: ProgramChoices
     program: Program
     asked: AskedNetwork | None
-    counted: CountedShares = field(default_factory=CountedShares)
+    counted: PricedShares = field(default_factory=PricedShares)
 
     @cached_property
     def cluster(self) -> Cluster | None:
@@ -259,7 +259,7 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
         )
     choices = ProgramChoices.of(tables, source)
     attributes = dict(program.attributes)
-    counted = CountedShares.read(attributes.pop(COUNTED, None), source)
+    counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
         program = varied(program, choices.variation)

@@ -1,14 +1,13 @@
 """Which products in fp8 keep their sums in fp32: those that make gradients.
 
-Forward, cuBLAS's fast accumulation serves (:mod:`mpisim.kernels.split_gemm`).
+Forward, cuBLAS's fast accumulation serves (`mpisim.kernels.operations.GemmVariant`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from mpisim.kernels.operations import Gemm, GroupedGemm
-from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
 from ..operators import Compute, Operator, Step
 from .shapes import Shapes
@@ -27,8 +26,6 @@ def _split(step: Step) -> Step:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel
-    if type(kernel) is Gemm and kernel.dtype == "fp8":
-        return replace(step, kernel=SplitGemm(**asdict(kernel)))
-    if type(kernel) is GroupedGemm and kernel.dtype == "fp8":
-        return replace(step, kernel=SplitGroupedGemm(**asdict(kernel)))
+    if isinstance(kernel, Gemm | GroupedGemm) and kernel.dtype == "fp8":
+        return replace(step, kernel=replace(kernel, variant="split"))
     return step

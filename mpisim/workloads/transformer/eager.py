@@ -22,8 +22,7 @@ multiplied by the number of the layer, masked, put through PyTorch's softmax and
 
 from __future__ import annotations
 
-from mpisim.kernels.core_gemm import CoreGemm
-from mpisim.kernels.operations import Gemm, Precision, Softmax
+from mpisim.kernels.operations import Gemm, GemmVariant, Precision, Softmax
 
 from ..operators import Compute, Operator, Step
 from .heads import Heads
@@ -58,11 +57,14 @@ def eager_attention(s: Shapes, name: str, heads: Heads) -> Operator:
     widths = (heads.head, heads.value, k)
     odd = e == 2 and any(e * width % LOADED for width in widths)
     cores = odd and s.plan.unaligned == "cores"
-    kind: type[Gemm] = CoreGemm if cores else Gemm
+    variant: GemmVariant | None = "cores" if cores else None
     dtype: Precision = "fp32" if cores else s.product
 
     def product(what: str, m: int, n: int, inner: int) -> Compute:
-        return Compute(f"{name} {what}", kind(m, n, inner, batch, dtype=dtype, output=s.stored))
+        return Compute(
+            f"{name} {what}",
+            Gemm(m, n, inner, batch, dtype=dtype, output=s.stored, variant=variant),
+        )
 
     whole = heads.causal and heads.window is None
     causal = s.plan.scores_softmax == "causal" and fused and whole

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisim.kernels.fused_attention import ATTENTION
-from mpisim.kernels.operations import Attention
+from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention
 
 from .shapes import Shapes
 
@@ -73,7 +72,7 @@ class Heads:
         benchmark/attention_training/results/gpt_oss).
         """
         whole = backward and s.attended == "fp8" and s.plan.attention == "cudnn"
-        return ATTENTION[s.plan.attention](
+        return Attention(
             s.batch,
             self.heads,
             self.kv_heads,
@@ -85,6 +84,7 @@ class Heads:
             backward,
             s.attended,
             None if whole else self.window,
+            variant=ATTENTION_VARIANTS[s.plan.attention],
         )
 
     @property

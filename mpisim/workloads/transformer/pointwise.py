@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Elementwise, Norm
-from mpisim.kernels.persistent_norm import PersistentNorm
+from mpisim.kernels.operations import BYTES, Elementwise, Norm, NormVariant
 
 from ..operators import Compute, Operator, Parameter, Step
 from .gradients import accumulate
@@ -95,8 +94,8 @@ def norm(
     Operator
     """
     kind, size, e = s.model.norm, rows * columns, s.element
-    kernel = PersistentNorm if s.plan.persistent_norms else Norm
-    whole = kernel(rows, columns, kind=kind, dtype=s.stored)
+    variant: NormVariant | None = "persistent" if s.plan.persistent_norms else None
+    whole = Norm(rows, columns, kind=kind, dtype=s.stored, variant=variant)
     forward: list[Step] = [Compute(name, whole)]
     backward: list[Step] = [Compute(f"{name} backward", replace(whole, backward=True))]
     if not s.plan.fused:
