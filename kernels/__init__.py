@@ -31,8 +31,9 @@ a variant of a family
     A table in ``data/calibration/kernel_variants.toml``, and its name in the ``Literal`` of the
     family in :mod:`.operations`.
 a kernel family
-    A description in :mod:`.operations`; its terms in :mod:`.roofline`; a module with a ``Formula`` in
-    :mod:`.analytical`, entered in `analytical.families`; its class in :mod:`.slowdown.constants`.
+    A description in :mod:`.operations`; its terms in :mod:`.roofline`; a module with a ``Formula``
+    in :mod:`.analytical`, entered in `analytical.families`; its class in
+    :mod:`.slowdown.constants`.
 a format of measured tables
     A function and an entry of ``FORMATS`` in :mod:`.measured.formats`.
 """

@@ -24,7 +24,7 @@ COUNTED = "counted"
 """The attribute of programs that holds the shares of such prices, in JSON."""
 
 PRICED = "priced by roofline"
-"""The attribute that tells people of them."""
+"""The attribute that describes them to people."""
 
 
 @dataclass(frozen=True)

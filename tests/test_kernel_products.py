@@ -14,7 +14,7 @@ from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical, Formula, formula_of, stack_columns
 from mpisim.kernels.analytical.formula import PIPELINED, divided_overlap
-from mpisim.kernels.analytical.tiles import Cut, expected_time, power_throttled, tiled_times
+from mpisim.kernels.analytical.tiles import Tiling, expected_time, power_throttled, tiled_times
 from mpisim.kernels.fitting import fit, log_errors
 from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
 from mpisim.kernels.measured import read
@@ -50,12 +50,12 @@ class TestTiles:
         # 12 × 18 tiles are two waves of 108 multiprocessors.
         m, n, k = 12 * 128, 18 * 256, 4096
         (found,) = tiled_times(
-            [Cut(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+            [Tiling(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
         )
         assert found[0] == pytest.approx(2 * m * n * k / A100.peaks["bf16"])
 
     def test_one_tile_more_is_one_wave_more(self) -> None:
-        cut = [Cut(128, 128)]
+        cut = [Tiling(128, 128)]
         full = tiled_times(cut, "bf16", one(108 * 128), one(128), one(512), one(1), A100, **IDEAL)
         more = tiled_times(
             cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **IDEAL
@@ -68,13 +68,22 @@ class TestTiles:
         assert more[0][0] == pytest.approx(109 / 108 * full[0][0])
 
     def test_a_lone_tile_keeps_one_multiprocessor_busy(self) -> None:
-        found = tiled_times([Cut(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL)
+        found = tiled_times(
+            [Tiling(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL
+        )
         assert found[0][0] == pytest.approx(2 * 64 * 64 * 1000 * A100.sms / A100.peaks["bf16"])
 
     def test_parts_along_k_share_the_work_and_add_up_their_sums(self) -> None:
         m, n, k = 128, 128, 8192
         whole, split = tiled_times(
-            [Cut(128, 128), Cut(128, 128, 4)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+            [Tiling(128, 128), Tiling(128, 128, 4)],
+            "bf16",
+            one(m),
+            one(n),
+            one(k),
+            one(1),
+            A100,
+            **IDEAL,
         )
         sums = 8 * 4 * m * n / A100.l2_bandwidth
         assert split[0] == pytest.approx(whole[0] / 4 + sums)
@@ -84,7 +93,7 @@ class TestTiles:
         ratio = [
             tiled_times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0][0]
             / tiled_times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0][0]
-            for cut in (Cut(64, 64), Cut(128, 128), Cut(128, 256))
+            for cut in (Tiling(64, 64), Tiling(128, 128), Tiling(128, 256))
         ]
         assert ratio[0] - 1 == pytest.approx(2 * (ratio[1] - 1))
         assert ratio[1] > ratio[2]
@@ -92,7 +101,7 @@ class TestTiles:
     def test_one_scheduler_for_32_lanes_costs_in_fp32_alone(self) -> None:
         def share(gpu: GpuParameters, dtype: str) -> float:
             found = tiled_times(
-                [Cut(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL
+                [Tiling(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL
             )
             return float(found[0][0]) / (2 * 128 * 128 * gpu.sms / gpu.peaks[dtype])
 

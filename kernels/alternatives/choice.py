@@ -34,7 +34,7 @@ def learned_models(
 
     ``"li"`` fits its lines to all rows. ``"database"`` has the rows of the GPU itself, and the
     analytical model for other kernels. ``"simai"`` scales such a database: of the GPU of highest
-    peak rate among the rows that is another than the one asked for.
+    peak rate among the rows, the GPU itself left out.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def learned_models(
     Raises
     ------
     InputError
-        If there are no rows; from the returned function, if the rows have none of another GPU than
-        the one asked for, for ``"simai"``.
+        If there are no rows; from the returned function for ``"simai"``, if there are none of
+        another GPU.
     """
     if not rows:
         raise InputError(f"the model {name!r} learns from measured rows, and none are for training")

@@ -43,7 +43,7 @@ from .formula import (
     overlapped_with_each,
     where,
 )
-from .tiles import Cut, expected_time, power_throttled, tiled_times
+from .tiles import Tiling, expected_time, power_throttled, tiled_times
 
 __all__ = ["CONVOLUTION"]
 
@@ -54,19 +54,19 @@ CONSTANTS = (
     Constant("transforms", 1.0, 0.1, 3.0, "traffic of transformed images, relative"),
     Constant("filters", 2.5, 0.0, 10.0, "traffic of transformed filters, relative"),
     Constant("prologue", 20.0, 0.0, 400.0, "starting and ending a tile, in steps of k"),
-    Constant("choice", 0.1, 0.01, 1.0, "relative loss at which a way is 1/e as likely"),
+    Constant("choice", 0.1, 0.01, 1.0, "relative loss at which an algorithm is 1/e as likely"),
     Constant("floor", 1e-5, 0.0, 5e-5, "starting the kernels of one call, s"),
 )
 
-CUTS = tuple(
-    Cut(*sides)
+TILINGS = tuple(
+    Tiling(*sides)
     for sides in ((32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
 )
 
-WEIGHT_CUTS = tuple(
-    Cut(rows, columns, parts)
+WEIGHT_GRADIENT_TILINGS = tuple(
+    Tiling(rows, columns, split_k)
     for rows, columns in ((64, 64), (128, 64), (128, 128))
-    for parts in (1, 4, 16, 64)
+    for split_k in (1, 4, 16, 64)
 )
 
 LOADING = number("convolution_loading")
@@ -89,12 +89,12 @@ class _Algorithms(NamedTuple):
     Attributes
     ----------
     products : list
-        Arithmetic of each way to cut an implicit product, and of a direct convolution; it overlaps
+        Arithmetic of each tiling of an implicit product, and of a direct convolution; it overlaps
         with `memory`.
     memory : float or ndarray
         Traffic of each operand once.
     winograd : list
-        Arithmetic of each way to cut Winograd's products; `transforms` come before and after.
+        Arithmetic of each tiling of Winograd's products; `transforms` come before and after.
     transforms : float or ndarray
     """
 
@@ -179,10 +179,10 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
     memory = (images + size * weights) / rate
 
     m, n, k = pixels * scattered, made / groups, summed / groups * side * side / scattered
-    products = tiled_times(CUTS, dtype, m, n, k, groups, gpu, **tiles)
+    products = tiled_times(TILINGS, dtype, m, n, k, groups, gpu, **tiles)
     if any_of(weight):
         m, n, k = outputs / groups, inputs / groups * side * side, pixels
-        gradients = tiled_times(WEIGHT_CUTS, dtype, m, n, k, groups, gpu, **tiles)
+        gradients = tiled_times(WEIGHT_GRADIENT_TILINGS, dtype, m, n, k, groups, gpu, **tiles)
         both = zip_longest(gradients, products, fillvalue=filled_like(m, UNAVAILABLE))
         weight_rate = TF32_WEIGHT_GRADIENT_RATE if dtype == "tf32" else 1.0
         products = [where(weight, each / weight_rate, other) for each, other in both]
@@ -199,7 +199,7 @@ def _algorithms(columns: Columns, gpu: GpuParameters, constants: Constants) -> _
     if dtype == "fp32" and any_of(suits):
         blocks = batch * ceil(height / WINOGRAD_TILE) * ceil(width / WINOGRAD_TILE)
         tiles["efficiency"] *= constants["winograd"]
-        times = tiled_times(CUTS, dtype, blocks, made, summed, WINOGRAD_POINTS, gpu, **tiles)
+        times = tiled_times(TILINGS, dtype, blocks, made, summed, WINOGRAD_POINTS, gpu, **tiles)
         winograd = [where(suits, each, UNAVAILABLE) for each in times]
         # Transformed images are written and read once each way, the images themselves once.
         moved = images + 2 * size * WINOGRAD_POINTS * blocks * (inputs + outputs)

@@ -2,18 +2,18 @@
 
     time = floor + (arithmetic⁴ + memory⁴)^(1/4)
 
-The arithmetic is that of tiles on multiprocessors (:mod:`.tiles`), cut as the library is expected
-to choose, slowed by the power limit; memory traffic is every operand once.
+The arithmetic is that of tiles on multiprocessors (:mod:`.tiles`), divided as the library is
+expected to choose, slowed by the power limit; memory traffic is every operand once.
 
 **Single and batched products.** What decides the rest in fp32, and is a fact of libraries rather
 than a number to fit: batched products run in one kernel whatever their shape on some architectures
-(`BATCHED_CUTS`), and single ones lose time to address translation on Pascal.
+(`BATCHED_TILINGS`), and single ones lose time to address translation on Pascal.
 
 **Grouped products.** One kernel works on the tiles of all experts (CUTLASS, example 24; DeepGEMM).
 The arithmetic is that of a batched product in which every expert has the mean number of tokens,
 rounded up to whole tiles by itself. Transformer Engine's loop over experts on four streams
-(``GroupedLinear``) fills the machine alike. In formats in which no grouped product was measured the
-constants are those of single ones (:mod:`.lookup`).
+(``GroupedLinear``) fills the GPU in the same way. In formats in which no grouped product was
+measured the constants are those of single ones (:mod:`.lookup`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .formula import (
     where,
 )
 from .tiles import (
-    Cut,
+    Tiling,
     expected_time,
-    library_cuts,
+    library_tilings,
     power_throttled,
     product_stretch,
     tiled_times,
@@ -56,12 +56,12 @@ GEMM_CONSTANTS = (
     Constant("memory", 0.8, 0.3, 1.0, "share of the memory's bandwidth"),
     Constant("quantisation", 0.6, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
     Constant("prologue", 30.0, 0.0, 600.0, "starting and ending a tile, in steps of k"),
-    Constant("choice", 0.2, 0.01, 1.5, "relative loss at which a way to cut is 1/e as likely"),
+    Constant("choice", 0.2, 0.01, 1.5, "relative loss at which a tiling is 1/e as likely"),
     Constant("burst", 3e-3, 1e-4, 0.3, "duration at which half of the power limit holds, s"),
     Constant("floor", 3e-6, 0.0, 2e-5, "starting and draining the machine, s"),
 )
 
-BATCHED_CUTS = {"pascal": Cut(64, 128), "ampere": Cut(128, 128)}
+BATCHED_TILINGS = {"pascal": Tiling(64, 128), "ampere": Tiling(128, 128)}
 """The tile of cuBLAS's batched products in fp32, rows and columns of a row-major result:
 maxwell_sgemm_128x64_nn and ampere_sgemm_128x128_nn whatever the shape, as profiles show
 (github:sitar-lab/NeuSight, scripts/asplos/data). Elsewhere the library chooses by shape."""
@@ -101,14 +101,14 @@ def _arithmetic(
     constants: Constants,
 ) -> Numbers:
     cores = dtype == "fp32"
-    cuts = library_cuts(dtype)
-    batched = BATCHED_CUTS.get(gpu.family) if cores else None
+    tilings = library_tilings(dtype)
+    batched = BATCHED_TILINGS.get(gpu.family) if cores else None
     if batched is not None and not any_of(batch <= 1):
-        cuts = (batched,)
-    times = tiled_times(cuts, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+        tilings = (batched,)
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
     time = expected_time(times, constants["choice"])
     if batched is not None:
-        time = where(batch > 1, times[cuts.index(batched)], time)
+        time = where(batch > 1, times[tilings.index(batched)], time)
     if cores and gpu.family == "pascal":
         spread = OPERAND_BYTES[dtype] * k * minimum(m, n) / (PASCAL_TRANSLATION_SPAN * gpu.l2)
         slower = 1 + PASCAL_TRANSLATION_SLOWDOWN * spread / (1 + spread)
@@ -173,7 +173,7 @@ def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -
     weight = columns["weight"] != 0
     tokens = ceil(rows / groups)
     times = tiled_times(
-        library_cuts(dtype),
+        library_tilings(dtype),
         dtype,
         where(weight, k, tokens),
         n,

@@ -46,7 +46,7 @@ class _CalibratedFormula:
     number : Quantity
         That: 1, with the error bar of the durations that are predicted worst.
     errors : dict
-        By decade of the duration, as far as met: the error bar there, and an estimate's shares.
+        By decade of the durations so far: the error bar there, and an estimate's shares.
     """
 
     formula: Formula

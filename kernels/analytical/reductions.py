@@ -154,7 +154,7 @@ def _softmax_columns(kernel: Softmax | CrossEntropy) -> dict[str, float | int | 
 
 
 def _in_registers(width: int, size: int) -> dict[str, int]:
-    """Return the threads of a row that a warp keeps, all of its loads under way at once."""
+    """Return the threads of a row that a warp keeps, all of its loads in flight at once."""
     unaligned = width * size % SECTOR_BYTES > 0
     return {"block": WARP_THREADS, "steps": 1, "passes": 1, "unaligned": int(unaligned)}
 
@@ -168,10 +168,10 @@ def _softmax_threads(width: int, size: int, passes: int) -> dict[str, int]:
     # of two at or above this.
     half = min(width // vector, MAX_SOFTMAX_THREADS) // 2
     block = max(WARP_THREADS, 1 << (half - 1).bit_length())
-    whole, rest = divmod(width, vector * block)
+    steps, rest = divmod(width, vector * block)
     # What is left is loaded by single elements. Rows that begin between two vectors have one more
     # step, up to the next boundary.
-    steps = whole + -(-rest // block) + (width % vector > 0)
+    steps += -(-rest // block) + (width % vector > 0)
     return {"block": block, "steps": steps, "passes": passes, "unaligned": 0}
 
 

@@ -2,14 +2,14 @@
 
 The result is cut into tiles, and possibly the product along k as well (split-k); each
 multiprocessor works on one tile after another (CUTLASS, github:NVIDIA/cutlass,
-media/docs/efficient_gemm.md). For one way to cut, with w = tiles / multiprocessors:
+media/docs/efficient_gemm.md). For one tiling, with w = tiles / multiprocessors:
 
     waves = (1 - quantisation) max(w, 1) + quantisation ceil(w)
     tile  = 2 rows columns (k + prologue) / (efficiency × peak of a multiprocessor)
     loads = loading × (time to read the tile's operands from L2) / (time of its arithmetic)
     time  = waves × tile × (1 + loads)
 
-**Waves beside a communication.** A library cuts a product for all multiprocessors of the GPU; it
+**Waves beside a communication.** A library tiles a product for all multiprocessors of the GPU; it
 does not know that a communication occupies some of them. With S multiprocessors and n of them
 occupied, tiles that needed ceil(tiles / S) waves need ceil(tiles / (S - n)): 132 tiles on an H100
 (S = 132) with 24 occupied need two in place of one. Work whose tiles are not known is taken to
@@ -30,11 +30,11 @@ from ..operations import OPERAND_BYTES
 from .formula import Constants, Numbers, functions
 
 __all__ = [
-    "LIBRARY_CUTS",
-    "Cut",
+    "LIBRARY_TILINGS",
+    "Tiling",
     "expected_time",
     "free_stretch",
-    "library_cuts",
+    "library_tilings",
     "power_throttled",
     "product_stretch",
     "tiled_times",
@@ -43,34 +43,41 @@ __all__ = [
 ]
 
 
-class Cut(NamedTuple):
-    """One way to cut a product into tiles.
+class Tiling(NamedTuple):
+    """One way to divide a product into tiles.
 
     Attributes
     ----------
     rows, columns : int
         Of a tile of the result.
-    parts : int
-        Into which the product is cut along k; their sums are added up at the end.
+    split_k : int
+        Parts into which the product is divided along k; their sums are added up at the end.
     """
 
     rows: int
     columns: int
-    parts: int = 1
+    split_k: int = 1
 
 
-LIBRARY_CUTS = {
+LIBRARY_TILINGS = {
     "fp32": (
-        *(Cut(32, 32), Cut(32, 64), Cut(64, 32), Cut(64, 64), Cut(32, 128), Cut(128, 32)),
-        *(Cut(64, 128), Cut(128, 64), Cut(128, 128), Cut(128, 256), Cut(256, 128)),
+        *(
+            Tiling(32, 32),
+            Tiling(32, 64),
+            Tiling(64, 32),
+            Tiling(64, 64),
+            Tiling(32, 128),
+            Tiling(128, 32),
+        ),
+        *(Tiling(64, 128), Tiling(128, 64), Tiling(128, 128), Tiling(128, 256), Tiling(256, 128)),
     ),
     "half": tuple(
-        Cut(rows, columns, parts)
+        Tiling(rows, columns, split_k)
         for rows, columns in (
             *((64, 64), (64, 128), (128, 64), (128, 128)),
             *((64, 256), (256, 64), (128, 256), (256, 128)),
         )
-        for parts in (1, 2, 4)
+        for split_k in (1, 2, 4)
     ),
 }
 """Cuts that cuBLAS and CUTLASS have kernels for: on cores in fp32, and on matrix units."""
@@ -86,9 +93,9 @@ MIN_LANES_SHARED_ISSUE = 100
 MIN_SM_SHARE = number("least_sm_share")
 
 
-def library_cuts(dtype: str) -> tuple[Cut, ...]:
-    """Return the ways to cut products that libraries have kernels for in a format."""
-    return LIBRARY_CUTS["fp32" if dtype == "fp32" else "half"]
+def library_tilings(dtype: str) -> tuple[Tiling, ...]:
+    """Return the tilings that libraries have kernels for in a format."""
+    return LIBRARY_TILINGS["fp32" if dtype == "fp32" else "half"]
 
 
 def tiling_constants(constants: Constants) -> dict[str, float]:
@@ -102,7 +109,7 @@ def tiling_constants(constants: Constants) -> dict[str, float]:
 
 
 def tiled_times(
-    cuts: Sequence[Cut],
+    tilings: Sequence[Tiling],
     dtype: str,
     m: Numbers,
     n: Numbers,
@@ -115,11 +122,11 @@ def tiled_times(
     quantisation: float,
     prologue: float,
 ) -> list[Any]:
-    """Return the time of a product's arithmetic for each way to cut it.
+    """Return the time of a product's arithmetic for each tiling.
 
     Parameters
     ----------
-    cuts : sequence of Cut
+    tilings : sequence of Tiling
     dtype : str
         Of the operands.
     m, n, k, batch : float, or ndarray of float64 of shape (kernels,)
@@ -130,7 +137,7 @@ def tiled_times(
     Returns
     -------
     list of float, or of ndarray of float64 of shape (kernels,)
-        Seconds, one for each cut.
+        Seconds, one for each tiling.
     """
     peak = gpu.peaks[dtype]
     rate = peak / gpu.sms * efficiency / (1 + _issue_overhead(gpu, dtype))
@@ -138,46 +145,48 @@ def tiled_times(
     ceil, _, _, maximum, _ = functions(m)
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation
-    alone = not isinstance(m, np.ndarray)
+    single = not isinstance(m, np.ndarray)
     found = []
-    for rows, columns, ways in _tiles(tuple(cuts), rate, loads, prologue):
+    for rows, columns, variants in _tiles(tuple(tilings), rate, loads, prologue):
         tiles = ceil(m / rows) * ceil(n / columns) * batch
-        for parts, slope, fixed, moved in ways:
+        for split_k, slope, fixed, moved in variants:
             # Whole numbers until the division, so that whole waves come out whole.
-            w = tiles * parts / sms
-            # A call takes as long as the rest of a line: most kernels by themselves need none.
-            busy = w if alone and w >= 1.0 else maximum(w, 1.0)
+            w = tiles * split_k / sms
+            # A function call costs as much as the rest of the line; most single kernels need none.
+            busy = w if single and w >= 1.0 else maximum(w, 1.0)
             time = (ceil(w) * quantisation + busy * full) * (slope * k + fixed)
             found.append(time + moved * sums if moved else time)
     return found
 
 
 class _Tile(NamedTuple):
-    """A tile of the result, and what of its time does not depend on the kernel.
+    """A tile of the result, and the coefficients of its time that do not depend on the kernel.
 
     Attributes
     ----------
     rows, columns : int
-    ways : list of (parts, slope, fixed, moved)
-        Parts along k; seconds of one a step of k, and beside; bytes an element of the result that
-        go through the L2 cache, as each part's sums are written in fp32 and read once more.
+    variants : list of (split_k, slope, fixed, moved)
+        Parts along k; seconds for each step of k, and fixed ones; bytes for each element of the
+        result that go through the L2 cache, as each part's sums are written in fp32 and read again.
     """
 
     rows: int
     columns: int
-    ways: list[tuple[int, float, float, float]]
+    variants: list[tuple[int, float, float, float]]
 
 
 @lru_cache(maxsize=64)
-def _tiles(cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float) -> tuple[_Tile, ...]:
-    """Return the tiles, each with its ways to cut along k: a model asks for few."""
+def _tiles(
+    tilings: tuple[Tiling, ...], rate: float, loads: float, prologue: float
+) -> tuple[_Tile, ...]:
+    """Return the tiles with their split-k variants; a model needs few, hence the small cache."""
     found: list[_Tile] = []
-    for rows, columns, parts in cuts:
+    for rows, columns, split_k in tilings:
         if not found or found[-1][:2] != (rows, columns):
             found.append(_Tile(rows, columns, []))
         time = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
-        moved = 8.0 * parts if parts > 1 else 0.0
-        found[-1].ways.append((parts, time / parts, time * prologue, moved))
+        moved = 8.0 * split_k if split_k > 1 else 0.0
+        found[-1].variants.append((split_k, time / split_k, time * prologue, moved))
     return tuple(found)
 
 
@@ -278,7 +287,7 @@ def product_stretch(
 ) -> Any:
     """Return how many times as long products take with multiprocessors occupied.
 
-    The mean over the ways to cut, each as likely and as long as with the GPU to itself.
+    The mean over the tilings, each as likely and as long as with the GPU to itself.
 
     Parameters
     ----------
@@ -295,10 +304,15 @@ def product_stretch(
     -------
     ndarray of float64, shape (kernels,)
     """
-    cuts = library_cuts(dtype)
+    tilings = library_tilings(dtype)
     m, n, k, batch = (np.asarray(each, float) for each in (m, n, k, batch))
-    alone = np.array(tiled_times(cuts, dtype, m, n, k, batch, gpu, **tiling_constants(constants)))
+    alone = np.array(
+        tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    )
     weights = np.exp((1 - alone / alone.min(axis=0)) / choice) * alone
-    tiles = [np.ceil(m / cut.rows) * np.ceil(n / cut.columns) * batch * cut.parts for cut in cuts]
+    tiles = [
+        np.ceil(m / tiling.rows) * np.ceil(n / tiling.columns) * batch * tiling.split_k
+        for tiling in tilings
+    ]
     stretched = (weights * wave_stretch(np.array(tiles), gpu, occupied)).sum(axis=0)
     return stretched / weights.sum(axis=0)

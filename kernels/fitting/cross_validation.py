@@ -29,8 +29,8 @@ __all__ = [
 FOLDS = 5
 
 MAX_RUN_SHARE = 0.75
-"""Share of the rows from which on a run is divided by shape: the rest could not tell what the
-constants are."""
+"""Share of the rows from which on a run is divided by shape: the rest does not determine the
+constants."""
 
 CHIP_WEIGHTS = (0.0, 0.2, 1 / 3, 0.5, 2 / 3, 0.8, 1.0)
 """Weights of one chip relative to all others, for `best_chip_weight` to choose from."""

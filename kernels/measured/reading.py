@@ -118,7 +118,8 @@ def _preset_name(gpu: str, presets: set[str]) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong with a row; a KeyError is of a column besides those it is known by."""
+    """Return what is wrong with a row; a KeyError names a missing column that is not in
+    `columns`."""
     return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -152,7 +153,7 @@ def _gathered(
 def _split(kernel: Kernel) -> str:
     """Return the side of a kernel by its sizes, the same on every machine and in every run.
 
-    Variants of a family are divided alike.
+    The same sizes are on the same side in all variants of a family.
     """
     sizes = (
         f"{each.name}={getattr(kernel, each.name)!r}"

@@ -46,7 +46,7 @@ class SlowdownConstants:
     block : Quantity
         Multiprocessors that a thread block holds.
     channels : Quantity
-        Thread blocks of a communication of which the network's model says nothing.
+        Thread blocks of a communication where the network's model does not give them.
     matrix, streaming, reducing : Quantity
         Of the classes of kernels: the slowdown, less 1, that nothing else explains.
     communication : Quantity
