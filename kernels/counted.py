@@ -1,4 +1,4 @@
-"""What operations without a recorded duration take on a GPU, by its roofline.
+"""Operations without a recorded duration, priced by the roofline of a GPU.
 
 ASTRA-sim's: the slower of operations at the peak rate and bytes at the memory's bandwidth; here at
 the shares of both that kernels are known to reach, with a constant for starting one
@@ -18,28 +18,28 @@ from .gpu import Gpu
 from .operations import Copy, Counted, Elementwise, Kernel, Precision
 from .roofline import Roofline
 
-__all__ = ["COUNTED", "PRICED", "CountedShares", "Counts"]
+__all__ = ["COUNTED", "PRICED", "PricedShares", "RooflinePricer"]
 
 COUNTED = "counted"
-"""The attribute of programs that says what such prices rest on, in JSON."""
+"""The attribute of programs that holds the shares of such prices, in JSON."""
 
 PRICED = "priced by roofline"
-"""The attribute that says so to people."""
+"""The attribute that describes them to people."""
 
 
 @dataclass(frozen=True)
-class CountedShares:
-    """What prices of kernels rest on.
+class PricedShares:
+    """The numbers that prices of kernels rest on, as an attribute of a program keeps them.
 
     Attributes
     ----------
     shares : dict of (str, int) to dict of str to float
-        Of kernels by name and duration in ps: the share of their time that is proportional to each
+        By name and duration in ps of a kernel: the share of its time that is proportional to each
         number.
     numbers : dict of str to float
         Relative errors of these numbers.
     text : str
-        The attribute that says so.
+        The attribute as read.
     """
 
     shares: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class CountedShares:
     text: str = ""
 
     @classmethod
-    def read(cls, text: str | None, source: str) -> CountedShares:
-        """Return what an attribute of a program says; nothing if it has none.
+    def read(cls, text: str | None, source: str) -> PricedShares:
+        """Return the contents of an attribute of a program; nothing if it has none.
 
         Raises
         ------
@@ -69,8 +69,8 @@ class CountedShares:
         return cls(shares, numbers, text)
 
 
-class Counts:
-    """Prices of kernels by what they count.
+class RooflinePricer:
+    """Prices of kernels by their operations and bytes.
 
     Parameters
     ----------
@@ -126,8 +126,8 @@ class Counts:
         self._shares[name, found.duration] = dict(found.shares)
         return found.duration
 
-    def said(self) -> dict[str, str]:
-        """Return attributes of a program: what was priced, and what that rests on."""
+    def attributes(self) -> dict[str, str]:
+        """Return attributes of a program: what was priced, and the numbers that this rests on."""
         if not self._nodes:
             return {}
         used = {number for shares in self._shares.values() for number in shares}

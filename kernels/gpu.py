@@ -1,7 +1,7 @@
-"""What a GPU can do: the numbers that the kernel models need, with their error bars.
+"""GPUs: the numbers that the kernel models need, with error bars and sources.
 
-A GPU's own numbers stand in ``data/gpus.toml``. What has not been measured on it comes from its
-architecture family, ``data/gpu_families.toml``, where the error bars are wider.
+A GPU's own numbers are in ``data/gpus.toml``. Those that have not been measured on it come from its
+architecture family, ``data/gpu_families.toml``, with wider error bars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = "gpus.toml"
 FAMILIES = "gpu_families.toml"
 
 PEAK = "peak_"
-"""What the names of the attributes that hold peak rates begin with; the format follows."""
+"""Prefix of the names of the attributes that hold peak rates; the format follows."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Gpu:
         Of the datasheet numbers: ``"cross-checked"`` where two sources, or a number and the
         arithmetic from others, agree; else ``"one source"``.
     aliases : tuple of str
-        Other names it goes by.
+        Other names.
     """
 
     title: str
@@ -168,7 +168,7 @@ class Gpu:
 _MAY_BE_ZERO = frozenset(
     ("gemm_floor", "memory_floor", "copy_floor", "launch_call", "launch_latency", "host_gap")
 )
-"""Times: a GPU of no overhead is a fair question. Rates divide."""
+"""Times: a GPU without overhead is a valid input. Rates divide, and must not be 0."""
 
 
 def find_gpu(name: str | Path) -> Gpu:
@@ -195,11 +195,11 @@ def find_gpu(name: str | Path) -> Gpu:
     """
     if str(name).endswith(SUFFIX):
         return _build(name)
-    return _ours(str(name))
+    return _packaged_gpu(str(name))
 
 
 @cache
-def _ours(name: str) -> Gpu:
+def _packaged_gpu(name: str) -> Gpu:
     """Return a GPU of the data file, which does not change."""
     return _build(name)
 

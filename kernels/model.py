@@ -1,4 +1,4 @@
-"""What every kernel model offers: the duration of a kernel, and what it rests on."""
+"""The interface of kernel models: kernel → duration, with the numbers that it rests on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 class KernelModel(Protocol):
-    """Says how long kernels take on one kind of GPU. Local."""
+    """A model of kernel durations on one kind of GPU. Local."""
 
     @property
     def gpu(self) -> Gpu:
@@ -48,7 +48,7 @@ class KernelModel(Protocol):
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel.
 
-        The same kernel has the same duration whenever it is asked for.
+        Equal kernels have equal durations.
 
         Raises
         ------

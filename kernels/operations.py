@@ -1,8 +1,12 @@
-"""What a kernel computes: its shape, its arithmetic and the memory it must touch.
+"""Kernel descriptions: shape, arithmetic and memory traffic of each family of kernels.
 
 A description says nothing about time. Workload generators make descriptions, kernel models
 (:mod:`mpisim.kernels.roofline` and others) say how long each takes on a GPU. Descriptions are
-frozen and hashable, so that a model prices each distinct kernel of a step once.
+frozen and hashable by value, so that a model prices each distinct kernel of a step once.
+
+A *variant* names one of several kernels that compute the same with another speed; which one runs is
+the framework's choice, and often a matter of its date. ``data/calibration/kernel_variants.toml``
+says how fast each is.
 
 Conventions
 -----------
@@ -17,15 +21,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from mpisim.base.errors import InputError
 
 __all__ = [
+    "ATTENTION_VARIANTS",
     "BYTES",
-    "OPERAND",
+    "OPERAND_BYTES",
     "Attention",
+    "AttentionVariant",
     "Convolution",
     "Copy",
     "Counted",
@@ -33,9 +40,12 @@ __all__ = [
     "Elementwise",
     "Embedding",
     "Gemm",
+    "GemmVariant",
     "GroupedGemm",
+    "GroupedGemmVariant",
     "Kernel",
     "Norm",
+    "NormVariant",
     "OptimizerStep",
     "Precision",
     "Softmax",
@@ -46,29 +56,88 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 """Number formats of matrix operands."""
 
 BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of an element in memory, of the formats that tensors are kept in."""
+"""Bytes of an element in memory, by the formats that tensors are kept in."""
 
-OPERAND: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
+OPERAND_BYTES: dict[str, float] = {**BYTES, "nvfp4": 9 / 16}
 """Bytes of an element of a matrix operand. NVFP4 has 4 bits and one scale of 8 bits for 16 elements
 (arXiv:2509.25149)."""
 
 
+GemmVariant = Literal["cores", "split"]
+"""``cores``: 16-bit operands multiplied on CUDA cores, in fp32, which is the kernel's `dtype`.
+cuBLAS before CUDA 11.7 did so where rows were no multiple of 16 bytes (ampere_fp16_sgemm and its
+like).
+
+``split``: fp8 products whose sums are kept in fp32 throughout. Hopper's matrix units add up
+products in fp8 with fewer bits than fp32. cuBLAS leaves sums there with fast accumulation, and
+otherwise moves them to fp32 registers again and again ("split accumulator"). Frameworks take the
+first forward and the second for gradients: Transformer Engine (``_2X_ACC_FPROP``, ``_2X_ACC_DGRAD``
+and ``_2X_ACC_WGRAD``, pytorch/module/base.py), torchao (``use_fast_accum``,
+torchao/float8/config.py), XLA (github:openxla/xla, issue 6168)."""
+
+GroupedGemmVariant = Literal["split"]
+"""As for `Gemm`."""
+
+NormVariant = Literal["persistent"]
+"""``persistent``: each row is read once, into registers. Apex's FastLayerNorm and the tuned kernels
+of Transformer Engine keep a row in the registers of its threads from the first read to the last
+write (transformer_engine/common/normalization). Other kernels go through it twice. Which one runs
+is the framework's choice, and for Megatron-LM's layer norms one of the width, too
+(``persist_ln_hidden_sizes``)."""
+
+AttentionVariant = Literal["cudnn", "flash_2", "triton"]
+"""Without a variant the newest, which is the fastest that is published for a GPU: FlashAttention-2
+on Ampere, 3 on Hopper, 4 on Blackwell.
+
+``cudnn``: cuDNN's, which Transformer Engine calls on Hopper, and JAX through it. ``flash_2``:
+FlashAttention-2 (arXiv:2307.08691), which PyTorch's ``scaled_dot_product_attention`` has.
+``triton``: FlashAttention of 2022 in Triton, ``flash_attn_triton.py`` of the package flash-attn."""
+
+ATTENTION_VARIANTS: Mapping[str, AttentionVariant | None] = {
+    "newest": None,
+    "cudnn": "cudnn",
+    "flash-2": "flash_2",
+    "triton": "triton",
+}
+"""Variants of attention by the names that experiments use (``plan.attention``)."""
+
+
 def operand_bytes(dtype: str, elements: int) -> int:
-    """Return the bytes of a matrix operand of so many elements."""
-    return math.ceil(OPERAND[dtype] * elements)
+    """Return the bytes of a matrix operand of so many elements, scales included.
+
+    Parameters
+    ----------
+    dtype : str
+        A number format of `OPERAND_BYTES`.
+    elements : int
+    """
+    return math.ceil(OPERAND_BYTES[dtype] * elements)
 
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """A description of one kernel; see the subclasses.
+    """Description of one kernel; see the subclasses.
 
     Attributes
     ----------
     family : str
-        Which kernel model serves it.
+        Kernels of one family have one formula in the analytical model.
+    variant : str, optional
+        Of the family's kernels, one of another speed; only some families have variants.
     """
 
     family: ClassVar[str]
+
+    @property
+    def variant(self) -> str | None:
+        """The variant, in families that have some."""
+        return None
+
+    @property
+    def qualified_family(self) -> str:
+        """The family, with the variant if there is one: ``"attention_cudnn"``."""
+        variant = self.variant
+        return self.family if variant is None else f"{self.family}_{variant}"
 
     @property
     def flops(self) -> int:
@@ -100,6 +169,7 @@ class Gemm(Kernel):
     accumulate : bool
         Whether the product is added to what the result holds (gradients of weights): the result is
         then read, too.
+    variant : GemmVariant, optional
     """
 
     family: ClassVar[str] = "gemm"
@@ -110,6 +180,7 @@ class Gemm(Kernel):
     dtype: Precision = "bf16"
     output: Precision = "bf16"
     accumulate: bool = False
+    variant: GemmVariant | None = field(default=None, kw_only=True)
 
     @property
     def flops(self) -> int:
@@ -140,6 +211,7 @@ class GroupedGemm(Kernel):
     weight : bool
         The gradient of the weights: products (k, m_i) × (m_i, n), whose results are `groups`
         matrices (k, n).
+    variant : GroupedGemmVariant, optional
     """
 
     family: ClassVar[str] = "grouped_gemm"
@@ -151,6 +223,7 @@ class GroupedGemm(Kernel):
     output: Precision = "bf16"
     accumulate: bool = False
     weight: bool = False
+    variant: GroupedGemmVariant | None = field(default=None, kw_only=True)
 
     @property
     def flops(self) -> int:
@@ -191,6 +264,7 @@ class Attention(Kernel):
     dtype : Precision
     window : int, optional
         Tokens a token sees at most, itself and those before it; all if not given.
+    variant : AttentionVariant, optional
     """
 
     family: ClassVar[str] = "attention"
@@ -205,6 +279,7 @@ class Attention(Kernel):
     backward: bool = False
     dtype: Precision = "bf16"
     window: int | None = None
+    variant: AttentionVariant | None = field(default=None, kw_only=True)
 
     @property
     def flops(self) -> int:
@@ -278,6 +353,7 @@ class Norm(Kernel):
     kind : {"layer", "rms", "batch"}
     backward : bool
     dtype : Precision
+    variant : NormVariant, optional
     """
 
     family: ClassVar[str] = "norm"
@@ -286,6 +362,7 @@ class Norm(Kernel):
     kind: Literal["layer", "rms", "batch"] = "layer"
     backward: bool = False
     dtype: Precision = "bf16"
+    variant: NormVariant | None = field(default=None, kw_only=True)
 
     @property
     def traffic(self) -> int:
@@ -302,7 +379,7 @@ class Norm(Kernel):
 
 @dataclass(frozen=True)
 class Counted(Kernel):
-    """A kernel of which no more is known than what it counts, as in traces of other simulators.
+    """A kernel known by its operation and byte counts alone, as in traces of other simulators.
 
     Attributes
     ----------

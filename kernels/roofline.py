@@ -1,4 +1,4 @@
-"""How long a kernel takes, by roofline: the slower of its arithmetic and its memory traffic.
+"""The roofline model: a kernel takes the longer of its arithmetic and its memory traffic.
 
     time = max(flops / (peak × fraction), bytes / (bandwidth × fraction)) + floor
 
@@ -37,12 +37,12 @@ __all__ = ["Roofline"]
 
 
 class _Terms(NamedTuple):
-    """The numbers of a GPU that a kernel's time is made of, as names of attributes of `Gpu`.
+    """The numbers of a GPU that a kernel's time is computed from, as names of attributes of `Gpu`.
 
     Attributes
     ----------
     arithmetic, memory : tuple of str
-        The factors of each rate; no arithmetic, none of its time.
+        The factors of each rate; empty where a kernel has no arithmetic.
     floor : str
     """
 
@@ -55,7 +55,9 @@ STREAMING = ("bandwidth", "memory_fraction")
 
 
 def _gemm_fraction(dtype: str) -> str:
-    """Return which fraction serves a format: fp32 has cores of its own, fp8 scales of its own.
+    """Return the attribute with the reachable share of the peak of a format.
+
+    fp32 runs on cores of its own, fp8 with scales of its own.
 
     In NVFP4, no rates of which are published for training, products are taken to reach the share
     of the peak that they reach in fp8.
@@ -108,7 +110,7 @@ class Roofline:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._known: dict[Kernel, Estimate] = {}
+        self._estimates: dict[Kernel, Estimate] = {}
 
     @property
     def gpu(self) -> Gpu:
@@ -130,9 +132,9 @@ class Roofline:
         InputError
             If the GPU lacks the kernel's number format.
         """
-        found = self._known.get(kernel)
+        found = self._estimates.get(kernel)
         if found is None:
-            found = self._known[kernel] = self._price(kernel)
+            found = self._estimates[kernel] = self._price(kernel)
         return found
 
     def _price(self, kernel: Kernel) -> Estimate:

@@ -6,33 +6,37 @@ import dataclasses
 
 import numpy as np
 import pytest
-import toy_family
-from toy_family import TRUE, batch
+import toy_formula
+from toy_formula import TRUE, batch
 
 from mpisim.base.errors import InputError
 from mpisim.kernels import find_gpu, gpu_names
-from mpisim.kernels.analytical import Analytical, Machine, family_module
+from mpisim.kernels.analytical import Analytical, Constant, KernelCalibration, formula_of
 from mpisim.kernels.analytical.calibration import (
-    Bin,
-    Calibration,
-    Table,
-    decade,
+    ErrorBin,
+    FittedConstants,
+    decade_of,
     packaged_calibration,
 )
-from mpisim.kernels.analytical.family import MODULES, Constant
-from mpisim.kernels.analytical.stand_ins import OTHER_FORMAT, STRANGER, TEXTBOOK
-from mpisim.kernels.core_gemm import CoreGemm
-from mpisim.kernels.operations import Copy, Gemm, Kernel
+from mpisim.kernels.analytical.families import FORMULAS, VARIANTS
+from mpisim.kernels.analytical.lookup import (
+    OTHER_FORMAT_ERROR,
+    TEXTBOOK_ERROR,
+    UNRELATED_ARCHITECTURE_ERROR,
+    look_up,
+)
+from mpisim.kernels.gpu_parameters import GpuParameters
+from mpisim.kernels.operations import Copy, Gemm, GemmVariant, Kernel
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    toy_family.serve(monkeypatch)
+    toy_formula.install(monkeypatch)
 
 
-def table(efficiency: float, *, p90: float = 0.1645, **keys) -> Table:
-    bins = (Bin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), Bin(-3, 100, 0.0, 0.2, 0.05, p90))
-    return Table(
+def table(efficiency: float, *, p90: float = 0.1645, **keys) -> FittedConstants:
+    bins = (ErrorBin(-5, 100, 0.0, 0.2, 0.05, 2 * p90), ErrorBin(-3, 100, 0.0, 0.2, 0.05, p90))
+    return FittedConstants(
         source="nobody",
         files=("toy.csv",),
         gpus=("v100-pcie-32gb",),
@@ -45,7 +49,7 @@ def table(efficiency: float, *, p90: float = 0.1645, **keys) -> Table:
     )
 
 
-def throttling(gpu: Machine) -> float:
+def throttling(gpu: GpuParameters) -> float:
     """Standard deviation of a logarithm that is anywhere from that of `sustained` to 0."""
     return -np.log(gpu.sustained) / np.sqrt(12)
 
@@ -54,7 +58,7 @@ def throttling(gpu: Machine) -> float:
 
 
 def test_numbers_of_a_machine():
-    gpu = Machine.of(find_gpu("A100-SXM-80GB"))
+    gpu = GpuParameters.of(find_gpu("A100-SXM-80GB"))
     assert (gpu.name, gpu.family, gpu.sms) == ("a100-sxm", "ampere", 108)
     assert gpu.peaks["bf16"] == 312e12
     assert gpu.l2_bandwidth == 48 * 108 * 1410e6
@@ -63,7 +67,7 @@ def test_numbers_of_a_machine():
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_every_gpu_is_a_machine(name):
-    gpu = Machine.of(find_gpu(name))
+    gpu = GpuParameters.of(find_gpu(name))
     assert gpu.name == name
     assert 0.3 < gpu.sustained <= 1
     assert gpu.sms > 0
@@ -73,20 +77,22 @@ def test_every_gpu_is_a_machine(name):
 
 def test_missing_numbers_are_a_siblings():
     # B300 has no multiprocessors in the datasheet: those of the B200, whose rate it has.
-    assert Machine.of(find_gpu("b300")).sms == find_gpu("b200").sms
-    assert Machine.of(find_gpu("gb300")).sms == find_gpu("gb200").sms
+    assert GpuParameters.of(find_gpu("b300")).sms == find_gpu("b200").sms
+    assert GpuParameters.of(find_gpu("gb300")).sms == find_gpu("gb200").sms
 
 
 def test_power_limits():
     # 500 of 700 W: (5/7 - 0.12) / 0.88 = 0.675 of the power above idle; its root 2.5 is 0.855.
     # torchtitan's 500 W parts reach 0.80 to 0.87 of what others do (design notes of the data).
-    assert Machine.of(find_gpu("h100-sxm-96gb-500w")).sustained == pytest.approx(0.855, abs=0.001)
+    assert GpuParameters.of(find_gpu("h100-sxm-96gb-500w")).sustained == pytest.approx(
+        0.855, abs=0.001
+    )
     # A T4 at 70 W holds about its base clock, 585 of 1590 MHz, or a bit more.
-    assert 0.35 < Machine.of(find_gpu("t4")).sustained < 0.55
+    assert 0.35 < GpuParameters.of(find_gpu("t4")).sustained < 0.55
     gpu = find_gpu("h100-sxm")
     unlimited = dataclasses.replace(gpu, title="no limit known", power=None)
-    assert Machine.of(unlimited).sustained == 1.0
-    assert Machine.of(unlimited).name == "no limit known"
+    assert GpuParameters.of(unlimited).sustained == 1.0
+    assert GpuParameters.of(unlimited).name == "no limit known"
 
 
 # --- families ------------------------------------------------------------------------------------
@@ -103,7 +109,7 @@ def test_unknown_family():
         traffic = 8
 
     with pytest.raises(InputError, match="no analytical model of the family 'odd'"):
-        family_module(Odd().family)
+        formula_of(Odd().qualified_family)
 
 
 # --- look-up ------------------------------------------------------------------------------------
@@ -111,55 +117,59 @@ def test_unknown_family():
 
 @pytest.mark.usefixtures("toy")
 def test_own_constants_first_then_the_architectures_then_its_kins_then_all():
-    gpu = Machine.of(find_gpu("v100-pcie-32gb"))
+    gpu = GpuParameters.of(find_gpu("v100-pcie-32gb"))
     tables = {}
     for owner, efficiency in (("any", 0.5), ("volta", 0.6), (gpu.name, 0.7)):
         tables["gemm", owner, "fp16"] = table(efficiency)
-        served = Calibration(tables).serve("gemm", gpu, "fp16")
+        served = look_up(KernelCalibration(tables), "gemm", gpu, "fp16")
         assert served.constants["efficiency"] == efficiency
         assert served.name == f"gemm.{owner}.fp16"
         assert served.borrowed == (owner != gpu.name)
         assert served.error(2e-3) == pytest.approx(np.hypot(0.1, throttling(gpu)))
     for other, name in (("h100-sxm", "gemm.volta.fp16"), ("t4", "gemm.any.fp16")):
-        served = Calibration(tables).serve("gemm", Machine.of(find_gpu(other)), "fp16")
+        served = look_up(
+            KernelCalibration(tables), "gemm", GpuParameters.of(find_gpu(other)), "fp16"
+        )
         assert served.name == name
         assert "borrowed" in served.source
 
 
 @pytest.mark.usefixtures("toy")
 def test_other_formats_stand_in():
-    gpu = Machine.of(find_gpu("h100-sxm"))
-    found = Calibration({("gemm", "any", "fp16"): table(0.5), ("gemm", "any", "fp32"): table(0.9)})
-    assert found.serve("gemm", gpu, "bf16").error(1e-3) == pytest.approx(0.1)  # the same units
-    fp8 = found.serve("gemm", gpu, "fp8")
+    gpu = GpuParameters.of(find_gpu("h100-sxm"))
+    found = KernelCalibration(
+        {("gemm", "any", "fp16"): table(0.5), ("gemm", "any", "fp32"): table(0.9)}
+    )
+    assert look_up(found, "gemm", gpu, "bf16").error(1e-3) == pytest.approx(0.1)  # the same units
+    fp8 = look_up(found, "gemm", gpu, "fp8")
     assert fp8.name == "gemm.any.fp16"
     assert fp8.borrowed
-    assert fp8.error(1e-3) == pytest.approx(np.hypot(0.1, OTHER_FORMAT))
-    textbook = Calibration().serve("gemm", gpu, "fp8")
-    assert textbook.constants == {each.name: each.start for each in toy_family.CONSTANTS}
-    assert textbook.error(1e-3) == TEXTBOOK
+    assert fp8.error(1e-3) == pytest.approx(np.hypot(0.1, OTHER_FORMAT_ERROR))
+    textbook = look_up(KernelCalibration(), "gemm", gpu, "fp8")
+    assert textbook.constants == {each.name: each.start for each in toy_formula.FORMULA.constants}
+    assert textbook.error(1e-3) == TEXTBOOK_ERROR
 
 
 def test_grouped_products_have_those_of_single_ones_in_a_format_that_was_not_measured():
     model = Analytical(find_gpu("h100-sxm"))
-    assert model.served("grouped_gemm", "bf16").name == model.served("gemm", "bf16").name
-    assert model.served("grouped_gemm", "fp8").name.startswith("grouped_gemm.")
+    assert model.look_up("grouped_gemm", "bf16").name == model.look_up("gemm", "bf16").name
+    assert model.look_up("grouped_gemm", "fp8").name.startswith("grouped_gemm.")
 
 
 @pytest.mark.usefixtures("toy")
 def test_strangers_are_known_less_well():
-    found = Calibration({("gemm", "any", "fp16"): table(0.5)})  # of a V100
-    kin = found.serve("gemm", Machine.of(find_gpu("h100-sxm")), "fp16")
+    found = KernelCalibration({("gemm", "any", "fp16"): table(0.5)})  # of a V100
+    kin = look_up(found, "gemm", GpuParameters.of(find_gpu("h100-sxm")), "fp16")
     assert kin.error(1e-3) == pytest.approx(0.1)
-    amd = found.serve("gemm", Machine.of(find_gpu("mi300x")), "fp16")
-    assert amd.error(1e-3) == pytest.approx(np.hypot(0.1, STRANGER))
+    amd = look_up(found, "gemm", GpuParameters.of(find_gpu("mi300x")), "fp16")
+    assert amd.error(1e-3) == pytest.approx(np.hypot(0.1, UNRELATED_ARCHITECTURE_ERROR))
 
 
 @pytest.mark.usefixtures("toy")
 def test_one_gpu_alone_says_less_of_others():
-    gpu = Machine.of(find_gpu("h200"))
+    gpu = GpuParameters.of(find_gpu("h200"))
     alone = dataclasses.replace(table(0.5), held_out="shapes")
-    served = Calibration({("gemm", "hopper", "fp16"): alone}).serve("gemm", gpu, "fp16")
+    served = look_up(KernelCalibration({("gemm", "hopper", "fp16"): alone}), "gemm", gpu, "fp16")
     assert served.error(1e-3) > 0.1
 
 
@@ -174,21 +184,23 @@ def test_another_board_of_the_chip_before_the_architecture():
         ("gemm", "ampere", "fp16"): table(0.6),
     }
     # The A100 of 80 GB on PCIe: 1.94 TB/s, the boards of 40 GB 1.56 and of SXM 2.04.
-    served = Calibration(tables).serve("gemm", Machine.of(find_gpu("a100-pcie-80gb")), "fp16")
+    served = look_up(
+        KernelCalibration(tables), "gemm", GpuParameters.of(find_gpu("a100-pcie-80gb")), "fp16"
+    )
     assert served.name == "gemm.a100-sxm.fp16"
     assert served.borrowed
     assert served.error(2e-3) > np.hypot(0.1, 0.09)
     # An A40 is another chip of the architecture.
-    assert Calibration(tables).serve("gemm", Machine.of(find_gpu("a40")), "fp16").name == (
-        "gemm.ampere.fp16"
-    )
+    assert look_up(
+        KernelCalibration(tables), "gemm", GpuParameters.of(find_gpu("a40")), "fp16"
+    ).name == ("gemm.ampere.fp16")
 
 
 @pytest.mark.usefixtures("toy")
 def test_boards_that_their_power_holds_down_are_known_less_well():
-    t4 = Machine.of(find_gpu("t4"))
+    t4 = GpuParameters.of(find_gpu("t4"))
     own = dataclasses.replace(table(0.5), gpus=("t4",))
-    found = Calibration({("gemm", "t4", "fp16"): own}).serve("gemm", t4, "fp16")
+    found = look_up(KernelCalibration({("gemm", "t4", "fp16"): own}), "gemm", t4, "fp16")
     # Anywhere from 0.45 of the boost clock to all of it: log(1 / 0.45) / sqrt(12) = 0.23.
     assert found.error(2e-3) == pytest.approx(np.hypot(0.1, throttling(t4)))
     assert throttling(t4) == pytest.approx(0.23, abs=0.05)
@@ -201,10 +213,10 @@ def test_errors_by_size():
     assert found.error(3e-4) in (pytest.approx(0.1), pytest.approx(0.2))
     assert found.error(10.0) == pytest.approx(0.1)
     # A bin of few rows is passed over for the nearest of many.
-    few = dataclasses.replace(found, errors=(*found.errors, Bin(0, 3, 0.0, 9.0, 9.0, 9.0)))
+    few = dataclasses.replace(found, errors=(*found.errors, ErrorBin(0, 3, 0.0, 9.0, 9.0, 9.0)))
     assert few.error(2.0) == pytest.approx(0.1)
-    assert decade(9.9e-6) == -6
-    assert decade(1e-5) == -5
+    assert decade_of(9.9e-6) == -6
+    assert decade_of(1e-5) == -5
 
 
 GOOD = """
@@ -235,14 +247,14 @@ errors = [{ decade = -4, rows = 3, bias = 0.0, sd = 0.1, median = 0.1, p90 = 0.2
 )
 def test_bad_calibrations(old, new, words):
     with pytest.raises(InputError) as error:
-        Calibration.parse(GOOD.replace(old, new), "mine.toml")
+        KernelCalibration.parse(GOOD.replace(old, new), "mine.toml")
     assert str(error.value).startswith("mine.toml: ")
     assert words in str(error.value)
 
 
 def test_missing_calibration(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        Calibration.read(tmp_path / "none.toml")
+        KernelCalibration.read(tmp_path / "none.toml")
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -250,7 +262,7 @@ def test_missing_calibration(tmp_path):
 
 @pytest.mark.usefixtures("toy")
 def test_estimates():
-    calibration = Calibration({("gemm", "any", "fp32"): table(0.7)})
+    calibration = KernelCalibration({("gemm", "any", "fp32"): table(0.7)})
     model = Analytical(find_gpu("v100-pcie-32gb"), calibration)
     rows = batch("v100-pcie-32gb")
     many = model.estimate_many("gemm", rows.columns)
@@ -263,7 +275,7 @@ def test_estimates():
     # What the estimate rests on is among the model's numbers, with the error bar of its size.
     ((name, share),) = found.shares.items()
     assert name == "gemm model (fp32)"
-    held_down = throttling(Machine.of(model.gpu))
+    held_down = throttling(GpuParameters.of(model.gpu))
     assert found.error == pytest.approx(np.hypot(0.1, held_down))
     # Kernels of 10 us are foretold half as well, and those of 1 ms are off by half as much.
     assert model.numbers[name].error == pytest.approx(np.hypot(0.2, held_down))
@@ -273,7 +285,7 @@ def test_estimates():
 
 @pytest.mark.usefixtures("toy")
 def test_a_gpu_without_the_format():
-    model = Analytical(find_gpu("p4"), Calibration())
+    model = Analytical(find_gpu("p4"), KernelCalibration())
     with pytest.raises(InputError, match="has no bf16"):
         model.estimate(Gemm(1, 1, 1))
 
@@ -282,15 +294,15 @@ def test_the_packaged_calibration():
     tables = packaged_calibration().tables
     # FlashAttention in Triton, norms in registers and some products take a multiple of another
     # kernel's time.
-    multiples = {
+    multiples = {name for name, variant in VARIANTS.items() if variant.ratio}
+    assert multiples == {
         "attention_triton",
         "norm_persistent",
         "gemm_cores",
         "gemm_split",
         "grouped_gemm_split",
     }
-    families = set(MODULES.values()) - multiples
-    assert {family for family, _, _ in tables} == families
+    assert {formula for formula, _, _ in tables} == set(FORMULAS) - multiples
     for name in gpu_names():
         gpu = find_gpu(name)
         model = Analytical(gpu)
@@ -305,15 +317,17 @@ def test_products_of_16_bit_numbers_on_cuda_cores():
     """Products of an attention on an A100, and the same in fp32 (xformers, pull request 587)."""
     model = Analytical(find_gpu("a100-sxm"), alone=True)
 
-    def ms(kind: type[Gemm]) -> float:
+    def ms(variant: GemmVariant | None) -> float:
         sizes = ((197, 197, 88), (197, 88, 197))
-        kernels = [kind(*size, 1024, dtype="fp32", output="fp16") for size in sizes]
+        kernels = [
+            Gemm(*size, 1024, dtype="fp32", output="fp16", variant=variant) for size in sizes
+        ]
         return sum(model.estimate(kernel).duration for kernel in kernels) * 1e-9
 
-    assert ms(CoreGemm) == pytest.approx(1.25 * ms(Gemm), rel=1e-9)
+    assert ms("cores") == pytest.approx(1.25 * ms(None), rel=1e-9)
     # Without softmax and scale, which take 0.27 and 0.13 ms in the two formats.
-    assert ms(Gemm) == pytest.approx(1.77 - 0.27, rel=0.1)
-    assert ms(CoreGemm) == pytest.approx(2.22 - 0.13, rel=0.2)
+    assert ms(None) == pytest.approx(1.77 - 0.27, rel=0.1)
+    assert ms("cores") == pytest.approx(2.22 - 0.13, rel=0.2)
 
 
 def test_copies_have_no_format():

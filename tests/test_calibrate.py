@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy_family
+import toy_formula
 
 from mpisim.cli import main
-from mpisim.kernels.analytical.calibration import Calibration
-from mpisim.kernels.fit import machine
+from mpisim.kernels.analytical import KernelCalibration
+from mpisim.kernels.gpu_parameters import gpu_parameters
 from mpisim.kernels.operations import Gemm
 from mpisim.validate.whole_models import steps
 
@@ -23,7 +23,7 @@ TIMES = {"A100-80GB": 0.9, "H100-SXM-80GB": 0.6}
 @pytest.fixture
 def table(tmp_path, monkeypatch) -> Path:
     """A table in Vidur's form, with the toy's times and 5 % noise."""
-    toy_family.serve(monkeypatch)
+    toy_formula.install(monkeypatch)
     lines = ["gpu,model,op,tp,M,N,K,median_ms,min_ms"]
     random = np.random.default_rng(7)
     for gpu, efficiency in TIMES.items():
@@ -36,7 +36,7 @@ def table(tmp_path, monkeypatch) -> Path:
                 "dtype": "fp16",
             }
             constants = {"efficiency": efficiency, "memory": 0.8, "floor": 5e-6}
-            seconds = toy_family.seconds(columns, machine(name), constants)[0]
+            seconds = toy_formula.seconds(columns, gpu_parameters(name), constants)[0]
             ms = 1e3 * seconds * np.exp(0.05 * random.standard_normal())
             lines.append(f"{gpu},m,op,1,{m},{n},{k},{ms:.9f},0")
     path = tmp_path / "gemm.csv"
@@ -63,7 +63,7 @@ def test_calibrate_then_validate(table, run, tmp_path):
     mine = tmp_path / "mine.toml"
     out = run("calibrate", "kernels", table, "-o", mine)
     assert "gemm.h100-sxm.fp16" in out
-    found = Calibration.read(mine).tables
+    found = KernelCalibration.read(mine).tables
     for gpu, efficiency in (("a100-sxm", 0.9), ("h100-sxm", 0.6)):
         fitted = found["gemm", gpu, "fp16"]
         assert fitted.constants["efficiency"] == pytest.approx(efficiency, rel=0.03)
@@ -91,7 +91,7 @@ def test_calibrate_then_validate(table, run, tmp_path):
 def test_a_gpu_that_was_not_measured(table, run, tmp_path):
     mine = tmp_path / "mine.toml"
     run("calibrate", "kernels", table, "-o", mine, "--gpus", "A100-SXM-80GB")
-    assert ("gemm", "hopper", "fp16") not in Calibration.read(mine).tables
+    assert ("gemm", "hopper", "fp16") not in KernelCalibration.read(mine).tables
     out = run("validate", "kernels", table, "--calibration", mine, "--test-gpus", "H100")
     # 0.9 of the peak foretold, 0.6 measured.
     (line,) = [each for each in out.splitlines() if each.startswith("linear, h100-sxm")]

@@ -17,7 +17,7 @@ from mpisim.base.errors import InputError
 from mpisim.formats import import_program, read_chakra
 from mpisim.formats.chakra_schema import read_nodes
 from mpisim.kernels import find_gpu
-from mpisim.kernels.counted import PRICED, Counts
+from mpisim.kernels.counted import PRICED, RooflinePricer
 from mpisim.program import UNPRICED, Kind, Operation, Program, Table
 from mpisim.topo import AlphaBeta
 
@@ -305,8 +305,8 @@ def counted(id: int, *deps: int, **attributes: int) -> dict[str, Any]:
     return kernel(id, *deps, us=0, attr=GPU | attributes)
 
 
-def h100(precision: Any = "bf16") -> Counts:
-    return Counts(find_gpu("h100-sxm"), precision)
+def h100(precision: Any = "bf16") -> RooflinePricer:
+    return RooflinePricer(find_gpu("h100-sxm"), precision)
 
 
 def test_what_counts_operations_takes_what_the_roofline_says(chakra: Any, tmp_path: Path) -> None:

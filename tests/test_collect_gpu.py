@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpisim.base.errors import InputError
-from mpisim.kernels import collected, measured
+from mpisim.kernels import measured
+from mpisim.kernels.measured.formats import COLLECTED_FAMILIES, collected_kernel
 from mpisim.kernels.operations import BYTES, Attention, Copy, Embedding, Gemm, Norm
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "run_scripts"
@@ -54,7 +55,7 @@ def table(sweep, path: Path, *rows: dict[str, str]) -> Path:
 def test_every_case_has_a_description(sweep):
     for name, cases in sweep.SWEEPS.items():
         for case in cases(False):
-            kernel = collected.description(cells(case))
+            kernel = collected_kernel(cells(case))
             for key, value in case.fields.items():
                 assert getattr(kernel, key) == value, (name, case)
             assert set(case.fields) <= set(sweep.DESCRIPTION)
@@ -67,7 +68,7 @@ def test_sweeps_are_the_same_every_time(sweep):
 
 def test_sweeps_cover_what_they_name(sweep):
     cases = [case for cases in sweep.SWEEPS.values() for case in cases(False)]
-    assert {case.family for case in cases} == set(collected.KINDS) - {"grouped_gemm"}
+    assert {case.family for case in cases} == set(COLLECTED_FAMILIES) - {"grouped_gemm"}
     products = [case for case in cases if case.family == "gemm"]
     assert {case.fields["dtype"] for case in products} == set(BYTES)
     assert len(products) > 2000
@@ -132,7 +133,7 @@ def test_tables_are_read(sweep, tmp_path):
 def test_refusals(changed, message):
     row = {"family": "gemm", "m": "1", "n": "2", "k": "3", "dtype": "bf16"} | changed
     with pytest.raises(InputError) as error:
-        collected.description(row)
+        collected_kernel(row)
     assert message in str(error.value)
 
 

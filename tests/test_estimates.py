@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from mpisim.base.quantity import PICOSECONDS
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import Analytical, family_module, stack
-from mpisim.kernels.analytical.family import MODULES
-from mpisim.kernels.core_gemm import CoreGemm
-from mpisim.kernels.fused_attention import ATTENTION
+from mpisim.kernels.analytical import Analytical, formula_of, stack_columns
+from mpisim.kernels.analytical.families import FORMULAS
 from mpisim.kernels.operations import (
+    ATTENTION_VARIANTS,
     Attention,
     Convolution,
     Copy,
@@ -29,8 +28,6 @@ from mpisim.kernels.operations import (
     OptimizerStep,
     Softmax,
 )
-from mpisim.kernels.persistent_norm import PersistentNorm
-from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
 GPUS = ("a100-sxm", "p100-pcie", "l4")
 MODELS = {name: Analytical(find_gpu(name)) for name in GPUS}
@@ -60,8 +57,12 @@ KERNELS = st.one_of(
     st.builds(
         Norm, SIZES, SIZES, st.sampled_from(("layer", "rms", "batch")), st.booleans(), FORMATS
     ),
-    st.builds(CoreGemm, SIZES, SIZES, SIZES, FEW, st.just("fp32"), FORMATS),
-    st.builds(PersistentNorm, SIZES, SIZES, st.just("layer"), st.booleans(), FORMATS),
+    st.builds(Gemm, SIZES, SIZES, SIZES, FEW, st.just("fp32"), FORMATS, variant=st.just("cores")),
+    st.builds(
+        Norm,
+        *(SIZES, SIZES, st.just("layer"), st.booleans(), FORMATS),
+        variant=st.just("persistent"),
+    ),
     st.builds(Embedding, SIZES, SIZES, SIZES, FEW, st.booleans(), FORMATS),
 )
 
@@ -72,8 +73,8 @@ def test_one_kernel_is_a_row_of_a_table(kernel: Kernel, gpu: str):
     if gpu == "p100-pcie" and isinstance(kernel, Attention):
         return
     model = MODELS[gpu]
-    columns = stack([kernel, kernel])
-    family = family_module(kernel.family).FAMILY
+    columns = stack_columns([kernel, kernel])
+    family = formula_of(kernel.qualified_family).name
     several = model.estimate_many(family, columns)
     found = model.estimate(kernel)
     assert several.shape == (2,)
@@ -82,9 +83,9 @@ def test_one_kernel_is_a_row_of_a_table(kernel: Kernel, gpu: str):
     terms = model.terms(kernel)
     assert sum(terms.values()) == pytest.approx(several[1], rel=1e-12)
     assert all(type(value) is float for value in terms.values())
-    served = model.served(family, columns.get("dtype", "any"))
+    lookup = model.look_up(family, columns.get("dtype", "any"))
     seconds = float(several[0])
-    assert found.error == served.error(seconds)
+    assert found.error == lookup.error(seconds)
     ((name, share),) = found.shares.items()
     assert share * model.numbers[name].error == pytest.approx(found.error)
 
@@ -123,41 +124,42 @@ def test_to_the_picosecond(gpu):
     for kernel in drawn(Random(1)):
         kernels.setdefault((kernel.family, kernel.dtype), []).append(kernel)
     for (family, _), alike in kernels.items():
-        several = model.estimate_many(family, stack(alike))
+        several = model.estimate_many(family, stack_columns(alike))
         durations = [model.estimate(each).duration for each in alike]
         # Half a picosecond, and of kernels of seconds the last digits of a float.
         found = np.abs(several * PICOSECONDS - durations)
         assert (found <= 0.5 + 1e-14 * np.array(durations)).all()
 
 
-@pytest.mark.parametrize("family", sorted(set(MODULES.values())))
+@pytest.mark.parametrize("family", sorted(FORMULAS))
 def test_formulas_take_plain_numbers(family):
     kernel = {
         "gemm": Gemm(512, 768, 1024),
-        "gemm_cores": CoreGemm(512, 768, 1024, dtype="fp32"),
-        "gemm_split": SplitGemm(512, 768, 1024),
+        "gemm_cores": Gemm(512, 768, 1024, dtype="fp32", variant="cores"),
+        "gemm_split": Gemm(512, 768, 1024, variant="split"),
         "grouped_gemm": GroupedGemm(4096, 8, 512, 1024),
-        "grouped_gemm_split": SplitGroupedGemm(4096, 8, 512, 1024),
+        "grouped_gemm_split": GroupedGemm(4096, 8, 512, 1024, variant="split"),
         "convolution": Convolution(8, 64, 64, 56, 56, 3),
         **{
-            each.family: each(1, 8, 8, 512, 512, 64, 64, backward=True)
-            for each in ATTENTION.values()
+            each.qualified_family: each
+            for variant in ATTENTION_VARIANTS.values()
+            for each in [Attention(1, 8, 8, 512, 512, 64, 64, backward=True, variant=variant)]
         },
         "memory_bound": Elementwise(10**6),
         "softmax": Softmax(4096, 1500),
         "norm": Norm(4096, 1500),
-        "norm_persistent": PersistentNorm(4096, 1536, backward=True),
+        "norm_persistent": Norm(4096, 1536, backward=True, variant="persistent"),
         "embedding": Embedding(4096, 1024, 50_000),
     }[family]
-    module = family_module(kernel.family)
-    constants = {each.name: each.start for each in module.CONSTANTS}
-    machine = MODELS["a100-sxm"]._machine
-    one = module.seconds(module.columns(kernel), machine, constants)
-    (row,) = module.seconds(stack([kernel]), machine, constants)
+    formula = formula_of(kernel.qualified_family)
+    constants = {each.name: each.start for each in formula.constants}
+    machine = MODELS["a100-sxm"].parameters
+    one = formula.seconds(formula.columns(kernel), machine, constants)
+    (row,) = formula.seconds(stack_columns([kernel]), machine, constants)
     assert type(one) is float
     assert one == pytest.approx(row, rel=1e-12)
-    shares = module.shares(module.columns(kernel), machine, constants)
-    rows = module.shares(stack([kernel, kernel]), machine, constants)
+    shares = formula.shares(formula.columns(kernel), machine, constants)
+    rows = formula.shares(stack_columns([kernel, kernel]), machine, constants)
     assert {name: each.shape for name, each in rows.items()} == dict.fromkeys(shares, (2,))
     assert list(shares.values()) == pytest.approx([each[0] for each in rows.values()], rel=1e-12)
 
@@ -165,7 +167,7 @@ def test_formulas_take_plain_numbers(family):
 def test_an_unknown_kernel_adds_its_number():
     model = Analytical(find_gpu("a100-sxm"))
     assert not model.numbers
-    model.served("norm", "bf16")
+    model.look_up("norm", "bf16")
     assert not model.numbers  # nothing rests on it yet
     model.estimate(Norm(1, 1))
     model.estimate(Elementwise(8))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import Analytical
-from mpisim.kernels.fused_attention import ATTENTION, AttentionKernel
 from mpisim.kernels.measured import read
+from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention
+
+
+def attention(name: str, *sizes: Any) -> Attention:
+    """Name in experiments, sizes → attention by that kernel."""
+    return Attention(*sizes, variant=ATTENTION_VARIANTS[name])
 
 
 @pytest.mark.parametrize(
@@ -23,16 +30,16 @@ from mpisim.kernels.measured import read
         ("cudnn", "gb300", "fp8"),
     ],
 )
-def test_other_kernels(kernel: AttentionKernel, gpu: str, dtype: str) -> None:
+def test_other_kernels(kernel: str, gpu: str, dtype: str) -> None:
     """Those of an H100, as arXiv:2407.08608 measured them, and newer ones as NVIDIA did."""
-    family = ATTENTION[kernel].family
+    family = f"attention_{ATTENTION_VARIANTS[kernel]}"
     files = ("calibration/attention.csv", "calibration/attention_cudnn.csv")
     every = [rows for file in files for rows in read(packaged_path(file))[0]]
     wanted = (family, gpu, dtype)
     measured = [each for each in every if (each.family, each.gpu, each.dtype) == wanted]
     assert measured
     model = Analytical(find_gpu(gpu), alone=True)
-    assert model.served(family, dtype).name == f"{family}.{gpu}.{dtype}"  # type: ignore[arg-type]
+    assert model.look_up(family, dtype).name == f"{family}.{gpu}.{dtype}"
     for rows in measured:
         found = model.estimate_many(family, rows.columns)
         assert np.abs(found / rows.seconds - 1).mean() < 0.07
@@ -41,11 +48,11 @@ def test_other_kernels(kernel: AttentionKernel, gpu: str, dtype: str) -> None:
 def test_newer_is_faster() -> None:
     """On an H100: FlashAttention-3, cuDNN, FlashAttention-2, the one in Triton."""
     model = Analytical(find_gpu("h100-sxm"))
-    order: list[AttentionKernel] = ["newest", "cudnn", "flash-2", "triton"]
+    order: list[str] = ["newest", "cudnn", "flash-2", "triton"]
     for backward in (False, True):
         times = [
             model.estimate(
-                ATTENTION[each](1, 16, 16, 16384, 16384, 128, 128, True, backward)
+                attention(each, 1, 16, 16, 16384, 16384, 128, 128, True, backward)
             ).duration
             for each in order
         ]
@@ -58,7 +65,7 @@ def test_triton_is_a_multiple() -> None:
         model = Analytical(find_gpu(gpu))
         for backward, ratio in ((False, 1.4), (True, 2.0)):
             shape = (2, 16, 16, 4096, 4096, 128, 128, True, backward)
-            slow, fast = (model.estimate(ATTENTION[each](*shape)) for each in ("triton", "flash-2"))
+            slow, fast = (model.estimate(attention(each, *shape)) for each in ("triton", "flash-2"))
             assert slow.duration == pytest.approx(ratio * fast.duration, rel=1e-6)
             assert slow.error > fast.error
 
@@ -66,9 +73,9 @@ def test_triton_is_a_multiple() -> None:
 def test_substitutes() -> None:
     """A kernel that was not measured on an architecture is taken to be the newest there."""
     model = Analytical(find_gpu("a100-sxm"))
-    newest, older = (model.served(each, "bf16") for each in ("attention", "attention_flash_2"))
+    newest, older = (model.look_up(each, "bf16") for each in ("attention", "attention_flash_2"))
     assert older.name == newest.name
     assert older.constants == newest.constants
     assert older.borrowed
     assert older.largest_error == pytest.approx(np.hypot(newest.largest_error, 0.25))
-    assert model.served("attention_triton", "fp16").name == newest.name
+    assert model.look_up("attention_triton", "fp16").name == newest.name

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from mpisim.data import path as packaged_path
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import Analytical, Machine, family_module, stack
-from mpisim.kernels.analytical.overlap import PIPELINED, divided
-from mpisim.kernels.analytical.tiles import Cut, preferred, throttled, times
-from mpisim.kernels.fit import fit, log_ratios
+from mpisim.kernels.analytical import Analytical, Formula, formula_of, stack_columns
+from mpisim.kernels.analytical.formula import PIPELINED, divided_overlap
+from mpisim.kernels.analytical.tiles import Tiling, expected_time, power_throttled, tiled_times
+from mpisim.kernels.fitting import fit, log_errors
+from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
 from mpisim.kernels.measured import read
 from mpisim.kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
-from mpisim.kernels.split_gemm import SplitGemm
 
-H100 = Machine.of(find_gpu("h100-sxm"))
-A100 = Machine.of(find_gpu("a100-sxm"))
-P100 = Machine.of(find_gpu("p100-pcie"))
+H100 = gpu_parameters("h100-sxm")
+A100 = gpu_parameters("a100-sxm")
+P100 = gpu_parameters("p100-pcie")
 
 IDEAL = {
     "efficiency": 1.0,
@@ -32,13 +32,13 @@ IDEAL = {
 }
 
 
-def start(module: Any, **changed: float) -> dict[str, float]:
-    return {each.name: each.start for each in module.CONSTANTS} | changed
+def start(formula: Formula, **changed: float) -> dict[str, float]:
+    return {each.name: each.start for each in formula.constants} | changed
 
 
-def seconds(kernel: Kernel, gpu: Machine = H100, **changed: float) -> float:
-    module = family_module(kernel.family)
-    return float(module.seconds(stack([kernel]), gpu, start(module, **changed))[0])
+def seconds(kernel: Kernel, gpu: GpuParameters = H100, **changed: float) -> float:
+    formula = formula_of(kernel.qualified_family)
+    return float(formula.seconds(stack_columns([kernel]), gpu, start(formula, **changed))[0])
 
 
 def one(value: float) -> np.ndarray:
@@ -49,26 +49,41 @@ class TestTiles:
     def test_full_waves_run_at_the_peak(self) -> None:
         # 12 × 18 tiles are two waves of 108 multiprocessors.
         m, n, k = 12 * 128, 18 * 256, 4096
-        (found,) = times([Cut(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL)
+        (found,) = tiled_times(
+            [Tiling(128, 256)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+        )
         assert found[0] == pytest.approx(2 * m * n * k / A100.peaks["bf16"])
 
     def test_one_tile_more_is_one_wave_more(self) -> None:
-        cut = [Cut(128, 128)]
-        full = times(cut, "bf16", one(108 * 128), one(128), one(512), one(1), A100, **IDEAL)
-        more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **IDEAL)
+        cut = [Tiling(128, 128)]
+        full = tiled_times(cut, "bf16", one(108 * 128), one(128), one(512), one(1), A100, **IDEAL)
+        more = tiled_times(
+            cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **IDEAL
+        )
         assert more[0][0] == pytest.approx(2 * full[0][0])
         smooth = IDEAL | {"quantisation": 0.0}
-        more = times(cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **smooth)
+        more = tiled_times(
+            cut, "bf16", one(108 * 128 + 1), one(128), one(512), one(1), A100, **smooth
+        )
         assert more[0][0] == pytest.approx(109 / 108 * full[0][0])
 
     def test_a_lone_tile_keeps_one_multiprocessor_busy(self) -> None:
-        found = times([Cut(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL)
+        found = tiled_times(
+            [Tiling(64, 64)], "bf16", one(1), one(1), one(1000), one(1), A100, **IDEAL
+        )
         assert found[0][0] == pytest.approx(2 * 64 * 64 * 1000 * A100.sms / A100.peaks["bf16"])
 
     def test_parts_along_k_share_the_work_and_add_up_their_sums(self) -> None:
         m, n, k = 128, 128, 8192
-        whole, split = times(
-            [Cut(128, 128), Cut(128, 128, 4)], "bf16", one(m), one(n), one(k), one(1), A100, **IDEAL
+        whole, split = tiled_times(
+            [Tiling(128, 128), Tiling(128, 128, 4)],
+            "bf16",
+            one(m),
+            one(n),
+            one(k),
+            one(1),
+            A100,
+            **IDEAL,
         )
         sums = 8 * 4 * m * n / A100.l2_bandwidth
         assert split[0] == pytest.approx(whole[0] / 4 + sums)
@@ -76,16 +91,18 @@ class TestTiles:
     def test_loads_weigh_more_on_small_tiles(self) -> None:
         loads = IDEAL | {"loading": 1.0}
         ratio = [
-            times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0][0]
-            / times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0][0]
-            for cut in (Cut(64, 64), Cut(128, 128), Cut(128, 256))
+            tiled_times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **loads)[0][0]
+            / tiled_times([cut], "bf16", one(1), one(1), one(100), one(1), H100, **IDEAL)[0][0]
+            for cut in (Tiling(64, 64), Tiling(128, 128), Tiling(128, 256))
         ]
         assert ratio[0] - 1 == pytest.approx(2 * (ratio[1] - 1))
         assert ratio[1] > ratio[2]
 
     def test_one_scheduler_for_32_lanes_costs_in_fp32_alone(self) -> None:
-        def share(gpu: Machine, dtype: str) -> float:
-            found = times([Cut(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL)
+        def share(gpu: GpuParameters, dtype: str) -> float:
+            found = tiled_times(
+                [Tiling(128, 128)], dtype, one(1), one(1), one(1), one(1), gpu, **IDEAL
+            )
             return float(found[0][0]) / (2 * 128 * 128 * gpu.sms / gpu.peaks[dtype])
 
         assert share(H100, "fp32") == pytest.approx(1.12)
@@ -94,23 +111,23 @@ class TestTiles:
 
     def test_preference(self) -> None:
         ways = np.array([[1.0, 1.0], [1.0, 3.0], [2.0, 3.0]])
-        assert preferred(ways, 0.01).tolist() == pytest.approx([1.0, 1.0])
+        assert expected_time(ways, 0.01).tolist() == pytest.approx([1.0, 1.0])
         # Weights 1, 1 and e⁻² at a choice of one half.
         expected = (2 + 2 * np.exp(-2)) / (2 + np.exp(-2))
-        assert preferred(ways, 0.5)[0] == pytest.approx(expected)
+        assert expected_time(ways, 0.5)[0] == pytest.approx(expected)
 
     def test_overlap(self) -> None:
-        arithmetic, memory = divided(one(3.0), one(3.0), PIPELINED)
+        arithmetic, memory = divided_overlap(one(3.0), one(3.0), PIPELINED)
         assert arithmetic[0] == pytest.approx(3 * 2**0.25 / 2)
         assert memory[0] == arithmetic[0]
-        assert sum(divided(one(3.0), one(0.01), PIPELINED))[0] == pytest.approx(3.0)
+        assert sum(divided_overlap(one(3.0), one(0.01), PIPELINED))[0] == pytest.approx(3.0)
 
     def test_the_power_limit_holds_for_long_kernels(self) -> None:
         capped = replace(A100, sustained=0.5)
-        assert throttled(one(1e-6), 1e-3, capped)[0] == pytest.approx(1e-6, rel=2e-3)
-        assert throttled(one(1e-3), 1e-3, capped)[0] == pytest.approx(1.5e-3)
-        assert throttled(one(10.0), 1e-3, capped)[0] == pytest.approx(20.0, rel=1e-3)
-        assert throttled(one(10.0), 1e-3, replace(A100, sustained=1.0))[0] == 10.0
+        assert power_throttled(one(1e-6), 1e-3, capped)[0] == pytest.approx(1e-6, rel=2e-3)
+        assert power_throttled(one(1e-3), 1e-3, capped)[0] == pytest.approx(1.5e-3)
+        assert power_throttled(one(10.0), 1e-3, capped)[0] == pytest.approx(20.0, rel=1e-3)
+        assert power_throttled(one(10.0), 1e-3, replace(A100, sustained=1.0))[0] == 10.0
 
 
 SIZES = st.integers(1, 20_000)
@@ -164,13 +181,13 @@ class TestAllFamilies:
     @settings(max_examples=150, deadline=None)
     @given(KERNELS)
     def test_terms_add_up_and_no_peak_is_beaten(self, kernel: Any) -> None:
-        module = family_module(kernel.family)
-        columns = stack([kernel])
-        terms = module.shares(columns, H100, start(module))
+        formula = formula_of(kernel.qualified_family)
+        columns = stack_columns([kernel])
+        terms = formula.shares(columns, H100, start(formula))
         total = float(sum(terms.values())[0])
         assert set(terms) == {"arithmetic", "memory", "floor"}
         assert min(float(each[0]) for each in terms.values()) >= 0
-        assert total == pytest.approx(float(module.seconds(columns, H100, start(module))[0]))
+        assert total == pytest.approx(float(formula.seconds(columns, H100, start(formula))[0]))
         assert np.isfinite(total)
         # Winograd's algorithm multiplies a quarter as often.
         fewer = 4 if isinstance(kernel, Convolution) else 1
@@ -179,15 +196,15 @@ class TestAllFamilies:
 
     @pytest.mark.parametrize("family", ["gemm", "grouped_gemm", "attention", "convolution"])
     def test_constants(self, family: str) -> None:
-        module = family_module(family)
-        assert family == module.FAMILY
-        assert len(module.CONSTANTS) <= 8
-        assert len({each.name for each in module.CONSTANTS}) == len(module.CONSTANTS)
+        formula = formula_of(family)
+        assert family == formula.name
+        assert len(formula.constants) <= 8
+        assert len({each.name for each in formula.constants}) == len(formula.constants)
 
     def test_many_at_once_as_one_by_one(self) -> None:
         kernels = [Gemm(128 * i, 700, 64 * i, dtype="fp32", output="fp32") for i in range(1, 30)]
-        module = family_module("gemm")
-        together = module.seconds(stack(kernels), A100, start(module))
+        formula = formula_of("gemm")
+        together = formula.seconds(stack_columns(kernels), A100, start(formula))
         alone = [seconds(each, A100) for each in kernels]
         assert together.tolist() == pytest.approx(alone)
 
@@ -215,7 +232,7 @@ class TestGemm:
         assert seconds(replace(narrow, batch=1, m=64 * 4096), A100) < 0.8 * seconds(wide, A100)
 
     def test_long_rows_are_slow_on_pascal(self) -> None:
-        def rate(k: int, gpu: Machine) -> float:
+        def rate(k: int, gpu: GpuParameters) -> float:
             kernel = Gemm(4096, 4096, k, dtype="fp32", output="fp32")
             return kernel.flops / seconds(kernel, gpu)
 
@@ -229,8 +246,8 @@ class TestGemm:
             rows.take(np.arange(len(rows)) % 20 == 0)
             for rows in read(folder / "neusight_matmul_train_subset.csv")[0]
         ]
-        module = family_module("gemm")
-        found = fit(module, training)
+        formula = formula_of("gemm")
+        found = fit(formula, training)
         held = [
             rows.take(np.arange(len(rows)) % 5 == 0)
             for rows in read(folder / "neusight_matmul_test.csv")[0]
@@ -238,7 +255,7 @@ class TestGemm:
         ]
         error = {
             str(rows.op[0]): np.abs(np.expm1(ratio)).mean()
-            for rows, ratio in zip(held, log_ratios(module, held, found))
+            for rows, ratio in zip(held, log_errors(formula, held, found))
         }
         assert error["linear"] < 0.09
         assert error["bmm"] < 0.14
@@ -260,8 +277,8 @@ class TestGroupedGemm:
         """DeepGEMM's ten grouped products in fp8, which are too few to leave some out."""
         batches = read(shared / "groundtruth" / "kernels" / "deepgemm_fp8_h800.csv")[0]
         rows = [each for each in batches if each.family == "grouped_gemm"]
-        module = family_module("grouped_gemm")
-        (ratio,) = log_ratios(module, rows, fit(module, rows))
+        formula = formula_of("grouped_gemm")
+        (ratio,) = log_errors(formula, rows, fit(formula, rows))
         assert np.abs(np.expm1(ratio)).mean() < 0.08
 
 
@@ -305,12 +322,12 @@ class TestAttention:
         """Published rates of FlashAttention 2 to 4 on four GPUs, then on one."""
         every = read(packaged_path("calibration/attention.csv"))[0]
         batches = [rows for rows in every if rows.family == "attention"]
-        module = family_module("attention")
-        together = fit(module, batches)
-        errors = [np.abs(np.expm1(each)) for each in log_ratios(module, batches, together)]
+        formula = formula_of("attention")
+        together = fit(formula, batches)
+        errors = [np.abs(np.expm1(each)) for each in log_errors(formula, batches, together)]
         assert np.concatenate(errors).mean() < 0.1
         (hopper,) = (rows for rows in batches if rows.gpu == "h100-sxm")
-        (ratio,) = log_ratios(module, [hopper], fit(module, [hopper], together.constants))
+        (ratio,) = log_errors(formula, [hopper], fit(formula, [hopper], together.constants))
         assert np.abs(np.expm1(ratio)).mean() < 0.045
 
 
@@ -352,8 +369,8 @@ class TestConvolution:
             for direction in ("forward", "input", "weight")
             for groups in (1, 64)
         ]
-        module = family_module("convolution")
-        together = module.seconds(stack(kernels), A100, start(module))
+        formula = formula_of("convolution")
+        together = formula.seconds(stack_columns(kernels), A100, start(formula))
         assert together.tolist() == pytest.approx([seconds(each, A100) for each in kernels])
 
     def test_measured(self, shared: Any) -> None:
@@ -364,10 +381,10 @@ class TestConvolution:
         """
         path = shared / "groundtruth" / "kernels" / "neusight_conv2d.csv"
         (rows,) = (each for each in read(path)[0] if each.gpu == "v100-pcie-32gb")
-        module = family_module("convolution")
+        formula = formula_of("convolution")
         training = rows.take(rows.split == "train")
-        found = fit(module, [training.take(np.arange(len(training)) % 5 == 0)])
-        (ratio,) = log_ratios(module, [rows.take(rows.split == "test")], found)
+        found = fit(formula, [training.take(np.arange(len(training)) % 5 == 0)])
+        (ratio,) = log_errors(formula, [rows.take(rows.split == "test")], found)
         error = np.abs(np.expm1(ratio))
         assert error.mean() < 0.11
         assert np.median(error) < 0.09
@@ -382,8 +399,8 @@ def test_split_accumulators() -> None:
     for gpu, ratio in (("h100-sxm", 1.15), ("b200", 1.0)):
         model = Analytical(find_gpu(gpu))
         whole = model.estimate(Gemm(*shape, dtype="fp8"))
-        split = model.estimate(SplitGemm(*shape, dtype="fp8"))
+        split = model.estimate(Gemm(*shape, dtype="fp8", variant="split"))
         assert split.duration == pytest.approx(ratio * whole.duration, rel=1e-6)
         assert split.error > whole.error
-        terms = model.terms(SplitGemm(*shape, dtype="fp8"))
+        terms = model.terms(Gemm(*shape, dtype="fp8", variant="split"))
         assert sum(terms.values()) == pytest.approx(split.duration * 1e-12)

@@ -10,20 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.kernels.analytical import (
-    Analytical,
-    Machine,
-    embedding,
-    family_module,
-    memory_bound,
-    norm,
-    reduction,
-    softmax,
-)
-from mpisim.kernels.analytical.family import stack
-from mpisim.kernels.analytical.transposed import turned_rate
-from mpisim.kernels.fit import fit, log_ratios
+from mpisim.kernels.analytical import Analytical, embedding, formula_of, reductions, stack_columns
+from mpisim.kernels.analytical.embedding import EMBEDDING
+from mpisim.kernels.analytical.memory_bound import MEMORY_BOUND, TRANSPOSED_RATE
+from mpisim.kernels.analytical.reductions import NORM, SOFTMAX
+from mpisim.kernels.fitting import fit, log_errors
 from mpisim.kernels.gpu import find_gpu
+from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
 from mpisim.kernels.measured import read, select
 from mpisim.kernels.operations import (
     Copy,
@@ -35,9 +28,8 @@ from mpisim.kernels.operations import (
     OptimizerStep,
     Softmax,
 )
-from mpisim.kernels.persistent_norm import PersistentNorm
 
-MACHINE = Machine(
+MACHINE = GpuParameters(
     name="round",
     family="ampere",
     peaks={"fp32": 10e12, "bf16": 100e12},
@@ -63,18 +55,20 @@ LOOKUP = {"share": 0.8, "rate": 0.5, "capacity": 0.5, "floor": 3e-6}
 
 
 def constants_of(kernel: Kernel) -> dict[str, float]:
-    name = family_module(kernel.family).FAMILY
+    name = formula_of(kernel.qualified_family).name
     return {"memory_bound": STREAM, "embedding": LOOKUP}.get(name, ROWS)
 
 
-def seconds(kernel: Kernel, machine: Machine = MACHINE, **changed: float) -> float:
+def seconds(kernel: Kernel, machine: GpuParameters = MACHINE, **changed: float) -> float:
     constants = constants_of(kernel) | changed
-    return float(family_module(kernel.family).seconds(stack([kernel]), machine, constants)[0])
+    return float(
+        formula_of(kernel.qualified_family).seconds(stack_columns([kernel]), machine, constants)[0]
+    )
 
 
 def terms(kernel: Kernel, **changed: float) -> dict[str, float]:
     constants = constants_of(kernel) | changed
-    found = family_module(kernel.family).shares(stack([kernel]), MACHINE, constants)
+    found = formula_of(kernel.qualified_family).shares(stack_columns([kernel]), MACHINE, constants)
     return {name: float(value[0]) for name, value in found.items()}
 
 
@@ -85,7 +79,7 @@ def test_writing_transposed_is_slower() -> None:
     plain, turned = (Elementwise(10**9, transposes=each) for each in (False, True))
     floor = STREAM["floor"]
     found = (seconds(turned, MACHINE) - floor) / (seconds(plain, MACHINE) - floor)
-    assert found == pytest.approx(1 / turned_rate("streams"))
+    assert found == pytest.approx(1 / TRANSPOSED_RATE)
 
 
 def test_long_kernels_run_at_the_memorys_rate():
@@ -130,12 +124,12 @@ def test_host_copies_run_at_the_links_rate():
     ],
 )
 def test_threads_of_a_softmax_row(width, block, steps, passes):
-    found = softmax.columns(Softmax(10, width, dtype="fp32"))
+    found = SOFTMAX.columns(Softmax(10, width, dtype="fp32"))
     assert (found["block"], found["steps"], found["passes"]) == (block, steps, passes)
 
 
 def test_half_vectors_hold_eight():
-    found = softmax.columns(Softmax(10, 4096, dtype="bf16"))
+    found = SOFTMAX.columns(Softmax(10, 4096, dtype="bf16"))
     assert (found["block"], found["steps"]) == (256, 2)
 
 
@@ -149,7 +143,7 @@ def test_short_rows_cost_their_first_touches():
 
 def test_causal_rows_stay_in_registers_and_are_read_by_half():
     forward, backward = (
-        softmax.columns(Softmax(10, 2048, backward, "fp16", causal=True))
+        SOFTMAX.columns(Softmax(10, 2048, backward, "fp16", causal=True))
         for backward in (False, True)
     )
     assert (forward["read"], backward["read"]) == (1, 2)  # half of one tensor, half of two
@@ -182,9 +176,9 @@ def test_few_rows_take_the_time_of_one():
 
 
 def test_cross_entropy_reads_three_times_and_keeps_fp32():
-    forward = softmax.columns(CrossEntropy(100, 32000, dtype="bf16"))
+    forward = SOFTMAX.columns(CrossEntropy(100, 32000, dtype="bf16"))
     assert (forward["read"], forward["write"], forward["passes"]) == (2, 4, 3)
-    backward = softmax.columns(CrossEntropy(100, 32000, backward=True, dtype="bf16"))
+    backward = SOFTMAX.columns(CrossEntropy(100, 32000, backward=True, dtype="bf16"))
     assert (backward["read"], backward["write"], backward["passes"]) == (4, 2, 1)
 
 
@@ -199,11 +193,11 @@ def test_long_layer_norms_read_twice():
 
 
 def test_threads_of_a_norm_row():
-    assert norm.columns(Norm(1, 4096, dtype="bf16"))["steps"] == 8  # 4 elements × 128 threads
-    assert norm.columns(Norm(1, 4097, dtype="bf16"))["steps"] == 33  # not in fours
-    rms = norm.columns(Norm(1, 8192, "rms", dtype="bf16"))
+    assert NORM.columns(Norm(1, 4096, dtype="bf16"))["steps"] == 8  # 4 elements × 128 threads
+    assert NORM.columns(Norm(1, 4097, dtype="bf16"))["steps"] == 33  # not in fours
+    rms = NORM.columns(Norm(1, 8192, "rms", dtype="bf16"))
     assert (rms["block"], rms["steps"]) == (1024, 8)
-    assert norm.columns(Norm(1, 100, "rms", dtype="bf16"))["block"] == 128
+    assert NORM.columns(Norm(1, 100, "rms", dtype="bf16"))["block"] == 128
 
 
 def test_batch_norm_reads_everything_before_it_writes():
@@ -214,18 +208,18 @@ def test_batch_norm_reads_everything_before_it_writes():
 
 
 def test_the_way_back_reads_again_for_the_weights():
-    found = norm.columns(Norm(100, 1024, backward=True, dtype="fp32"))
-    assert (found["read"], found["again"], found["write"]) == (8, 8, 4)
+    found = NORM.columns(Norm(100, 1024, backward=True, dtype="fp32"))
+    assert (found["read"], found["swept"], found["write"]) == (8, 8, 4)
 
 
 def test_turing_and_the_small_amperes_hold_fewer_threads():
-    columns = stack([Softmax(65536, 4096, dtype="fp32")])
-    _, whole = reduction._parts(columns, MACHINE, ROWS)
+    columns = stack_columns([Softmax(65536, 4096, dtype="fp32")])
+    _, whole = reductions._terms(columns, MACHINE, ROWS)
     for machine, threads in (
         (replace(MACHINE, family="turing"), 1024),
         (replace(MACHINE, peaks={"fp32": 25.6e12}), 1536),
     ):
-        _, latency = reduction._parts(columns, machine, ROWS)
+        _, latency = reductions._terms(columns, machine, ROWS)
         assert latency[0] == pytest.approx(whole[0] * 2048 / threads, rel=1e-9)
 
 
@@ -310,22 +304,22 @@ def test_more_rows_are_never_faster(rows, width, factor):
 
 def test_rows_of_an_array_are_the_single_kernels():
     kernels = [Softmax(rows, width, dtype="bf16") for rows in (1, 4000) for width in (64, 5000)]
-    together = softmax.seconds(stack(kernels), MACHINE, ROWS)
+    together = SOFTMAX.seconds(stack_columns(kernels), MACHINE, ROWS)
     assert together.tolist() == [seconds(each) for each in kernels]
 
 
-@pytest.mark.parametrize("module", [memory_bound, softmax, norm, embedding])
-def test_start_values_are_of_the_right_size(module):
-    constants = {each.name: each.start for each in module.CONSTANTS}
+@pytest.mark.parametrize("formula", [MEMORY_BOUND, SOFTMAX, NORM, EMBEDDING])
+def test_start_values_are_of_the_right_size(formula):
+    constants = {each.name: each.start for each in formula.constants}
     kernels = {
         "memory_bound": Elementwise(10**9),
         "softmax": Softmax(32768, 4096, dtype="fp32"),
         "norm": Norm(32768, 4096, dtype="fp32"),
         "embedding": Embedding(10**6, 512, 10**6, pooling=16, dtype="fp32"),
     }
-    kernel = kernels[module.FAMILY]
-    machine = Machine.of(find_gpu("h100-sxm"))
-    found = float(module.seconds(stack([kernel]), machine, constants)[0])
+    kernel = kernels[formula.name]
+    machine = gpu_parameters("h100-sxm")
+    found = float(formula.seconds(stack_columns([kernel]), machine, constants)[0])
     assert 0.9 < found / (kernel.traffic / machine.bandwidth) < 2.5
 
 
@@ -336,12 +330,12 @@ def test_unseen_gpu(shared, family, most):
     """Fitted to small shapes on an A100 of 40 GB, tested on large ones on an A100 of 80 GB."""
     path = shared / "groundtruth" / "kernels" / "neusight_vector.csv"
     rows = [each for each in read(path)[0] if each.family == family]
-    module = family_module({"memory_bound": "elementwise"}.get(family, family))
+    formula = formula_of({"memory_bound": "elementwise"}.get(family, family))
     train = select(rows, gpus=["P4", "P100", "T4", "V100-PCIe-32GB"], splits=["train"])
     own = select(rows, gpus=["A100-PCIe-40GB"], splits=["train"])
-    found = fit(module, own, fit(module, train + own).constants)
+    found = fit(formula, own, fit(formula, train + own).constants)
     test = select(rows, gpus=["A100-PCIe-80GB"], splits=["test"])
-    (errors,) = log_ratios(module, test, found)
+    (errors,) = log_errors(formula, test, found)
     assert np.abs(np.expm1(errors)).mean() <= most
 
 
@@ -349,7 +343,7 @@ def test_norms_that_keep_rows_in_registers() -> None:
     """Transformer Engine's RMS norm on an H100: 61 us forward, 131 us backward (a profile)."""
     model = Analytical(find_gpu("h100-sxm"))
     for backward, measured in ((False, 61e-6), (True, 131e-6)):
-        kernel = PersistentNorm(4096, 8192, "rms", backward)
+        kernel = Norm(4096, 8192, "rms", backward, variant="persistent")
         found = model.estimate(kernel)
         assert found.duration * 1e-12 == pytest.approx(measured, rel=0.03)
         assert found.error >= 0.2

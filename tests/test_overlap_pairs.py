@@ -14,7 +14,7 @@ from mpisim.base.errors import InputError
 from mpisim.cli import main
 from mpisim.experiment import load
 from mpisim.kernels import find_gpu
-from mpisim.kernels.slowdown import Constants, packaged_constants, read_constants
+from mpisim.kernels.slowdown import SlowdownConstants, packaged_constants, read_constants
 from mpisim.overlap.fit import fit, predicted, written
 from mpisim.overlap.pairs import Pairs, read_pairs
 from mpisim.simulate import simulate
@@ -76,7 +76,7 @@ def rows(n: int, seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def changed(constants: Constants, **values: float) -> Constants:
+def changed(constants: SlowdownConstants, **values: float) -> SlowdownConstants:
     return dataclasses.replace(
         constants,
         **{
@@ -86,7 +86,7 @@ def changed(constants: Constants, **values: float) -> Constants:
     )
 
 
-def of_law(path: Path, n: int, law: Constants, noise: float = 0.0, odd: int = 0) -> Pairs:
+def of_law(path: Path, n: int, law: SlowdownConstants, noise: float = 0.0, odd: int = 0) -> Pairs:
     """Pairs that follow the parametric model, but for noise and a few odd ones."""
     drawn = rows(n)
     kernel, other = predicted(read_pairs(table(path, drawn)), law)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from importlib import import_module
 from itertools import product
 
 import pytest
@@ -11,13 +10,11 @@ from mpi4py import MPI
 
 from mpisim.experiment import Experiment, read
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import shared
+from mpisim.kernels.analytical import analytical_model
 from mpisim.prediction import network
 from mpisim.prediction.execution import execute
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
-
-models = import_module("mpisim.kernels.analytical.shared")
 
 TEXT = """
 [model]
@@ -64,7 +61,7 @@ def predicted(experiment: Experiment) -> tuple[object, ...]:
 
 def forget() -> None:
     """Nothing that was known is known any longer."""
-    models._kept.clear()
+    analytical_model.cache_clear()
     network._latest = None
 
 
@@ -91,8 +88,7 @@ def test_what_is_known_is_bounded(
     alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for next to nothing, the same."""
-    monkeypatch.setattr("mpisim.kernels.analytical.model._MOST_KNOWN", 3)
-    monkeypatch.setattr("mpisim.kernels.slowdown.work._MOST_KNOWN", 3)
+    monkeypatch.setattr("mpisim.kernels.analytical.model.MAX_CACHED_KERNELS", 3)
     monkeypatch.setattr("mpisim.topo.nccl.model._MOST_KNOWN", 3)
     monkeypatch.setattr("mpisim.topo.nccl_network._MOST_KNOWN", 3)
     forget()
@@ -102,7 +98,7 @@ def test_what_is_known_is_bounded(
 
 def test_models_are_one_for_all_who_ask() -> None:
     forget()
-    model = shared(find_gpu("h100-sxm"))
-    assert shared(find_gpu("h100-sxm")) is model
-    assert shared(find_gpu("a100-sxm-40gb")) is not model
-    assert len(models._kept) == 2
+    model = analytical_model(find_gpu("h100-sxm"))
+    assert analytical_model(find_gpu("h100-sxm")) is model
+    assert analytical_model(find_gpu("a100-sxm-40gb")) is not model
+    assert analytical_model.cache_info().currsize == 2

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.kernels import KernelModel, Roofline, find_gpu
-from mpisim.kernels.analytical import Analytical, Machine
-from mpisim.kernels.fused_attention import ATTENTION
-from mpisim.kernels.operations import Attention, Elementwise, Gemm, Kernel, Norm
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.analytical.tiles import wave_stretch
+from mpisim.kernels.gpu_parameters import gpu_parameters
+from mpisim.kernels.operations import ATTENTION_VARIANTS, Attention, Elementwise, Gemm, Kernel, Norm
 from mpisim.kernels.slowdown import (
     CLASSES,
     Load,
@@ -23,7 +24,6 @@ from mpisim.kernels.slowdown import (
     read_constants,
     work_of,
 )
-from mpisim.kernels.slowdown.waves import of_tiles, stretched
 from mpisim.prediction.prepared import prepare
 from mpisim.program import Operation
 from mpisim.simulate import simulate
@@ -61,20 +61,19 @@ def test_constants() -> None:
 
 
 def test_waves() -> None:
-    machine = Machine.of(find_gpu("h100-sxm"))  # 132 multiprocessors
-    assert of_tiles(132, machine, 24) == 2.0  # two waves in place of one
-    assert of_tiles(108, machine, 24) == 1.0  # still one
-    assert of_tiles(1320, machine, 24) == 1.3  # 1320 / 108 = 12.2: 13 in place of 10
-    assert of_tiles(1, machine, 200) == 1.0
+    machine = gpu_parameters("h100-sxm")  # 132 multiprocessors
+    assert wave_stretch(132, machine, 24) == 2.0  # two waves in place of one
+    assert wave_stretch(108, machine, 24) == 1.0  # still one
+    assert wave_stretch(1320, machine, 24) == 1.3  # 1320 / 108 = 12.2: 13 in place of 10
+    assert wave_stretch(1, machine, 200) == 1.0
 
 
 def test_attention_has_tiles() -> None:
-    machine = Machine.of(find_gpu("h100-sxm"))
+    analytical = Analytical(find_gpu("h100-sxm"))
     # 32 heads of 4096 / 128 = 32 blocks: 1024 tiles, 8 waves; on 108 multiprocessors 10.
-    for kind in ATTENTION.values():
-        kernel = kind(**vars(KERNELS[2]))
-        found = stretched([kernel], machine, 24, {"anything": 1.0})
-        assert found.tolist() == [10 / 8]
+    for variant in ATTENTION_VARIANTS.values():
+        kernel = dataclasses.replace(KERNELS[2], variant=variant)
+        assert analytical.stretches([kernel], 24).tolist() == [10 / 8]
 
 
 def test_by_hand_memory() -> None:

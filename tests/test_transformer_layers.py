@@ -8,7 +8,7 @@ import pytest
 from transformers import communications, lines, model, network, operator, plan
 
 from mpisim.experiment.models import Transformer
-from mpisim.kernels.persistent_norm import PersistentNorm
+from mpisim.kernels.operations import Norm
 from mpisim.workloads.operators import Compute
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "seq_len": 8, "vocab": 256}
@@ -67,7 +67,7 @@ def test_norms_may_keep_rows_in_registers(family: Transformer, kind: str) -> Non
     steps = [norm.forward[0], norm.backward[0]]
     for step, backward in zip(steps, (False, True), strict=True):
         assert isinstance(step, Compute)
-        assert step.kernel == PersistentNorm(8, 16, kind, backward)  # type: ignore[arg-type]
+        assert step.kernel == Norm(8, 16, kind, backward, variant="persistent")  # type: ignore[arg-type]
 
 
 def test_rms_norm_step_by_step() -> None:

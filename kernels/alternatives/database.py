@@ -1,8 +1,8 @@
 """Measured times of operations: exact where the kernel was measured, else interpolated.
 
-The database answers for kernels that were measured on the GPU itself, and for those that differ
-from two measured ones in one size only and lie between them: on a straight line in logarithms. All
-else is asked of another model.
+The database has the times of kernels that were measured on the GPU itself, and of those that differ
+from two measured ones in one size only and lie between them: on a straight line in logarithms.
+Another model estimates all others.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import numpy as np
 
 from mpisim.base.quantity import Quantity, picoseconds
 
-from ..analytical.machine import Machine
 from ..gpu import Gpu
-from ..measured import Rows
+from ..gpu_parameters import GpuParameters
+from ..measured import MeasuredKernels
 from ..model import Estimate, KernelModel
+from ..numbers import quantity
 from ..operations import Kernel
 
 __all__ = ["OperationDatabase"]
 
-NOISE = Quantity(1.0, "1", 0.03, "medians of 20 launches differ so much from run to run")
-BETWEEN = Quantity(1.0, "1", 0.08, "steps of tiles and waves between two measured sizes")
+EXACT = quantity("measured_kernel")
+INTERPOLATED = quantity("interpolated_kernel")
+"""Multiples of the true time: 1, with the error of a measurement and of an interpolation."""
 
-FARTHEST = 4.0
-"""Ratio of the two sizes that may still be interpolated between."""
+MAX_SIZE_RATIO = 4.0
+"""Of the two sizes that may still be interpolated between."""
 
 
 class OperationDatabase:
@@ -37,32 +39,32 @@ class OperationDatabase:
 
     Parameters
     ----------
-    rows : iterable of Rows
-        Those of other GPUs are passed over. The median counts where a kernel was measured often.
-    otherwise : KernelModel
-        Of the same GPU: what to ask for kernels that the database does not know.
+    rows : iterable of MeasuredKernels
+        Those of other GPUs are left out. Of repeated measurements the median counts.
+    fallback : KernelModel
+        Of the same GPU, for kernels that the database does not have.
     launch : callable, optional
-        As for `Rows.net`.
+        As for `MeasuredKernels.net`.
 
     Attributes
     ----------
-    answers : Counter
+    counts : Counter
         How many distinct kernels were ``"exact"``, ``"interpolated"`` and ``"missing"``.
     """
 
     def __init__(
         self,
-        rows: Iterable[Rows],
-        otherwise: KernelModel,
-        launch: Callable[[Rows], float | np.ndarray] | None = None,
+        rows: Iterable[MeasuredKernels],
+        fallback: KernelModel,
+        launch: Callable[[MeasuredKernels], float | np.ndarray] | None = None,
     ) -> None:
-        name = Machine.of(otherwise.gpu).name
+        name = GpuParameters.of(fallback.gpu).name
         times: dict[Kernel, list[float]] = {}
         for each in rows:
             if each.gpu == name:
                 for kernel, seconds in zip(each.kernels, each.net(launch).tolist()):
                     times.setdefault(kernel, []).append(seconds)
-        self._otherwise = otherwise
+        self._fallback = fallback
         self._times = {kernel: _median(found) for kernel, found in times.items()}
         self._lines: dict[tuple[object, ...], list[tuple[int, float]]] = {}
         for kernel, seconds in self._times.items():
@@ -71,20 +73,20 @@ class OperationDatabase:
         for points in self._lines.values():
             points.sort()
         self._known: dict[Kernel, Estimate] = {}
-        self.answers: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     @property
     def gpu(self) -> Gpu:
         """The GPU."""
-        return self._otherwise.gpu
+        return self._fallback.gpu
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """The noise of measurements, the error of interpolation, and the other model's."""
         return {
-            **self._otherwise.numbers,
-            "measured kernels": NOISE,
-            "interpolated kernels": BETWEEN,
+            **self._fallback.numbers,
+            "measured kernels": EXACT,
+            "interpolated kernels": INTERPOLATED,
         }
 
     def __len__(self) -> int:
@@ -96,7 +98,7 @@ class OperationDatabase:
         Raises
         ------
         InputError
-            If it was not measured and the other model cannot tell.
+            If it was not measured and the other model cannot estimate it.
         """
         found = self._known.get(kernel)
         if found is None:
@@ -106,14 +108,14 @@ class OperationDatabase:
     def _look_up(self, kernel: Kernel) -> Estimate:
         seconds = self._times.get(kernel)
         if seconds is not None:
-            self.answers["exact"] += 1
-            return Estimate(picoseconds(seconds), {"measured kernels": 1.0}, NOISE.error)
+            self.counts["exact"] += 1
+            return Estimate(picoseconds(seconds), {"measured kernels": 1.0}, EXACT.error)
         seconds = self._between(kernel)
         if seconds is not None:
-            self.answers["interpolated"] += 1
-            return Estimate(picoseconds(seconds), {"interpolated kernels": 1.0}, BETWEEN.error)
-        self.answers["missing"] += 1
-        return self._otherwise.estimate(kernel)
+            self.counts["interpolated"] += 1
+            return Estimate(picoseconds(seconds), {"interpolated kernels": 1.0}, INTERPOLATED.error)
+        self.counts["missing"] += 1
+        return self._fallback.estimate(kernel)
 
     def _between(self, kernel: Kernel) -> float | None:
         """Interpolate along the size whose measured neighbours are nearest."""
@@ -124,7 +126,7 @@ class OperationDatabase:
             if not 0 < at < len(points):
                 continue
             (low, fast), (high, slow) = points[at - 1], points[at]
-            if high > FARTHEST * low:
+            if high > MAX_SIZE_RATIO * low:
                 continue
             part = math.log(size / low) / math.log(high / low)
             seconds = fast ** (1 - part) * slow**part

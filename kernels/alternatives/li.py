@@ -1,9 +1,9 @@
-"""Li's model: the time of a kernel is linear in its arithmetic and in its traffic.
+"""Li's model: regression lines of the time over arithmetic and traffic.
 
 Li, Sun and Jog, "Path forward beyond simulators" (MICRO 2023, doi:10.1145/3613424.3614277), fit one
 line a kind of kernel and GPU and find that its slopes go with the datasheet's numbers of GPUs.
-TrioSim (ISCA 2025, github:sarchlab/triosim) takes a trace of one GPU with it to other GPUs and
-batch sizes.
+TrioSim (ISCA 2025, github:sarchlab/triosim) carries a trace of one GPU to other GPUs and batch
+sizes by the ratio of two such predictions.
 
     time = floor + flops / (a × peak) + bytes / (b × bandwidth)
 
@@ -21,28 +21,28 @@ import numpy as np
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity, picoseconds
 
-from ..analytical.family import ANY, MODULES
-from ..analytical.machine import Machine
-from ..fit import machine
+from ..analytical.families import formula_of
+from ..analytical.formula import ANY
 from ..gpu import Gpu
-from ..measured import Rows
+from ..gpu_parameters import GpuParameters, gpu_parameters
+from ..measured import MeasuredKernels
 from ..model import Estimate
 from ..operations import Kernel
 
-__all__ = ["Li", "Line", "Regression", "regress"]
+__all__ = ["Li", "Regression", "RegressionLine", "regress"]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A fitted line, in time at the datasheet's rates.
+class RegressionLine:
+    """A fitted line over the times at the datasheet's rates.
 
     Attributes
     ----------
     floor : float
         Seconds.
     arithmetic, memory : float
-        Times that a kernel takes the time of its arithmetic at the peak rate, and of its traffic at
-        the full bandwidth; 0 where the rows show no dependence.
+        Slopes 1/a and 1/b: multiples of the time of the arithmetic at the peak rate, and of the
+        traffic at the full bandwidth; 0 where the rows show no dependence.
     error : float
         Relative: standard deviation of log(predicted / measured).
     rows : int
@@ -55,12 +55,12 @@ class Line:
     rows: int
 
 
-Regression = Mapping[tuple[str, str, str], Line]
-"""Lines by family, GPU and format; GPU ``"any"`` is the mean."""
+Regression = Mapping[tuple[str, str, str], RegressionLine]
+"""Lines by formula, GPU and format; GPU ``"any"`` is the mean."""
 
 
-def work(kernels: Sequence[Kernel], gpu: Machine, dtype: str) -> np.ndarray:
-    """Return the time at the datasheet's rates: ones, arithmetic, traffic; shape (kernels, 3)."""
+def _features(kernels: Sequence[Kernel], gpu: GpuParameters, dtype: str) -> np.ndarray:
+    """Return ones, arithmetic and traffic at the datasheet's rates, in s; shape (kernels, 3)."""
     flops = np.array([float(each.flops) for each in kernels])
     traffic = np.array([float(each.traffic) for each in kernels])
     # Kernels without a format have no arithmetic, either.
@@ -69,16 +69,16 @@ def work(kernels: Sequence[Kernel], gpu: Machine, dtype: str) -> np.ndarray:
 
 
 def regress(
-    batches: Sequence[Rows],
-    launch: Callable[[Rows], float | np.ndarray] | None = None,
+    batches: Sequence[MeasuredKernels],
+    launch: Callable[[MeasuredKernels], float | np.ndarray] | None = None,
 ) -> Regression:
     """Fit lines to measured rows, minimising relative errors.
 
     Parameters
     ----------
-    batches : sequence of Rows
+    batches : sequence of MeasuredKernels
     launch : callable, optional
-        As for `Rows.net`.
+        As for `MeasuredKernels.net`.
 
     Returns
     -------
@@ -86,21 +86,23 @@ def regress(
     """
     from scipy.optimize import nnls
 
-    groups: dict[tuple[str, str, str], list[Rows]] = {}
+    groups: dict[tuple[str, str, str], list[MeasuredKernels]] = {}
     for rows in batches:
         groups.setdefault((rows.family, rows.gpu, rows.dtype), []).append(rows)
-    lines: dict[tuple[str, str, str], Line] = {}
+    lines: dict[tuple[str, str, str], RegressionLine] = {}
     for (family, gpu, dtype), members in sorted(groups.items()):
         kernels = [kernel for rows in members for kernel in rows.kernels]
         seconds = np.concatenate([rows.net(launch) for rows in members])
-        features = work(kernels, machine(gpu), dtype)
+        features = _features(kernels, gpu_parameters(gpu), dtype)
         slopes, _ = nnls(features / seconds[:, None], np.ones(len(seconds)))
         error = np.log(np.maximum(features @ slopes, 1e-12) / seconds).std()
         floor, arithmetic, memory = slopes.tolist()
-        lines[family, gpu, dtype] = Line(floor, arithmetic, memory, float(error), len(seconds))
+        lines[family, gpu, dtype] = RegressionLine(
+            floor, arithmetic, memory, float(error), len(seconds)
+        )
     for family, dtype in sorted({(family, dtype) for family, _, dtype in lines}):
         known = [line for key, line in lines.items() if (key[0], key[2]) == (family, dtype)]
-        lines[family, ANY, dtype] = Line(
+        lines[family, ANY, dtype] = RegressionLine(
             floor=_mean(line.floor for line in known),
             arithmetic=_mean(line.arithmetic for line in known),
             memory=_mean(line.memory for line in known),
@@ -126,7 +128,7 @@ class Li:
 
     def __init__(self, gpu: Gpu, regression: Regression) -> None:
         self._gpu = gpu
-        self._machine = Machine.of(gpu)
+        self._parameters = GpuParameters.of(gpu)
         self._regression = regression
         self._numbers: dict[str, Quantity] = {}
 
@@ -137,7 +139,7 @@ class Li:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """One number a family and format: 1, with the spread around its line."""
+        """One number a formula and format: 1, with the spread around its line."""
         return self._numbers
 
     def estimate(self, kernel: Kernel) -> Estimate:
@@ -148,36 +150,20 @@ class Li:
         InputError
             If the GPU lacks the format, or no kernel of its family and format was measured.
         """
-        family, dtype = MODULES[kernel.family], getattr(kernel, "dtype", ANY)
+        family = formula_of(kernel.qualified_family).name
+        dtype = getattr(kernel, "dtype", ANY)
         if dtype != ANY:
             self._gpu.peak(dtype)  # or an error that says so
-        owner = self._machine.name
+        owner = self._parameters.name
         if (family, owner, dtype) not in self._regression:
             owner = ANY
         line = self._regression.get((family, owner, dtype))
         if line is None:
-            raise InputError(f"Li's model has no measured kernels of {family} in {dtype}")
+            kind = family if dtype == ANY else f"{family} in {dtype}"
+            raise InputError(f"Li's model has no measured kernels of {kind}")
         name = f"line of {family} ({dtype})"
         source = f"regression over {line.rows:,} kernels of {owner}"
         self._numbers.setdefault(name, Quantity(1.0, "1", min(line.error, 10.0), source))
-        one, arithmetic, memory = work([kernel], self._machine, dtype)[0].tolist()
+        one, arithmetic, memory = _features([kernel], self._parameters, dtype)[0].tolist()
         seconds = one * line.floor + arithmetic * line.arithmetic + memory * line.memory
         return Estimate(picoseconds(seconds), {name: 1.0}, line.error)
-
-    def carry(self, seconds: float, kernel: Kernel, source: Li, wanted: Kernel) -> float:
-        """Return the time of a kernel here from that of another, measured on another GPU.
-
-        As TrioSim extrapolates a trace: the ratio of two predictions times the measurement.
-
-        Parameters
-        ----------
-        seconds : float
-            Measured.
-        kernel : Kernel
-            What was measured.
-        source : Li
-            Of the GPU it was measured on.
-        wanted : Kernel
-            The same operation, perhaps of another batch size.
-        """
-        return seconds * self.estimate(wanted).duration / source.estimate(kernel).duration

@@ -1,4 +1,4 @@
-"""SimAI's rules for GPUs that were not measured: scale the times of one that was.
+"""SimAI's rules: times of one GPU scaled to another.
 
 Wang et al. (NSDI 2025, "SimAI"): kernels that arithmetic limits scale by the ratio of peak rates,
 kernels that memory limits by the ratio of bandwidths.
@@ -42,7 +42,7 @@ class Scaling:
         return self._base.numbers
 
     def ratio(self, kernel: Kernel) -> float:
-        """Return by how much longer a kernel takes here than on the base's GPU.
+        """Return how many times as long a kernel takes here as on the base's GPU.
 
         Arithmetic limits it if it takes longer at the base's peak rate than its traffic at the
         base's bandwidth.
@@ -66,7 +66,7 @@ class Scaling:
         Raises
         ------
         InputError
-            If either GPU lacks the format, or the base cannot tell.
+            If either GPU lacks the format, or the base cannot estimate the kernel.
         """
         ratio = self.ratio(kernel)
         found = self._base.estimate(kernel)

@@ -1,30 +1,35 @@
-"""Kernel times by formula: tiles and waves, memory traffic, caches, a floor; few fitted constants.
+"""Analytical kernel model: tiles, waves, memory traffic, caches, a floor; few fitted constants.
 
-``Analytical``
-    The model of a GPU; ``Calibration``, the constants it takes.
-``shared(gpu)``
-    The model of a GPU, one for all who ask.
-``Machine``
-    A GPU as plain numbers.
-``Constant``, ``FamilyModule``
-    What a module of an operator family offers.
-``family_module(kernel_family)``, ``stack(kernels)``
-    The module that serves a kernel, and the columns it computes with.
+Read in this order:
+
+:mod:`.formula`
+    What a formula is: constants, columns, seconds; arithmetic on numbers or arrays; overlap.
+:mod:`.tiles`
+    Matrix products as tiles on multiprocessors.
+:mod:`.gemm`, :mod:`.attention`, :mod:`.convolution`, :mod:`.memory_bound`, :mod:`.reductions`,
+:mod:`.embedding`
+    The formulas of the families; the head of each module states them.
+:mod:`.families`
+    Which formula serves which kernels; variants.
+:mod:`.calibration`
+    The file of fitted constants.
+:mod:`.lookup`
+    Which constants serve a GPU in a format, and by how much they may be off.
+:mod:`.model`
+    ``Analytical``: all of it behind the interface of kernel models.
 """
 
-from .calibration import Calibration
-from .family import Constant, FamilyModule, family_module, stack
-from .machine import Machine
-from .model import Analytical
-from .shared import shared
+from .calibration import KernelCalibration
+from .families import formula_of, stack_columns
+from .formula import Constant, Formula
+from .model import Analytical, analytical_model
 
 __all__ = [
     "Analytical",
-    "Calibration",
     "Constant",
-    "FamilyModule",
-    "Machine",
-    "family_module",
-    "shared",
-    "stack",
+    "Formula",
+    "KernelCalibration",
+    "analytical_model",
+    "formula_of",
+    "stack_columns",
 ]

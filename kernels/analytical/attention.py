@@ -10,28 +10,41 @@ only in part:
 
 The exponentials are why small heads are slower: their rate is 16 a clock and multiprocessor on all
 NVIDIA GPUs (CUDA programming guide, arithmetic instructions), while products grow with the head.
-The way back runs the same loop with five products for two, at a rate of its own. Of a window whole
-blocks of keys are computed: 128 tokens of window touch two.
+The backward pass runs the same loop with five products for two, at a rate of its own. Of a window
+whole blocks of keys are computed: 128 tokens of window touch two.
+
+Two constants exist in cuDNN's variant alone (``data/calibration/kernel_variants.toml``):
+``softmax_back``, the softmax of the backward pass, and ``hidden``, the share of the shorter of
+products and softmax that runs beside the longer, forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from ..gpu_parameters import GpuParameters
 from ..operations import BYTES, Attention
-from .family import Columns, Constant
-from .machine import Machine
-from .maths import ceil, floats, maximum, minimum, where
-from .overlap import PIPELINED, Overlapped
+from .formula import (
+    PIPELINED,
+    Columns,
+    Constant,
+    Constants,
+    Formula,
+    ceil,
+    columns_as_floats,
+    maximum,
+    minimum,
+    where,
+)
+from .tiles import wave_stretch
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
-
-FAMILY = "attention"
+__all__ = ["ATTENTION"]
 
 CONSTANTS = (
     Constant("efficiency", 0.9, 0.2, 1.0, "share of the peak of the products alone"),
-    Constant("backward", 0.7, 0.3, 1.2, "rate of the products on the way back, relative"),
+    Constant("backward", 0.7, 0.3, 1.2, "rate of the backward products, relative"),
     Constant("softmax", 0.9, 0.0, 4.0, "exponentials' time a score that products do not hide"),
     Constant("memory", 0.8, 0.3, 1.0, "share of the memory's bandwidth"),
     Constant("quantisation", 0.4, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
@@ -39,22 +52,15 @@ CONSTANTS = (
     Constant("floor", 5e-6, 0.0, 3e-5, "starting and draining the machine, s"),
 )
 
-QUERIES = 128
+TILE_QUERIES = 128
 """Queries of a tile; so many keys are masked, or not, together."""
 
-EXPONENTIALS = 16
-"""A clock and multiprocessor."""
+EXPONENTIALS_PER_CLOCK = 16
+"""Of a multiprocessor."""
 
 
-def columns(kernel: Attention) -> dict[str, float | int | str]:
-    """Return the numbers of one description.
-
-    Returns
-    -------
-    dict
-        dtype, and the attributes of `Attention`; causal and backward as 0 or 1, no window as one of
-        all keys.
-    """
+def _columns(kernel: Attention) -> dict[str, float | int | str]:
+    """Return dtype and sizes; causal and backward as 0 or 1, no window as one of all keys."""
     return {
         "dtype": kernel.dtype,
         "batch": kernel.batch,
@@ -70,10 +76,10 @@ def columns(kernel: Attention) -> dict[str, float | int | str]:
     }
 
 
-def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    batch, heads, kv_heads, queries, keys, head, value, window = floats(
+    batch, heads, kv_heads, queries, keys, head, value, window = columns_as_floats(
         columns,
         *("batch", "heads", "kv_heads", "queries", "keys"),
         *("head_size", "value_size", "window"),
@@ -85,21 +91,21 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     products = where(backward, back, 2 * head + 2 * value) / rate
     softmax = constants["softmax"]
     softmax = where(backward, constants.get("softmax_back", softmax), softmax)
-    exponentials = softmax / (EXPONENTIALS * gpu.clock)
+    exponentials = softmax / (EXPONENTIALS_PER_CLOCK * gpu.clock)
     hidden = where(backward, 0.0, constants.get("hidden", 0.0))
     score = products + exponentials - hidden * minimum(products, exponentials)
 
-    # With a causal mask the blocks of keys before a tile of queries, and half of the one on the
-    # diagonal, are wanted; the latter is computed in full. A window begins inside a block.
-    block = minimum(QUERIES, keys)
+    # A causal mask leaves the blocks of keys before a tile of queries, and half of the one on the
+    # diagonal, which is computed in full. A window begins inside a block.
+    block = minimum(TILE_QUERIES, keys)
     blocks = keys / block
     most = minimum(blocks, ceil((window - 1) / block) + 1)
     fewer = where(columns["causal"] != 0, most * (most - 1) / (2 * blocks), 0.0)
     seen = block * (most - fewer)
-    tiles = batch * heads * ceil(queries / QUERIES) / gpu.sms
+    tiles = batch * heads * ceil(queries / TILE_QUERIES) / gpu.sms
     q = constants["quantisation"]
     waves = q * ceil(tiles) + (1 - q) * maximum(tiles, 1.0)
-    arithmetic = waves * QUERIES * (seen + constants["prologue"]) * score
+    arithmetic = waves * TILE_QUERIES * (seen + constants["prologue"]) * score
 
     elements = (heads * queries + kv_heads * keys) * (head + value)
     traffic = batch * BYTES[dtype] * elements * where(backward, 2, 1)
@@ -107,5 +113,20 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     return arithmetic, memory
 
 
-_FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
-seconds, shares = _FORMULA.seconds, _FORMULA.shares
+def _stretch(
+    columns: Columns, gpu: GpuParameters, constants: Constants, occupied: int
+) -> np.ndarray:
+    tiles = columns["batch"] * columns["heads"] * np.ceil(columns["queries"] / TILE_QUERIES)
+    return np.asarray(wave_stretch(tiles, gpu, occupied), float)
+
+
+ATTENTION = Formula.of_two_terms(
+    "attention",
+    CONSTANTS,
+    _columns,
+    _terms,
+    ("arithmetic", "memory"),
+    PIPELINED,
+    stretch=_stretch,
+    power_limited=True,
+)

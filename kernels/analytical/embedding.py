@@ -5,7 +5,7 @@
     issue  = elements / (multiprocessors × clock × rate)
 
 Which rows miss is found as Lin et al. find it (arXiv:2201.07821), for indices that are drawn
-evenly: of n lookups in a table of E rows, E (1 - (1 - 1/E)ⁿ) meet a row for the first time, which
+evenly: of n lookups in a table of E rows, E (1 - (1 - 1/E)ⁿ) touch a row for the first time, which
 comes from memory; a later lookup of a row hits as far as the rows in use fit in the L2 cache.
 Skewed indices hit more often: the estimate is on the safe side.
 
@@ -20,18 +20,25 @@ threads: a radix sort passes eight times over keys and values of 8 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from ..gpu_parameters import GpuParameters
 from ..operations import BYTES, Embedding
-from .family import Columns, Constant
-from .machine import Machine
-from .maths import expm1, floats, log1p, maximum, minimum, where
-from .overlap import WAITING, Overlapped
+from .formula import (
+    WAITING,
+    Columns,
+    Constant,
+    Constants,
+    Formula,
+    columns_as_floats,
+    expm1,
+    log1p,
+    maximum,
+    minimum,
+    where,
+)
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
-
-FAMILY = "embedding"
+__all__ = ["EMBEDDING"]
 
 CONSTANTS = (
     Constant("share", 0.8, 0.5, 1.0, "share of the memory's bandwidth that whole rows reach"),
@@ -40,14 +47,13 @@ CONSTANTS = (
     Constant("floor", 3e-6, 0.5e-6, 2e-5, "starting and draining a kernel, s"),
 )
 
-INDEX = 8
-"""Bytes of an index."""
+INDEX_BYTES = 8
 
-SORT = 8 * 2 * 2 * INDEX
+SORT_BYTES = 8 * 2 * 2 * INDEX_BYTES
 """Bytes that sorting moves for a lookup: eight passes, keys and values, read and written."""
 
 
-def columns(kernel: Embedding) -> dict[str, float | int | str]:
+def _columns(kernel: Embedding) -> dict[str, float | int | str]:
     """Return the sizes of a lookup.
 
     Returns
@@ -56,29 +62,29 @@ def columns(kernel: Embedding) -> dict[str, float | int | str]:
         ``lookups``, ``entries``, ``outputs``, ``row`` (bytes), ``width`` where each element is
         copied by itself and 0 where rows are loaded whole, ``backward``.
     """
-    alone = kernel.pooling == 1 and kernel.outputs is None
+    single = kernel.pooling == 1 and kernel.outputs is None
     return {
         "lookups": kernel.lookups,
         "entries": kernel.entries,
         "outputs": kernel.outputs or -(-kernel.lookups // kernel.pooling),
         "row": BYTES[kernel.dtype] * kernel.width,
-        "width": kernel.width if alone else 0,
+        "width": kernel.width if single else 0,
         "backward": int(kernel.backward),
         "dtype": kernel.dtype,
     }
 
 
-def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
     """Return the times that memory and that instructions alone would take."""
-    lookups, row, entries = floats(columns, "lookups", "row", "entries")
+    lookups, row, entries = columns_as_floats(columns, "lookups", "row", "entries")
     backward = columns["backward"] != 0
 
     first = _distinct(lookups, entries)
     hit = minimum(1.0, constants["capacity"] * gpu.l2 / (first * row))
     outputs = columns["outputs"] * row
-    forward = row * (first + (lookups - first) * (1 - hit)) + outputs + INDEX * lookups
+    forward = row * (first + (lookups - first) * (1 - hit)) + outputs + INDEX_BYTES * lookups
     # Gradients of the outputs in, sums of the rows out on top of what they hold.
-    reverse = outputs + 2 * row * first + (INDEX + SORT) * lookups
+    reverse = outputs + 2 * row * first + (INDEX_BYTES + SORT_BYTES) * lookups
     memory = where(backward, reverse, forward) / (gpu.bandwidth * constants["share"])
 
     elements = where(backward, 0.0, lookups * columns["width"])
@@ -86,15 +92,16 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
     return memory, issue
 
 
-_FORMULA = Overlapped(_parts, ("memory", "issue"), WAITING)
-seconds, shares = _FORMULA.seconds, _FORMULA.shares
-
-
 def _distinct(lookups: Any, entries: Any) -> Any:
-    """Return how many rows evenly drawn lookups meet, on average.
+    """Return how many distinct rows evenly drawn lookups touch, on average.
 
     `log1p` and `expm1` keep the digits where the table is much larger than the lookups; a table of
-    one row is met once.
+    one row is touched once.
     """
     chance = 1 / maximum(entries, 1 + 1e-12)
     return minimum(-entries * expm1(lookups * log1p(-chance)), lookups)
+
+
+EMBEDDING = Formula.of_two_terms(
+    "embedding", CONSTANTS, _columns, _terms, ("memory", "issue"), WAITING
+)

@@ -1,64 +1,77 @@
-"""Matrix products, single and batched.
+"""Matrix products, single, batched and grouped.
 
     time = floor + (arithmetic⁴ + memory⁴)^(1/4)
 
-The arithmetic is that of tiles on multiprocessors (:mod:`.tiles`), in the way that the library
-is expected to choose, slowed by the power limit; memory traffic is every operand once.
+The arithmetic is that of tiles on multiprocessors (:mod:`.tiles`), divided as the library is
+expected to choose, slowed by the power limit; memory traffic is every operand once.
 
-What decides the rest in fp32, and is a fact of libraries rather than a number to fit: batched
-products run in one kernel whatever their shape on some architectures (`BATCHED`), and single ones
-lose time to address translation on Pascal (`SPAN`).
+**Single and batched products.** What decides the rest in fp32, and is a fact of libraries rather
+than a number to fit: batched products run in one kernel whatever their shape on some architectures
+(`BATCHED_TILINGS`), and single ones lose time to address translation on Pascal.
+
+**Grouped products.** One kernel works on the tiles of all experts (CUTLASS, example 24; DeepGEMM).
+The arithmetic is that of a batched product in which every expert has the mean number of tokens,
+rounded up to whole tiles by itself. Transformer Engine's loop over experts on four streams
+(``GroupedLinear``) fills the GPU in the same way. In formats in which no grouped product was
+measured the constants are those of single ones (:mod:`.lookup`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..operations import BYTES, OPERAND, Gemm
-from .family import Columns, Constant
-from .machine import Machine
-from .maths import Numbers, floats, minimum, some, where
-from .overlap import PIPELINED, Overlapped
-from .tiles import TILES, Cut, preferred, throttled, times
+import numpy as np
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+from ..gpu_parameters import GpuParameters
+from ..numbers import number
+from ..operations import BYTES, OPERAND_BYTES, Gemm, GroupedGemm
+from .formula import (
+    PIPELINED,
+    Columns,
+    Constant,
+    Constants,
+    Formula,
+    Numbers,
+    any_of,
+    ceil,
+    columns_as_floats,
+    minimum,
+    where,
+)
+from .tiles import (
+    Tiling,
+    expected_time,
+    library_tilings,
+    power_throttled,
+    product_stretch,
+    tiled_times,
+    tiling_constants,
+)
 
-FAMILY = "gemm"
+__all__ = ["GEMM", "GROUPED_GEMM"]
 
-CONSTANTS = (
+GEMM_CONSTANTS = (
     Constant("efficiency", 0.9, 0.2, 1.3, "rate of the arithmetic alone, as a share of the peak"),
     Constant("loading", 0.8, 0.0, 3.0, "share of reading operands from L2 that is waited for"),
     Constant("memory", 0.8, 0.3, 1.0, "share of the memory's bandwidth"),
     Constant("quantisation", 0.6, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
     Constant("prologue", 30.0, 0.0, 600.0, "starting and ending a tile, in steps of k"),
-    Constant("choice", 0.2, 0.01, 1.5, "relative loss at which a way to cut is 1/e as likely"),
+    Constant("choice", 0.2, 0.01, 1.5, "relative loss at which a tiling is 1/e as likely"),
     Constant("burst", 3e-3, 1e-4, 0.3, "duration at which half of the power limit holds, s"),
     Constant("floor", 3e-6, 0.0, 2e-5, "starting and draining the machine, s"),
 )
 
-BATCHED = {"pascal": Cut(64, 128), "ampere": Cut(128, 128)}
+BATCHED_TILINGS = {"pascal": Tiling(64, 128), "ampere": Tiling(128, 128)}
 """The tile of cuBLAS's batched products in fp32, rows and columns of a row-major result:
 maxwell_sgemm_128x64_nn and ampere_sgemm_128x128_nn whatever the shape, as profiles show
 (github:sitar-lab/NeuSight, scripts/asplos/data). Elsewhere the library chooses by shape."""
 
-SPAN = 36.0
-"""Sizes of the L2 cache over which the rows of the smaller operand spread when translations of
-addresses no longer fit on Pascal, if both operands run along k (linear layers); `SLOW` is how much
-longer a product takes far beyond. Read off the P100 rows of the same data: rate 0.7 of the peak at
-64 MB, 0.45 at 180 MB, 0.25 at 1 GB; nothing of the kind shows on later architectures."""
-
-SLOW = 2.0
+PASCAL_TRANSLATION_SPAN = number("pascal_translation_span")
+PASCAL_TRANSLATION_SLOWDOWN = number("pascal_translation_slowdown")
 
 
-def columns(kernel: Gemm) -> dict[str, float | int | str]:
-    """Return the numbers of one description.
-
-    Returns
-    -------
-    dict
-        dtype, m, n, k, batch, and ``result``: bytes read and written for an element of the result.
-    """
+def _gemm_columns(kernel: Gemm) -> dict[str, float | int | str]:
+    """Return dtype, m, n, k, batch, and ``result``: bytes moved for an element of the result."""
     return {
         "dtype": kernel.dtype,
         "m": kernel.m,
@@ -69,17 +82,13 @@ def columns(kernel: Gemm) -> dict[str, float | int | str]:
     }
 
 
-def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any]:
+def _gemm_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
     """Return the times that arithmetic and that memory alone would take."""
     dtype: str = columns["dtype"]
-    m, n, k, batch = floats(columns, "m", "n", "k", "batch")
-    traffic = batch * (OPERAND[dtype] * (m * k + k * n) + columns["result"] * m * n)
+    m, n, k, batch = columns_as_floats(columns, "m", "n", "k", "batch")
+    traffic = batch * (OPERAND_BYTES[dtype] * (m * k + k * n) + columns["result"] * m * n)
     memory = traffic / (gpu.bandwidth * constants["memory"])
     return _arithmetic(dtype, m, n, k, batch, gpu, constants), memory
-
-
-_FORMULA = Overlapped(_parts, ("arithmetic", "memory"), PIPELINED)
-seconds, shares = _FORMULA.seconds, _FORMULA.shares
 
 
 def _arithmetic(
@@ -88,28 +97,122 @@ def _arithmetic(
     n: Numbers,
     k: Numbers,
     batch: Numbers,
-    gpu: Machine,
-    constants: Mapping[str, float],
+    gpu: GpuParameters,
+    constants: Constants,
 ) -> Numbers:
     cores = dtype == "fp32"
-    cuts = TILES["fp32" if cores else "half"]
-    batched = BATCHED.get(gpu.family) if cores else None
-    if batched is not None and not some(batch <= 1):
-        cuts = (batched,)
-    found = times(
-        cuts,
-        dtype,
-        *(m, n, k, batch),
-        gpu,
-        efficiency=constants["efficiency"],
-        loading=constants["loading"],
-        quantisation=constants["quantisation"],
-        prologue=constants["prologue"],
-    )
-    mean = preferred(found, constants["choice"])
+    tilings = library_tilings(dtype)
+    batched = BATCHED_TILINGS.get(gpu.family) if cores else None
+    if batched is not None and not any_of(batch <= 1):
+        tilings = (batched,)
+    times = tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    time = expected_time(times, constants["choice"])
     if batched is not None:
-        mean = where(batch > 1, found[cuts.index(batched)], mean)
+        time = where(batch > 1, times[tilings.index(batched)], time)
     if cores and gpu.family == "pascal":
-        spread = OPERAND[dtype] * k * minimum(m, n) / (SPAN * gpu.l2)
-        mean = where(batch > 1, mean, mean * (1 + SLOW * spread / (1 + spread)))
-    return throttled(mean, constants["burst"], gpu)
+        spread = OPERAND_BYTES[dtype] * k * minimum(m, n) / (PASCAL_TRANSLATION_SPAN * gpu.l2)
+        slower = 1 + PASCAL_TRANSLATION_SLOWDOWN * spread / (1 + spread)
+        time = where(batch > 1, time, time * slower)
+    return power_throttled(time, constants["burst"], gpu)
+
+
+def _gemm_stretch(
+    columns: Columns, gpu: GpuParameters, constants: Constants, occupied: int
+) -> np.ndarray:
+    sizes = (columns["m"], columns["n"], columns["k"], columns["batch"])
+    choice = constants["choice"]
+    stretch: np.ndarray = product_stretch(
+        columns["dtype"], *sizes, gpu, constants, choice, occupied
+    )
+    return stretch
+
+
+GEMM = Formula.of_two_terms(
+    "gemm",
+    GEMM_CONSTANTS,
+    _gemm_columns,
+    _gemm_terms,
+    ("arithmetic", "memory"),
+    PIPELINED,
+    stretch=_gemm_stretch,
+    power_limited=True,
+)
+
+
+# --- grouped products -----------------------------------------------------------------------------
+
+GROUPED_GEMM_CONSTANTS = (
+    Constant("efficiency", 0.85, 0.2, 1.3, "rate of the arithmetic alone, as a share of the peak"),
+    Constant("loading", 0.5, 0.0, 3.0, "share of reading operands from L2 that is waited for"),
+    Constant("memory", 0.8, 0.3, 1.0, "share of the memory's bandwidth"),
+    Constant("quantisation", 0.4, 0.0, 1.0, "1: a partial last wave takes as long as a full one"),
+    Constant("prologue", 60.0, 0.0, 600.0, "starting and ending a tile, in steps of k"),
+    Constant("floor", 4e-6, 0.0, 2e-5, "starting and draining the machine, s"),
+)
+
+GROUPED_GEMM_CHOICE = number("grouped_gemm_choice")
+
+
+def _grouped_columns(kernel: GroupedGemm) -> dict[str, float | int | str]:
+    """Return dtype, rows, groups, n, k, weight as 0 or 1, and ``result`` as for single products."""
+    return {
+        "dtype": kernel.dtype,
+        "rows": kernel.rows,
+        "groups": kernel.groups,
+        "n": kernel.n,
+        "k": kernel.k,
+        "weight": int(kernel.weight),
+        "result": BYTES[kernel.output] * (2 if kernel.accumulate else 1),
+    }
+
+
+def _grouped_terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any]:
+    """Return the times that arithmetic and that memory alone would take."""
+    dtype: str = columns["dtype"]
+    rows, groups, n, k = columns_as_floats(columns, "rows", "groups", "n", "k")
+    weight = columns["weight"] != 0
+    tokens = ceil(rows / groups)
+    times = tiled_times(
+        library_tilings(dtype),
+        dtype,
+        where(weight, k, tokens),
+        n,
+        where(weight, tokens, k),
+        groups,
+        gpu,
+        **tiling_constants(constants),
+    )
+    matrices = groups * n * k
+    operands = where(weight, rows * (n + k), rows * k + matrices)
+    results = where(weight, matrices, rows * n)
+    traffic = OPERAND_BYTES[dtype] * operands + columns["result"] * results
+    memory = traffic / (gpu.bandwidth * constants["memory"])
+    # No grouped product was measured for long enough to say when the clock is lowered; a product's
+    # constants, where they serve, say it.
+    burst = constants.get("burst", 0.0)
+    return power_throttled(expected_time(times, GROUPED_GEMM_CHOICE), burst, gpu), memory
+
+
+def _grouped_stretch(
+    columns: Columns, gpu: GpuParameters, constants: Constants, occupied: int
+) -> np.ndarray:
+    tokens = np.ceil(columns["rows"] / columns["groups"])
+    weight = columns["weight"] != 0
+    m, k = np.where(weight, columns["k"], tokens), np.where(weight, tokens, columns["k"])
+    sizes = (m, columns["n"], k, columns["groups"])
+    stretch: np.ndarray = product_stretch(
+        columns["dtype"], *sizes, gpu, constants, GROUPED_GEMM_CHOICE, occupied
+    )
+    return stretch
+
+
+GROUPED_GEMM = Formula.of_two_terms(
+    "grouped_gemm",
+    GROUPED_GEMM_CONSTANTS,
+    _grouped_columns,
+    _grouped_terms,
+    ("arithmetic", "memory"),
+    PIPELINED,
+    stretch=_grouped_stretch,
+    power_limited=True,
+)

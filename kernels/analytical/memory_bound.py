@@ -8,7 +8,7 @@ written: as far as it still lies in the L2 cache, it comes from there. Data far 
 cache evicts itself before it is used, hence no hits at all, as with least-recently-used replacement
 and cyclic access; the cube, a gradual change over about a factor of three in size, is what the
 measured rates show around the sizes of the caches of A40, A100 and H100 (github:microsoft/vidur,
-data/profiling). Kernels that transpose are slower (`transposed`). Copies to or from the host
+data/profiling). Kernels that write a result transposed are slower. Copies to or from the host
 run at a share of the link's rate instead.
 
 The share of its datasheet bandwidth that a GPU's memory delivers is a matter of the memory and its
@@ -17,26 +17,28 @@ controller: 0.75 on Pascal and on GDDR6 with error correction, 0.84 to 0.92 on H
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..operations import Copy, Elementwise, OptimizerStep
-from .family import Columns, Constant
-from .machine import Machine
-from .maths import floats, like, where
-from .transposed import turned_rate
+from ..gpu_parameters import GpuParameters
+from ..numbers import number
+from ..operations import Copy, Elementwise, Kernel
+from .formula import Columns, Constant, Constants, Formula, columns_as_floats, filled_like, where
 
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
+__all__ = ["MEMORY_BOUND"]
 
-FAMILY = "memory_bound"
-
-MOST = 0.94
+MAX_MEMORY_SHARE = 0.94
 """Share of its datasheet rate that a memory delivers at most: refreshes and turns between reading
 and writing take the rest. Where only kernels of a few caches' size were measured, as on H100, hits
 that the formula does not know of would otherwise pass for a faster memory."""
 
 CONSTANTS = (
-    Constant("share", 0.87, 0.4, MOST, "share of the memory's bandwidth that long kernels reach"),
+    Constant(
+        "share",
+        0.87,
+        0.4,
+        MAX_MEMORY_SHARE,
+        "share of the memory's bandwidth that long kernels reach",
+    ),
     Constant("l2_share", 0.4, 0.2, 1.0, "the same of the L2 cache's bandwidth"),
     Constant("capacity", 1.0, 0.3, 2.0, "bytes of a kernel that hit half the time, of the L2 size"),
     Constant("floor", 1.7e-6, 0.5e-6, 5e-6, "starting and draining a kernel, s"),
@@ -44,35 +46,39 @@ CONSTANTS = (
 )
 
 
-def columns(kernel: Elementwise | OptimizerStep | Copy) -> dict[str, float | int | str]:
-    """Return the bytes read and written, and whether they pass the link to the host or turn."""
+TRANSPOSED_RATE = number("transposed_stream_rate")
+
+
+def _columns(kernel: Kernel) -> dict[str, float | int | str]:
+    """Return the bytes read and written, and whether they pass the host's link or are
+    transposed."""
     host = isinstance(kernel, Copy) and kernel.path == "host"
     transposes = isinstance(kernel, Elementwise) and kernel.transposes
     return {"bytes": kernel.traffic, "host": int(host), "transposes": int(transposes)}
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+def _seconds(columns: Columns, gpu: GpuParameters, constants: Constants) -> Any:
     """Return the duration of each kernel, in seconds."""
-    memory, l2, link = _parts(columns, gpu, constants)
+    memory, l2, link = _terms(columns, gpu, constants)
     return memory + l2 + link + constants["floor"]
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
+def _shares(columns: Columns, gpu: GpuParameters, constants: Constants) -> dict[str, Any]:
     """Return the time in memory, in the L2 cache, on the link to the host and fixed, in seconds."""
-    memory, l2, link = _parts(columns, gpu, constants)
+    memory, l2, link = _terms(columns, gpu, constants)
     return {
         "memory": memory,
         "l2": l2,
         "host link": link,
-        "floor": like(memory, constants["floor"]),
+        "floor": filled_like(memory, constants["floor"]),
     }
 
 
-def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tuple[Any, Any, Any]:
+def _terms(columns: Columns, gpu: GpuParameters, constants: Constants) -> tuple[Any, Any, Any]:
     """Return the time in memory, in the L2 cache and on the link to the host."""
-    (size,) = floats(columns, "bytes")
+    (size,) = columns_as_floats(columns, "bytes")
     inside = where(columns["host"] != 0, 0.0, size)
-    slower = where(columns.get("transposes", 0) != 0, 1 / turned_rate("streams"), 1.0)
+    slower = where(columns.get("transposes", 0) != 0, 1 / TRANSPOSED_RATE, 1.0)
     x = size / (constants["capacity"] * gpu.l2)
     hit = 1 / (1 + x * x * x)
     return (
@@ -80,3 +86,6 @@ def _parts(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> tu
         slower * inside * hit / (gpu.l2_bandwidth * constants["l2_share"]),
         (size - inside) / (gpu.pcie * constants["host_share"]),
     )
+
+
+MEMORY_BOUND = Formula("memory_bound", CONSTANTS, _columns, _seconds, _shares)

@@ -1,9 +1,10 @@
-"""The analytical kernel model: formulas of the operator families with fitted constants."""
+"""The analytical kernel model: formulas of the kernel families with fitted constants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,63 +12,69 @@ import numpy as np
 from mpisim.base.quantity import Quantity, picoseconds
 
 from ..gpu import Gpu
+from ..gpu_parameters import GpuParameters
 from ..model import Estimate
 from ..operations import Kernel
-from .calibration import Calibration, Served, decade, packaged_calibration
-from .family import ANY, Columns, FamilyModule, family_module, load
-from .machine import Machine
+from .calibration import KernelCalibration, decade_of, packaged_calibration
+from .families import FORMULAS, formula_of, stack_columns
+from .formula import ANY, Columns, Formula
+from .lookup import CalibrationLookup, look_up
+from .tiles import free_stretch
 
-__all__ = ["Analytical"]
+__all__ = ["Analytical", "analytical_model"]
 
-_MOST_KNOWN = 1 << 15
-"""Kernels whose prices are remembered, some 30 MB; one experiment has hundreds."""
+MAX_CACHED_KERNELS = 1 << 15
+"""Kernels whose estimates are cached, some 30 MB; one experiment has hundreds."""
+
+MAX_CACHED_MODELS = 8
+"""Kinds of GPUs of the experiments that a process compares."""
 
 BURST = "burst"
 """The constant that says how long a kernel may run before the clock is lowered."""
 
 
 @dataclass(frozen=True)
-class _Formula:
-    """A family's module with the constants that serve it here.
+class _CalibratedFormula:
+    """A formula with the constants that serve it on the GPU.
 
     Attributes
     ----------
-    module : FamilyModule
-    served : Served
+    formula : Formula
+    lookup : CalibrationLookup
     name : str
-        Of what its estimates rest on.
+        Of the number that its estimates rest on.
     number : Quantity
-        That: 1, with the error bar of the durations that are foretold worst.
+        That: 1, with the error bar of the durations that are predicted worst.
     errors : dict
-        By decade of the duration, as far as met: the error bar there, and an estimate's shares.
+        By decade of the durations so far: the error bar there, and an estimate's shares.
     """
 
-    module: FamilyModule
-    served: Served
+    formula: Formula
+    lookup: CalibrationLookup
     name: str
     number: Quantity
     errors: dict[int, tuple[float, dict[str, float]]] = field(default_factory=dict)
 
     def error(self, seconds: float) -> tuple[float, dict[str, float]]:
-        """Return the error bar of a duration, and what it rests on."""
-        at = decade(seconds)
-        found = self.errors.get(at)
+        """Return the error bar of a duration, and the shares of the numbers it rests on."""
+        decade = decade_of(seconds)
+        found = self.errors.get(decade)
         if found is None:
-            error, largest = self.served.error(seconds), self.number.error
-            found = self.errors[at] = error, {self.name: error / largest if largest else 1.0}
+            error, largest = self.lookup.error(seconds), self.number.error
+            found = self.errors[decade] = error, {self.name: error / largest if largest else 1.0}
         return found
 
 
 class Analytical:
     """The analytical model of one GPU.
 
-    Each distinct kernel is priced once.
+    Each distinct kernel is priced once, and what it is divided into is worked out once.
 
     Parameters
     ----------
     gpu : Gpu
-    calibration : Calibration, optional
-        Ours (``data/calibration/kernels.toml``) if not given.
+    calibration : KernelCalibration, optional
+        The packaged one (``data/calibration/kernels.toml``) if not given.
     alone : bool
         Whether each kernel runs by itself, as when it is measured: then a short one ends before
         the board lowers its clock. In a training step kernels follow one another, and all run at
@@ -83,16 +90,18 @@ class Analytical:
     """
 
     def __init__(
-        self, gpu: Gpu, calibration: Calibration | None = None, *, alone: bool = False
+        self, gpu: Gpu, calibration: KernelCalibration | None = None, *, alone: bool = False
     ) -> None:
         self._gpu = gpu
         self._alone = alone
-        machine = Machine.of(gpu)
-        self._machine = machine if alone else machine.in_step()
+        parameters = GpuParameters.of(gpu)
+        self._parameters = parameters if alone else parameters.at_steady_clock()
         self._calibration = packaged_calibration() if calibration is None else calibration
-        self._modules: dict[str, FamilyModule] = {}
-        self._formulas: dict[tuple[str, str], _Formula] = {}
-        self._known: dict[Kernel, Estimate] = {}
+        self._formula_of: dict[tuple[str, str | None], Formula] = {}
+        self._calibrated: dict[tuple[str, str], _CalibratedFormula] = {}
+        self._estimates: dict[Kernel, Estimate] = {}
+        self._divisions: dict[Kernel, tuple[float, float]] = {}
+        self._stretches: dict[tuple[Kernel, int], float] = {}
         self._numbers: dict[str, Quantity] = {}
 
     @property
@@ -101,17 +110,17 @@ class Analytical:
         return self._gpu
 
     @property
-    def machine(self) -> Machine:
-        """The numbers of the GPU that the formulas take."""
-        return self._machine
+    def parameters(self) -> GpuParameters:
+        """The parameters of the GPU that the formulas take."""
+        return self._parameters
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """What the estimates so far rest on, by the names in their `shares`.
 
-        One number a family and format: 1, with the error bar of the family's formula for kernels
-        of the duration that is foretold worst. All kernels of the family are taken to be off
-        together, those foretold better by a share of it.
+        One number a formula and format: 1, with the error bar of the formula for kernels of the
+        duration that is predicted worst. All kernels of the formula are taken to be off together,
+        those predicted better by a share of it.
         """
         return self._numbers
 
@@ -121,24 +130,24 @@ class Analytical:
         Raises
         ------
         InputError
-            If the GPU lacks the kernel's number format, or no module serves its family.
+            If the GPU lacks the kernel's number format, or no formula serves its family.
         """
-        found = self._known.get(kernel)
+        found = self._estimates.get(kernel)
         if found is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            found = self._known[kernel] = self._price(kernel)
+            if len(self._estimates) >= MAX_CACHED_KERNELS:
+                self._estimates.clear()
+            found = self._estimates[kernel] = self._price(kernel)
         return found
 
-    def estimate_many(self, family: str, columns: Mapping[str, Any]) -> np.ndarray:
-        """Return the durations of many kernels of one family, in seconds.
+    def estimate_many(self, formula: str, columns: Mapping[str, Any]) -> np.ndarray:
+        """Return the durations of many kernels of one formula, in seconds.
 
         Parameters
         ----------
-        family : str
-            A name of `family.MODULES`' modules.
+        formula : str
+            A name of `families.FORMULAS`.
         columns : mapping
-            As `family.Columns`.
+            As `formula.Columns`.
 
         Returns
         -------
@@ -149,56 +158,145 @@ class Analytical:
         InputError
             If the GPU lacks the format.
         """
-        formula = self._formula(family, columns.get("dtype", ANY))
-        return formula.module.seconds(columns, self._machine, formula.served.constants)
+        calibrated = self._calibrate(formula, columns.get("dtype", ANY))
+        constants = calibrated.lookup.constants
+        seconds: np.ndarray = calibrated.formula.seconds(columns, self._parameters, constants)
+        return seconds
 
-    def served(self, family: str, dtype: str = ANY) -> Served:
-        """Return the constants that serve a family in a format here, and where they come from.
+    def look_up(self, formula: str, dtype: str = ANY) -> CalibrationLookup:
+        """Return the constants that serve a formula in a format here, and where they come from.
+
+        Parameters
+        ----------
+        formula : str
+            A name of `families.FORMULAS`.
+        dtype : str
+            A number format, or ``"any"`` for kernels that have none.
 
         Raises
         ------
         InputError
             If the GPU lacks the format.
         """
-        return self._formula(family, dtype).served
+        return self._calibrate(formula, dtype).lookup
 
     def terms(self, kernel: Kernel) -> dict[str, float]:
         """Return how a kernel's duration divides into terms, in seconds, for explanations."""
-        formula, columns = self._describe(kernel)
-        shares = formula.module.shares(columns, self._machine, formula.served.constants)
-        return {name: _number(value) for name, value in shares.items()}
+        calibrated, columns = self._describe(kernel)
+        constants = calibrated.lookup.constants
+        terms = calibrated.formula.shares(columns, self._parameters, constants)
+        return {name: _scalar(value) for name, value in terms.items()}
 
-    def _describe(self, kernel: Kernel) -> tuple[_Formula, Columns]:
+    def divide(self, kernels: Sequence[Kernel]) -> tuple[np.ndarray, np.ndarray]:
+        """Return how the durations of kernels divide between memory, multiprocessors and a floor.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel, `k` of them
+
+        Returns
+        -------
+        ndarray of float64, shape (k,)
+            Part of the time without the floor that is due to memory; the rest is due to the
+            multiprocessors.
+        ndarray of float64, shape (k,)
+            Share of the duration that is fixed.
+        """
+        if len(self._divisions) > MAX_CACHED_KERNELS:
+            self._divisions.clear()
+        for batch in _batches(each for each in kernels if each not in self._divisions):
+            calibrated, _ = self._describe(batch[0])
+            terms = calibrated.formula.shares(
+                stack_columns(batch), self._parameters, calibrated.lookup.constants
+            )
+            total = np.maximum(sum(terms.values()), 1e-12)
+            working = np.maximum(total - terms["floor"], 1e-15)
+            zeros = np.zeros(len(batch))
+            memory, fixed = zeros + terms["memory"] / working, zeros + terms["floor"] / total
+            self._divisions.update(zip(batch, zip(memory.tolist(), fixed.tolist())))
+        found = np.array([self._divisions[each] for each in kernels]).reshape(-1, 2)
+        return found[:, 0].copy(), found[:, 1].copy()
+
+    def stretches(self, kernels: Sequence[Kernel], occupied: int) -> np.ndarray:
+        """Return how many times as long arithmetic takes with multiprocessors occupied.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel, `k` of them
+        occupied : int
+            Multiprocessors that communications hold.
+
+        Returns
+        -------
+        ndarray of float64, shape (k,)
+        """
+        if len(self._stretches) > MAX_CACHED_KERNELS:
+            self._stretches.clear()
+        known = self._stretches
+        for batch in _batches(each for each in kernels if (each, occupied) not in known):
+            calibrated, _ = self._describe(batch[0])
+            stretch = calibrated.formula.stretch
+            if stretch is None or occupied == 0:
+                longer = [free_stretch(self._parameters, occupied)] * len(batch)
+            else:
+                constants = calibrated.lookup.constants
+                columns = stack_columns(batch)
+                longer = stretch(columns, self._parameters, constants, occupied).tolist()
+            known.update(((each, occupied), times) for each, times in zip(batch, longer))
+        return np.array([known[each, occupied] for each in kernels], float)
+
+    def _describe(self, kernel: Kernel) -> tuple[_CalibratedFormula, Columns]:
         """Return the formula that serves a kernel, and the numbers it takes."""
-        module = self._modules.get(kernel.family)
-        if module is None:
-            module = self._modules[kernel.family] = family_module(kernel.family)
-        columns = module.columns(kernel)
-        key: Any = module.FAMILY, columns.get("dtype", ANY)
-        return self._formulas.get(key) or self._formula(*key), columns
+        family = kernel.family, kernel.variant
+        formula = self._formula_of.get(family)
+        if formula is None:
+            formula = self._formula_of[family] = formula_of(kernel.qualified_family)
+        columns = formula.columns(kernel)
+        key: Any = formula.name, columns.get("dtype", ANY)
+        return self._calibrated.get(key) or self._calibrate(*key), columns
 
-    def _formula(self, family: str, dtype: str) -> _Formula:
-        key = family, dtype
-        found = self._formulas.get(key)
+    def _calibrate(self, formula: str, dtype: str) -> _CalibratedFormula:
+        key = formula, dtype
+        found = self._calibrated.get(key)
         if found is None:
             if dtype != ANY:
-                self._gpu.peak(dtype)  # or an error that says so
-            served = self._calibration.serve(family, self._machine, dtype)
-            if not self._alone and BURST in served.constants:
-                served = replace(served, constants={**served.constants, BURST: 0.0})
-            name = f"{family} model" + ("" if dtype == ANY else f" ({dtype})")
-            number = Quantity(1.0, "1", served.largest_error, served.source)
-            found = self._formulas[key] = _Formula(load(family), served, name, number)
+                self._gpu.peak(dtype)  # or an error that names the formats
+            lookup = look_up(self._calibration, formula, self._parameters, dtype)
+            if not self._alone and BURST in lookup.constants:
+                lookup = replace(lookup, constants={**lookup.constants, BURST: 0.0})
+            name = f"{formula} model" + ("" if dtype == ANY else f" ({dtype})")
+            number = Quantity(1.0, "1", lookup.largest_error, lookup.source)
+            found = _CalibratedFormula(FORMULAS[formula], lookup, name, number)
+            self._calibrated[key] = found
         return found
 
     def _price(self, kernel: Kernel) -> Estimate:
-        formula, columns = self._describe(kernel)
-        seconds: float = formula.module.seconds(columns, self._machine, formula.served.constants)
-        error, shares = formula.error(seconds)
-        self._numbers[formula.name] = formula.number
+        calibrated, columns = self._describe(kernel)
+        constants = calibrated.lookup.constants
+        seconds: float = calibrated.formula.seconds(columns, self._parameters, constants)
+        error, shares = calibrated.error(seconds)
+        self._numbers[calibrated.name] = calibrated.number
         return Estimate(picoseconds(seconds), shares, error)
 
 
-def _number(value: Any) -> float:
+@lru_cache(maxsize=MAX_CACHED_MODELS)
+def analytical_model(gpu: Gpu) -> Analytical:
+    """Return the model of a GPU by the packaged calibration: one for equal GPUs.
+
+    Plans that are compared share it, and price each kernel once.
+    """
+    return Analytical(gpu)
+
+
+def _batches(kernels: Iterable[Kernel]) -> list[tuple[Kernel, ...]]:
+    """Group distinct kernels by formula and format."""
+    found: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in dict.fromkeys(kernels):
+        key = kernel.qualified_family, getattr(kernel, "dtype", "")
+        found.setdefault(key, []).append(kernel)
+    return [tuple(batch) for batch in found.values()]
+
+
+def _scalar(value: Any) -> float:
     """Return the one number of a formula's result."""
     return value if type(value) is float else float(np.asarray(value).item())

@@ -1,13 +1,19 @@
-"""Products of matrices as tiles on multiprocessors: what several operator families share.
+"""Matrix products as tiles on multiprocessors: shared by products, convolutions and attention.
 
-The result is cut into tiles, and possibly the product along k as well; each multiprocessor works on
-one tile after another (CUTLASS, github:NVIDIA/cutlass, media/docs/efficient_gemm.md). For one way
-to cut, with w = tiles / multiprocessors:
+The result is cut into tiles, and possibly the product along k as well (split-k); each
+multiprocessor works on one tile after another (CUTLASS, github:NVIDIA/cutlass,
+media/docs/efficient_gemm.md). For one tiling, with w = tiles / multiprocessors:
 
     waves = (1 - quantisation) max(w, 1) + quantisation ceil(w)
     tile  = 2 rows columns (k + prologue) / (efficiency × peak of a multiprocessor)
     loads = loading × (time to read the tile's operands from L2) / (time of its arithmetic)
     time  = waves × tile × (1 + loads)
+
+**Waves beside a communication.** A library tiles a product for all multiprocessors of the GPU; it
+does not know that a communication occupies some of them. With S multiprocessors and n of them
+occupied, tiles that needed ceil(tiles / S) waves need ceil(tiles / (S - n)): 132 tiles on an H100
+(S = 132) with 24 occupied need two in place of one. Work whose tiles are not known is taken to
+divide freely: S / (S - n).
 """
 
 from __future__ import annotations
@@ -18,168 +24,295 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..operations import OPERAND
-from .machine import Machine
-from .maths import Numbers, functions
+from ..gpu_parameters import GpuParameters
+from ..numbers import number
+from ..operations import OPERAND_BYTES
+from .formula import Constants, Numbers, functions
 
-__all__ = ["TILES", "Cut", "preferred", "throttled", "times"]
+__all__ = [
+    "LIBRARY_TILINGS",
+    "Tiling",
+    "expected_time",
+    "free_stretch",
+    "library_tilings",
+    "power_throttled",
+    "product_stretch",
+    "tiled_times",
+    "tiling_constants",
+    "wave_stretch",
+]
 
 
-class Cut(NamedTuple):
-    """One way to cut a product.
+class Tiling(NamedTuple):
+    """One way to divide a product into tiles.
 
     Attributes
     ----------
     rows, columns : int
         Of a tile of the result.
-    parts : int
-        Into which the product is cut along k; their sums are added up at the end.
+    split_k : int
+        Parts into which the product is divided along k; their sums are added up at the end.
     """
 
     rows: int
     columns: int
-    parts: int = 1
+    split_k: int = 1
 
 
-TILES = {
+LIBRARY_TILINGS = {
     "fp32": (
-        *(Cut(32, 32), Cut(32, 64), Cut(64, 32), Cut(64, 64), Cut(32, 128), Cut(128, 32)),
-        *(Cut(64, 128), Cut(128, 64), Cut(128, 128), Cut(128, 256), Cut(256, 128)),
+        *(
+            Tiling(32, 32),
+            Tiling(32, 64),
+            Tiling(64, 32),
+            Tiling(64, 64),
+            Tiling(32, 128),
+            Tiling(128, 32),
+        ),
+        *(Tiling(64, 128), Tiling(128, 64), Tiling(128, 128), Tiling(128, 256), Tiling(256, 128)),
     ),
     "half": tuple(
-        Cut(rows, columns, parts)
+        Tiling(rows, columns, split_k)
         for rows, columns in (
             *((64, 64), (64, 128), (128, 64), (128, 128)),
             *((64, 256), (256, 64), (128, 256), (256, 128)),
         )
-        for parts in (1, 2, 4)
+        for split_k in (1, 2, 4)
     ),
 }
 """Cuts that cuBLAS and CUTLASS have kernels for: on cores in fp32, and on matrix units."""
 
-ISSUE = 0.12
-"""Instructions of a product in fp32 beside its multiplications, per multiplication: in the inner
-loop of an 8 × 8 register tile 64 multiplications go with 4 loads from shared memory and a share of
-copies, addresses and barriers. They cost time where one scheduler feeds 32 lanes and issues one
-instruction a clock (GA10x, Ada, Hopper, Blackwell); Pascal issues two, and with 16 lanes a
-multiplication takes two clocks and leaves a slot free."""
+ISSUE_OVERHEAD = number("fp32_issue_overhead")
 
-ONE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
+SINGLE_ISSUE = frozenset(("ampere", "ada", "hopper", "blackwell"))
+"""Architectures whose schedulers issue one instruction a clock."""
 
-WIDE = 100
-"""Lanes of a multiprocessor that tell 128 from 64."""
+MIN_LANES_SHARED_ISSUE = 100
+"""Lanes of a multiprocessor that tell 128 from 64: with 128 a scheduler feeds 32."""
+
+MIN_SM_SHARE = number("least_sm_share")
 
 
-def times(
-    cuts: Sequence[Cut],
+def library_tilings(dtype: str) -> tuple[Tiling, ...]:
+    """Return the tilings that libraries have kernels for in a format."""
+    return LIBRARY_TILINGS["fp32" if dtype == "fp32" else "half"]
+
+
+def tiling_constants(constants: Constants) -> dict[str, float]:
+    """Return those of a formula's constants that `tiled_times` takes."""
+    return {
+        "efficiency": constants["efficiency"],
+        "loading": constants["loading"],
+        "quantisation": constants["quantisation"],
+        "prologue": constants["prologue"],
+    }
+
+
+def tiled_times(
+    tilings: Sequence[Tiling],
     dtype: str,
     m: Numbers,
     n: Numbers,
     k: Numbers,
     batch: Numbers,
-    gpu: Machine,
+    gpu: GpuParameters,
     *,
     efficiency: float,
     loading: float,
     quantisation: float,
     prologue: float,
 ) -> list[Any]:
-    """Return the time of the arithmetic for each way to cut.
+    """Return the time of a product's arithmetic for each tiling.
 
     Parameters
     ----------
-    cuts : sequence of Cut
+    tilings : sequence of Tiling
     dtype : str
         Of the operands.
     m, n, k, batch : float, or ndarray of float64 of shape (kernels,)
-    gpu : Machine
+    gpu : GpuParameters
     efficiency, loading, quantisation, prologue : float
         As above.
 
     Returns
     -------
     list of float, or of ndarray of float64 of shape (kernels,)
-        Seconds, one a cut.
+        Seconds, one for each tiling.
     """
     peak = gpu.peaks[dtype]
-    rate = peak / gpu.sms * efficiency / (1 + _issue(gpu, dtype))
-    loads = loading * OPERAND[dtype] * peak / 2 / gpu.l2_bandwidth
+    rate = peak / gpu.sms * efficiency / (1 + _issue_overhead(gpu, dtype))
+    loads = loading * OPERAND_BYTES[dtype] * peak / 2 / gpu.l2_bandwidth
     ceil, _, _, maximum, _ = functions(m)
     sums = batch * m * n / gpu.l2_bandwidth
     sms, full = gpu.sms, 1 - quantisation
-    alone = not isinstance(m, np.ndarray)
+    single = not isinstance(m, np.ndarray)
     found = []
-    for rows, columns, ways in _tiles(tuple(cuts), rate, loads, prologue):
-        number = ceil(m / rows) * ceil(n / columns) * batch
-        for parts, slope, fixed, moved in ways:
+    for rows, columns, variants in _tiles(tuple(tilings), rate, loads, prologue):
+        tiles = ceil(m / rows) * ceil(n / columns) * batch
+        for split_k, slope, fixed, moved in variants:
             # Whole numbers until the division, so that whole waves come out whole.
-            w = number * parts / sms
-            # A call takes as long as the rest of a line: most kernels by themselves need none.
-            busy = w if alone and w >= 1.0 else maximum(w, 1.0)
+            w = tiles * split_k / sms
+            # A function call costs as much as the rest of the line; most single kernels need none.
+            busy = w if single and w >= 1.0 else maximum(w, 1.0)
             time = (ceil(w) * quantisation + busy * full) * (slope * k + fixed)
             found.append(time + moved * sums if moved else time)
     return found
 
 
 class _Tile(NamedTuple):
-    """A tile of the result, and what of its time does not depend on the kernel.
+    """A tile of the result, and the coefficients of its time that do not depend on the kernel.
 
     Attributes
     ----------
     rows, columns : int
-    ways : list of (parts, slope, fixed, moved)
-        Parts along k; seconds of one a step of k, and beside; bytes an element of the result that
-        go through the L2 cache, as each part's sums are written in fp32 and read once more.
+    variants : list of (split_k, slope, fixed, moved)
+        Parts along k; seconds for each step of k, and fixed ones; bytes for each element of the
+        result that go through the L2 cache, as each part's sums are written in fp32 and read again.
     """
 
     rows: int
     columns: int
-    ways: list[tuple[int, float, float, float]]
+    variants: list[tuple[int, float, float, float]]
 
 
 @lru_cache(maxsize=64)
-def _tiles(cuts: tuple[Cut, ...], rate: float, loads: float, prologue: float) -> tuple[_Tile, ...]:
-    """Return the tiles, each with its ways to cut along k: a model asks for few."""
+def _tiles(
+    tilings: tuple[Tiling, ...], rate: float, loads: float, prologue: float
+) -> tuple[_Tile, ...]:
+    """Return the tiles with their split-k variants; a model needs few, hence the small cache."""
     found: list[_Tile] = []
-    for rows, columns, parts in cuts:
+    for rows, columns, split_k in tilings:
         if not found or found[-1][:2] != (rows, columns):
             found.append(_Tile(rows, columns, []))
         time = 2 * rows * columns / rate * (1 + loads * (1 / rows + 1 / columns))
-        moved = 8.0 * parts if parts > 1 else 0.0
-        found[-1].ways.append((parts, time / parts, time * prologue, moved))
+        moved = 8.0 * split_k if split_k > 1 else 0.0
+        found[-1].variants.append((split_k, time / split_k, time * prologue, moved))
     return tuple(found)
 
 
-def _issue(gpu: Machine, dtype: str) -> float:
-    if dtype != "fp32" or gpu.family not in ONE_ISSUE:
+def _issue_overhead(gpu: GpuParameters, dtype: str) -> float:
+    """Return the instructions beside each multiplication that cost time."""
+    if dtype != "fp32" or gpu.family not in SINGLE_ISSUE:
         return 0.0
-    return ISSUE if gpu.peaks["fp32"] / (2 * gpu.sms * gpu.clock) > WIDE else 0.0
+    lanes = gpu.peaks["fp32"] / (2 * gpu.sms * gpu.clock)
+    return ISSUE_OVERHEAD if lanes > MIN_LANES_SHARED_ISSUE else 0.0
 
 
-def preferred(found: Sequence[Any], choice: float) -> Any:
-    """Return the time of the way that a library is expected to choose.
+def expected_time(times: Sequence[Any], choice: float) -> Any:
+    """Return the time of the alternative that a library is expected to choose.
 
-    Libraries choose by rules that do not always find the fastest way: the mean over all ways is
+    Libraries choose by rules that do not always find the fastest: the mean over all alternatives is
     taken with weights exp(-(time / least - 1) / choice).
 
     Parameters
     ----------
-    found : sequence of float, or of ndarray of float64 of shape (kernels,)
-        One a way.
+    times : sequence of float, or of ndarray of float64 of shape (kernels,)
+        Seconds, one for each alternative.
     choice : float
-        Relative loss of time at which a way is 1/e as likely.
+        Relative loss of time at which an alternative is 1/e as likely.
 
     Returns
     -------
     float, or ndarray of float64 of shape (kernels,)
     """
-    _, exp, _, _, least = functions(found[0])
-    scale = 1 / (least(found) * choice)
+    _, exp, _, _, least = functions(times[0])
+    scale = 1 / (least(times) * choice)
     top = 1 / choice
-    weights = [exp(top - each * scale) for each in found]
-    return sum([weight * each for weight, each in zip(weights, found)]) / sum(weights)
+    weights = [exp(top - each * scale) for each in times]
+    return sum([weight * each for weight, each in zip(weights, times)]) / sum(weights)
 
 
-def throttled(found: Numbers, burst: float, gpu: Machine) -> Numbers:
-    """Return times with the board's power limit: short kernels end before the clock is lowered."""
-    return found * (1 + (1 / gpu.sustained - 1) * found / (found + burst))
+def power_throttled(time: Numbers, burst: float, gpu: GpuParameters) -> Numbers:
+    """Return times under the board's power limit: short kernels end before the clock is lowered.
+
+    Parameters
+    ----------
+    time : float, or ndarray of float64 of shape (kernels,)
+        Seconds at the clock of short kernels.
+    burst : float
+        Duration at which half of the limit holds, in seconds.
+    gpu : GpuParameters
+    """
+    return time * (1 + (1 / gpu.sustained - 1) * time / (time + burst))
+
+
+# --- multiprocessors occupied by a communication --------------------------------------------------
+
+
+def _free_sms(gpu: GpuParameters, occupied: int) -> float:
+    return max(gpu.sms - occupied, MIN_SM_SHARE * gpu.sms)
+
+
+def free_stretch(gpu: GpuParameters, occupied: int) -> float:
+    """Return how many times as long freely divisible work takes with multiprocessors occupied.
+
+    Parameters
+    ----------
+    gpu : GpuParameters
+    occupied : int
+        Multiprocessors that communications hold.
+    """
+    return gpu.sms / _free_sms(gpu, occupied)
+
+
+def wave_stretch(tiles: Any, gpu: GpuParameters, occupied: int) -> Any:
+    """Return the waves of tiles with multiprocessors occupied, over those without.
+
+    Parameters
+    ----------
+    tiles : float, or ndarray
+    gpu : GpuParameters
+    occupied : int
+        Multiprocessors that communications hold.
+
+    Examples
+    --------
+    >>> from mpisim.kernels.gpu_parameters import gpu_parameters
+    >>> float(wave_stretch(132, gpu_parameters("h100-sxm"), 24))
+    2.0
+    """
+    return np.ceil(tiles / _free_sms(gpu, occupied)) / np.maximum(np.ceil(tiles / gpu.sms), 1)
+
+
+def product_stretch(
+    dtype: str,
+    m: Any,
+    n: Any,
+    k: Any,
+    batch: Any,
+    gpu: GpuParameters,
+    constants: Constants,
+    choice: float,
+    occupied: int,
+) -> Any:
+    """Return how many times as long products take with multiprocessors occupied.
+
+    The mean over the tilings, each as likely and as long as with the GPU to itself.
+
+    Parameters
+    ----------
+    dtype : str
+    m, n, k, batch : ndarray of shape (kernels,)
+    gpu : GpuParameters
+    constants : mapping of str to float
+        With those of `tiling_constants`.
+    choice : float
+        As for `expected_time`.
+    occupied : int
+
+    Returns
+    -------
+    ndarray of float64, shape (kernels,)
+    """
+    tilings = library_tilings(dtype)
+    m, n, k, batch = (np.asarray(each, float) for each in (m, n, k, batch))
+    alone = np.array(
+        tiled_times(tilings, dtype, m, n, k, batch, gpu, **tiling_constants(constants))
+    )
+    weights = np.exp((1 - alone / alone.min(axis=0)) / choice) * alone
+    tiles = [
+        np.ceil(m / tiling.rows) * np.ceil(n / tiling.columns) * batch * tiling.split_k
+        for tiling in tilings
+    ]
+    stretched = (weights * wave_stretch(np.array(tiles), gpu, occupied)).sum(axis=0)
+    return stretched / weights.sum(axis=0)

@@ -19,11 +19,11 @@ gpu, dtype, best_TFLOPS, best_MxNxK       ml-engineering, the fastest products f
 
 The last are the best of very many shapes; no fit should take them for typical: they are set aside.
 
-How rows of each publisher are read is in the module of its name.
+Read :mod:`.rows` first, then :mod:`.formats`, how rows of each publisher are read, then
+:mod:`.reading`, which makes the one from the other.
 """
 
-from .names import gpu_name
-from .reading import read, select
-from .rows import ASIDE, TEST, TRAIN, Rows
+from .reading import gpu_name, read, select
+from .rows import ASIDE, TEST, TRAIN, MeasuredKernels
 
-__all__ = ["ASIDE", "TEST", "TRAIN", "Rows", "gpu_name", "read", "select"]
+__all__ = ["ASIDE", "TEST", "TRAIN", "MeasuredKernels", "gpu_name", "read", "select"]

@@ -1,4 +1,4 @@
-"""What a row of a published table says, and the rows of one family and GPU together."""
+"""Measured kernels: one row of a published table, and all of one formula, GPU and format."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpisim.base.csv_files import Cells
-
 from ..operations import Kernel
 
-__all__ = ["ASIDE", "TEST", "TRAIN", "Form", "Row", "Rows"]
+__all__ = ["ASIDE", "TEST", "TRAIN", "MeasuredKernel", "MeasuredKernels"]
 
 TRAIN, TEST, ASIDE = "train", "test", "aside"
 """Splits; rows set aside are not typical of their kind: no fit should see them."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Measured kernels of one family, one GPU and one format, from one file.
+class MeasuredKernels:
+    """Measured kernels of one formula, one GPU and one format, from one file.
 
     Attributes
     ----------
@@ -28,7 +26,7 @@ class Rows:
         Its name, without folders.
     publisher : str
     family : str
-        Of `analytical.family.MODULES`.
+        The formula that serves them, a name of `analytical.families.FORMULAS`.
     gpu : str
         Name of the preset.
     dtype : str
@@ -38,7 +36,7 @@ class Rows:
         timed by itself.
     kernels : tuple of Kernel
     columns : mapping
-        As `analytical.family.Columns`.
+        As `analytical.formula.Columns`.
     seconds : ndarray of float64
         Measured.
     op : ndarray of str
@@ -48,9 +46,9 @@ class Rows:
     line : ndarray of int64
         Line of the file, the header being line 1.
     run : ndarray of str
-        Which rows of the file the author took in one go, with the board in one state: of one name.
+        Name of the author's run, in which the board was in one state.
     elapsed : ndarray of float64
-        How much of the author's run on this GPU was over when the row was taken, 0 to 1, by its
+        Part of the author's run on this GPU that was over when the row was taken, 0 to 1, by its
         place in the file; 0 where launches did not grow in its course.
     """
 
@@ -72,7 +70,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def net(self, launch: Callable[[Rows], float | np.ndarray] | None) -> np.ndarray:
+    def net(self, launch: Callable[[MeasuredKernels], float | np.ndarray] | None) -> np.ndarray:
         """Return the times without the launch, in seconds.
 
         Parameters
@@ -85,7 +83,7 @@ class Rows:
             return self.seconds
         return np.maximum(self.seconds - self.launched * launch(self), 0.1 * self.seconds)
 
-    def take(self, wanted: np.ndarray) -> Rows:
+    def take(self, wanted: np.ndarray) -> MeasuredKernels:
         """Return some rows: a mask or indices."""
         chosen = np.arange(len(self))[wanted]
         return replace(
@@ -104,8 +102,24 @@ class Rows:
         )
 
 
-class Row(NamedTuple):
-    """What a row of any file says."""
+class MeasuredKernel(NamedTuple):
+    """One row of a table of any format.
+
+    Attributes
+    ----------
+    gpu : str
+        As the table writes it.
+    op : str
+        The author's name of the operation.
+    kernel : Kernel
+    seconds : float
+    split : str, optional
+        The author's, if there is one.
+    calls : float
+        CPU time of the operation's call, in units of a plain one of its family.
+    run : str
+        Of the author's runs, if there were several.
+    """
 
     gpu: str
     op: str
@@ -113,17 +127,4 @@ class Row(NamedTuple):
     seconds: float
     split: str | None = None
     calls: float = 1.0
-    """CPU time of the operation's call, beside that of a plain one of its family."""
     run: str = ""
-    """Of the author's runs, where he made several."""
-
-
-class Form(NamedTuple):
-    """A kind of file: who publishes it, the columns it is known by, how a row is read, whether
-    launches count, and whether they grew in the course of the run."""
-
-    publisher: str
-    columns: tuple[str, ...]
-    row: Callable[[Cells], Row]
-    launched: bool
-    growing: bool = False

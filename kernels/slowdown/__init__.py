@@ -1,24 +1,26 @@
-"""How much kernels and communications that run at the same time slow each other down.
+"""Overlap slowdown: how much kernels and communications that run at the same time slow each other.
 
-``Parametric``, ``Load``, ``Sensitivity``
-    The model of a few constants, and what it takes.
-``Constants``, ``packaged_constants()``, ``read_constants(path)``, ``CLASSES``
-    Those constants: ``data/overlap.toml``, or a user's file.
-``Work``, ``work_of(model, kernels, seconds)``
-    What kernels are made of.
+Read in this order:
+
+:mod:`.constants`
+    ``SlowdownConstants``: ``data/overlap.toml``, or a user's file.
+:mod:`.work`
+    ``work_of(model, kernels, seconds)``: what is due to memory and to multiprocessors in kernels.
+:mod:`.parametric`
+    ``Parametric``: from the ``Load`` of communications to factors, and their ``Sensitivity``.
 """
 
-from .constants import CLASSES, Constants, packaged_constants, read_constants
+from .constants import CLASSES, SlowdownConstants, packaged_constants, read_constants
 from .parametric import Load, Parametric, Sensitivity
-from .work import Work, work_of
+from .work import KernelWork, work_of
 
 __all__ = [
     "CLASSES",
-    "Constants",
+    "KernelWork",
     "Load",
     "Parametric",
     "Sensitivity",
-    "Work",
+    "SlowdownConstants",
     "packaged_constants",
     "read_constants",
     "work_of",

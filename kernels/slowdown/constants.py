@@ -1,4 +1,4 @@
-"""The constants of the slowdown of what overlaps, from ``data/overlap.toml`` or a user's file."""
+"""Constants of the overlap slowdown, from ``data/overlap.toml`` or a user's file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build, parse
 from mpisim.data import text
 
-__all__ = ["CLASSES", "Constants", "class_of_family", "packaged_constants", "read_constants"]
+__all__ = [
+    "CLASSES",
+    "SlowdownConstants",
+    "class_of_family",
+    "packaged_constants",
+    "read_constants",
+]
 
 FILE = "overlap.toml"
 
@@ -28,8 +34,8 @@ _SENDS = frozenset((Operation.SEND_RECV, Operation.ALL_TO_ALL, Operation.GATHER,
 
 
 @dataclass(frozen=True)
-class Constants:
-    """What the parametric model takes; each entry is explained in the data file.
+class SlowdownConstants:
+    """Constants of the parametric model; each is explained in the data file.
 
     Attributes
     ----------
@@ -40,7 +46,7 @@ class Constants:
     block : Quantity
         Multiprocessors that a thread block holds.
     channels : Quantity
-        Thread blocks of a communication of which the network's model says nothing.
+        Thread blocks of a communication where the network's model does not give them.
     matrix, streaming, reducing : Quantity
         Of the classes of kernels: the slowdown, less 1, that nothing else explains.
     communication : Quantity
@@ -94,19 +100,19 @@ class Constants:
 
 
 def class_of_family(family: str) -> int:
-    """Return the entry of `CLASSES` of a kernel, by its `Kernel.family`."""
+    """Return the entry of `CLASSES` of a kernel, by its `Kernel.qualified_family`."""
     if family in _STREAMING:
         return CLASSES.index("streaming")
     return CLASSES.index("reducing" if family in _REDUCING else "matrix")
 
 
 @cache
-def packaged_constants() -> Constants:
+def packaged_constants() -> SlowdownConstants:
     """Return the constants of ``data/overlap.toml``."""
-    return build(Constants, parse(text(FILE), FILE), FILE)
+    return build(SlowdownConstants, parse(text(FILE), FILE), FILE)
 
 
-def read_constants(path: str | Path) -> Constants:
+def read_constants(path: str | Path) -> SlowdownConstants:
     """Read constants that ``mpisim calibrate overlap`` has written.
 
     Raises
@@ -114,4 +120,4 @@ def read_constants(path: str | Path) -> Constants:
     InputError
         If the file cannot be read, or is not of that form.
     """
-    return build(Constants, load_file(Path(path)), str(path))
+    return build(SlowdownConstants, load_file(Path(path)), str(path))

@@ -1,17 +1,17 @@
-"""The slowdown of kernels and communications that overlap, from a few constants.
+"""Parametric model of overlap slowdown: load of the communications → factors of both.
 
 A communication kernel holds one multiprocessor a thread block (NCCL: a channel), from when it
 starts, though it may still wait for other ranks; while it moves data it takes a part of the
 memory's bandwidth, κ bytes a byte sent:
 
-    s_sm  = waves with S - n multiprocessors / waves with S                   (:mod:`.waves`)
+    s_sm  = waves with S - n multiprocessors / waves with S       (:mod:`..analytical.tiles`)
     s_mem = 1 / (1 - min(share, κ × rate / bandwidth))
     s     = fixed + (1 - fixed) (arithmetic s_sm⁴ + memory s_mem⁴)^(1/4)      (:mod:`.work`)
     kernel: s × (1 + ε × min(1, κ × rate / bandwidth / share)), from 1 to `most`
     communication: 1 + δ × share of the memory's bandwidth that the kernels use alone
 
 ε, of the kernel's class, is what else is lost: hits in the L2 cache, above all. It grows with what
-the communication moves; one that waits loses nobody anything but multiprocessors.
+the communication moves; one that waits costs other kernels multiprocessors alone.
 
 After Echo (arXiv:2412.12487), which measures such pairs of kernels and learns the factors, and the
 tail effect of a wave that no longer fits.
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from mpisim.base.quantity import Quantity
 
-from .constants import CLASSES, Constants
-from .work import Work
+from .constants import CLASSES, SlowdownConstants
+from .work import KernelWork
 
 __all__ = ["Load", "Parametric", "Sensitivity", "slowed"]
 
@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 
 
 class Load(NamedTuple):
-    """What communications hold of a GPU, `p` times.
+    """Resources of a GPU that communications use, `p` times.
 
     Attributes
     ----------
@@ -53,12 +53,12 @@ class Load(NamedTuple):
     which: Ints
 
     def at(self, index: Ints) -> Load:
-        """Return some of them."""
+        """Return the entries of an index."""
         return Load(self.taken[index], self.bandwidth[index], self.which[index])
 
 
 class Sensitivity(NamedTuple):
-    """How the time of kernels changes with the constants: d log time / d log of each.
+    """Sensitivity of kernels' times to the constants: d log time / d log of each.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def slowed(
     Parameters
     ----------
     memory, fixed : float64, shape (p,)
-        Part of the time due to memory, and share that is fixed: see `Work`.
+        Part of the time due to memory, and share that is fixed: see `KernelWork`.
     own : float64, shape (p,)
         ε.
     used : float64, shape (p,)
@@ -103,20 +103,20 @@ class Parametric:
 
     Parameters
     ----------
-    work : Work
-        The kernels that are asked for.
-    constants : Constants
+    work : KernelWork
+        The kernels of the GPU.
+    constants : SlowdownConstants
     """
 
-    def __init__(self, work: Work, constants: Constants) -> None:
+    def __init__(self, work: KernelWork, constants: SlowdownConstants) -> None:
         self.work, self.constants = work, constants
         self._own = np.array([getattr(constants, name).si for name in CLASSES])
-        # By number of multiprocessors taken: the row that says how much longer each kernel takes.
+        # By number of multiprocessors taken: the row of `_stretch` that holds each kernel's factor.
         self._place: Ints = np.zeros(1, np.int64)
         self._stretch: Floats = np.ones((1, len(work)))  # with none taken
 
     def kernels(self, kernel: Ints, load: Load) -> tuple[Floats, Sensitivity]:
-        """Return the factors by which kernels take longer, and what they rest on.
+        """Return the factors by which kernels take longer, and their sensitivity to the constants.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Parametric:
             0 where one of these limits holds.
         """
         share, most = self.constants.share.si, self.constants.most.si
-        used = load.bandwidth / self.work.machine.bandwidth
+        used = load.bandwidth / self.work.parameters.bandwidth
         held = np.minimum(used, share)
         memory, fixed = self.work.memory[kernel], self.work.fixed[kernel]
         own = self._own[self.work.kind[kernel]]
@@ -146,7 +146,7 @@ class Parametric:
         within = (factor > 1) & (factor < most)
         part = within * working / ((fixed + working) * powers)
         growing = np.where(used < share, 1.0, 0.0)
-        left = np.maximum(self.work.machine.sms - load.taken, 1)
+        left = np.maximum(self.work.parameters.sms - load.taken, 1)
         own = within * own / (1 + own)
         return np.clip(factor, 1.0, most), Sensitivity(
             own=own,
@@ -176,7 +176,7 @@ class Parametric:
         }
 
     def _stretched(self, kernel: Ints, taken: Ints) -> Floats:
-        """Return how much longer arithmetic takes, worked out once for each number taken."""
+        """Return how many times as long arithmetic takes, computed once for each number taken."""
         most = int(taken.max(initial=0))
         if most >= len(self._place):
             more = np.full(most + 1 - len(self._place), -1)

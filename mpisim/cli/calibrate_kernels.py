@@ -10,8 +10,8 @@ from ..base.errors import InputError
 from .fitted import add_output, print_skipped, rows_line, writing
 
 if TYPE_CHECKING:
-    from ..kernels.analytical.calibration import Table
-    from ..kernels.measured import Rows
+    from ..kernels.analytical.calibration import FittedConstants
+    from ..kernels.measured import MeasuredKernels
 
 __all__ = ["add_kind"]
 
@@ -49,10 +49,10 @@ def add_kind(kinds: Any) -> None:
 
 def _fit(args: argparse.Namespace) -> str:
     """Fit, print a line a table as it is done, and return the calibration."""
-    from ..kernels.calibrate import calibrate, write
+    from ..kernels.fitting import calibrate, write
     from ..kernels.measured import read, select
 
-    rows: list[Rows] = []
+    rows: list[MeasuredKernels] = []
     skipped: dict[str, int] = {}
     for path in args.paths:
         found, left = read(path)
@@ -75,7 +75,7 @@ def _fit(args: argparse.Namespace) -> str:
     return write(tables)
 
 
-def _line(name: str, table: Table) -> str:
+def _line(name: str, table: FittedConstants) -> str:
     constants = ", ".join(f"{key} {value:.3g}" for key, value in table.constants.items())
     return (
         f"{name:36s} {table.rows:7,d} {rows_line(table.errors)}  by {table.held_out}; {constants}"

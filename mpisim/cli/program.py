@@ -166,12 +166,12 @@ def import_(args: argparse.Namespace) -> int:
     from ..base.files import check_output
     from ..formats import import_program
     from ..kernels import find_gpu
-    from ..kernels.counted import Counts
+    from ..kernels.counted import RooflinePricer
     from ..program import save
     from ..program.show import overview
 
     check_output(args.output, overwrite=args.overwrite)  # before the work, not after
-    counts = None if args.gpu is None else Counts(find_gpu(args.gpu), args.precision)
+    counts = None if args.gpu is None else RooflinePricer(find_gpu(args.gpu), args.precision)
     program = import_program(args.paths, args.ranks, counts)
     save(program, args.output, overwrite=args.overwrite)
     print(overview(program))

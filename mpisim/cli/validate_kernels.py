@@ -10,8 +10,8 @@ from .error_tables import figures_of, print_tables
 from .fitted import print_skipped
 
 if TYPE_CHECKING:
-    from ..kernels.analytical.calibration import Calibration
-    from ..kernels.measured import Rows
+    from ..kernels.analytical import KernelCalibration
+    from ..kernels.measured import MeasuredKernels
 
 __all__ = ["add_kind", "run"]
 
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
     check_outputs(args)
     check_json(args)
-    from ..kernels.analytical.calibration import Calibration
+    from ..kernels.analytical import KernelCalibration
     from ..validate.whole_models import is_whole_models
 
-    calibration = Calibration.read(args.calibration) if args.calibration else None
+    calibration = KernelCalibration.read(args.calibration) if args.calibration else None
     whole = [is_whole_models(path) for path in args.paths]
     if any(whole) and not all(whole):
         raise UsageError("tables of kernels and of whole models must be validated one at a time")
@@ -79,11 +79,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kernels(args: argparse.Namespace, calibration: Calibration | None) -> dict[str, Any]:
+def _kernels(args: argparse.Namespace, calibration: KernelCalibration | None) -> dict[str, Any]:
     from ..kernels.measured import TRAIN, read, select
     from ..validate.kernels import compare, model_maker, tabulate
 
-    rows: list[Rows] = []
+    rows: list[MeasuredKernels] = []
     skipped: dict[str, int] = {}
     for path in args.paths:
         found, left = read(path)
@@ -124,7 +124,9 @@ def _kernels(args: argparse.Namespace, calibration: Calibration | None) -> dict[
     }
 
 
-def _whole_models(args: argparse.Namespace, calibration: Calibration | None) -> dict[str, Any]:
+def _whole_models(
+    args: argparse.Namespace, calibration: KernelCalibration | None
+) -> dict[str, Any]:
     from ..validate.kernels import model_maker
     from ..validate.whole_models import validate_whole_models
 

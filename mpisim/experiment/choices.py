@@ -88,20 +88,35 @@ class KernelChoice:
 
     Attributes
     ----------
-    model : {"analytical", "roofline"}
-        Formulas of each family of operators with constants fitted to measured kernels, or the
-        slower of arithmetic and memory traffic at a typical share of each peak.
+    model : {"analytical", "roofline", "li", "simai", "database"}
+        Formulas of each family of operators with constants fitted to measured kernels; the slower
+        of arithmetic and memory traffic at a typical share of each peak; or, from `measurements`:
+        Li's regression lines, SimAI's scaling of another GPU's times, the times themselves.
     calibration : str, optional
         Constants of the analytical model: a file that ``mpisim calibrate kernels`` has written, its
         path relative to the experiment's. Those that come with mpisim if not given.
     gpu : str, optional
         A GPU of ``mpisim list gpus``, or the path of a TOML file with one, in place of the
         cluster's own.
+    measurements : tuple of str
+        Tables of measured kernels (docs/kernels.md) that the models ``li``, ``simai`` and
+        ``database`` learn from; paths relative to the experiment's.
     """
 
-    model: Literal["analytical", "roofline"] = "analytical"
+    model: Literal["analytical", "roofline", "li", "simai", "database"] = "analytical"
     calibration: str | None = None
     gpu: str | None = None
+    measurements: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        learns = self.model not in ("analytical", "roofline")
+        if learns and not self.measurements:
+            raise InputError(
+                f"model = {self.model!r} learns from measured kernels: give measurements, "
+                "a list of CSV files (docs/kernels.md)"
+            )
+        if self.measurements and not learns:
+            raise InputError(f"measurements is given; model = {self.model!r} has no use for it")
 
 
 @dataclass(frozen=True)

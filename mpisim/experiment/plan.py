@@ -160,8 +160,8 @@ class Plan:
         (Megatron-LM's ``--fp8-param-gather``). It counts for memory; gathered they are in 16 bits.
     fp8_split_sums : bool
         Whether products in fp8 that make gradients keep their sums in fp32, which forward ones do
-        not: split accumulators of cuBLAS, slower on Hopper (:mod:`mpisim.kernels.split_gemm`).
-        False where one kernel serves all.
+        not: split accumulators of cuBLAS, slower on Hopper
+        (`mpisim.kernels.operations.GemmVariant`). False where one kernel serves all.
     grad_precision : {"fp32", "bf16", "fp16"}, optional
         Of gradients as they are kept and reduced; fp32 in Megatron, that of the weights otherwise.
     optimizer : {"adam", "sgd", "momentum", "adagrad"}
@@ -203,7 +203,8 @@ class Plan:
         does not take the scores' shape, they are cast to fp32, operation by operation.
     attention : {"newest", "cudnn", "flash-2", "triton"}
         Which kernel of fused attention: the fastest published for the GPU, or that of cuDNN, of
-        FlashAttention-2, of FlashAttention in Triton (:mod:`mpisim.kernels.fused_attention`).
+        FlashAttention-2, of FlashAttention in Triton
+        (`mpisim.kernels.operations.AttentionVariant`).
     attention_precision : {"fp8"}, optional
         Of the products of fused attention; bf16 in plans of fp8 and nvfp4 if not given
         (Transformer Engine's ``fp8_dpa``).

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base.errors import InputError
 from ..base.files import read_text
-from ..kernels.counted import Counts
+from ..kernels.counted import RooflinePricer
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder
@@ -27,7 +27,7 @@ def is_chakra(path: Path) -> bool:
     return path.name.endswith(SUFFIXES) or looks_like_chakra(read_head(path))
 
 
-def read_chakra(paths: Iterable[Path | str], counts: Counts | None = None) -> Program:
+def read_chakra(paths: Iterable[Path | str], counts: RooflinePricer | None = None) -> Program:
     """Read the Chakra execution traces of one job. Local.
 
     Files that `write_chakra` made give back the program that was written; for those of other tools
@@ -39,7 +39,7 @@ def read_chakra(paths: Iterable[Path | str], counts: Counts | None = None) -> Pr
         Files (``NAME.<rank>.et``, plain or gzip), or one folder of them. A ``.json`` file in the
         folder, or among the paths, holds process groups as ASTRA-sim's
         ``--comm-group-configuration`` does.
-    counts : Counts, optional
+    counts : RooflinePricer, optional
         Prices nodes of other tools' files that have no duration.
 
     Raises

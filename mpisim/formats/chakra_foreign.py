@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InputError
-from ..kernels.counted import Counts
+from ..kernels.counted import RooflinePricer
 from ..program import UNPRICED, Kind, Operation, Program, ProgramBuilder, Table
 from .chakra_graph import GraphNode, ordered_nodes
 from .chakra_schema import COMM_TYPE, CollectiveType, NodeType
@@ -31,7 +31,9 @@ _MOST_BYTES = 2**53
 
 
 def read_foreign(
-    traces: Sequence[Trace], groups: Mapping[str, tuple[int, ...]], counts: Counts | None = None
+    traces: Sequence[Trace],
+    groups: Mapping[str, tuple[int, ...]],
+    counts: RooflinePricer | None = None,
 ) -> Program:
     """Return the program of Chakra traces that another tool wrote.
 
@@ -49,7 +51,7 @@ def read_foreign(
         In order of rank; all ranks of a job, or one alone.
     groups : mapping of str to tuple of int
         Ranks of process groups by name. Those that the traces name themselves are added.
-    counts : Counts, optional
+    counts : RooflinePricer, optional
         Prices nodes without a duration.
 
     Raises
@@ -74,7 +76,7 @@ def read_foreign(
         builder.add_table(table)
         builder.add_rank(rank, slots[rank])
     said = {name: str(count) for name, count in sorted(job.counts.items()) if count}
-    priced = {} if counts is None else counts.said()
+    priced = {} if counts is None else counts.attributes()
     return builder.build({"source": "Chakra", "ranks": " ".join(map(str, ranks)), **said, **priced})
 
 
@@ -86,7 +88,7 @@ class _Job:
         builder: ProgramBuilder,
         ranks: list[int],
         groups: dict[str, tuple[int, ...]],
-        prices: Counts | None,
+        prices: RooflinePricer | None,
     ) -> None:
         self.builder, self.groups, self.prices = builder, groups, prices
         self.index = {rank: i for i, rank in enumerate(ranks)}

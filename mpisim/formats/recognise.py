@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..base.errors import InputError
-from ..kernels.counted import Counts
+from ..kernels.counted import RooflinePricer
 from ..program import Program
 from ..traces.raw import read_head
 from ..traces.sources import is_folder, is_kineto, is_nsys
@@ -31,7 +31,7 @@ _WORKLOAD = re.compile(rb"[A-Z_]{4,40}(\s+[\w:]+)*\s*\n\s*\d+\s*\n")
 
 
 def import_program(
-    paths: Sequence[Path | str], n_ranks: int = 0, counts: Counts | None = None
+    paths: Sequence[Path | str], n_ranks: int = 0, counts: RooflinePricer | None = None
 ) -> Program:
     """Read a program from files of another tool. Local.
 
@@ -41,7 +41,7 @@ def import_program(
         Files of one format, or a folder of them.
     n_ranks : int
         Number of ranks, for a SimAI workload that does not say.
-    counts : Counts, optional
+    counts : RooflinePricer, optional
         Prices nodes of Chakra traces that have no duration.
 
     Raises

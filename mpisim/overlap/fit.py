@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import Quantity
-from ..kernels.slowdown import CLASSES, Constants
+from ..kernels.analytical.tiles import wave_stretch
+from ..kernels.slowdown import CLASSES, SlowdownConstants
 from ..kernels.slowdown.parametric import slowed
-from ..kernels.slowdown.waves import of_tiles
 from ..program import Operation
 from .pairs import ALGORITHMS, COLLECTIVES, Pairs
 
@@ -43,20 +43,20 @@ class Fitted:
 
     Attributes
     ----------
-    constants : Constants
+    constants : SlowdownConstants
     before, after : float
         Root of the mean square of log(predicted / measured), of kernels.
     known : tuple of str
         The constants of which pairs say something.
     """
 
-    constants: Constants
+    constants: SlowdownConstants
     before: float
     after: float
     known: tuple[str, ...]
 
 
-def predicted(pairs: Pairs, constants: Constants) -> tuple[Floats, Floats]:
+def predicted(pairs: Pairs, constants: SlowdownConstants) -> tuple[Floats, Floats]:
     """Return the slowdowns of kernels and of communications, shape (n,) each.
 
     What is due to memory is told by the shares of the memory's and the multiprocessors' rates that
@@ -70,7 +70,7 @@ def predicted(pairs: Pairs, constants: Constants) -> tuple[Floats, Floats]:
     taken = np.rint(columns["channels"] * constants.block.si)
     stretch = sms / np.maximum(sms - taken, sms / 2)
     for i in np.flatnonzero(np.isfinite(columns["tiles"])).tolist():
-        stretch[i] = of_tiles(columns["tiles"][i], of_gpu[i], int(taken[i]))
+        stretch[i] = wave_stretch(columns["tiles"][i], of_gpu[i], int(taken[i]))
 
     sm, dram = columns["sm"] ** 4, columns["dram"] ** 4
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -89,7 +89,7 @@ def predicted(pairs: Pairs, constants: Constants) -> tuple[Floats, Floats]:
     )
 
 
-def _traffic(pairs: Pairs, constants: Constants) -> list[Quantity]:
+def _traffic(pairs: Pairs, constants: SlowdownConstants) -> list[Quantity]:
     return [
         constants.traffic(
             Operation[COLLECTIVES[collective].upper().replace("-", "_")],
@@ -99,13 +99,13 @@ def _traffic(pairs: Pairs, constants: Constants) -> list[Quantity]:
     ]
 
 
-def fit(pairs: Pairs, start: Constants) -> Fitted:
+def fit(pairs: Pairs, start: SlowdownConstants) -> Fitted:
     """Fit constants to pairs.
 
     Parameters
     ----------
     pairs : Pairs
-    start : Constants
+    start : SlowdownConstants
         What is known without them.
 
     Raises
@@ -168,7 +168,7 @@ def _slope(function: object, x: Floats, width: Floats) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def _with(constants: Constants, x: Floats) -> Constants:
+def _with(constants: SlowdownConstants, x: Floats) -> SlowdownConstants:
     changed = {
         name: replace(getattr(constants, name), value=float(value))
         for name, value in zip(LIMITS, x.tolist(), strict=True)
@@ -176,7 +176,7 @@ def _with(constants: Constants, x: Floats) -> Constants:
     return replace(constants, **changed)
 
 
-def _off(pairs: Pairs, constants: Constants) -> float:
+def _off(pairs: Pairs, constants: SlowdownConstants) -> float:
     factor, _ = predicted(pairs, constants)
     return float(np.sqrt(np.mean(np.log(factor / pairs.columns["kernel_slowdown"]) ** 2)))
 
@@ -184,7 +184,7 @@ def _off(pairs: Pairs, constants: Constants) -> float:
 HEADER = "# Constants of the slowdown of what overlaps, written by `mpisim calibrate overlap`.\n"
 
 
-def written(constants: Constants) -> str:
+def written(constants: SlowdownConstants) -> str:
     """Return the text of a file of constants, of the form of ``data/overlap.toml``."""
     parts = [HEADER]
     for each in fields(constants):

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
-from ..kernels.slowdown import Constants, Parametric, packaged_constants, read_constants, work_of
+from ..kernels.slowdown import (
+    Parametric,
+    SlowdownConstants,
+    packaged_constants,
+    read_constants,
+    work_of,
+)
 from ..topo import Network
 from .factors import ParametricFactors
 from .rank import Device, Factors, Ranks
@@ -51,7 +57,9 @@ def ranks_of(case: Case, network: Network) -> Ranks:
     return Ranks(case.program, residents, devices, kinds if of_rank is None else of_rank)
 
 
-def _device(program: Program, pricing: Pricing, constants: Constants, pairs: Path | None) -> Device:
+def _device(
+    program: Program, pricing: Pricing, constants: SlowdownConstants, pairs: Path | None
+) -> Device:
     seconds = [duration / PICOSECONDS for _, duration in pricing.kernels]
     work = work_of(pricing.model, list(pricing.kernels.values()), seconds)
     model = Parametric(work, constants)
@@ -59,5 +67,5 @@ def _device(program: Program, pricing: Pricing, constants: Constants, pairs: Pat
     if pairs is not None:
         from .learned import Learned, LearnedFactors
 
-        factors = LearnedFactors(Learned.read(pairs, work.machine.name), model)
+        factors = LearnedFactors(Learned.read(pairs, work.parameters.name), model)
     return Device.of(program, factors, work, pricing.kernels)

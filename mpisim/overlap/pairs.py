@@ -13,8 +13,8 @@ from ..base.csv_files import Cells, read_table
 from ..base.errors import InputError, nearest, one_of
 from ..base.text import shortened
 from ..kernels import find_gpu
-from ..kernels.analytical import Machine
-from ..kernels.analytical.family import MODULES
+from ..kernels.analytical.families import FORMULA_OF_FAMILY
+from ..kernels.gpu_parameters import GpuParameters
 from ..kernels.slowdown.constants import class_of_family
 from ..program import Operation
 from ..topo.network import bus_factor
@@ -87,7 +87,7 @@ class Pairs:
         ``seconds`` of the kernel alone and ``comm_seconds`` of the communication; ``sm``, ``dram``,
         ``occupancy``, ``l1_hit``, ``l2_hit`` (shares); ``tiles``; ``bytes``, ``ranks``,
         ``channels``; ``sent`` (bytes that each GPU sends); ``kernel_slowdown``, ``comm_slowdown``.
-    machines : dict of str to Machine
+    machines : dict of str to GpuParameters
     """
 
     source: str
@@ -97,7 +97,7 @@ class Pairs:
     algorithm: Ints
     protocol: Ints
     columns: dict[str, Floats]
-    machines: dict[str, Machine]
+    machines: dict[str, GpuParameters]
 
     def __len__(self) -> int:
         return len(self.gpu)
@@ -117,7 +117,7 @@ def read_pairs(path: str | Path) -> Pairs:
         Naming the file, the row and the column.
     """
     rows = _rows(path)
-    machines: dict[str, Machine] = {}
+    machines: dict[str, GpuParameters] = {}
     gpus, kinds, names = [], [], []
     columns: dict[str, list[float]] = {}
     for line, row in rows:
@@ -126,11 +126,11 @@ def read_pairs(path: str | Path) -> Pairs:
             gpu = find_gpu(row["gpu"])
         except InputError as error:
             raise InputError(f"{where}, gpu: {error}") from error
-        machine = Machine.of(gpu)
+        machine = GpuParameters.of(gpu)
         machines[machine.name] = machine
         gpus.append(machine.name)
-        family = _one_of(row["family"], tuple(MODULES), where, "family")
-        kinds.append(class_of_family(tuple(MODULES)[family]))
+        family = _one_of(row["family"], tuple(FORMULA_OF_FAMILY), where, "family")
+        kinds.append(class_of_family(tuple(FORMULA_OF_FAMILY)[family]))
         collective = _one_of(row["collective"], COLLECTIVES, where, "collective")
         names.append(
             (

@@ -13,7 +13,7 @@ from ..base.quantity import Quantity
 from ..engine.run import Run
 from ..engine.variation import ONE, factor_of, jitter_factors
 from ..kernels.operations import Kernel
-from ..kernels.slowdown import CLASSES, Load, Work
+from ..kernels.slowdown import CLASSES, KernelWork, Load
 from ..program import Kind, Program, Table
 from ._core.rows import added
 from .residents import Held, Resident, Residents
@@ -77,7 +77,7 @@ class Device:
     Attributes
     ----------
     factors : Factors
-    work : Work
+    work : KernelWork
         Of the kernels.
     durations : int64, shape (l,)
         Durations of the kernels in ps, ascending.
@@ -86,13 +86,13 @@ class Device:
     """
 
     factors: Factors
-    work: Work
+    work: KernelWork
     durations: Ints
     entry: Ints
 
     @classmethod
     def of(
-        cls, program: Program, factors: Factors, work: Work, kernels: Mapping[Key, Kernel]
+        cls, program: Program, factors: Factors, work: KernelWork, kernels: Mapping[Key, Kernel]
     ) -> Device:
         """Make of the kernels by key, in the order of `work`."""
         durations = np.unique(np.array([length for _, length in kernels], np.int64))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.slowdown import Constants
+from ..kernels.slowdown import SlowdownConstants
 from ..program import UNPRICED, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
@@ -85,10 +85,10 @@ class Residents:
     program : Program
     network : Network
         If it has NCCL's model (`nccl`), that says which channels communications use.
-    constants : Constants
+    constants : SlowdownConstants
     """
 
-    def __init__(self, program: Program, network: Network, constants: Constants) -> None:
+    def __init__(self, program: Program, network: Network, constants: SlowdownConstants) -> None:
         self.program, self.network, self.constants = program, network, constants
         groups = program.communicators
         self._label: Ints

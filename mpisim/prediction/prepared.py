@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..base.errors import InputError
 from ..base.quantity import picoseconds
-from ..experiment import Experiment
+from ..experiment import Experiment, KernelChoice
 from ..experiment.serialization import PACKAGED_CONSTANTS
 from ..kernels import Gpu, KernelModel, Roofline
 from ..kernels.operations import Precision
@@ -24,6 +26,9 @@ from .memory_fit import advice_for, assessed
 from .network import NetworkCache
 from .step_constants import Known, StepConstants, ours, served
 from .variation import SlowestKernels, revaried, varied
+
+if TYPE_CHECKING:
+    from ..kernels.analytical import KernelCalibration
 
 __all__ = ["Case", "communications_of", "prepare"]
 
@@ -150,9 +155,7 @@ def prepare(
         if constants is None and file is not None:
             constants = ours() if file == PACKAGED_CONSTANTS else StepConstants.read(folder / file)
         network = networks.network_of(cluster, choice.nodes, experiment.network, folder)
-        models: list[KernelModel] = [
-            _kernel_model(experiment, each, hardware.gpus) for each in named.values()
-        ]
+        models = _kernel_models(experiment, named.values(), hardware.gpus)
         known = None
         if constants is not None:
             constants = constants.serving(experiment.model)
@@ -214,19 +217,45 @@ def _started(workload: Workload, constants: Known | None) -> Workload:
     return replace(workload, program=program)
 
 
-def _kernel_model(experiment: Experiment, gpu: Gpu, gpus: int) -> KernelModel:
-    model = _kernels_of(experiment, gpu)
-    return SlowestKernels(model, gpus) if experiment.variation.waits_for_slowest else model
+def _kernel_models(experiment: Experiment, gpus: Iterable[Gpu], n_gpus: int) -> list[KernelModel]:
+    """Return the kernel models of GPUs, by the experiment's choice."""
+    models = [*map(_model_maker(experiment), gpus)]
+    if experiment.variation.waits_for_slowest:
+        return [SlowestKernels(model, n_gpus) for model in models]
+    return models
 
 
-def _kernels_of(experiment: Experiment, gpu: Gpu) -> KernelModel:
+def _model_maker(experiment: Experiment) -> Callable[[Gpu], KernelModel]:
+    """Return what makes the kernel model of a GPU, by the experiment's choice."""
     choice = experiment.kernels
+    folder = Path(experiment.source).parent
     if choice.model == "roofline":
         if choice.calibration is not None:
             raise InputError("kernels.calibration is given; kernels.model = 'roofline' has none")
-        return Roofline(gpu)
-    from ..kernels.analytical import Analytical, Calibration, shared
+        return Roofline
+    from ..kernels.analytical import Analytical, KernelCalibration, analytical_model
 
-    if choice.calibration is None:
-        return shared(gpu)
-    return Analytical(gpu, Calibration.read(Path(experiment.source).parent / choice.calibration))
+    calibration = None
+    if choice.calibration is not None:
+        calibration = KernelCalibration.read(folder / choice.calibration)
+    if choice.model != "analytical":
+        return _learned_models(choice, folder, calibration)
+    if calibration is None:
+        return analytical_model
+    return partial(Analytical, calibration=calibration)
+
+
+def _learned_models(
+    choice: KernelChoice, folder: Path, calibration: KernelCalibration | None
+) -> Callable[[Gpu], KernelModel]:
+    """Return what makes models of the experiment's measured kernels, without rows set aside."""
+    from ..kernels.alternatives import learned_models
+    from ..kernels.measured import TEST, TRAIN, read, select
+
+    tables = [read(folder / file) for file in choice.measurements]
+    rows = select([rows for found, _ in tables for rows in found], splits=(TRAIN, TEST))
+    if not rows:
+        reasons = [reason for _, skipped in tables for reason in skipped]
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        raise InputError(f"kernels.measurements has no row that can be used{why}")
+    return learned_models(choice.model, rows, calibration)

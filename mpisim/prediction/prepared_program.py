@@ -24,7 +24,7 @@ from ..experiment import (
     serialize,
 )
 from ..experiment.serialization import with_absolute_paths
-from ..kernels.counted import COUNTED, CountedShares
+from ..kernels.counted import COUNTED, PricedShares
 from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.speeds import with_speeds
@@ -53,7 +53,7 @@ class ProgramCase:
         Its ranks as different as was asked for.
     asked : AskedNetwork, optional
         None where no network was asked for.
-    counted : CountedShares
+    counted : PricedShares
         Of kernels that were priced by what they count.
     networks : NetworkCache
     """
@@ -61,7 +61,7 @@ class ProgramCase:
     experiment: ProgramChoices
     program: Program
     asked: AskedNetwork | None
-    counted: CountedShares = field(default_factory=CountedShares)
+    counted: PricedShares = field(default_factory=PricedShares)
     networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
     @cached_property
@@ -268,7 +268,7 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
         )
     choices = ProgramChoices.of(tables, source)
     attributes = dict(program.attributes)
-    counted = CountedShares.read(attributes.pop(COUNTED, None), source)
+    counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
         program = varied(program, choices.variation)

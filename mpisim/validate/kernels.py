@@ -10,10 +10,9 @@ import numpy as np
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..kernels import KernelModel, find_gpu
-from ..kernels.analytical.calibration import NORMAL, Calibration
-from ..kernels.analytical.machine import Machine
-from ..kernels.analytical.model import Analytical
-from ..kernels.measured import Rows
+from ..kernels.analytical import Analytical, KernelCalibration
+from ..kernels.analytical.calibration import P90_SIGMAS
+from ..kernels.measured import MeasuredKernels
 from ..kernels.operations import Gemm, Kernel, Norm
 from .cases import summary
 
@@ -32,14 +31,14 @@ class Compared:
 
     Attributes
     ----------
-    rows : Rows
+    rows : MeasuredKernels
     predicted : ndarray of float64
         Seconds, the launch included where the measurements hold it.
     error : ndarray of float64
         Relative standard error that the model states.
     """
 
-    rows: Rows
+    rows: MeasuredKernels
     predicted: np.ndarray
     error: np.ndarray
 
@@ -51,7 +50,7 @@ class Compared:
     @property
     def inside(self) -> np.ndarray:
         """Whether the stated 90 % interval holds the measurement."""
-        return np.abs(np.log(self.predicted / self.rows.seconds)) <= NORMAL * self.error
+        return np.abs(np.log(self.predicted / self.rows.seconds)) <= P90_SIGMAS * self.error
 
 
 @dataclass
@@ -62,19 +61,19 @@ class KernelErrors:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
-def model_maker(name: str, calibration: Calibration | None, training: Sequence[Rows]) -> ModelMaker:
+def model_maker(
+    name: str, calibration: KernelCalibration | None, training: Sequence[MeasuredKernels]
+) -> ModelMaker:
     """Return what makes a GPU's kernel model of a kind.
 
     Parameters
     ----------
     name : str
         ``"analytical"``, ``"roofline"``, ``"li"``, ``"simai"`` or ``"database"``.
-    calibration : Calibration or None
+    calibration : KernelCalibration or None
         Of the analytical model, and of the CPU time that measurements hold; None for ours.
-    training : sequence of Rows
-        What the models that learn from rows may see: all of them for Li's lines; the GPU's own
-        for the database, which asks the analytical model otherwise; for SimAI's rules, those of
-        the GPU of highest peak rate among them that is not the one asked for.
+    training : sequence of MeasuredKernels
+        What the models that learn from rows may see, see `alternatives.learned_models`.
 
     Raises
     ------
@@ -82,55 +81,27 @@ def model_maker(name: str, calibration: Calibration | None, training: Sequence[R
         If the model learns from rows and there are none.
     """
     from ..kernels import Roofline
-    from ..kernels.alternatives import Li, OperationDatabase, Scaling, regress
+    from ..kernels.alternatives import learned_models
 
-    def analytical(gpu: str) -> Analytical:
-        return Analytical(find_gpu(gpu), calibration, alone=True)
-
-    def database(gpu: str) -> OperationDatabase:
-        return OperationDatabase(training, analytical(gpu), launch)
-
-    def launch(rows: Rows) -> np.ndarray:
-        served = analytical(rows.gpu).served(rows.family, rows.dtype)
-        return served.launch + served.growth * rows.elapsed
-
-    if name in ("li", "simai", "database") and not training:
-        raise InputError(f"the model {name!r} learns from measured rows, and none are for training")
     if name == "analytical":
-        return analytical
+        return lambda gpu: Analytical(find_gpu(gpu), calibration, alone=True)
     if name == "roofline":
         return lambda gpu: Roofline(find_gpu(gpu))
-    if name == "database":
-        return database
-    if name == "li":
-        lines = regress(training, launch)
-        return lambda gpu: Li(find_gpu(gpu), lines)
-    by_rate = sorted({rows.gpu for rows in training}, key=_rate, reverse=True)
-
-    def scaled(gpu: str) -> Scaling:
-        others = [each for each in by_rate if each != gpu]
-        if not others:
-            raise InputError(f"SimAI's rules need rows of another GPU than {gpu} for training")
-        return Scaling(find_gpu(gpu), database(others[0]))
-
-    return scaled
-
-
-def _rate(gpu: str) -> float:
-    return max(Machine.of(find_gpu(gpu)).peaks.values())
+    learned = learned_models(name, training, calibration, alone=True)
+    return lambda gpu: learned(find_gpu(gpu))
 
 
 def compare(
-    rows: Iterable[Rows], make: ModelMaker, calibration: Calibration | None = None
+    rows: Iterable[MeasuredKernels], make: ModelMaker, calibration: KernelCalibration | None = None
 ) -> KernelErrors:
     """Predict measured kernels.
 
     Parameters
     ----------
-    rows : iterable of Rows
+    rows : iterable of MeasuredKernels
     make : callable
         Of `model_maker`.
-    calibration : Calibration, optional
+    calibration : KernelCalibration, optional
         For the CPU time that measurements hold: whatever the model, the same is added.
 
     Returns
@@ -146,8 +117,8 @@ def compare(
             models[each.gpu] = make(each.gpu)
             timers[each.gpu] = Analytical(find_gpu(each.gpu), calibration)
         try:
-            served = timers[each.gpu].served(each.family, each.dtype)
-            launch = each.launched * (served.launch + served.growth * each.elapsed)
+            lookup = timers[each.gpu].look_up(each.family, each.dtype)
+            launch = each.launched * (lookup.launch + lookup.growth * each.elapsed)
             predicted, error = _predict(models[each.gpu], each)
         except InputError as reason:
             found.skipped[str(reason)] = found.skipped.get(str(reason), 0) + len(each)
@@ -156,12 +127,12 @@ def compare(
     return found
 
 
-def _predict(model: KernelModel, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def _predict(model: KernelModel, rows: MeasuredKernels) -> tuple[np.ndarray, np.ndarray]:
     """Return durations in seconds and their relative errors."""
     if isinstance(model, Analytical):
         seconds = model.estimate_many(rows.family, rows.columns)
-        served = model.served(rows.family, rows.dtype)
-        return seconds, np.array([served.error(each) for each in seconds.tolist()])
+        lookup = model.look_up(rows.family, rows.dtype)
+        return seconds, np.array([lookup.error(each) for each in seconds.tolist()])
     estimates = [model.estimate(kernel) for kernel in rows.kernels]
     seconds = np.array([each.duration for each in estimates]) / PICOSECONDS
     return seconds, np.array([each.error for each in estimates])
@@ -173,7 +144,7 @@ def operator(kernel: Kernel, op: str) -> str:
         return "bmm" if kernel.batch > 1 or op == "bmm" else "linear"
     if isinstance(kernel, Norm):
         return "layer norm" if kernel.kind == "layer" else f"{kernel.kind} norm"
-    return kernel.family.replace("_", " ")
+    return kernel.qualified_family.replace("_", " ")
 
 
 def tabulate(found: KernelErrors) -> dict[str, dict[str, Figures]]:

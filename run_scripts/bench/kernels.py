@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical import Analytical, family_module, stack
+from mpisim.kernels.analytical import Analytical, formula_of, stack_columns
 from mpisim.kernels.operations import (
     Attention,
     Convolution,
@@ -82,9 +82,9 @@ def measured(gpu: str, make: Callable[[Draw], Kernel]) -> dict[str, float]:
         for kernel in kernels:
             model.estimate(kernel)
         best = min(best, (time.process_time() - begin) / SHAPES)
-    columns = stack(kernels * (MANY // SHAPES))
+    columns = stack_columns(kernels * (MANY // SHAPES))
     begin = time.process_time()
-    model.estimate_many(family_module(first.family).FAMILY, columns)
+    model.estimate_many(formula_of(first.qualified_family).name, columns)
     return {"estimate": best, "description": described, "many": time.process_time() - begin}
 
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpisim.kernels.core_gemm import CoreGemm
-from mpisim.kernels.operations import BYTES, Attention, Gemm, Precision, Softmax
+from mpisim.kernels.operations import BYTES, Attention, Gemm, GemmVariant, Precision, Softmax
 
 from ..operators import Compute, Operator, Task
 from .context_parallel import all_gather_attention, pytorch_ring_attention, ring_attention
@@ -139,12 +138,14 @@ def _eager_attention(s: Shapes, name: str, shape: AttentionShape) -> Operator:
     widths = (shape.head_size, shape.value_size, k)
     misaligned = e == 2 and any(e * width % MATRIX_UNIT_LOAD for width in widths)
     on_cuda_cores = misaligned and s.plan.unaligned == "cores"
-    kind: type[Gemm] = CoreGemm if on_cuda_cores else Gemm
+    variant: GemmVariant | None = "cores" if on_cuda_cores else None
     dtype: Precision = "fp32" if on_cuda_cores else s.matmul_format
 
     def product(what: str, m: int, n: int, inner: int) -> Compute:
-        kernel = kind(m, n, inner, batch, dtype=dtype, output=s.storage_format)
-        return Compute(f"{name} {what}", kernel)
+        return Compute(
+            f"{name} {what}",
+            Gemm(m, n, inner, batch, dtype=dtype, output=s.storage_format, variant=variant),
+        )
 
     causal = shape.causal and shape.window is None
     wants_causal_kernel = s.plan.scores_softmax == "causal" and fused and causal

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mpisim.kernels.operations import BYTES, Elementwise, Norm
-from mpisim.kernels.persistent_norm import PersistentNorm
+from mpisim.kernels.operations import BYTES, Elementwise, Norm, NormVariant
 
 from ..operators import Compute, Operator, Parameter, Task
 from .precision import accumulate_gradient
@@ -68,8 +67,8 @@ def norm(
         Whether each rank of a tp group normalises vectors of its own heads.
     """
     kind, size, e = s.model.norm, rows * columns, s.element_size
-    kernel = PersistentNorm if s.plan.persistent_norms else Norm
-    fused = kernel(rows, columns, kind=kind, dtype=s.storage_format)
+    variant: NormVariant | None = "persistent" if s.plan.persistent_norms else None
+    fused = Norm(rows, columns, kind=kind, dtype=s.storage_format, variant=variant)
     forward: list[Task] = [Compute(name, fused)]
     backward: list[Task] = [Compute(f"{name} backward", replace(fused, backward=True))]
     if not s.plan.fused:

@@ -17,7 +17,7 @@ Operands
 
 Accumulators
     Forward, cuBLAS's fast accumulation serves; products in fp8 that make gradients keep their sums
-    in fp32 (split accumulators, :mod:`mpisim.kernels.split_gemm`).
+    in fp32 (split accumulators, :mod:`mpisim.kernels.operations.GemmVariant`).
 
 Gradient buffers
     Megatron-LM adds every micro-batch to a buffer of its own (``main_grad``), fp32 by default:
@@ -32,10 +32,9 @@ Gradient buffers
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from mpisim.kernels.operations import BYTES, Elementwise, Gemm, GroupedGemm
-from mpisim.kernels.split_gemm import SplitGemm, SplitGroupedGemm
 
 from ..operators import Compute, Operator, Task
 from .shapes import Shapes
@@ -172,10 +171,8 @@ def _split_accumulator(step: Task) -> Task:
     if not isinstance(step, Compute):
         return step
     kernel = step.kernel
-    if type(kernel) is Gemm and kernel.dtype == "fp8":
-        return replace(step, kernel=SplitGemm(**asdict(kernel)))
-    if type(kernel) is GroupedGemm and kernel.dtype == "fp8":
-        return replace(step, kernel=SplitGroupedGemm(**asdict(kernel)))
+    if isinstance(kernel, Gemm | GroupedGemm) and kernel.dtype == "fp8":
+        return replace(step, kernel=replace(kernel, variant="split"))
     return step
 
 

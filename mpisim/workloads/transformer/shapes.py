@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mpisim.base.errors import InputError
-from mpisim.kernels.fused_attention import ATTENTION
-from mpisim.kernels.operations import BYTES, Attention, Precision, operand_bytes
+from mpisim.kernels.operations import ATTENTION_VARIANTS, BYTES, Attention, Precision, operand_bytes
 
 from ...experiment.models import Transformer, divides
 from ...experiment.plan import Format, Plan
@@ -326,7 +325,7 @@ class AttentionShape:
             (github:NVIDIA/cudnn-frontend, benchmark/attention_training/results/gpt_oss).
         """
         ignores_window = backward and s.attention_format == "fp8" and s.plan.attention == "cudnn"
-        return ATTENTION[s.plan.attention](
+        return Attention(
             s.batch,
             self.heads,
             self.kv_heads,
@@ -338,6 +337,7 @@ class AttentionShape:
             backward,
             s.attention_format,
             None if ignores_window else self.window,
+            variant=ATTENTION_VARIANTS[s.plan.attention],
         )
 
     @property

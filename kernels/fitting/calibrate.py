@@ -1,4 +1,4 @@
-"""From measured kernels to a calibration file: fits for every GPU, architecture and for all."""
+"""Measured kernels → calibration file: fits for every GPU, every architecture and all together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .analytical.calibration import FEWEST, GPUS, Bin, HeldOut, Table
-from .analytical.family import ANY, FamilyModule, load
-from .fit import Fit, fit, machine
-from .held_out import Stranger, blend, cross_validate, members, shrinkage, strangers
-from .measured import Rows
+from ..analytical.calibration import (
+    HELD_OUT_GPUS,
+    MIN_BIN_ROWS,
+    ErrorBin,
+    FittedConstants,
+    HeldOut,
+)
+from ..analytical.families import FORMULAS
+from ..analytical.formula import ANY, Formula
+from ..gpu_parameters import gpu_parameters
+from ..measured import MeasuredKernels
+from .cross_validation import (
+    LeftOutChip,
+    best_chip_weight,
+    chip_count,
+    cross_validate,
+    leave_out_chips,
+    shrink,
+)
+from .least_squares import FormulaFit, fit
 
 __all__ = ["calibrate", "write"]
 
@@ -18,77 +33,81 @@ Key = tuple[str, str, str]
 """Family, GPU or architecture or ``"any"``, format."""
 
 
-def calibrate(batches: Sequence[Rows]) -> Iterator[tuple[Key, Table]]:
-    """Fit all that the rows allow.
+def calibrate(batches: Sequence[MeasuredKernels]) -> Iterator[tuple[Key, FittedConstants]]:
+    """Fit all constants that the rows allow.
 
     The constants of all GPUs together start from the textbook's, those of an architecture from
     these, those of a GPU from its architecture's. The table of an architecture, which serves its
-    GPUs that were not measured, is shrunk towards all GPUs' (:func:`.held_out.blend`). Errors are
-    found on rows that a fit did not see: for a GPU by leaving out runs or shapes; for an
+    GPUs that were not measured, is shrunk towards all GPUs' (:func:`.cross_validation.shrink`).
+    Errors are found on rows that a fit did not see: for a GPU by leaving out runs or shapes; for an
     architecture and for all by leaving out chips.
 
     Parameters
     ----------
-    batches : sequence of Rows
+    batches : sequence of MeasuredKernels
 
     Yields
     ------
     tuple of str
         Family, owner and format.
-    Table
+    FittedConstants
         As each is done: a large family takes a minute.
     """
-    groups: dict[tuple[str, str], list[Rows]] = {}
+    groups: dict[tuple[str, str], list[MeasuredKernels]] = {}
     for rows in batches:
         groups.setdefault((rows.family, rows.dtype), []).append(rows)
     for family, dtype in sorted(groups):
-        module = load(family)
-        for owner, table in _tables(module, groups[family, dtype]):
+        formula = FORMULAS[family]
+        for owner, table in _tables(formula, groups[family, dtype]):
             yield (family, owner, dtype), table
 
 
-def _tables(module: FamilyModule, batches: list[Rows]) -> Iterator[tuple[str, Table]]:
-    everything = fit(module, batches)
-    left_out = strangers(module, batches)
-    share = shrinkage(module, left_out)
-    unseen: tuple[HeldOut, tuple[Bin, ...]]
+def _tables(
+    formula: Formula, batches: list[MeasuredKernels]
+) -> Iterator[tuple[str, FittedConstants]]:
+    everything = fit(formula, batches)
+    left_out = leave_out_chips(formula, batches)
+    weight = best_chip_weight(formula, left_out)
+    unseen: tuple[HeldOut, tuple[ErrorBin, ...]]
     if left_out:
-        unseen = GPUS, _errors(module, left_out, 0.0)
+        unseen = HELD_OUT_GPUS, _errors(formula, left_out, 0.0)
     else:
-        unseen = _validated(module, batches, None)
+        unseen = _validated(formula, batches, None)
     yield ANY, _table(everything, batches, *unseen)
-    for architecture in sorted({machine(rows.gpu).family for rows in batches}):
-        near = [rows for rows in batches if machine(rows.gpu).family == architecture]
-        together = fit(module, near, everything.constants)
-        served = [each for each in left_out if each.owner == architecture]
-        held_out, errors = (GPUS, _errors(module, served, share)) if served else unseen
-        shrunk = blend(together, everything, members(near), share)
+    for architecture in sorted({gpu_parameters(rows.gpu).family for rows in batches}):
+        near = [rows for rows in batches if gpu_parameters(rows.gpu).family == architecture]
+        together = fit(formula, near, everything.constants)
+        left_out_here = [each for each in left_out if each.architecture == architecture]
+        held_out, errors = unseen
+        if left_out_here:
+            held_out, errors = HELD_OUT_GPUS, _errors(formula, left_out_here, weight)
+        shrunk = shrink(together, everything, chip_count(near), weight)
         yield architecture, _table(shrunk, near, held_out, errors)
         for gpu in sorted({rows.gpu for rows in near}):
             own = [rows for rows in near if rows.gpu == gpu]
-            alone = fit(module, own, together.constants)
-            if alone.rows < FEWEST:
+            alone = fit(formula, own, together.constants)
+            if alone.rows < MIN_BIN_ROWS:
                 # Too few to say how far off they are.
                 yield gpu, _table(alone, own, held_out, errors)
             else:
-                yield gpu, _table(alone, own, *_validated(module, own, together.constants))
+                yield gpu, _table(alone, own, *_validated(formula, own, together.constants))
 
 
 def _validated(
-    module: FamilyModule, batches: list[Rows], towards: Mapping[str, float] | None
-) -> tuple[HeldOut, tuple[Bin, ...]]:
+    formula: Formula, batches: list[MeasuredKernels], towards: Mapping[str, float] | None
+) -> tuple[HeldOut, tuple[ErrorBin, ...]]:
     """Return what was left out at a time, and the errors there."""
-    held_out, errors = cross_validate(module, batches, towards)
+    held_out, errors = cross_validate(formula, batches, towards)
     return held_out, _bins(batches, errors)
 
 
-def _errors(module: FamilyModule, found: Sequence[Stranger], share: float) -> tuple[Bin, ...]:
+def _errors(formula: Formula, found: Sequence[LeftOutChip], weight: float) -> tuple[ErrorBin, ...]:
     """Return the errors of GPUs that were left out."""
-    rows = [each for stranger in found for each in stranger.rows]
-    return _bins(rows, [each for one in found for each in one.errors(module, share)])
+    rows = [each for chip in found for each in chip.rows]
+    return _bins(rows, [each for one in found for each in one.errors(formula, weight)])
 
 
-def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, ...]:
+def _bins(batches: Sequence[MeasuredKernels], errors: Sequence[np.ndarray]) -> tuple[ErrorBin, ...]:
     """Return errors by size."""
     found = []
     error = np.concatenate(list(errors))
@@ -98,7 +117,7 @@ def _bins(batches: Sequence[Rows], errors: Sequence[np.ndarray]) -> tuple[Bin, .
         here = error[size == power]
         absolute = np.abs(here)
         found.append(
-            Bin(
+            ErrorBin(
                 decade=power,
                 rows=len(here),
                 bias=_digits(np.median(here)),
@@ -116,13 +135,16 @@ def _digits(value: float) -> float:
 
 
 def _table(
-    found: Fit, batches: Sequence[Rows], held_out: HeldOut, errors: tuple[Bin, ...]
-) -> Table:
+    found: FormulaFit,
+    batches: Sequence[MeasuredKernels],
+    held_out: HeldOut,
+    errors: tuple[ErrorBin, ...],
+) -> FittedConstants:
     launch, growth = (
         float(np.median(list(each.values()))) if each else 0.0
         for each in (found.launch, found.growth)
     )
-    return Table(
+    return FittedConstants(
         source=", ".join(sorted({rows.publisher for rows in batches})),
         files=tuple(sorted({rows.file for rows in batches})),
         gpus=tuple(sorted({rows.gpu for rows in batches})),
@@ -144,7 +166,7 @@ HEADER = """\
 """
 
 
-def write(tables: Sequence[tuple[Key, Table]]) -> str:
+def write(tables: Sequence[tuple[Key, FittedConstants]]) -> str:
     """Return the text of a calibration file."""
     parts = [HEADER]
     for (family, owner, dtype), table in tables:

@@ -1,26 +1,24 @@
-"""Fitting a family's constants to measured kernels.
+"""Measured kernels → the constants of a formula, by least squares.
 
 Least squares of log(predicted / measured), with the soft-L1 loss, which lets single rows that a
 formula cannot explain pull only in proportion to their distance. Every GPU counts the same, however
 many rows it has. A weak pull towards the values of a wider fit (the architecture's for one GPU)
-settles what the rows leave open. Nothing here is random.
+determines what the rows leave open. Nothing here is random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .analytical.family import Constant, FamilyModule
-from .analytical.machine import Machine
-from .gpu import find_gpu
-from .measured import Rows
+from ..analytical.formula import Constant, Formula
+from ..gpu_parameters import gpu_parameters
+from ..measured import MeasuredKernels
 
-__all__ = ["LAUNCH", "Fit", "fit", "log_ratios", "machine"]
+__all__ = ["LAUNCH", "FormulaFit", "fit", "log_errors"]
 
 LAUNCH = Constant("launch", 20e-6, 0.0, 200e-6, "CPU time that the measurement holds, s")
 """Where times hold the launch: fitted for every GPU beside the constants, and no part of a kernel's
@@ -29,23 +27,23 @@ time in a simulation, whose engine launches kernels itself."""
 GROWTH = Constant("growth", 0.3e-3, 0.0, 2e-3, "by which a launch grew in the run, s")
 """Where launches grew in the course of the author's run: fitted beside the launch."""
 
-SCALE = 0.1
+LINEAR_LOSS_ERROR = 0.1
 """Relative errors from which on the loss grows linearly."""
 
-PRIOR = 5
-"""Rows that the wider fit counts as: a constant moves from one end of its range to the other as
-easily as so many rows bear an error of `SCALE`."""
+PRIOR_ROWS = 5
+"""Rows that the wider fit counts as: a constant moves from one end of its range to the
+other as easily as so many rows bear an error of `LINEAR_LOSS_ERROR`."""
 
-THIN = 400
+MAX_ROWS_FOR_START = 400
 """Rows of a GPU that are enough to choose among starting points."""
 
-STARTS = 4
+OTHER_STARTS = 4
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Fitted constants.
+class FormulaFit:
+    """Constants of a formula fitted to measured kernels.
 
     Attributes
     ----------
@@ -63,26 +61,22 @@ class Fit:
     growth: dict[str, float] = field(default_factory=dict)
 
 
-@cache
-def machine(gpu: str) -> Machine:
-    """Return the numbers of a preset."""
-    return Machine.of(find_gpu(gpu))
-
-
 def predicted(
-    module: FamilyModule,
-    rows: Rows,
+    formula: Formula,
+    rows: MeasuredKernels,
     constants: Mapping[str, float],
     launch: float,
     growth: float = 0.0,
 ) -> np.ndarray:
-    """Return what the formula says for measured rows, in seconds."""
+    """Return the times that the formula predicts for measured rows, launch included, in seconds."""
     host = (launch + growth * rows.elapsed) * rows.launched
-    found: np.ndarray = module.seconds(rows.columns, machine(rows.gpu), constants) + host
+    found: np.ndarray = formula.seconds(rows.columns, gpu_parameters(rows.gpu), constants) + host
     return found
 
 
-def log_ratios(module: FamilyModule, batches: Sequence[Rows], found: Fit) -> list[np.ndarray]:
+def log_errors(
+    formula: Formula, batches: Sequence[MeasuredKernels], found: FormulaFit
+) -> list[np.ndarray]:
     """Return log(predicted / measured) of every row.
 
     A GPU without a launch time, or a growth, of its own has the median of the others'.
@@ -94,7 +88,7 @@ def log_ratios(module: FamilyModule, batches: Sequence[Rows], found: Fit) -> lis
     return [
         np.log(
             predicted(
-                module,
+                formula,
                 rows,
                 found.constants,
                 found.launch.get(rows.gpu, other),
@@ -107,30 +101,30 @@ def log_ratios(module: FamilyModule, batches: Sequence[Rows], found: Fit) -> lis
 
 
 def fit(
-    module: FamilyModule,
-    batches: Sequence[Rows],
+    formula: Formula,
+    batches: Sequence[MeasuredKernels],
     towards: Mapping[str, float] | None = None,
-) -> Fit:
-    """Fit a family's constants to measured rows, of one GPU or of several together.
+) -> FormulaFit:
+    """FormulaFit a family's constants to measured rows, of one GPU or of several together.
 
     Parameters
     ----------
-    module : FamilyModule
-    batches : sequence of Rows
-        Of this family. Of none, the values to stay near come back.
+    formula : Formula
+    batches : sequence of MeasuredKernels
+        Of this formula. If empty, the values of `towards` come back.
     towards : mapping of str to float, optional
-        Values to start from and to stay near where the rows do not say; without them, the
-        textbook values.
+        Values to start from, and to stay near where the rows determine nothing; the textbook
+        values if not given.
 
     Returns
     -------
-    Fit
+    FormulaFit
     """
     from scipy.optimize import least_squares
 
-    constants = module.CONSTANTS
+    constants = formula.constants
     if not batches:
-        return Fit(
+        return FormulaFit(
             {each.name: (towards or {}).get(each.name, each.start) for each in constants}, {}, 0
         )
     gpus = sorted({rows.gpu for rows in batches if rows.launched})
@@ -142,8 +136,8 @@ def fit(
     anchor = (np.array(start + [each.start for each in limits[len(start) :]]) - least) / span
 
     totals = {name: sum(len(r) for r in batches if r.gpu == name) for name in _gpus(batches)}
-    machines = {name: machine(name) for name in totals}
-    pull = np.full(len(limits), SCALE * np.sqrt(PRIOR / sum(totals.values())))
+    parameters = {name: gpu_parameters(name) for name in totals}
+    pull = np.full(len(limits), LINEAR_LOSS_ERROR * np.sqrt(PRIOR_ROWS / sum(totals.values())))
     # A launch is known from nothing but its rows; where they also hold a floor, which only shows in
     # the same sum, the pull is to act on the floor.
     pull[len(constants) :] *= 1e-3
@@ -153,7 +147,7 @@ def fit(
         host = values[len(constants) :].tolist()
         return dict(zip(gpus, host)), dict(zip(growing, host[len(gpus) :]))
 
-    def residuals(point: np.ndarray, rows_of: Sequence[_Thinned]) -> np.ndarray:
+    def residuals(point: np.ndarray, rows_of: Sequence[_FitRows]) -> np.ndarray:
         values = least + span * (point - 1)
         named = {each.name: float(value) for each, value in zip(constants, values, strict=False)}
         launch, growth = divided(values)
@@ -163,7 +157,7 @@ def fit(
             each.weight
             * _soft(
                 np.log(
-                    module.seconds(each.columns, machines[each.gpu], named)
+                    formula.seconds(each.columns, parameters[each.gpu], named)
                     + each.launched
                     * (launch.get(each.gpu, 0.0) + growth.get(each.gpu, 0.0) * each.elapsed)
                 )
@@ -173,21 +167,21 @@ def fit(
         ]
         return np.concatenate([*parts, pull * (point - 1 - anchor)])
 
-    def solve(start: np.ndarray, rows_of: Sequence[_Thinned]) -> Any:
+    def solve(start: np.ndarray, rows_of: Sequence[_FitRows]) -> Any:
         # Points run from 1 to 2, so that the solver's steps, which are relative, suit both ends.
         inside = 1 + np.clip(start, 1e-3, 1 - 1e-3)
         return least_squares(
             residuals, inside, args=(rows_of,), bounds=(1.0, 2.0), diff_step=1e-4, max_nfev=100
         )
 
-    few = [_Thinned.of(rows, totals, THIN) for rows in batches]
+    few = [_FitRows.of(rows, totals, MAX_ROWS_FOR_START) for rows in batches]
     starts = [anchor, *_starts(anchor, len(constants))]
     best = min((solve(start, few) for start in starts), key=lambda each: each.cost)
-    every = [_Thinned.of(rows, totals, None) for rows in batches]
+    every = [_FitRows.of(rows, totals, None) for rows in batches]
     found = solve(best.x - 1, every)
     values = least + span * (found.x - 1)
     launch, growth = divided(values)
-    return Fit(
+    return FormulaFit(
         constants={each.name: float(value) for each, value in zip(constants, values, strict=False)},
         launch=launch,
         rows=sum(totals.values()),
@@ -196,8 +190,8 @@ def fit(
 
 
 @dataclass(frozen=True)
-class _Thinned:
-    """What a fit needs of measured rows, all of them or some evenly spread."""
+class _FitRows:
+    """Columns and logarithms of measured rows, all of them or some evenly spread."""
 
     gpu: str
     launched: float
@@ -207,7 +201,7 @@ class _Thinned:
     weight: float
 
     @classmethod
-    def of(cls, rows: Rows, totals: Mapping[str, int], most: int | None) -> _Thinned:
+    def of(cls, rows: MeasuredKernels, totals: Mapping[str, int], most: int | None) -> _FitRows:
         step = 1 if most is None else -(-len(rows) // most)
         columns = {
             name: column if isinstance(column, str) else column[::step]
@@ -226,12 +220,12 @@ class _Thinned:
 
 
 def _starts(anchor: np.ndarray, constants: int) -> Iterator[np.ndarray]:
-    """Yield points elsewhere in the box, from which another valley may be found.
+    """Yield other starting points, from which another minimum may be found.
 
-    Those of Halton's sequence, whose k-th coordinate mirrors the digits of the point's number in
+    Points of Halton's sequence, whose k-th coordinate mirrors the digits of the point's number in
     the k-th prime; the launches stay.
     """
-    for number in range(1, STARTS + 1):
+    for number in range(1, OTHER_STARTS + 1):
         point = anchor.copy()
         for k in range(constants):
             point[k] = _mirrored(number, PRIMES[k])
@@ -252,9 +246,9 @@ def _soft(error: np.ndarray) -> np.ndarray:
 
     Written so that small errors keep their digits.
     """
-    square = (error / SCALE) ** 2
+    square = (error / LINEAR_LOSS_ERROR) ** 2
     return error * np.sqrt(2.0 / (np.sqrt(1.0 + square) + 1.0))
 
 
-def _gpus(batches: Sequence[Rows]) -> list[str]:
+def _gpus(batches: Sequence[MeasuredKernels]) -> list[str]:
     return sorted({rows.gpu for rows in batches})

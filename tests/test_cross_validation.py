@@ -4,46 +4,51 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import toy_family
-from toy_family import TRUE, batch
+import toy_formula
+from toy_formula import TRUE, batch
 
-from mpisim.kernels.analytical.calibration import Calibration
-from mpisim.kernels.calibrate import calibrate, write
-from mpisim.kernels.fit import Fit
-from mpisim.kernels.held_out import blend, cross_validate, members, shrinkage, strangers
+from mpisim.kernels.analytical import KernelCalibration
+from mpisim.kernels.fitting import FormulaFit, calibrate, write
+from mpisim.kernels.fitting.cross_validation import (
+    best_chip_weight,
+    chip_count,
+    cross_validate,
+    leave_out_chips,
+    shrink,
+)
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """Let the toy serve matrix products."""
-    toy_family.serve(monkeypatch)
+    toy_formula.install(monkeypatch)
 
 
 def test_shapes_left_out_see_the_noise():
     rows = batch("v100-pcie-32gb", noise=0.05)
-    held_out, (errors,) = cross_validate(toy_family, [rows])
+    held_out, (errors,) = cross_validate(toy_formula.FORMULA, [rows])
     assert held_out == "shapes"
     assert len(errors) == len(rows)
     assert errors.std() == pytest.approx(0.05, rel=0.2)
 
 
 def test_runs_left_out_see_what_is_common_to_a_run():
-    # One run on a board 20 % slower: each run is foretold by the other, log(0.7 / 0.56) off where
+    # One run on a board 20 % slower: each run is predicted by the other, log(0.7 / 0.56) off where
     # arithmetic makes the time.
     fast = batch("v100-pcie-32gb", run="morning")
     slow = batch("v100-pcie-32gb", run="noon", constants=TRUE | {"efficiency": 0.56})
-    held_out, (first, second) = cross_validate(toy_family, [fast, slow])
+    held_out, (first, second) = cross_validate(toy_formula.FORMULA, [fast, slow])
     assert held_out == "runs"
     assert first.max() == pytest.approx(np.log(0.7 / 0.56), rel=0.1)
     assert second.min() == pytest.approx(-np.log(0.7 / 0.56), rel=0.1)
     # The shapes of one run see none of it.
-    assert np.abs(cross_validate(toy_family, [fast])[1][0]).max() < 0.01
+    assert np.abs(cross_validate(toy_formula.FORMULA, [fast])[1][0]).max() < 0.01
 
 
 def test_a_run_of_most_rows_is_divided_by_shape():
     rows = batch("v100-pcie-32gb", run="long")
     few = batch("v100-pcie-32gb", run="short").take(np.arange(0, 135, 9))
-    held_out, (errors, _) = cross_validate(toy_family, [rows, few])
+    held_out, (errors, _) = cross_validate(toy_formula.FORMULA, [rows, few])
     assert held_out == "runs"
     # By the 15 rows alone the constants would not be known so well.
     assert np.abs(errors).max() < 0.01
@@ -51,24 +56,24 @@ def test_a_run_of_most_rows_is_divided_by_shape():
 
 def test_boards_of_one_chip_are_left_out_together():
     rows = [batch(gpu) for gpu in ("a100-pcie-40gb", "a100-sxm", "v100-pcie-32gb")]
-    assert members(rows) == 2
-    ampere, volta = strangers(toy_family, rows)
+    assert chip_count(rows) == 2
+    ampere, volta = leave_out_chips(toy_formula.FORMULA, rows)
     assert [each.gpu for each in ampere.rows] == ["a100-pcie-40gb", "a100-sxm"]
-    assert (ampere.owner, ampere.members) == ("volta", 1)
-    assert (volta.owner, volta.members) == ("ampere", 1)
-    assert strangers(toy_family, rows[:2]) == []
+    assert (ampere.architecture, ampere.chips) == ("volta", 1)
+    assert (volta.architecture, volta.chips) == ("ampere", 1)
+    assert leave_out_chips(toy_formula.FORMULA, rows[:2]) == []
 
 
 def test_few_chips_are_shrunk_towards_all():
-    kin = Fit({"efficiency": 0.9}, {"a100-sxm": 30e-6}, 10)
-    wide = Fit({"efficiency": 0.6}, {"p4": 10e-6, "t4": 10e-6}, 90)
+    kin = FormulaFit({"efficiency": 0.9}, {"a100-sxm": 30e-6}, 10)
+    wide = FormulaFit({"efficiency": 0.6}, {"p4": 10e-6, "t4": 10e-6}, 90)
     # One chip at a third: 0.6 + (0.9 - 0.6) / 3; two of them count 2/3 against 2/3: a half.
-    one, two = (blend(kin, wide, number, 1 / 3) for number in (1, 2))
+    one, two = (shrink(kin, wide, number, 1 / 3) for number in (1, 2))
     assert one.constants["efficiency"] == pytest.approx(0.7)
     assert list(one.launch.values()) == pytest.approx([10e-6 + 20e-6 / 3])
     assert two.constants["efficiency"] == pytest.approx(0.75)
-    assert blend(kin, wide, 1, 1.0).constants == kin.constants
-    assert blend(kin, wide, 3, 0.0).constants == wide.constants
+    assert shrink(kin, wide, 1, 1.0).constants == kin.constants
+    assert shrink(kin, wide, 3, 0.0).constants == wide.constants
 
 
 def test_what_kin_count_is_found_by_leaving_chips_out():
@@ -76,10 +81,13 @@ def test_what_kin_count_is_found_by_leaving_chips_out():
     alike = [batch("p100-pcie", constants=slow), batch("p4", constants=slow)]
     others = [batch("v100-pcie-32gb"), batch("a100-pcie-40gb")]
     # Kin tell all; where all GPUs are alike but for one, kin add nothing.
-    assert shrinkage(toy_family, strangers(toy_family, alike + others)) > 0.9
+    assert (
+        best_chip_weight(toy_formula.FORMULA, leave_out_chips(toy_formula.FORMULA, alike + others))
+        > 0.9
+    )
     odd = [batch("p100-pcie", constants=slow), batch("p4"), *others, batch("t4")]
-    assert shrinkage(toy_family, strangers(toy_family, odd)) < 0.9
-    assert shrinkage(toy_family, []) == 0.5
+    assert best_chip_weight(toy_formula.FORMULA, leave_out_chips(toy_formula.FORMULA, odd)) < 0.9
+    assert best_chip_weight(toy_formula.FORMULA, []) == 0.5
 
 
 def test_calibration_of_several_gpus():
@@ -108,5 +116,5 @@ def test_calibration_of_several_gpus():
     assert max(each.p90 for each in found["p100-pcie"].errors) < 0.05
     assert max(each.p90 for each in found["any"].errors) > 0.25
     # What is written is read again.
-    read = Calibration.parse(write(tables), "written")
+    read = KernelCalibration.parse(write(tables), "written")
     assert read.tables == dict(tables)

@@ -1,23 +1,19 @@
-"""A family module that can be worked by hand: the roofline of products with two efficiencies."""
+"""A formula that can be worked by hand: the roofline of products with two efficiencies."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mpisim.kernels import analytical
-from mpisim.kernels.analytical.family import Columns, Constant, stack
-from mpisim.kernels.analytical.machine import Machine
-from mpisim.kernels.analytical.maths import like
-from mpisim.kernels.fit import machine
-from mpisim.kernels.measured import Rows
+from mpisim.kernels.analytical import families
+from mpisim.kernels.analytical.families import stack_columns
+from mpisim.kernels.analytical.formula import Columns, Constant, Formula, filled_like
+from mpisim.kernels.gpu_parameters import GpuParameters, gpu_parameters
+from mpisim.kernels.measured import MeasuredKernels
 from mpisim.kernels.operations import Gemm
-
-FAMILY = "gemm"
 
 CONSTANTS = (
     Constant("efficiency", 0.8, 0.1, 1.0, "share of the peak"),
@@ -31,28 +27,28 @@ def columns(kernel: Any) -> dict[str, float | int | str]:
     return {"flops": kernel.flops, "traffic": kernel.traffic, "dtype": kernel.dtype}
 
 
-def shares(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> dict[str, Any]:
+def shares(columns: Columns, gpu: GpuParameters, constants: Mapping[str, float]) -> dict[str, Any]:
     """Two terms and the floor; they simply add up."""
     arithmetic = columns["flops"] / gpu.peaks[columns["dtype"]] / constants["efficiency"]
     memory = columns["traffic"] / gpu.bandwidth / constants["memory"]
-    floor = like(arithmetic, constants["floor"])
+    floor = filled_like(arithmetic, constants["floor"])
     return {"arithmetic": arithmetic, "memory": memory, "floor": floor}
 
 
-def seconds(columns: Columns, gpu: Machine, constants: Mapping[str, float]) -> Any:
+def seconds(columns: Columns, gpu: GpuParameters, constants: Mapping[str, float]) -> Any:
     """The sum of the terms."""
     return sum(shares(columns, gpu, constants).values())
 
+
+FORMULA = Formula("gemm", CONSTANTS, columns, seconds, shares, power_limited=True)
 
 TRUE = {"efficiency": 0.7, "memory": 0.6, "floor": 4e-6}
 """Constants of the times of `batch`."""
 
 
-def serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this module serve matrix products."""
-    here = sys.modules[__name__]
-    monkeypatch.setitem(sys.modules, f"{analytical.__name__}.gemm", here)
-    monkeypatch.setattr(analytical, "gemm", here, raising=False)
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this formula serve matrix products."""
+    monkeypatch.setitem(families.FORMULAS, FORMULA.name, FORMULA)
 
 
 def batch(
@@ -63,7 +59,7 @@ def batch(
     constants: Mapping[str, float] | None = None,
     growth: float = 0.0,
     run: str = "",
-) -> Rows:
+) -> MeasuredKernels:
     """Products of 135 sizes, timed by the formula above."""
     sizes = [2**i for i in range(4, 13)]
     kernels = tuple(
@@ -72,12 +68,12 @@ def batch(
         for n in sizes[::3]
         for k in sizes[::2]
     )
-    found = stack(kernels)
-    times = seconds(found, machine(gpu), constants or TRUE) + launch
+    found = stack_columns(kernels)
+    times = seconds(found, gpu_parameters(gpu), constants or TRUE) + launch
     elapsed = np.linspace(0, growth > 0, len(kernels))
     times += growth * elapsed
     times *= np.exp(noise * np.random.default_rng(1).standard_normal(len(kernels)))
-    return Rows(
+    return MeasuredKernels(
         file="toy.csv",
         publisher="nobody",
         family="gemm",

@@ -1,7 +1,0 @@
-"""FlashAttention-2: the formula of :mod:`.attention` with constants of its own."""
-
-from .attention import CONSTANTS, columns, seconds, shares
-
-__all__ = ["CONSTANTS", "FAMILY", "columns", "seconds", "shares"]
-
-FAMILY = "attention_flash_2"

@@ -1,0 +1,240 @@
+"""Which fitted constants serve a GPU in a format, and by how much they may be off.
+
+A table fitted to the GPU itself is best. Without one the constants of others serve, with errors
+added in squares; `look_up` says in which order. The added errors stand in
+``data/calibration/kernel_numbers.toml`` and, of variants, in ``kernel_variants.toml``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mpisim.base.presets import packaged
+
+from ..gpu import FILE as GPU_PRESETS
+from ..gpu_parameters import GpuParameters, gpu_parameters
+from ..numbers import number
+from .calibration import HELD_OUT_GPUS, FittedConstants, KernelCalibration
+from .families import FORMULAS, VARIANTS
+from .formula import ANY
+
+__all__ = [
+    "RELATED_ARCHITECTURES",
+    "CalibrationLookup",
+    "interchangeable_formats",
+    "look_up",
+]
+
+FORMAT_FALLBACKS: dict[str, tuple[str, ...]] = {
+    "fp16": ("fp16", "bf16", "fp8", "tf32", "fp32"),
+    "bf16": ("bf16", "fp16", "fp8", "tf32", "fp32"),
+    "tf32": ("tf32", "bf16", "fp16", "fp8", "fp32"),
+    "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+    "nvfp4": ("nvfp4", "fp8", "fp16", "bf16", "tf32", "fp32"),
+    "fp32": ("fp32", "tf32", "fp16", "bf16", "fp8"),
+    ANY: (ANY,),
+}
+"""Formats whose constants may serve a format, best first."""
+
+SAME_UNITS = frozenset(("fp16", "bf16"))
+"""Formats that matrix units work in at the same rate."""
+
+RELATED_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "volta": ("ampere", "hopper"),
+    "ampere": ("hopper", "volta"),
+    "ada": ("ampere", "hopper"),
+    "hopper": ("ampere", "volta"),
+    "blackwell": ("hopper", "ampere", "volta"),
+}
+"""Architectures whose constants may serve one that was not measured, best first. Those fitted to a
+V100 alone predict an A100's elementwise kernels and layer norms to 3 and 7 %, and the reverse holds
+as well; those fitted to all of Pascal, Turing and Volta are 15 to 20 % off. Softmax carries over
+less well: 14 % from V100 to A100, 28 % back, 16 and 36 % from all others (NeuSight's rows)."""
+
+OTHER_FORMAT_ERROR = number("other_format_error")
+OTHER_GPU_ERROR = number("other_gpu_error")
+UNRELATED_ARCHITECTURE_ERROR = number("unrelated_architecture_error")
+TEXTBOOK_ERROR = number("textbook_error")
+
+SUBSTITUTE_FORMULAS: dict[str, tuple[str, float]] = {
+    "convolution": ("gemm", number("convolution_from_gemm_error")),
+    "grouped_gemm": ("gemm", number("grouped_gemm_from_gemm_error")),
+}
+"""Formulas that, in a format in which none of their kernels was measured, have the constants of
+another formula in that format rather than their own in another; and the relative error this
+adds."""
+
+
+@dataclass(frozen=True)
+class CalibrationLookup:
+    """The constants that serve a formula on a GPU in a format.
+
+    Attributes
+    ----------
+    constants : mapping of str to float
+    table : FittedConstants, optional
+        None: textbook values.
+    name : str
+        Of the table, ``"gemm.ampere.fp16"``, or ``"textbook"``.
+    borrowed : bool
+        Whether the GPU itself, or the format, was not measured.
+    added : float
+        Relative error to add, in squares, to the table's.
+    """
+
+    constants: Mapping[str, float]
+    table: FittedConstants | None
+    name: str
+    borrowed: bool
+    added: float = 0.0
+
+    @property
+    def launch(self) -> float:
+        """CPU time in the measured times, in seconds."""
+        return self.table.launch if self.table else 0.0
+
+    @property
+    def growth(self) -> float:
+        """By how much it grew in the course of the author's run, in seconds."""
+        return self.table.growth if self.table else 0.0
+
+    def error(self, seconds: float) -> float:
+        """Return the relative standard error of a predicted duration."""
+        return math.hypot(self.table.error(seconds) if self.table else 0.0, self.added)
+
+    @property
+    def largest_error(self) -> float:
+        """The relative standard error of the decade of durations that is predicted worst."""
+        return math.hypot(self.table.largest_error if self.table else 0.0, self.added)
+
+    @property
+    def source(self) -> str:
+        """Where the constants come from, in a line."""
+        if self.table is None:
+            return "textbook values: no kernel of the family was measured"
+        borrowed = ", borrowed" if self.borrowed else ""
+        return f"[{self.name}]{borrowed}: fit to {self.table.rows:,} kernels, {self.table.source}"
+
+
+def look_up(
+    calibration: KernelCalibration, formula: str, gpu: GpuParameters, dtype: str
+) -> CalibrationLookup:
+    """Return the constants that serve a formula on a GPU in a format.
+
+    The GPU's own come first, then those of another board with its chip, then its architecture's and
+    those of related ones, then those of all GPUs; and the same again for the formats that may
+    serve. A variant that has no table down to its architecture's has its base's constants, and a
+    formula of `SUBSTITUTE_FORMULAS` in a format in which it has no table at all those of the
+    substitute.
+
+    Parameters
+    ----------
+    calibration : KernelCalibration
+    formula : str
+        A name of `families.FORMULAS`.
+    gpu : GpuParameters
+    dtype : str
+        A number format, or ``"any"`` for kernels that have none.
+    """
+    variant = VARIANTS.get(formula)
+    if variant is not None and not _measured_near(calibration, formula, gpu, dtype):
+        return _borrowed(calibration, variant.base, variant.base_error, gpu, dtype)
+    substitute = SUBSTITUTE_FORMULAS.get(formula)
+    if substitute is not None and not _measured_anywhere(calibration, formula, dtype):
+        return _borrowed(calibration, *substitute, gpu, dtype)
+    clock_error = _clock_error(gpu) if FORMULAS[formula].power_limited else 0.0
+    near = (gpu.family, *RELATED_ARCHITECTURES.get(gpu.family, ()))
+    for other in FORMAT_FALLBACKS[dtype]:
+        boards = _boards_with_chip(calibration, formula, gpu, other)
+        for owner in (gpu.name, *boards, *near, ANY):
+            table = calibration.tables.get((formula, owner, other))
+            if table is None:
+                continue
+            same_format = other == dtype or {other, dtype} <= SAME_UNITS
+            of_one_gpu = owner != gpu.name and table.held_out != HELD_OUT_GPUS
+            unrelated = not set(near) & _architectures(table)
+            return CalibrationLookup(
+                table.constants,
+                table,
+                f"{formula}.{owner}.{other}",
+                borrowed=owner != gpu.name or not same_format,
+                added=math.hypot(
+                    OTHER_FORMAT_ERROR * (not same_format),
+                    OTHER_GPU_ERROR * of_one_gpu,
+                    UNRELATED_ARCHITECTURE_ERROR * unrelated,
+                    clock_error,
+                ),
+            )
+    constants = {each.name: each.start for each in FORMULAS[formula].constants}
+    added = math.hypot(TEXTBOOK_ERROR, clock_error)
+    return CalibrationLookup(constants, None, "textbook", borrowed=True, added=added)
+
+
+def interchangeable_formats(dtype: str) -> list[str]:
+    """Return the formats that matrix units work in at the rate of a format, itself first."""
+    return [
+        each for each in FORMAT_FALLBACKS[dtype] if each == dtype or {each, dtype} <= SAME_UNITS
+    ]
+
+
+def _borrowed(
+    calibration: KernelCalibration, formula: str, error: float, gpu: GpuParameters, dtype: str
+) -> CalibrationLookup:
+    """Return the constants of a formula for another that it substitutes, with the error added."""
+    found = look_up(calibration, formula, gpu, dtype)
+    return replace(found, borrowed=True, added=math.hypot(found.added, error))
+
+
+def _measured_anywhere(calibration: KernelCalibration, formula: str, dtype: str) -> bool:
+    """Whether a formula has constants in a format for any GPU."""
+    formats = interchangeable_formats(dtype)
+    return any(name == formula and other in formats for name, _, other in calibration.tables)
+
+
+def _measured_near(
+    calibration: KernelCalibration, formula: str, gpu: GpuParameters, dtype: str
+) -> bool:
+    """Whether a formula has constants for a GPU, its chip or its architecture."""
+    return any(
+        (formula, owner, each) in calibration.tables
+        for each in interchangeable_formats(dtype)
+        for owner in (
+            gpu.name,
+            gpu.family,
+            *_boards_with_chip(calibration, formula, gpu, each),
+        )
+    )
+
+
+def _boards_with_chip(
+    calibration: KernelCalibration, formula: str, gpu: GpuParameters, dtype: str
+) -> list[str]:
+    """Return measured GPUs with the chip of this one, nearest memory bandwidth first."""
+    presets = packaged(GPU_PRESETS)
+    boards = [
+        gpu_parameters(owner)
+        for name, owner, other in calibration.tables
+        if (name, other) == (formula, dtype) and presets.get(owner, {}).get("family") == gpu.family
+    ]
+    same = [each for each in boards if each.chip == gpu.chip]
+    same.sort(key=lambda each: (abs(math.log(each.bandwidth / gpu.bandwidth)), each.name))
+    return [each.name for each in same]
+
+
+def _clock_error(gpu: GpuParameters) -> float:
+    """Return the relative standard error of a board whose power holds its clock down.
+
+    Where between the clock that its power sustains and the boost clock it runs is a matter of its
+    temperature, its cooling and its chip (arXiv:2208.11035 finds equal boards up to 22 % apart;
+    NeuSight's large products ran at 0.37 of a T4's peak in one run and at 0.49 in another): the
+    standard deviation of a logarithm that may be anywhere between the two.
+    """
+    return math.log(1 / gpu.sustained) / math.sqrt(12)
+
+
+def _architectures(table: FittedConstants) -> set[str]:
+    """Return the architectures of the GPUs that a table was fitted to."""
+    presets = packaged(GPU_PRESETS)
+    return {presets[name]["family"] for name in table.gpus if name in presets}
