@@ -103,13 +103,13 @@ class Solution:
         found: NDArray[np.int32] = self._core.last(local)
         return found
 
-    def alike(self) -> NDArray[np.int64]:
-        """Find ranks whose rows did the same at the same times, whomever they met.
+    def identical(self) -> NDArray[np.int64]:
+        """Find ranks with identical timelines, whatever ranks they communicate with.
 
         Returns
         -------
         int64, shape (h,)
-            Of each rank the lowest whose rows are the same.
+            Of each rank the lowest with the same timeline.
         """
         layout = self._layout
         lowest: dict[tuple[Any, ...], int] = {}

@@ -16,11 +16,19 @@ from .rows import Rows, Solution
 
 if TYPE_CHECKING:
     from ._core import Ledger
-    from .flows import Shared
-    from .path import PathEnd
-    from .settled import Settled
+    from .critical_path import PathEnd
+    from .flows import SharedLinks
+    from .run_setup import RunSetup
 
-__all__ = ["Apart", "Binding", "Classes", "CriticalPath", "Mode", "PieceKind", "Run"]
+__all__ = [
+    "Binding",
+    "CriticalPath",
+    "EquivalenceClasses",
+    "Mode",
+    "PieceKind",
+    "Run",
+    "SplitReason",
+]
 
 Mode = Literal["dataflow", "events", "windows"]
 
@@ -58,24 +66,24 @@ class PieceKind(IntEnum):
     """Before the rank's start offset. Its row is -1, its name "start"."""
 
 
-class Apart(IntEnum):
-    """What tells a class of ranks from the largest class of the same table."""
+class SplitReason(IntEnum):
+    """Why a class of ranks differs from the largest class with the same table."""
 
-    NOT = 0
+    NONE = 0
     """It is the largest."""
     SPEED = 1
     START = 2
-    GROUPS = 3
-    """The size or the cost of a communicator: placement, for the most part."""
-    NEIGHBOURS = 4
-    """Nothing of its own: it meets ranks that are told apart."""
+    COMMUNICATORS = 3
+    """Size or cost of a communicator: placement, for the most part."""
+    PARTNERS = 4
+    """Differs only because a communication partner is in another class."""
 
 
 @dataclass(frozen=True, eq=False)
-class Classes:
-    """Ranks that do the same at the same times, and of which one was simulated for all.
+class EquivalenceClasses:
+    """Ranks with identical timelines, one of which is simulated for all.
 
-    In a run that was not folded every rank is a class of its own.
+    In a run that is not folded every rank is a class of its own.
 
     Attributes
     ----------
@@ -85,18 +93,18 @@ class Classes:
         The rank that was simulated, the lowest of each class; ascending.
     count : int64, shape (n,)
         Number of ranks.
-    apart : uint8, shape (n,)
-        An `Apart`.
+    split_reason : uint8, shape (n,)
+        A `SplitReason`.
     """
 
     of_rank: NDArray[np.int32]
     representative: NDArray[np.int32]
     count: NDArray[np.int64]
-    apart: NDArray[np.uint8]
+    split_reason: NDArray[np.uint8]
 
     @classmethod
-    def of_one(cls, n_ranks: int) -> Classes:
-        """Every rank a class of its own."""
+    def singletons(cls, n_ranks: int) -> EquivalenceClasses:
+        """Return the classes of a run that is not folded: one of each rank."""
         ranks = np.arange(n_ranks, dtype=np.int32)
         return cls(ranks, ranks, np.ones(n_ranks, np.int64), np.zeros(n_ranks, np.uint8))
 
@@ -146,7 +154,7 @@ class Run:
         class; ascending.
     placement : int32, shape (n_ranks,)
         The process of every rank.
-    classes : Classes
+    classes : EquivalenceClasses
         Which ranks were simulated for which.
     rank_end : int64, shape (n_ranks,)
         When each rank's last row (host or device) ended; complete on every process.
@@ -171,8 +179,8 @@ class Run:
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
     solution : Solution
         What is known of the ranks that were simulated here.
-    settled : Settled
-        What was settled before it, for runs of programs that differ in times alone.
+    setup : RunSetup
+        For further runs of programs that differ in durations alone.
     find_shared : callable
         Works out `shared`, which few look at.
     find_path : callable
@@ -182,7 +190,7 @@ class Run:
     program: Program
     hosted: NDArray[np.int32]
     placement: NDArray[np.int32]
-    classes: Classes
+    classes: EquivalenceClasses
     rank_end: NDArray[np.int64]
     step_time: int
     digest: str
@@ -194,12 +202,12 @@ class Run:
     critical_path: CriticalPath | None
     wall: dict[str, float]
     solution: Solution
-    settled: Settled
-    find_shared: Callable[[], Shared | None]
+    setup: RunSetup
+    find_shared: Callable[[], SharedLinks | None]
     find_path: Callable[[PathEnd], CriticalPath]
 
     @cached_property
-    def shared(self) -> Shared | None:
+    def shared(self) -> SharedLinks | None:
         """Links that communications could share, and what flowed here; None if there are none."""
         return self.find_shared()
 
@@ -210,15 +218,15 @@ class Run:
         return np.flatnonzero(self.classes.representative[of_rank] == self.hosted)
 
     @cached_property
-    def stand_in(self) -> NDArray[np.int64]:
-        """Of each entry of `hosted`, the entry of `simulated` that stands for it; shape (h,)."""
+    def simulated_by(self) -> NDArray[np.int64]:
+        """Index into `simulated` of the representative of each entry of `hosted`; shape (h,)."""
         of_rank = self.classes.of_rank[self.hosted]
         return np.searchsorted(of_rank[self.simulated], of_rank)
 
     @cached_property
-    def alike(self) -> NDArray[np.int64]:
-        """Of each entry of `simulated`, the lowest whose rows did the same at the same times."""
-        return self.solution.alike()
+    def identical(self) -> NDArray[np.int64]:
+        """Index into `simulated` of the first representative with an identical timeline."""
+        return self.solution.identical()
 
     def rows(self, i: int) -> Rows:
         """Return what the rows of the i-th of `hosted` did; ranks of one class share them.
@@ -226,10 +234,10 @@ class Run:
         Computed anew but for the last few, so that a run of many ranks fits into memory: take what
         is needed of one rank, then go on to the next.
         """
-        return self.solution.rows(int(self.stand_in[i]))
+        return self.solution.rows(int(self.simulated_by[i]))
 
     def account(
         self, i: int, ledger: Ledger, until: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Add up the rows of the i-th of `hosted`: see `Solution.account`."""
-        return self.solution.account(int(self.stand_in[i]), ledger, until)
+        return self.solution.account(int(self.simulated_by[i]), ledger, until)

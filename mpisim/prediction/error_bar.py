@@ -13,7 +13,7 @@ from .step_constants import ours, sort_of
 from .uncertainty import Uncertainty, combine
 
 if TYPE_CHECKING:
-    from ..overlap import Overlap
+    from ..overlap import OverlapSummary
 
 __all__ = ["error_bar"]
 
@@ -24,7 +24,7 @@ def error_bar(
     lengths: Mapping[str, float] | None = None,
     *,
     model_error: bool = True,
-    overlap: Overlap | None = None,
+    overlap: OverlapSummary | None = None,
 ) -> Uncertainty:
     """Return the error bar of a step time, and what it consists of. Local.
 
@@ -37,7 +37,7 @@ def error_bar(
         `PathShares.lengths`, if known.
     model_error : bool
         Whether it holds what the model leaves out.
-    overlap : Overlap, optional
+    overlap : OverlapSummary, optional
         What slowed what overlaps, if that was modelled.
     """
     numbers = {

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UsageError
+from ..engine import RunSetup
 from ..mpi.parallel import agreed, progress
 from ..mpi.reductions import largest
 from .case import Case
@@ -69,10 +70,12 @@ def sampled_steps(
     mine = comm.rank * groups // comm.size
     own = cast("Intracomm", comm.Split(mine, comm.rank))
     steps = np.zeros(count, np.int64)
+    setup: RunSetup | None = None
     label = "simulating with other seeds" if show else ""
     with agreed(comm), progress(comm, label, count) as update:
         for number in range(mine, count, groups):
-            run, _ = execute(case.sample(number), own, fold=fold)
+            run, _ = execute(case.sample(number), own, fold=fold, setup=setup)
+            setup = run.setup
             steps[number] = run.step_time
             update(min(count, (number // groups + 1) * groups))
     own.Free()

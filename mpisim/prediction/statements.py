@@ -24,7 +24,7 @@ from .unused_keys import unused_keys
 from .without_effect import AskedNetwork, without_effect
 
 if TYPE_CHECKING:
-    from ..overlap import Overlap
+    from ..overlap import OverlapSummary
 
 __all__ = ["METHOD", "network_notes", "random_factors", "sources", "statements", "worded"]
 
@@ -48,7 +48,7 @@ WORTH_SAYING = 0.0005
 
 
 def statements(
-    case: Case, run: Run, defaults: Mapping[str, object], overlap: Overlap | None = None
+    case: Case, run: Run, defaults: Mapping[str, object], overlap: OverlapSummary | None = None
 ) -> dict[str, Any]:
     """Return what a prediction says of itself, as attributes of its results. Local.
 
@@ -59,7 +59,7 @@ def statements(
         With its critical path.
     defaults : mapping of str to value
         Keys the experiment did not give, with the values taken instead.
-    overlap : Overlap, optional
+    overlap : OverlapSummary, optional
         What slowed what overlaps, if that was modelled.
 
     Returns
@@ -70,8 +70,8 @@ def statements(
         peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; ``published``, where the experiment says what was; and what `Overlap.statements`
-        says.
+        bytes; ``published``, where the experiment says what was; and those of
+        `OverlapSummary.statements`.
     """
     bar = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS

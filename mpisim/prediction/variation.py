@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.rank_ranges import span
-from ..engine.variation import ONE, jitter_factors
+from ..engine.duration_factors import ONE, jitter_factors
 from ..experiment import VariationChoice
 from ..program import Jitter, Program
 

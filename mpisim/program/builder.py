@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,26 +11,10 @@ from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
 from ..base.kinds import Flag, Kind, Operation, Phase
-from .program import Communicators, Program
+from .program import Communicators, Names, Program
 from .table import COLUMNS, UNPRICED, Table
 
-__all__ = ["Names", "ProgramBuilder", "TableBuilder", "columns_of"]
-
-
-class Names:
-    """Row names and their numbers; every distinct text is kept once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __getitem__(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
+__all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
 
 
 class TableBuilder:
