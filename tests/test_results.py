@@ -26,7 +26,8 @@ import mpisim
 from mpisim.base.errors import InputError, OutputError, UsageError
 from mpisim.base.files import check_output
 from mpisim.engine import Run, simulate
-from mpisim.engine.run import Binding, PieceKind
+from mpisim.engine.critical_path import PieceKind
+from mpisim.engine.rows import Binding
 from mpisim.program import Flag, Kind, Operation, Phase, Program, ProgramBuilder
 from mpisim.results import Results, collect, rank_steps, write_results
 from mpisim.results.accounting import account

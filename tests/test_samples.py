@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError, UsageError
 from mpisim.base.rank_ranges import span
-from mpisim.engine.run import SplitReason
+from mpisim.engine.fold import SplitReason
 from mpisim.experiment import VariationChoice, read
 from mpisim.prediction.case import Case, prepare
 from mpisim.prediction.samples import sampled_steps, summary

@@ -17,10 +17,12 @@ Read in this order:
 - `critical_path`, `flows`, `digest`: what is derived from a run.
 """
 
+from .critical_path import CriticalPath, PieceKind
 from .dataflow import simulate
+from .fold import EquivalenceClasses, SplitReason
 from .placement import block_placement
-from .rows import Rows
-from .run import Binding, CriticalPath, EquivalenceClasses, PieceKind, Run, SplitReason
+from .rows import Binding, Rows
+from .run import Run
 from .run_setup import RunSetup
 
 __all__ = [

@@ -16,6 +16,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,13 +26,58 @@ from numpy.typing import NDArray
 from ..program import Flag, Kind, Program, Table
 from .plan import Plan
 from .refine import ranges
-from .rows import Solution
-from .run import Binding, CriticalPath, PieceKind
+from .rows import Binding, Solution
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["PathEnd", "walk_back"]
+__all__ = ["CriticalPath", "PathEnd", "PieceKind", "walk_back"]
+
+
+class PieceKind(IntEnum):
+    """What a piece of the critical path was spent on."""
+
+    COMPUTE = 0
+    COPY = 1
+    COMMUNICATION = 2
+    """Wire time, after the last member was ready."""
+    HOST = 3
+    """CPU work, launching calls and the tails of waits."""
+    LAUNCH = 4
+    """Launch latency from the CPU to the device."""
+    GAP = 5
+    """Between two kernels of a stream, or from the end of what was waited for to the start."""
+    START = 6
+    """Before the rank's start offset. Its row is -1, its name "start"."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The chain of pieces that ends last; complete and equal on every process.
+
+    Pieces are in time order and contiguous: each begins where the one before ended, the first at
+    0, the last ends at the step time.
+
+    Attributes
+    ----------
+    kind : uint8, shape (n,)
+        A `PieceKind`.
+    rank, row : int32, shape (n,)
+    begin, end : int64, shape (n,)
+        ps.
+    name : int32, shape (n,)
+        Index into `names`.
+    names : tuple of str
+    """
+
+    kind: NDArray[np.uint8]
+    rank: NDArray[np.int32]
+    row: NDArray[np.int32]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    name: NDArray[np.int32]
+    names: tuple[str, ...]
+
 
 # Plain integers: looking up a member of an enumeration costs more than a step of the walk.
 _BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)

@@ -23,7 +23,7 @@ from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention
 from .cost import price
-from .critical_path import walk_back
+from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
@@ -31,7 +31,7 @@ from .flows import shared_links
 from .memory_needed import count, needed, on_this_machine
 from .plan import Plan, make_plan
 from .rows import Solution
-from .run import CriticalPath, Mode, Run
+from .run import Mode, Run
 from .run_setup import RunSetup, set_up
 from .windows import count_operations, open_window
 

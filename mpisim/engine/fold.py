@@ -26,6 +26,7 @@ With jitter each rank is a class of its own: no two have equal durations.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,54 @@ from ..program import UNPRICED, Program
 from ..topo import Network
 from .refine import NO_LOADS, Incidences, LinkLoads, dense, multisets, partition, ranges, refine
 from .routes import Routes
-from .run import EquivalenceClasses, SplitReason
 
-__all__ = ["SimulatedRanks", "every_rank", "fold_ranks"]
+__all__ = ["EquivalenceClasses", "SimulatedRanks", "SplitReason", "every_rank", "fold_ranks"]
+
+
+class SplitReason(IntEnum):
+    """Why a class of ranks differs from the largest class with the same table."""
+
+    NONE = 0
+    """It is the largest."""
+    SPEED = 1
+    START = 2
+    COMMUNICATORS = 3
+    """Size or cost of a communicator: placement, for the most part."""
+    PARTNERS = 4
+    """Differs only because a communication partner is in another class."""
+
+
+@dataclass(frozen=True, eq=False)
+class EquivalenceClasses:
+    """Ranks with identical timelines, one of which is simulated for all.
+
+    In a run that is not folded every rank is a class of its own.
+
+    Attributes
+    ----------
+    of_rank : int32, shape (n_ranks,)
+        The class of each rank.
+    representative : int32, shape (n,)
+        The rank that was simulated, the lowest of each class; ascending.
+    count : int64, shape (n,)
+        Number of ranks.
+    split_reason : uint8, shape (n,)
+        A `SplitReason`.
+    """
+
+    of_rank: NDArray[np.int32]
+    representative: NDArray[np.int32]
+    count: NDArray[np.int64]
+    split_reason: NDArray[np.uint8]
+
+    @classmethod
+    def singletons(cls, n_ranks: int) -> EquivalenceClasses:
+        """Return the classes of a run that is not folded: one of each rank."""
+        ranks = np.arange(n_ranks, dtype=np.int32)
+        return cls(ranks, ranks, np.ones(n_ranks, np.int64), np.zeros(n_ranks, np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.representative)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ its durations, in one pass that waits for nobody.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,26 @@ from ._core import Ledger, rows_functions
 if TYPE_CHECKING:
     from .plan import Layout
 
-__all__ = ["Rows", "Solution"]
+__all__ = ["Binding", "Rows", "Solution"]
 
 _KEPT = 4
 """Ranks whose rows are kept, in case they are asked for again."""
+
+
+class Binding(IntEnum):
+    """Which input was the last to arrive, so that a row became ready when it did."""
+
+    HOST = 0
+    """The CPU: its clock plus the launch latency (HOST_WAIT: nothing waited for was later)."""
+    STREAM = 1
+    """The previous kernel of the stream, plus the gap."""
+    WAIT = 2
+    """``WAIT + i``: the i-th of the row's waits, plus the gap. A row with more than 126 waits says
+    ``WAIT + 125`` for the 126th and all later ones."""
+    QUEUE = 128
+    """Bit set beside the above: the launching call itself had to wait for the stream's launch
+    queue. Of equal inputs the stream counts before waits, waits before the host; JOINED rows say
+    what their batch's first row says, without this bit."""
 
 
 class Rows(NamedTuple):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.run import EquivalenceClasses, Run
+from ..engine.fold import EquivalenceClasses
+from ..engine.run import Run
 from ..mpi.reductions import added_words, largest
 from ..program import UNPRICED, Program, Table
 from ._core.rows import fingerprint

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.quantity import PICOSECONDS, Quantity
-from ..engine.run import CriticalPath, PieceKind
+from ..engine.critical_path import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
 from ..program import Kind
 from .model import OverlapModel

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.run import PieceKind, Run
+from ..engine.critical_path import PieceKind
+from ..engine.run import Run
 from ..program import UNPRICED, Operation
 from .case import Case
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..base.quantity import Quantity
 
 if TYPE_CHECKING:
-    from ..engine.run import CriticalPath
+    from ..engine.critical_path import CriticalPath
 
 __all__ = ["Effect", "Uncertainty", "combine", "propagate"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.text import aligned, one_line, shortened
-from ..engine.run import SplitReason
+from ..engine.fold import SplitReason
 from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by

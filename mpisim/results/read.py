@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.hdf5 import opened, read_attributes, read_column, read_texts, text_of
-from ..engine.run import CriticalPath, PieceKind
+from ..engine.critical_path import CriticalPath, PieceKind
 from ..program import Communicators, Kind, Operation
 from . import schema
 from .link_use import BINS, LinkUse

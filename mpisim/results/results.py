@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.hdf5 import DAMAGES, damage
-from ..engine.run import CriticalPath
+from ..engine.critical_path import CriticalPath
 from ..program import Communicators
 from .link_use import LinkUse
 from .step_times import Recording

@@ -38,7 +38,9 @@ from typing import TypeAlias
 import numpy as np
 
 from ..base.hdf5 import Stored
-from ..engine.run import Binding, PieceKind, SplitReason
+from ..engine.critical_path import PieceKind
+from ..engine.fold import SplitReason
+from ..engine.rows import Binding
 from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
 

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..engine.critical_path import PathEnd
+from ..engine.critical_path import CriticalPath, PathEnd
 from ..engine.refine import ranges
-from ..engine.run import CriticalPath, Run
+from ..engine.run import Run
 from ..program import Kind, Program, Table
 from .accounting import Accounts, RowAccounts
 
