@@ -27,7 +27,7 @@ def two_links(*communicators: int) -> SharedLinks:
         capacity=np.array([rate_of(GB), rate_of(GB)]),
         patterns=("a",),
         names=np.array([4, 7, 9]),
-        stand_in=np.array([0, 1, 1]),
+        simulated_link=np.array([0, 1, 1]),
     )
     names = {4: "one", 7: "two", 9: "three"}
     return SharedLinks(routes, np.array(communicators), flows(), names.__getitem__)

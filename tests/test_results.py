@@ -302,15 +302,15 @@ def test_what_is_written_is_read(comm: Any, folder: Path, n_ranks: int, timeline
         assert results.seed == 2**63
         assert results.path == path
         assert set(results.versions) >= {"mpisim", "numpy", "h5py", "HDF5", "MPI"}
-        assert (results.write is not None) == timeline
-        if results.write is not None:
-            assert len(results.write) == 10 * results.n_classes
-            assert len(results.write["begin"]) == 10 * results.n_classes
+        assert (results.timeline is not None) == timeline
+        if results.timeline is not None:
+            assert len(results.timeline) == 10 * results.n_classes
+            assert len(results.timeline["begin"]) == 10 * results.n_classes
             for i, rank in enumerate(run.hosted.tolist()):
-                rows = results.write.rank(rank)
+                rows = results.timeline.rank(rank)
                 for column in ("begin", "end", "wire", "binding"):
                     np.testing.assert_array_equal(rows[column], getattr(run.rows(i), column))
-                names = [results.write.names[name] for name in rows["name"]]
+                names = [results.timeline.names[name] for name in rows["name"]]
                 assert names == ["gemm", "HtoD", "all_reduce", "adam", "wait"] * 2
                 assert rows["communicator"].tolist() == [-1, -1, 0, -1, -1] * 2
                 assert rows["step"].tolist() == [0] * 5 + [1] * 5
@@ -327,8 +327,8 @@ def test_any_placement_gives_the_same_tables(comm: Any, folder: Path) -> None:
         run = simulate(program, comm, critical_path=True, placement=where)
         write_results(run, folder / name, comm=comm, timeline=True)
         with mpisim.open_results(folder / name) as results:
-            assert results.write is not None
-            rows = [results.write.rank(rank) for rank in range(6)]
+            assert results.timeline is not None
+            rows = [results.timeline.rank(rank) for rank in range(6)]
         process = results.ranks["process"]
         np.testing.assert_array_equal(process, run.placement)
         found.append((results, rows))
@@ -387,8 +387,8 @@ def test_processes_may_know_other_names(comm: Any, folder: Path) -> None:
     run = simulate(program.replace(tables=held), comm)
     write_results(run, folder / "run.h5", comm=comm, timeline=True)
     with mpisim.open_results(folder / "run.h5") as results:
-        assert results.write is not None
-        names = [results.write.names[i] for i in results.write["name"]]
+        assert results.timeline is not None
+        names = [results.timeline.names[i] for i in results.timeline["name"]]
     expected = [text for r in range(comm.size) for text in (f"kernel {r % 3}", "barrier")]
     assert names == expected
     assert sorted(results.kernels["name"]) == sorted(set(expected) - {"barrier"})
@@ -435,14 +435,14 @@ def test_a_timeline_is_asked_correctly(comm: Any, tmp_path: Path) -> None:
     run = simulate(straggler())
     write_results(run, tmp_path / "run.h5", comm=comm, timeline=True)
     results = mpisim.open_results(tmp_path / "run.h5")
-    assert results.write is not None
+    assert results.timeline is not None
     with pytest.raises(UsageError, match="there is no rank 2; there are ranks 0 to 1"):
-        results.write.rank(2)
+        results.timeline.rank(2)
     with pytest.raises(KeyError, match="did you mean 'begin'"):
-        results.write["begn"]
+        results.timeline["begn"]
     results.close()
     with pytest.raises(UsageError, match="is closed"):
-        results.write["begin"]
+        results.timeline["begin"]
     assert results.ranks["end"].tolist() == [STEP, STEP]  # tables stay
 
 
@@ -515,7 +515,7 @@ def test_an_earlier_result_is_replaced_only_when_asked(comm: Any, folder: Path) 
         write_results(small, path, comm=comm, timeline=timeline, overwrite=True)
         with mpisim.open_results(path) as results:
             assert results.n_ranks == 2
-            assert (results.write is not None) == timeline
+            assert (results.timeline is not None) == timeline
         comm.Barrier()
         assert os.listdir(folder) == ["run.h5"]
         comm.Barrier()
@@ -552,8 +552,8 @@ def test_a_file_is_read_while_others_have_it_open(comm: Any, tmp_path: Path, fir
     write_results(simulate(straggler()), path, comm=comm, timeline=True)
     ours = mpisim.open_results(path) if first == "ours" else None
     with h5py.File(path, "r+") as theirs, ours or mpisim.open_results(path) as results:
-        assert results.write is not None
-        np.testing.assert_array_equal(results.write["begin"], theirs["timeline/begin"][:])
+        assert results.timeline is not None
+        np.testing.assert_array_equal(results.timeline["begin"], theirs["timeline/begin"][:])
 
 
 @pytest.mark.mpi
@@ -561,7 +561,7 @@ def test_plain_h5py_reads_the_rows_of_all_processes(
     comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With small chunks: most of every column is copied chunk by chunk."""
-    for module in ("hdf5", "results.write"):
+    for module in ("base.hdf5", "results.write"):
         monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
     monkeypatch.setattr("mpisim.base.hdf5.SMALL", 1)
     run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
@@ -718,8 +718,8 @@ def test_a_file_may_be_moved_and_linked(
     monkeypatch.chdir(away)
     for path in (away / "renamed.h5", Path("renamed.h5"), tmp_path / "link.h5"):
         with mpisim.open_results(path) as results:
-            assert results.write is not None
-            assert results.write["begin"].any()
+            assert results.timeline is not None
+            assert results.timeline["begin"].any()
 
 
 def test_damage_anywhere_is_one_line(written: Path) -> None:
@@ -731,9 +731,9 @@ def test_damage_anywhere_is_one_line(written: Path) -> None:
         written.write_bytes(image[:at] + rng.bytes(40) + image[at + 40 :])
         try:
             with mpisim.open_results(written) as results:
-                assert results.write is not None
+                assert results.timeline is not None
                 for rank in range(results.n_ranks):
-                    results.write.rank(rank)
+                    results.timeline.rank(rank)
         except InputError as error:
             said.append(str(error).removeprefix(f"{written}: "))
     assert len(said) > 10

@@ -79,8 +79,8 @@ def test_results_file_and_json(run_mpisim: Run, small: Path, tmp_path: Path, npr
         assert results.digest == figures["digest"]
         assert results.step_time == pytest.approx(figures["step_time"], rel=1e-12)
         assert results.experiment == SMALL
-        assert results.write is not None
-        assert int(results.write["end"].max()) == results.step_time_ps
+        assert results.timeline is not None
+        assert int(results.timeline["end"].max()) == results.step_time_ps
     again = run_mpisim(["report", "run.h5"])
     assert again.stdout == done.stdout
 

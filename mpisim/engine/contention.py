@@ -273,7 +273,7 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
         capacity=network.capacity[names].astype(np.int64),
         patterns=tuple(use.patterns[p] for p in kept.tolist()),
         names=names,
-        stand_in=np.arange(len(names)),
+        simulated_link=np.arange(len(names)),
     )
 
 

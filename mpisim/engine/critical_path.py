@@ -167,8 +167,8 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
     pieces = np.concatenate([np.empty((0, 6), np.int64), *parts])[::-1]
     kind, rank, row, begin, end, name = pieces.T
     edges = np.concatenate([begin, [max(step_time, 0)]])
-    whole = np.concatenate([[0], end])
-    assert (edges == whole).all(), "the critical path has a hole"
+    previous_end = np.concatenate([[0], end])
+    assert (edges == previous_end).all(), "the critical path has a hole"
     return CriticalPath(
         kind=kind.astype(np.uint8),
         rank=rank.astype(np.int32),

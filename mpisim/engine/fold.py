@@ -108,7 +108,7 @@ class SimulatedRanks:
         Number of ranks of the program in each group.
     own_signature : int64, shape (n,)
         Equal for simulated ranks whose communicators have the same sizes, costs and link loads,
-        slot by slot, whoever their other members are.
+        slot by slot, whatever the classes of their other members.
     routes : Routes or None
         Links that groups load and share; None where no links are shared.
     """
@@ -319,7 +319,7 @@ def _folded_routes(
         capacity=routes.capacity[first],
         patterns=routes.patterns,
         names=routes.names,
-        stand_in=link_label[routes.stand_in],
+        simulated_link=link_label[routes.simulated_link],
     )
 
 

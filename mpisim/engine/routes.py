@@ -40,8 +40,8 @@ class Routes:
         As in prices.
     names : int64, shape (n_named,)
         The network's numbers of all links that can saturate, ascending.
-    stand_in : int64, shape (n_named,)
-        Of each of those, the link 0 to m - 1 that stands for it (unfolded: 0, 1, 2, ...).
+    simulated_link : int64, shape (n_named,)
+        The link 0 to m - 1 that is simulated for each of those (unfolded: 0, 1, 2, ...).
     """
 
     group: Ints
@@ -52,7 +52,7 @@ class Routes:
     capacity: Ints
     patterns: tuple[Hashable, ...]
     names: Ints
-    stand_in: Ints
+    simulated_link: Ints
 
     def __len__(self) -> int:
         return len(self.group)

@@ -1,8 +1,8 @@
-"""What every row of a rank did, worked out when asked for.
+"""Timelines: what every row of a rank did, worked out on request.
 
 The cores keep no record of rows: a run of many ranks has more rows than a machine has memory. They
 know when each communication began and ended; all else of a rank follows from that, its table and
-its durations, in one pass that waits for nobody.
+its durations, in one pass without communication.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Binding", "Rows", "Solution"]
 
 _KEPT = 4
-"""Ranks whose rows are kept, in case they are asked for again."""
+"""Number of ranks whose rows are kept for further requests."""
 
 
 class Binding(IntEnum):
@@ -98,7 +98,7 @@ class Solution:
             )
         self._kept[local] = found
         if len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]  # the one asked for the longest time ago
+            del self._kept[next(iter(self._kept))]  # the least recently used
         return found
 
     def account(

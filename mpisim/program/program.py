@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicators", "Jitter", "Names", "Program", "gather"]
 
-PAIR = ((Kind.SEND, 0), (Kind.RECV, 1))
+PAIR_POSITIONS = ((Kind.SEND, 0), (Kind.RECV, 1))
 """Position of the sender and of the receiver in the communicator of a point-to-point pair."""
 
 MAX_SPREAD = 1.0
@@ -409,7 +409,7 @@ def _unpaired(program: Program) -> NDArray[np.intp]:
             continue
         bad[ranks] = n_bound[ranks] < table.n_slots
         ranks = ranks[~bad[ranks]]
-        for kind, position in PAIR:
+        for kind, position in PAIR_POSITIONS:
             for slot in table.slots_with(kind):
                 bound = program.slots[program.slot_index[ranks] + slot]
                 of_two = groups.sizes[bound] == 2
@@ -427,7 +427,7 @@ def _refuse_pairs(program: Program, rank: int, table: Table) -> None:
             f"rank {rank}: table {table.label!r} uses {table.n_slots} communicator slots, "
             f"{len(bound)} are bound"
         )
-    for kind, position in PAIR:
+    for kind, position in PAIR_POSITIONS:
         for slot in table.slots_with(kind):
             group = program.communicators.group(int(bound[slot]))
             if len(group) != 2 or group[position] != rank:

@@ -84,8 +84,10 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
     utilisation = _spread(link, begin, end, moved, n, step_time)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
-    stand_in, lowest, count = np.unique(routes.stand_in, return_index=True, return_counts=True)
-    assert len(stand_in) == n  # every link of the cast stands for one at least
+    simulated, lowest, count = np.unique(
+        routes.simulated_link, return_index=True, return_counts=True
+    )
+    assert len(simulated) == n  # every simulated link is simulated for one at least
     # Links that were used equally are one entry, in folded and unfolded runs. The weighted sum
     # tells when in the step they were used.
     when = np.round(utilisation @ np.linspace(1, 2, BINS), 4)

@@ -1,4 +1,4 @@
-"""Opening a results file: everything small at once, the timeline when it is asked for."""
+"""Reading a results file: small tables at once, the timeline on request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_results(path: str | Path) -> Results:
     Returns
     -------
     Results
-        All tables are in memory; the timeline is read when it is asked for.
+        All tables are in memory; the timeline is read on request.
 
     Raises
     ------
@@ -153,16 +153,16 @@ def _check_numbers(results: Results) -> None:
             ("critical_path/rank", pieces.rank, 0, results.n_ranks),
             ("critical_path/name", pieces.name, -1, len(pieces.names)),
         ]
-    for column, values, least, end in numbers:
-        _check_range(column, values, least, end)
+    for column, values, lowest, end in numbers:
+        _check_range(column, values, lowest, end)
 
 
-def _check_range(column: str, values: NDArray[Any], least: int, end: int) -> None:
-    bad = (values < least) | (values >= end)
+def _check_range(column: str, values: NDArray[Any], lowest: int, end: int) -> None:
+    bad = (values < lowest) | (values >= end)
     if bad.any():
         raise InputError(
             f"{column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
-            f"{least} to {end - 1}"
+            f"{lowest} to {end - 1}"
         )
 
 
@@ -213,11 +213,11 @@ def _open_timeline(file: File, path: Path, representative: NDArray[np.int32]) ->
     n = len(representative)
     offset = read_column(group, "rank_offset", np.int64, length=n)
     rows = read_column(group, "rank_rows", np.int64, length=n)
-    least = int((offset + rows).max(initial=0))
+    n_rows = int((offset + rows).max(initial=0))
     for column in schema.TIMELINE:
         found = group[column].shape
-        if len(found) != 1 or found[0] < least:
-            raise InputError(f"timeline/{column} has shape {found}; it must have {least} rows")
+        if len(found) != 1 or found[0] < n_rows:
+            raise InputError(f"timeline/{column} has shape {found}; it must have {n_rows} rows")
     return Timeline(
         file,
         path,

@@ -52,7 +52,7 @@ class SharedRows(NamedTuple):
 
 
 class Timeline:
-    """Every row of every rank, read from the file when asked for.
+    """Every row of every rank, read from the file on request.
 
     Ranks of one class share the rows of their representative, which alone are in the file.
 
@@ -138,7 +138,7 @@ class Results:
         `SplitReason`: why the class differs from the largest one of the same table), table, speed,
         start. A run that was not folded has a class for each rank.
     steps : mapping of str to array
-        rank, step (-1: not said), duration.
+        rank, step (-1: none given), duration.
     kernels : mapping of str to array
         name (texts), kind, count, total, longest; the largest total first.
     communications : mapping of str to array
@@ -225,7 +225,7 @@ class Results:
 
     @property
     def rank_steps(self) -> dict[int, dict[int, float]]:
-        """Seconds of each step of each rank; a step that is not said is -1."""
+        """Seconds of each step of each rank; step -1: none given."""
         found: dict[int, dict[int, float]] = {}
         columns = (self.steps[c].tolist() for c in ("rank", "step", "duration"))
         for rank, step, duration in zip(*columns, strict=True):

@@ -16,13 +16,13 @@
                                    that are used equally. Empty where communications share none
     links/utilisation              share of the capacity in each hundredth of the step, links × 100
     link_sharing/<column>          which communicators used a link at the same time, and how long
-    critical_path/<column>, names  absent if it was not asked for
+    critical_path/<column>, names  absent unless requested
     recorded_steps/<column>        absent but for recordings: begin and end of each step from the
                                    begin of the run. ranks, kernels, communications and the
                                    critical path are about the one whose number is in
                                    recorded_steps/shown; summary/step_time is the mean over steps,
                                    and recorded_steps/whole the time of the whole recording
-    timeline/<column>              absent if it was not asked for. Rows of the representatives
+    timeline/<column>              absent unless requested. Rows of the representatives
                                    alone, process after process: ranks of one class share them,
                                    but for the communicators, which rank_slots has by slot
     timeline/rank_offset, rank_rows, rank_slot_index, rank_slots, names

@@ -142,7 +142,7 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
 
     Recording programs follow `program.step_times`. Otherwise a step lasts from the end of the last
     device row of the step before to that of its own; the first one from the rank's start. A rank
-    with one step, or none said, takes from its start to its end.
+    with one step, or none given, takes from its start to its end.
 
     Parameters
     ----------

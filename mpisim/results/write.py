@@ -301,8 +301,9 @@ def _write_index(
 ) -> None:
     """Write the offset of each rank's rows, and the communicators of its slots."""
     # A process writes its representatives in ascending order.
-    few = results.classes["representative"]
-    process, lengths = results.ranks["process"][few], results.ranks["rows"][few]
+    representative = results.classes["representative"]
+    process = results.ranks["process"][representative]
+    lengths = results.ranks["rows"][representative]
     order = np.argsort(process, kind="stable")
     offset = np.zeros(len(process), np.int64)
     offset[order] = np.cumsum(lengths[order]) - lengths[order]
