@@ -14,7 +14,7 @@ from programs import random_program
 
 from mpisim.base.errors import DeadlockError
 from mpisim.engine import Run, actors, contention, simulate
-from mpisim.engine.saturation import Loaded
+from mpisim.engine.contention import PatternLoads
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 
 Core = Literal["compiled", "python"]
@@ -267,7 +267,7 @@ def test_links_that_are_never_full_change_nothing(program: Program, seed: int) -
     network = dataclasses.replace(huge(random_links(seed, program.n_ranks)), latency=20)
     alone = simulate(program, network=network, fold=False, contention=False, critical_path=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention, "can_be_full", all_loaded)
+        patch.setattr(contention, "links_that_can_saturate", all_loaded)
         shared = simulate(program, network=network, fold=False, critical_path=True)
     assert_equal(shared, alone)
 
@@ -278,7 +278,7 @@ def test_leaving_links_out_changes_nothing(program: Program, seed: int) -> None:
     network = random_links(seed, program.n_ranks)
     run = simulate(program, network=network, fold=False, critical_path=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention, "can_be_full", all_loaded)
+        patch.setattr(contention, "links_that_can_saturate", all_loaded)
         everything = simulate(program, network=network, fold=False, critical_path=True)
     if not goes_backwards(program):
         assert_equal(run, everything)
@@ -310,8 +310,8 @@ def test_long_programs_forget_rows(near: int, monkeypatch: pytest.MonkeyPatch) -
     assert_equal(run, twin)
 
 
-def all_loaded(capacity: np.ndarray, patterns: list[Loaded], _: np.ndarray) -> np.ndarray:
-    """Stand in for `can_be_full`: every link that is loaded at all."""
+def all_loaded(capacity: np.ndarray, patterns: list[PatternLoads], _: np.ndarray) -> np.ndarray:
+    """Stand in for `links_that_can_saturate`: every link that is loaded at all."""
     found = np.zeros(len(capacity), bool)
     for one in patterns:
         found[one.link] = True

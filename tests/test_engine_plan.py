@@ -10,7 +10,7 @@ from programs import programs
 
 from mpisim.engine import plan as plan_module
 from mpisim.engine.cost import price
-from mpisim.engine.fold import whole
+from mpisim.engine.fold import every_rank
 from mpisim.engine.plan import Plan, Role, make_plan
 from mpisim.program import Operation, Program, ProgramBuilder
 
@@ -20,7 +20,7 @@ def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan
     found = []
     for process in range(n_processes):
         hosted = np.flatnonzero(placed == process).astype(np.int32)
-        found.append(make_plan(whole(program), placed, process, price(program, hosted)))
+        found.append(make_plan(every_rank(program), placed, process, price(program, hosted)))
     return found
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from programs import partial, programs, random_program
 
 from mpisim.base.errors import DeadlockError, UsageError
-from mpisim.engine import Apart, Run, simulate
+from mpisim.engine import Run, SplitReason, simulate
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -131,7 +131,7 @@ def test_ring_with_an_odd_rank(comm: Intracomm, n: int) -> None:
     """A rank matters to others by its distance and direction: no two are alike."""
     run = check(ring(n, {1: 0.5}), comm)
     assert len(run.classes) == n
-    assert run.classes.apart.tolist().count(Apart.SPEED) == 1
+    assert run.classes.split_reason.tolist().count(SplitReason.SPEED) == 1
 
 
 def rings(*sizes: int) -> Program:
@@ -173,24 +173,29 @@ def grid(tp: int, dp: int, odd: dict[int, float] | None = None, late: int = -1) 
     return builder.build()
 
 
-def test_why_ranks_are_apart(comm: Intracomm) -> None:
+def test_why_classes_differ(comm: Intracomm) -> None:
     alike = check(grid(4, 6), comm, COST)
-    assert alike.classes.apart.tolist() == [Apart.NOT]
+    assert alike.classes.split_reason.tolist() == [SplitReason.NONE]
 
     slow = check(grid(4, 6, {5: 0.5}), comm, COST).classes
     # Itself, its row, its column, and all others.
     assert sorted(slow.count.tolist()) == [1, 3, 5, 15]
-    said = dict(zip(slow.count.tolist(), slow.apart.tolist(), strict=True))
-    assert said == {15: Apart.NOT, 1: Apart.SPEED, 3: Apart.NEIGHBOURS, 5: Apart.NEIGHBOURS}
+    reasons = dict(zip(slow.count.tolist(), slow.split_reason.tolist(), strict=True))
+    assert reasons == {
+        15: SplitReason.NONE,
+        1: SplitReason.SPEED,
+        3: SplitReason.PARTNERS,
+        5: SplitReason.PARTNERS,
+    }
     assert slow.representative.tolist() == [0, 1, 4, 5]
 
     late = check(grid(4, 6, late=0), comm, COST).classes
-    assert late.apart.tolist().count(Apart.START) == 1
+    assert late.split_reason.tolist().count(SplitReason.START) == 1
 
     # Nodes of six: every other sum over a row goes across two of them.
     nodes = AlphaBeta(latency=9e-12, bandwidth=2e14, ranks_per_node=6)
     placed = check(grid(4, 6), comm, nodes).classes
-    assert placed.apart.tolist() == [Apart.NOT, Apart.GROUPS]
+    assert placed.split_reason.tolist() == [SplitReason.NONE, SplitReason.COMMUNICATORS]
     assert placed.count.tolist() == [16, 8]
 
 

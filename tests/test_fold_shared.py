@@ -14,10 +14,10 @@ from programs import _Writer
 from shared_nodes import WAYS, Nodes
 from test_fold import check, few, late, rings, symmetric
 
-from mpisim.engine import Apart, simulate
+from mpisim.engine import SplitReason, simulate
 from mpisim.engine._core.sharing_twin import NEVER, Sharing
-from mpisim.engine.contention import find
-from mpisim.engine.fold import quotient
+from mpisim.engine.contention import find_contention
+from mpisim.engine.fold import fold_ranks
 from mpisim.engine.routes import Routes
 from mpisim.program import UNPRICED, Operation, Program, ProgramBuilder
 from mpisim.topo.network import WEIGHT_ONE
@@ -133,12 +133,12 @@ def test_rates_on_the_quotient(
     program, node = case
     program = symmetric(program, {}, {})
     network = Nodes(node, port, up, slow)
-    contention = find(program, network, MPI.COMM_SELF)
+    contention = find_contention(program, network, MPI.COMM_SELF)
     if contention is None:
         event("nothing is shared")
         return
     routes = contention.routes
-    cast = quotient(program, network, routes=routes)
+    cast = fold_ranks(program, network, routes=routes)
     assert cast is not None
     folded = cast.routes
     assert folded is not None
@@ -165,10 +165,10 @@ def test_rates_on_the_quotient(
     }
     small = flowed(folded, [(route, *flow) for route, flow in flows.items()])
     large = flowed(routes, [(i, *flows[route]) for i, route in enumerate(stands) if route in flows])
-    said = {route: (end, rate) for route, end, rate in small}
+    reasons = {route: (end, rate) for route, end, rate in small}
     assert len(large) == sum(route in flows for route in stands)
     for i, end, rate in large:
-        assert (end, rate) == said[stands[i]]
+        assert (end, rate) == reasons[stands[i]]
 
 
 def test_shares_are_the_same_to_the_last_digit() -> None:
@@ -235,7 +235,7 @@ def test_a_slow_link_tells_ranks_apart(comm: Intracomm) -> None:
     run = check(pairs(3), comm, network)
     assert run.rank_end.tolist() == [4 + 1000 // 100] * 4 + [4 + 1000 // 50] * 2
     assert run.classes.count.tolist() == [4, 2]
-    assert run.classes.apart.tolist() == [Apart.NOT, Apart.GROUPS]
+    assert run.classes.split_reason.tolist() == [SplitReason.NONE, SplitReason.COMMUNICATORS]
 
 
 def test_a_neighbour_on_a_link_tells_ranks_apart(comm: Intracomm) -> None:
@@ -249,9 +249,9 @@ def test_a_neighbour_on_a_link_tells_ranks_apart(comm: Intracomm) -> None:
     # 1000 alone: 500 until 24.
     assert run.rank_end.tolist() == [24, 24, 19, 19, 24, 24, 24, 24]
     assert run.classes.count.tolist() == [1, 1, 2, 4]
-    assert run.classes.apart.tolist() == [
-        Apart.START,
-        Apart.NEIGHBOURS,
-        Apart.NEIGHBOURS,
-        Apart.NOT,
+    assert run.classes.split_reason.tolist() == [
+        SplitReason.START,
+        SplitReason.PARTNERS,
+        SplitReason.PARTNERS,
+        SplitReason.NONE,
     ]

@@ -13,7 +13,7 @@ from programs import programs
 
 from mpisim.base.errors import InputError
 from mpisim.engine import memory_needed, simulate
-from mpisim.engine.fold import quotient, whole
+from mpisim.engine.fold import every_rank, fold_ranks
 from mpisim.engine.memory_needed import Memory, capacity, count, needed, on_this_machine
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
@@ -43,7 +43,7 @@ def alike(n_ranks: int = 8) -> Program:
 @settings(max_examples=100)
 def test_counts_are_those_of_the_plan(program: Program) -> None:
     layout = simulate(program, network=COST, fold=False).solution._layout
-    counts = count(whole(program, None), np.arange(program.n_ranks, dtype=np.int32))
+    counts = count(every_rank(program, None), np.arange(program.n_ranks, dtype=np.int32))
     assert counts.rows == layout.n_rows
     assert counts.table_rows == sum(len(code.table) for code in layout.codes)
     assert counts.structure_rows == sum(
@@ -57,21 +57,21 @@ def test_ranks_may_have_more_slots_than_their_table_uses() -> None:
     builder = ProgramBuilder()
     number = builder.add_table(builder.table().build())
     builder.add_rank(number, [builder.communicator((0,))])
-    assert count(whole(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 1, 0, 1)
+    assert count(every_rank(builder.build(), None), np.zeros(1, np.int32)) == (0, 0, 0, 0, 1, 0, 1)
 
 
 def test_kernels_with_times_of_their_own_are_counted() -> None:
     program = alike().replace(jitter=Jitter(0.1))
-    counts = count(whole(program, None), np.arange(8, dtype=np.int32))
+    counts = count(every_rank(program, None), np.arange(8, dtype=np.int32))
     assert (counts.rows, counts.varied_rows) == (32, 32)
 
 
 def test_ranks_of_one_speed_share_their_durations() -> None:
     speed = np.array([1, 1, 1, 1, 0.5, 0.5, 0.5, 0.9])
-    counts = count(whole(alike().replace(speed=speed), None), np.arange(8, dtype=np.int32))
+    counts = count(every_rank(alike().replace(speed=speed), None), np.arange(8, dtype=np.int32))
     assert (counts.rows, counts.varied_rows) == (32, 3 * 4)
     every = alike().replace(speed=np.linspace(0.5, 1, 8))
-    assert count(whole(every, None), np.arange(8, dtype=np.int32)).varied_rows == 32
+    assert count(every_rank(every, None), np.arange(8, dtype=np.int32)).varied_rows == 32
 
 
 def test_tables_that_differ_in_times_alone_share_instructions() -> None:
@@ -80,20 +80,20 @@ def test_tables_that_differ_in_times_alone_share_instructions() -> None:
     assert first is not None
     tables = [first.replace(duration=first.duration + i) for i in range(8)]
     apart = program.replace(tables=tuple(tables), table=np.arange(8, dtype=np.int32))
-    counts = count(whole(apart, None), np.arange(8, dtype=np.int32))
+    counts = count(every_rank(apart, None), np.arange(8, dtype=np.int32))
     assert (counts.structure_rows, counts.table_rows, counts.rows) == (4, 32, 32)
-    one = count(whole(program, None), np.arange(8, dtype=np.int32))
+    one = count(every_rank(program, None), np.arange(8, dtype=np.int32))
     # Durations take 8 bytes, instructions and all else more than 200.
     assert needed(counts, True, False) - needed(one, True, False) <= 20 * (32 - 4)
 
 
 def test_a_folded_run_counts_classes() -> None:
     program = alike()
-    cast = quotient(program, COST, None, None)
+    cast = fold_ranks(program, COST, None, None)
     assert cast is not None
     found = count(cast, np.arange(cast.n, dtype=np.int32))
     assert found == (4, 4, 4, 0, 1, 2, 1)
-    assert count(whole(program, None), np.arange(8, dtype=np.int32)) == (4, 4, 32, 0, 8, 2, 8)
+    assert count(every_rank(program, None), np.arange(8, dtype=np.int32)) == (4, 4, 32, 0, 8, 2, 8)
     assert count(cast, np.zeros(0, np.int32)) == (0, 0, 0, 0, 0, 0, 0)
 
 
@@ -113,7 +113,7 @@ def test_bytes_are_counts_times_the_data_file() -> None:
     ("folded", "timeline", "advice"),
     [
         (True, False, "spread it over more machines with mpirun"),
-        (False, False, "let ranks that are alike be simulated once, or spread it over"),
+        (False, False, "let equivalent ranks be simulated once, or spread it over"),
         (True, True, "leave out the timeline, or spread it"),
     ],
 )

@@ -16,10 +16,19 @@ from mpisim import engine
 from mpisim.engine.run import Run
 from mpisim.experiment import load
 from mpisim.kernels.slowdown import CLASSES, Load, packaged_constants
-from mpisim.overlap import Outcome, with_slowdown
-from mpisim.overlap.rank import Device, Ranks
-from mpisim.overlap.residents import Held, Resident, Residents
-from mpisim.overlap.timeline import kernels_last, loads_of, moved, use_of
+from mpisim.overlap import SlowdownOutcome, run_with_slowdown
+from mpisim.overlap.communication_kernels import (
+    CommunicationKernel,
+    CommunicationKernels,
+    RankCommunications,
+)
+from mpisim.overlap.model import DeviceModel, OverlapModel
+from mpisim.overlap.timeline import (
+    load_intervals,
+    memory_use,
+    slowed_communications,
+    slowed_kernels,
+)
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
 from mpisim.simulate import simulate
 from mpisim.topo import AlphaBeta, Network
@@ -51,16 +60,18 @@ class Fixed:
         self.moving, self.waiting, self.lost = moving, waiting, lost
 
     def kernels(
-        self, kernel: np.ndarray, load: Load, beside: list[Resident]
+        self, kernel: np.ndarray, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[np.ndarray, np.ndarray]:
         factor = np.where(load.bandwidth > 0, self.moving, self.waiting)
         return factor, np.ones((len(kernel), 1))
 
-    def communications(self, held: Held, known: list[Resident], use: np.ndarray) -> np.ndarray:
+    def communications(
+        self, held: RankCommunications, known: list[CommunicationKernel], use: np.ndarray
+    ) -> np.ndarray:
         return 1 + self.lost * use
 
 
-def ranks_of(program: Program, network: Network, factors: Fixed | None = None) -> Ranks:
+def overlap_model(program: Program, network: Network, factors: Fixed | None = None) -> OverlapModel:
     """All kernels are known, of class 0, and use all of the memory."""
     keys = {
         (program.names[table.name[row]], int(table.duration[row]))
@@ -70,9 +81,9 @@ def ranks_of(program: Program, network: Network, factors: Fixed | None = None) -
     }
     kernels: Any = dict.fromkeys(sorted(keys))
     work: Any = SimpleNamespace(kind=np.zeros(len(keys), int), use=np.ones(len(keys)))
-    device = Device.of(program, factors or Fixed(), work, kernels)
-    residents = Residents(program, network, packaged_constants())
-    return Ranks(program, residents, (device,), np.zeros(program.n_ranks, np.int64))
+    device = DeviceModel.of(program, factors or Fixed(), work, kernels)
+    communications = CommunicationKernels(program, network, packaged_constants())
+    return OverlapModel(program, communications, (device,), np.zeros(program.n_ranks, np.int64))
 
 
 def slowed(
@@ -81,24 +92,27 @@ def slowed(
     mode: Literal["static", "coupled"] = "static",
     comm: Intracomm | None = None,
     fold: bool | None = None,
-    most: int = 60,
+    max_passes: int = 60,
     factors: Fixed | None = None,
-) -> Outcome:
+) -> SlowdownOutcome:
     from mpi4py import MPI
 
     comm = comm or MPI.COMM_SELF
 
-    def runner(program: Program, last: bool, placement: Any) -> Run:
+    def runner(program: Program, delays: Any, last: bool, placement: Any) -> Run:
         return engine.simulate(
             program,
             comm,
             network=network,
             critical_path=last,
+            wire_delays=delays,
             placement=placement,
             fold=fold if placement is None else None,
         )
 
-    return with_slowdown(ranks_of(program, network, factors), runner, mode, comm, most)
+    return run_with_slowdown(
+        overlap_model(program, network, factors), runner, mode, comm, max_passes
+    )
 
 
 def two_ranks() -> tuple[Program, AlphaBeta]:
@@ -129,7 +143,7 @@ def test_by_hand_static() -> None:
     found = slowed(*two_ranks())
     run = found.run
     # Without slowdown the all-reduce waits on rank 0 from 0 to 40, and moves data from 40 to 100.
-    assert found.before == 150
+    assert found.step_time_alone == 150
     # It is beside a kernel on both ranks all the time: 1.5 × 60 = 90.
     assert ends(run, 0)[0] == (0, 130)
     assert ends(run, 1)[1] == (40, 130)
@@ -138,14 +152,14 @@ def test_by_hand_static() -> None:
     # Rank 1: "c" was alone; "a", from 40: 60 / 2 = 30 done at 100, then 70 alone: 130.
     assert [ends(run, 1)[i] for i in (0, 2)] == [(0, 40), (40, 170)]
     assert run.step_time == 193
-    assert found.spent[0].tolist() == [100 + 100, 143 + 130]
-    assert found.wire.tolist() == [60 + 60, 90 + 90]
+    assert found.kernel_time[0].tolist() == [100 + 100, 143 + 130]
+    assert found.wire_time.tolist() == [60 + 60, 90 + 90]
 
 
 def test_by_hand_coupled() -> None:
     found = slowed(*two_ranks(), mode="coupled")
     run = found.run
-    assert found.left == 0
+    assert found.unsettled_rows == 0
     # The all-reduce now moves data from 40 to 130; kernels run beside it all that time.
     assert ends(run, 0)[0] == (0, 130)
     # Rank 0, "a": 40 / 1.5 + 90 / 2 = 71.67 done at 130, then 28.33 alone: 158.33.
@@ -159,9 +173,9 @@ def test_by_hand_coupled() -> None:
 
 
 def test_passes_run_out() -> None:
-    found = slowed(*two_ranks(), mode="coupled", most=1)
+    found = slowed(*two_ranks(), mode="coupled", max_passes=1)
     assert (found.passes, found.run.step_time) == (1, 193)  # as static
-    assert found.left == 2  # "a" on both ranks: 158 and 145 come next
+    assert found.unsettled_rows == 2  # "a" on both ranks: 158 and 145 come next
 
 
 def test_nothing_overlaps() -> None:
@@ -181,7 +195,7 @@ def test_nothing_overlaps() -> None:
         found = slowed(program, network, mode)  # type: ignore[arg-type]
         assert found.run.digest == plain.digest
         assert found.run.critical_path is not None
-        assert not found.spent.any()
+        assert not found.kernel_time.any()
 
 
 def test_factor_one_changes_nothing() -> None:
@@ -211,10 +225,11 @@ def test_same_bits(world: Intracomm, program: Program, mode: Literal["static", "
         found = slowed(program, NETWORK, mode, world, fold)
         assert found.run.digest == alone.run.digest
         assert found.run.step_time == alone.run.step_time
-        assert (found.passes, found.left, found.before) == (alone.passes, alone.left, alone.before)
-        for name in ("spent", "wire", "terms"):
+        for name in ("passes", "unsettled_rows", "step_time_alone"):
+            assert getattr(found, name) == getattr(alone, name)
+        for name in ("kernel_time", "wire_time", "terms"):
             assert getattr(found, name).tolist() == getattr(alone, name).tolist()
-    assert alone.spent[0, 1] >= alone.spent[0, 0]
+    assert alone.kernel_time[0, 1] >= alone.kernel_time[0, 0]
     for before, after in zip(program.tables, tables_of(alone.run, program), strict=True):
         assert before is not None
         kernels = before.kind <= Kind.COPY
@@ -230,15 +245,15 @@ def tables_of(run: Run, program: Program) -> list[Any]:
 @given(program=whole)
 @settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 def test_coupled_is_consistent(program: Program) -> None:
-    """One more look at a settled run says what its durations already are."""
-    found = slowed(program, NETWORK, "coupled", most=200)
-    if found.left == 0:
-        ranks = ranks_of(program, NETWORK)
-        for number, lengths in ranks.lengths(found.run).items():
+    """One more pass over a run that has settled gives the durations that it has."""
+    found = slowed(program, NETWORK, "coupled", max_passes=200)
+    if found.unsettled_rows == 0:
+        model = overlap_model(program, NETWORK)
+        for number, slowed_rows in model.slowed_rows(found.run).items():
             rank = int(found.run.classes.representative[number])
             now = found.run.program.table_of(rank)
             kernels = np.flatnonzero(now.kind == Kind.KERNEL)
-            assert lengths.duration[kernels].tolist() == now.duration[kernels].tolist()
+            assert slowed_rows.duration[kernels].tolist() == now.duration[kernels].tolist()
 
 
 EXPERIMENT = (
@@ -287,7 +302,7 @@ def test_experiment(world: Intracomm, mode: str) -> None:
 def test_loads() -> None:
     """One waits from 0, moves from 4 to 10; the other from 6 to 12."""
     columns = [np.array(v) for v in ([0, 6], [4, 6], [10, 12], [16, 4], [50, 7])]
-    found = loads_of(*columns)
+    found = load_intervals(*columns)
     assert found.time.tolist() == [0, 4, 6, 10, 12]
     assert found.load.taken.tolist() == [16, 16, 20, 4, 0]
     assert found.load.bandwidth.tolist() == [0, 50, 57, 7, 0]
@@ -295,13 +310,13 @@ def test_loads() -> None:
 
 
 def test_a_kernel_over_several_intervals() -> None:
-    loads = loads_of(*(np.array(v) for v in ([0, 20], [4, 20], [10, 30], [16, 16], [50, 50])))
+    loads = load_intervals(*(np.array(v) for v in ([0, 20], [4, 20], [10, 30], [16, 16], [50, 50])))
 
     def factor(rows: np.ndarray, load: Load) -> tuple[np.ndarray, np.ndarray]:
         return np.where(load.bandwidth > 0, 2.0, 1.5), np.ones((len(rows), 1))
 
     begin = np.array([-5, 2, 40])
-    spent, terms = kernels_last(begin, np.array([20.0, 10.0, 7.0]), loads, factor, 1)
+    spent, terms = slowed_kernels(begin, np.array([20.0, 10.0, 7.0]), loads, factor, 1)
     # From -5: 5 alone, 4 / 1.5 + 6 / 2 = 5.67 by 10, then 9.33 alone: 24.33, before 20 comes.
     assert spent[0] == pytest.approx(5 + 4 + 6 + 9.3333333)
     # From 2: 2 / 1.5 + 6 / 2 = 4.33 by 10, then 5.67 alone.
@@ -317,9 +332,11 @@ def test_a_kernel_over_several_intervals() -> None:
 )
 def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
     """No faster than alone, no slower than slowed all the time."""
-    time, use = use_of(np.array([10**11]), np.array([3 * 10**11]), np.array([1.0]))
+    time, use = memory_use(np.array([10**11]), np.array([3 * 10**11]), np.array([1.0]))
     slower = 1 + (factor - 1) * use
-    found = moved(np.array(begin), np.full(len(begin), float(lasting)), time, slower)
+    found = slowed_communications(
+        np.array(begin), np.full(len(begin), float(lasting)), time, slower
+    )
     assert (np.rint(found) >= lasting).all()
     assert (found <= lasting * factor + 1).all()
     outside = np.array(begin) >= 3 * 10**11

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpisim.kernels.slowdown import Load
-from mpisim.overlap.timeline import kernels_last, loads_of
+from mpisim.overlap.timeline import load_intervals, slowed_kernels
 
 Ints = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ def columns(drawn: list[tuple[int, ...]]) -> list[Ints]:
 @given(st.lists(moments, min_size=1, max_size=8))
 def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]]) -> None:
     begin, wire, end, taken, bandwidth = columns(drawn)
-    found = loads_of(begin, wire, end, taken, bandwidth)
+    found = load_intervals(begin, wire, end, taken, bandwidth)
     assert (np.diff(found.time) > 0).all()
     for i, now in enumerate(found.time.tolist()):
         moving = (wire <= now) & (now < end)
@@ -47,14 +47,14 @@ def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]]) -> None:
 def test_kernels_last_as_their_progress_says(
     drawn: list[tuple[int, ...]], kernels: list[tuple[int, int]]
 ) -> None:
-    loads = loads_of(*columns(drawn))
+    loads = load_intervals(*columns(drawn))
     begin, lasting = np.array(kernels, np.int64).T
 
     def factor(rows: Ints, load: Load) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         slower = 1 + load.taken / 4 + rows / 8
         return slower, np.stack([load.taken / 2, load.bandwidth], axis=1)
 
-    spent, terms = kernels_last(
+    spent, terms = slowed_kernels(
         np.ascontiguousarray(begin), lasting.astype(float), loads, factor, 2
     )
     edges = [*loads.time.tolist(), None]

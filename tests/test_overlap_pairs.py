@@ -199,11 +199,11 @@ def learnable(path: Path, n: int) -> Path:
 
 
 def test_learning(tmp_path: Path) -> None:
-    from mpisim.overlap.learned import Learned, _features
+    from mpisim.overlap.factors import LearnedSlowdowns, _features
 
     path = learnable(tmp_path / "pairs.csv", 300)
     gpu = "h100-sxm"
-    learned = Learned.read(path, gpu)
+    learned = LearnedSlowdowns.read(path, gpu)
     assert learned.error < 0.03
     pairs = read_pairs(learnable(tmp_path / "other.csv", 40))
     features = _features(
@@ -212,7 +212,7 @@ def test_learning(tmp_path: Path) -> None:
     found = learned.factors(features)
     assert found == pytest.approx(pairs.columns["kernel_slowdown"], rel=0.05)
     with pytest.raises(InputError, match=r"0 pairs of 'a100-sxm-80gb'; at least 30"):
-        Learned(read_pairs(path), "a100-sxm-80gb")
+        LearnedSlowdowns(read_pairs(path), "a100-sxm-80gb")
 
 
 SMALL = ("model.layers=2", "plan.global_batch=8", "model.seq_len=1024")

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.overlap._core.rows import added, alike, fingerprint
+from mpisim.overlap._core.rows import add_slowdowns, distinct_rows, fingerprint
 
 words = st.integers(-(2**62), 2**62)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 1), words), max_size=30))
 def test_rows_are_alike_if_equal(drawn: list[tuple[int, int, int]]) -> None:
-    first, kind = alike(np.array(drawn, np.int64).reshape(-1, 3))
+    first, kind = distinct_rows(np.array(drawn, np.int64).reshape(-1, 3))
     distinct = list(dict.fromkeys(drawn))
     assert [drawn[i] for i in first.tolist()] == distinct
     assert [distinct[k] for k in kind.tolist()] == drawn
@@ -40,7 +40,7 @@ def test_what_lasts_longer_is_added_up_by_class(drawn: list[tuple[int, int, int]
     kind, alone, more = np.array(drawn, np.int64).reshape(-1, 3).T.copy()
     terms = np.stack([more * 0.5, more * 0.3], axis=1)
     spent, of_terms = np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)
-    added(kind, alone, alone + more, terms, spent, of_terms)
+    add_slowdowns(kind, alone, alone + more, terms, spent, of_terms)
     for k in range(3):
         here = (kind == k) & (more > 0)
         assert spent[k].tolist() == [alone[here].sum(), (alone + more)[here].sum()]

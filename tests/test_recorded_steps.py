@@ -15,11 +15,11 @@ from traces import NCCL, HandMade
 
 from mpisim.base.errors import InputError
 from mpisim.engine import simulate
-from mpisim.program.step_times import Spans, job_spans
 from mpisim.replay import read_job, replay
 from mpisim.replay.error import replay_error
 from mpisim.replay.what_if import WhatIf
 from mpisim.results import collect, open_results, write_results
+from mpisim.results.step_times import Spans, job_spans
 
 LENGTHS = (900, 400, 600, 500)
 """Of the steps on the rank that is slower in each, in µs."""

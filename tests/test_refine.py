@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim.engine._core import by_end, joined
-from mpisim.engine.refine import Incidences, Loads, dense, multisets, partition, ranges, refine
+from mpisim.engine.refine import Incidences, LinkLoads, dense, multisets, partition, ranges, refine
 
 Load = tuple[int, int, int]
 """Group, link, way."""
@@ -102,7 +102,7 @@ def test_the_coarsest_stable_labels(
     )
     begin = [dense(np.array(labels, np.int64))[0] for labels in (rank, group, link)]
     ends = np.array(loads, np.int64).reshape(-1, 3).T
-    shared = Loads(*ends, label=begin[2])
+    shared = LinkLoads(*ends, label=begin[2])
     found = refine(begin[0], begin[1], incidences, loads=shared)
     assert found is not None
     for labels, expected in zip(found, naive(rank, group, link, met, loads), strict=True):
@@ -118,7 +118,7 @@ def test_two_equal_flows_over_a_link_are_not_one() -> None:
     """Four ranks alone in their groups; links carry groups 0 and 1, group 2, group 3."""
     met = Incidences(np.arange(5), np.zeros(4, np.int64), np.arange(4), 4)
     alike = np.zeros(4, np.int64)
-    loads = Loads(
+    loads = LinkLoads(
         group=np.arange(4),
         link=np.array([0, 0, 1, 2]),
         way=np.zeros(4, np.int64),

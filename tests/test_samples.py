@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError, UsageError
 from mpisim.base.rank_ranges import span
-from mpisim.engine.run import Apart
+from mpisim.engine.fold import SplitReason
 from mpisim.experiment import VariationChoice, read
 from mpisim.prediction.execution import sampled_steps, summary
 from mpisim.prediction.prepared import Case, prepare
@@ -60,7 +60,7 @@ def test_a_slow_gpu_slows_the_step_and_is_told_apart() -> None:
     run = engine.simulate(made.program, network=made.network)
     # Its stage takes four times as long, the rest of its replica waits for it.
     assert 1.5 * step(*large) < run.step_time < 4 * step(*large)
-    assert Apart.SPEED in run.classes.apart
+    assert SplitReason.SPEED in run.classes.split_reason
     assert run.digest == engine.simulate(made.program, network=made.network, fold=False).digest
 
 

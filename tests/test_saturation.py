@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine.saturation import Loaded, can_be_full
+from mpisim.engine.contention import PatternLoads, links_that_can_saturate
 from mpisim.topo.traffic.link_loads import link_weights
 from mpisim.topo.traffic.transfers import Transfers
 
@@ -25,7 +25,7 @@ LOADS = st.dictionaries(
 """Of one pattern: for each group its rate, and the weight of each link."""
 
 
-def loaded(pattern: dict[int, tuple[int, dict[int, int]]]) -> Loaded:
+def loaded(pattern: dict[int, tuple[int, dict[int, int]]]) -> PatternLoads:
     groups = sorted(pattern)
     entries = [
         (i, link, pattern[group][1][link])
@@ -34,7 +34,7 @@ def loaded(pattern: dict[int, tuple[int, dict[int, int]]]) -> Loaded:
     ]
     route, link, weight = np.array(entries, np.int64).reshape(-1, 3).T
     rate = [pattern[group][0] for group in groups]
-    return Loaded(np.array(groups, np.int64), np.array(rate, np.int64), route, link, weight)
+    return PatternLoads(np.array(groups, np.int64), np.array(rate, np.int64), route, link, weight)
 
 
 @given(
@@ -47,7 +47,9 @@ def test_links_that_can_be_full(
     capacity: list[int],
     one_by_one: list[bool],
 ) -> None:
-    found = can_be_full(np.array(capacity), [loaded(one) for one in patterns], np.array(one_by_one))
+    found = links_that_can_saturate(
+        np.array(capacity), [loaded(one) for one in patterns], np.array(one_by_one)
+    )
     heaviest: dict[int, dict[int, int]] = defaultdict(dict)
     for pattern in patterns:
         for group, (rate, weights) in pattern.items():

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpisim.engine import simulate
 from mpisim.program import Names, ProgramBuilder, TableBuilder
-from mpisim.program.step_times import step_times
+from mpisim.results.step_times import step_times
 
 
 def times(rows: TableBuilder) -> dict[int, int]:

@@ -1,15 +1,15 @@
-"""What tables of one structure have in common, and what they do not."""
+"""What tables that differ in durations alone have in common, and what they do not."""
 
-import gc
 import pickle
 
 import numpy as np
 import pytest
 
 from mpisim.base.errors import ProgramError
-from mpisim.engine.actors import script
+from mpisim.engine import simulate
+from mpisim.engine.actors import LoweredTables, script
 from mpisim.engine.lowering import lower
-from mpisim.program import Names, Operation, Table, TableBuilder
+from mpisim.program import Names, Operation, ProgramBuilder, Table, TableBuilder
 
 
 def a_table() -> Table:
@@ -21,23 +21,24 @@ def a_table() -> Table:
     return rows.build()
 
 
-def test_tables_that_differ_in_times_share_what_was_made_of_them() -> None:
-    table = a_table()
-    code = lower(table)
-    steps, ordinal = script(code), table.ordinal
+def test_tables_that_differ_in_durations_share_instructions() -> None:
+    table, lowered = a_table(), LoweredTables()
+    code = lower(table, lowered.codes)
+    steps, ordinal = script(code, lowered.scripts), table.ordinal
     other = table.replace(duration=table.duration * 2 + (table.duration < 0))
-    again = lower(other)
+    again = lower(other, lowered.codes)
     assert again.table is other
     assert again.instructions is code.instructions
-    assert script(again) is steps
+    assert script(again, lowered.scripts) is steps
     assert other.ordinal is ordinal
+    assert other.replace(duration=table.duration).structure is other.structure is table
 
 
-def test_what_was_made_is_what_a_new_table_gives() -> None:
-    table = a_table()
-    kept = lower(table)
-    other = table.replace(longer=np.array([0, 5, 0]))
-    shared, fresh = lower(other), lower(a_table().replace(longer=other.longer))
+def test_shared_instructions_are_those_of_a_new_table() -> None:
+    table, codes = a_table(), {}
+    kept = lower(table, codes)
+    other = table.replace(duration=table.duration.copy())
+    shared, fresh = lower(other, codes), lower(a_table())
     assert shared.instructions is kept.instructions
     for name, value in vars(fresh).items():
         if isinstance(value, np.ndarray):
@@ -45,31 +46,46 @@ def test_what_was_made_is_what_a_new_table_gives() -> None:
 
 
 def test_tables_that_differ_in_more_share_nothing() -> None:
-    table = a_table()
-    code = lower(table)
+    table, codes = a_table(), {}
+    code = lower(table, codes)
     other = table.replace(host=table.host + 3)
-    assert lower(other).instructions["host"].tolist() == [3, 3, 3]
+    assert other.structure is other
+    assert lower(other, codes).instructions["host"].tolist() == [3, 3, 3]
     assert code.instructions["host"].tolist() == [0, 0, 0]
 
 
-def test_it_is_let_go_with_its_last_user() -> None:
+def test_a_run_that_is_given_the_setup_of_another_shares_its_instructions() -> None:
+    builder = ProgramBuilder()
+    builder.add_rank(builder.add_table(a_kernel(builder)))
+    program = builder.build()
+    first = simulate(program)
+    (table,) = program.tables
+    assert table is not None
+    longer = program.replace(tables=(table.replace(duration=table.duration + 1),), start=[5])
+    codes = first.setup.lowered.codes
+    assert list(codes) == [table]
+    again = simulate(longer, setup=first.setup)
+    assert again.setup.lowered.codes is codes
+    assert list(codes) == [table]
+    assert again.step_time == first.step_time + 6
+
+
+def a_kernel(builder: ProgramBuilder) -> Table:
+    """A table of one kernel."""
+    rows = builder.table()
+    rows.kernel("gemm", stream=0, duration=7)
+    return rows.build()
+
+
+def test_a_table_is_sent_without_its_original() -> None:
     table = a_table()
-    code = lower(table)
-    assert len(table.structure) == 1
-    del code
-    gc.collect()
-    assert not table.structure
+    other = table.replace(duration=table.duration.copy())
+    sent = pickle.loads(pickle.dumps(other))
+    assert sent.structure is sent
+    assert lower(sent).instructions.tolist() == lower(table).instructions.tolist()
 
 
-def test_a_table_is_sent_without_it() -> None:
-    table = a_table()
-    code = lower(table)
-    sent = pickle.loads(pickle.dumps(table))
-    assert not sent.structure
-    assert lower(sent).instructions.tolist() == code.instructions.tolist()
-
-
-def test_times_are_checked_where_nothing_else_is() -> None:
+def test_durations_are_checked_where_nothing_else_is() -> None:
     table = a_table()
     kernels = np.flatnonzero(~table.is_communication)
     bad = table.duration.copy()
@@ -78,7 +94,3 @@ def test_times_are_checked_where_nothing_else_is() -> None:
         table.replace(duration=bad)
     with pytest.raises(ProgramError, match=r"'duration' has shape"):
         table.replace(duration=bad[:-1])
-    longer = np.zeros(len(table), np.int64)
-    longer[kernels[0]] = 1
-    with pytest.raises(ProgramError, match=r"'longer' of a row with a duration"):
-        table.replace(longer=longer)

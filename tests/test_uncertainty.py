@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpisim.base.quantity import Quantity
-from mpisim.engine.run import CriticalPath, PieceKind
+from mpisim.engine.critical_path import CriticalPath, PieceKind
 from mpisim.prediction.uncertainty import propagate
 
 NUMBERS = {

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from mpisim import engine
 from mpisim.base.errors import ProgramError
-from mpisim.engine.variation import (
+from mpisim.engine.duration_factors import (
     ONE,
-    Variation,
-    factor_of,
+    DurationFactors,
     jitter_factors,
     jitter_key,
     jitter_table,
     scaled,
+    speed_factor,
 )
 from mpisim.program import Jitter, Operation, Program, ProgramBuilder, load, save
 
@@ -31,8 +31,8 @@ def test_products_are_exact(values: list[int], factor: int) -> None:
 
 
 def test_a_factor_is_the_inverse_of_a_speed() -> None:
-    assert factor_of([1.0, 2.0, 0.25]).tolist() == [ONE, ONE // 2, 4 * ONE]
-    assert scaled(np.array([1000], np.uint64), factor_of([0.8]))[0] == 1250
+    assert speed_factor([1.0, 2.0, 0.25]).tolist() == [ONE, ONE // 2, 4 * ONE]
+    assert scaled(np.array([1000], np.uint64), speed_factor([0.8]))[0] == 1250
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.3])
@@ -89,7 +89,7 @@ def test_kernels_and_copies_vary_and_nothing_else(
 ) -> None:
     """The compiled pass against numpy: scaled by what is drawn for the row and by the speed."""
     program = _program(jitter, speed)
-    variation = Variation.of(program, np.array([1], np.int32))
+    variation = DurationFactors.of(program, np.array([1], np.int32))
     assert variation is not None or (jitter is None and speed == 1)
     if variation is None:
         return

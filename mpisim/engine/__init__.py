@@ -1,34 +1,39 @@
 """The engine: simulated ranks, hosted by MPI processes, advance their clocks until all have ended.
 
-- `simulate`: run a program.
-- `Run`: what a process knows after a run; `Rows`: what the rows of one rank did; `Binding`: why a
-  row began when it did.
-- `Classes`, `Apart`: which ranks were simulated for which, and what tells classes apart.
-- `CriticalPath`, `PieceKind`: the chain of pieces that ends last.
-- `Settled`: what a run leaves to others, of programs that differ in times alone.
-- `block_placement`: which process hosts which rank, unless told otherwise.
+Public names: `simulate` runs a program and returns a `Run`; `Rows` and `Binding` are what the rows
+of one rank did and why they began when they did; `EquivalenceClasses` and `SplitReason` which ranks
+were simulated for which; `CriticalPath` and `PieceKind` the chain that ends last; `RunSetup` what
+runs of programs that differ in durations alone can share; `block_placement` a placement.
 
-Where to read: `dataflow` is the executor, `settled` and `plan` what comes before it starts,
-`_core.twin` how a rank advances, `exchange` what processes tell each other, `fold` when ranks are
-simulated once, `rows` how what every row did is found again after a run, `memory_needed` whether a
-run fits.
+Read in this order:
+
+- `dataflow`: the executor, a page that calls everything else; `run` and `rows`: its outcome.
+- `run_setup`: what is worked out before a clock moves: `fold` (equivalence classes, by `refine`),
+  `placement`, `contention` and `routes` (links that communications share).
+- `cost`: durations of rows; `duration_factors`: speed and jitter; `memory_needed`: does it fit?
+- `plan`: what one process simulates; `lowering`, `actors`, `tiling`: instructions for `_core`.
+- `_core.twin`: how a rank advances, in plain Python; `exchange` and `windows`: what processes tell
+  each other; `deadlock`: which operations block ranks that can never continue.
+- `critical_path`, `flows`, `digest`: what is derived from a run.
 """
 
+from .critical_path import CriticalPath, PieceKind
 from .dataflow import simulate
+from .fold import EquivalenceClasses, SplitReason
 from .placement import block_placement
-from .rows import Rows
-from .run import Apart, Binding, Classes, CriticalPath, PieceKind, Run
-from .settled import Settled
+from .rows import Binding, Rows
+from .run import Run
+from .run_setup import RunSetup
 
 __all__ = [
-    "Apart",
     "Binding",
-    "Classes",
     "CriticalPath",
+    "EquivalenceClasses",
     "PieceKind",
     "Rows",
     "Run",
-    "Settled",
+    "RunSetup",
+    "SplitReason",
     "block_placement",
     "simulate",
 ]

@@ -8,18 +8,19 @@ rank has come to that row in program order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..program import Table
 from ._core import write_steps
 from .contention import Contention
 from .cost import Priced
 from .lowering import Code
 from .routes import Routes
 
-__all__ = ["FLOW_GROUP", "STEP", "Script", "Traffic", "script"]
+__all__ = ["FLOW_GROUP", "STEP", "LoweredTables", "Script", "Traffic", "script"]
 
 STEP = np.dtype(
     [
@@ -136,7 +137,7 @@ class Traffic:
     latency, volume, rate, pattern : int64, shape (p,)
         See `mpisim.topo.Price`; patterns are those of the routes.
     routes : Routes
-        Of the cast.
+        Of the simulated.
     slot_route, slot_n_routes : int32, shape (s,)
         The first route of the group bound to a slot, and the number of its routes.
     backwards : bool
@@ -171,13 +172,14 @@ class Traffic:
         priced: Priced,
         bound: NDArray[np.int64],
         alone: bool,
+        known: dict[Table, Script],
     ) -> Traffic:
         """Collect it.
 
         Parameters
         ----------
         routes : Routes
-            Of the cast.
+            Of the simulated ranks.
         contention : Contention
         codes, code
             As in a layout.
@@ -186,13 +188,15 @@ class Traffic:
         bound : int64, shape (s,)
             The group that each slot is bound to.
         alone : bool
+        known : dict of Table to Script
+            Scripts of earlier runs, to which this one adds: see `script`.
         """
         pattern = {pattern: i for i, pattern in enumerate(routes.patterns)}
         columns = np.array(
             [(p.latency, p.volume, p.rate, pattern[p.pattern]) for p in priced.known], np.int64
         ).reshape(-1, 4)
         latency, volume, rate, number = columns.T.copy()
-        scripts = [script(one) for one in codes]
+        scripts = [script(one, known) for one in codes]
         spans = []
         if not alone:
             entry, rank = np.unique(priced.which, return_index=True)
@@ -216,16 +220,27 @@ class Traffic:
         )
 
 
-def script(code: Code) -> Script:
-    """Translate a table; those that differ in durations alone share a script."""
+@dataclass(frozen=True, eq=False)
+class LoweredTables:
+    """What tables were translated to, by `Table.structure`: kept by a run's setup for later runs.
+
+    Attributes
+    ----------
+    codes : dict of Table to Code
+    scripts : dict of Table to Script
+        Where communications share links.
+    """
+
+    codes: dict[Table, Code] = field(default_factory=dict)
+    scripts: dict[Table, Script] = field(default_factory=dict)
+
+
+def script(code: Code, scripts: dict[Table, Script]) -> Script:
+    """Translate a table; `scripts` keeps one for all that differ in durations alone."""
     structure = code.table.structure
-    found: Script | None = structure.get(_SCRIPT)
-    if found is None:
-        found = structure[_SCRIPT] = _translate(code)
-    return found
-
-
-_SCRIPT = "script"
+    if structure not in scripts:
+        scripts[structure] = _translate(code)
+    return scripts[structure]
 
 
 def _translate(code: Code) -> Script:

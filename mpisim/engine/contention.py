@@ -1,20 +1,21 @@
-"""Which communications of a program can share links, and by which routes.
+"""Contention: which communications of a program can share links, and by which routes.
 
-Most links of a network can never be full: the communications that use them, all at once and at
-their highest rates, do not load them that heavily. What uses only such links takes as long as it
-does alone. The rest falls into *domains*: communicators, and links that can be full, that are
-joined by each other.
+Most links of a network cannot saturate: the communications that use them, all at once and at their
+highest rates, do not load them up to their capacity. A communication that uses only such links
+takes as long as it does alone. The rest falls into contention *domains*: connected sets of
+communicators and of links that can saturate.
 
-On one communicator at most one operation is under way where some member enters each of them from
-one and the same stream, as NCCL wants it: that member's next kernel begins when the last has
-ended, and the group starts when all are ready. Where no member does (several streams, one kernel of
-several operations, members that go ahead) the links of the communicator always count as such that
-can be full; this costs time but changes nothing, for a link that is not full holds nobody back.
+On one communicator operations take turns where some member enters each of them from one and the
+same stream, as NCCL requires: that member's next kernel begins when the last has ended, and a
+communication starts when all members are ready. Of the patterns of such a communicator only the
+heaviest counts. Where no member does (several streams, one kernel of several operations, members
+that go ahead), the communicator's links always count among those that can saturate. This costs time
+but changes no result, since a link below its capacity delays no flow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,31 +26,37 @@ from numpy.typing import NDArray
 from ..mpi.parallel import agreed
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
-from ._core import asked, joined, several_at_once
+from ._core import asked, full_links, joined, several_at_once
 from .refine import dense, ranges
 from .routes import Routes
-from .saturation import Loaded, can_be_full
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Contention", "domains", "find", "sites"]
+__all__ = [
+    "Contention",
+    "PatternLoads",
+    "assign_domains",
+    "domains_of",
+    "find_contention",
+    "links_that_can_saturate",
+]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Contention:
-    """What can share links in a program; equal on all processes.
+    """The communications of a program that share links; equal on all processes.
 
     Attributes
     ----------
     routes : Routes
         Of the program's communicators.
     prices : tuple of Price
-        All that communications with routes may cost.
+        All prices that communications with routes can have.
     backwards : bool
-        Some gap or launch latency of the program is negative.
+        Whether some gap or launch latency of the program is negative.
     """
 
     routes: Routes
@@ -63,27 +70,30 @@ class Contention:
 
     @cached_property
     def n_domains(self) -> int:
-        """Number of sets of communicators and links that are joined by each other."""
-        return int(domains(self.routes).max()) + 1
+        """Number of contention domains."""
+        return int(domains_of(self.routes).max()) + 1
 
 
 class _Use(NamedTuple):
-    """Which patterns the communications of some ranks have: one entry for each communicator, slot
-    of a rank, and pattern."""
+    """Patterns of communications: one entry for each communicator, slot of a rank, and pattern."""
 
     communicator: Ints
     pattern: Ints  # of `patterns`
     rate: Ints  # the highest
-    several: NDArray[np.bool_]  # more than one of them may be under way, as far as this rank goes
+    several: NDArray[np.bool_]  # this rank lets more than one of them be under way
     patterns: tuple[Hashable, ...]
     prices: tuple[Price, ...]
     backwards: bool
 
 
-def find(
-    program: Program, network: Network | None, comm: Intracomm, partial: bool = False
+def find_contention(
+    program: Program,
+    network: Network | None,
+    comm: Intracomm,
+    partial: bool = False,
+    wire_delays: Sequence[NDArray[np.int64] | None] = (),
 ) -> Contention | None:
-    """Find the routes of all communications that can share a link which can be full.
+    """Find the routes of all communications that load a link which can saturate.
 
     **Collective** on `comm`.
 
@@ -93,7 +103,9 @@ def find(
     network : Network, optional
     comm : mpi4py.MPI.Intracomm
     partial : bool
-        Some process does not hold all tables; together they do.
+        Whether some process does not hold all tables; together they do.
+    wire_delays : sequence of (int64, shape (n,), or None), optional
+        As for `mpisim.engine.simulate`.
 
     Returns
     -------
@@ -108,7 +120,7 @@ def find(
     if not isinstance(network, SharedNetwork):
         return None
     with agreed(comm):
-        use = _use(program, network)
+        use = _use(program, network, wire_delays)
     if partial:
         use = _joined(comm.allgather(use))
     if not use.patterns:
@@ -124,8 +136,12 @@ def find(
 # --- use ----------------------------------------------------------------------------------------
 
 
-def _use(program: Program, network: SharedNetwork) -> _Use:
-    """Find out what the ranks whose tables are held here do. Local."""
+def _use(
+    program: Program,
+    network: SharedNetwork,
+    wire_delays: Sequence[NDArray[np.int64] | None],
+) -> _Use:
+    """Collect the patterns of the ranks whose tables are held here. Local."""
     groups = program.communicators
     label, classes = network.group_classes(groups.index, groups.members, program.operation_bits)
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
@@ -138,7 +154,7 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
 
     number: dict[Hashable, int] = {}
     prices: dict[Price, None] = {}
-    rows: dict[int, _Rows] = {}
+    communications: dict[int, _TableCommunications] = {}
     found: list[dict[int, int]] = []
     several = np.zeros(len(kinds), bool)
     for i, one in enumerate(kinds.tolist()):
@@ -149,12 +165,13 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
         table = program.tables[table_number]
         if table is None:
             continue
-        if table_number not in rows:
-            rows[table_number] = _Rows(table)
-        several[i] = rows[table_number].several(at)
-        for operation, size, longer in rows[table_number].unpriced(at):
+        if table_number not in communications:
+            delay = wire_delays[table_number] if wire_delays else None
+            communications[table_number] = _TableCommunications(table, delay)
+        several[i] = communications[table_number].several(at)
+        for operation, size, delay_ps in communications[table_number].unpriced(at):
             price = network.price(Operation(operation), max(size, 0), classes[which])
-            price = price.longer(longer)
+            price = price.longer(delay_ps)
             if price.volume and price.pattern is not None:
                 prices[price] = None
                 pattern = number.setdefault(price.pattern, len(number))
@@ -175,29 +192,29 @@ def _use(program: Program, network: SharedNetwork) -> _Use:
     )
 
 
-class _Rows:
-    """The communications of a table, by slot."""
+class _TableCommunications:
+    """The distinct unpriced communications of a table, by slot."""
 
-    def __init__(self, table: Table) -> None:
-        _, _, first = asked(table)
-        longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
-        columns = (table.slot, table.operation, table.bytes, longer)
+    def __init__(self, table: Table, delay: Ints | None) -> None:
+        _, _, first = asked(table, delay)
+        delay = np.zeros(len(table), np.int64) if delay is None else delay
+        columns = (table.slot, table.operation, table.bytes, delay)
         self._unpriced: dict[int, list[tuple[int, int, int]]] = {}
         for slot, operation, size, by in zip(*(column[first].tolist() for column in columns)):
             self._unpriced.setdefault(slot, []).append((operation, size, by))
         self._several = several_at_once(table).tolist()
 
     def unpriced(self, slot: int) -> list[tuple[int, int, int]]:
-        """Return (operation, bytes, ps beside the price) of all that is to be priced on a slot."""
+        """Return (operation, bytes, delay in ps) of each distinct one on a slot."""
         return self._unpriced.get(slot, [])
 
     def several(self, slot: int) -> bool:
-        """Say whether more than one operation on a slot may be under way."""
+        """Return whether more than one operation on a slot may be under way."""
         return slot < len(self._several) and self._several[slot]
 
 
 def _joined(parts: list[_Use]) -> _Use:
-    """Join what processes have found."""
+    """Join the patterns that processes have found."""
     number: dict[Hashable, int] = {}
     for part in parts:
         for pattern in part.patterns:
@@ -218,11 +235,11 @@ def _joined(parts: list[_Use]) -> _Use:
 
 
 def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
-    """Find the routes, without links that cannot be full and without routes that have no others."""
+    """Patterns → routes, without links that cannot saturate and routes that load no others."""
     groups = program.communicators
     one_by_one = np.zeros(len(groups), bool)
     one_by_one[use.communicator[~use.several]] = True
-    loaded: list[Loaded] = []
+    loaded: list[PatternLoads] = []
     for p, one in enumerate(use.patterns):
         of_pattern = use.pattern == p
         rate = np.zeros(len(groups), np.int64)
@@ -232,13 +249,13 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
         index = np.concatenate([[0], np.cumsum(groups.sizes[group])])
         first, links, weights = network.loads(index, groups.members[at], one)
         route = np.repeat(np.arange(len(group)), np.diff(first))
-        loaded.append(Loaded(group, rate[group], route, links, weights))
+        loaded.append(PatternLoads(group, rate[group], route, links, weights))
 
-    full = can_be_full(network.capacity, loaded, one_by_one)
+    full = links_that_can_saturate(network.capacity, loaded, one_by_one)
     loaded = [each.only(full) for each in loaded]
     names = np.flatnonzero(full)
     number = np.cumsum(full) - 1
-    # Routes and what they load lie pattern by pattern; they are to lie group by group.
+    # From pattern by pattern to group by group.
     count = np.concatenate([np.bincount(x.route, minlength=len(x.group)) for x in loaded])
     group = np.concatenate([each.group for each in loaded])
     pattern = np.repeat(np.arange(len(loaded)), [len(each.group) for each in loaded])
@@ -256,7 +273,7 @@ def _routes(program: Program, network: SharedNetwork, use: _Use) -> Routes:
         capacity=network.capacity[names].astype(np.int64),
         patterns=tuple(use.patterns[p] for p in kept.tolist()),
         names=names,
-        stand_in=np.arange(len(names)),
+        simulated_link=np.arange(len(names)),
     )
 
 
@@ -268,8 +285,65 @@ def _numbered(keys: Ints) -> tuple[Ints, Ints]:
     return distinct, number
 
 
-def domains(routes: Routes) -> Ints:
-    """Number the domains of routes: those joined by links and groups have one number.
+# --- links that can saturate ----------------------------------------------------------------------
+
+
+class PatternLoads(NamedTuple):
+    """The links that communicators with one pattern load.
+
+    Attributes
+    ----------
+    group : int64, shape (g,)
+        Ascending.
+    rate : int64, shape (g,)
+        The highest of each, in 2**-40 bytes per ps.
+    route : int64, shape (e,)
+        The communicator of each load, 0 to g - 1, ascending.
+    link, weight : int64, shape (e,)
+        Links of each communicator, ascending and distinct.
+    """
+
+    group: Ints
+    rate: Ints
+    route: Ints
+    link: Ints
+    weight: Ints
+
+    def only(self, links: NDArray[np.bool_]) -> PatternLoads:
+        """Return the loads on the links for which `links` is true."""
+        kept = links[self.link]
+        return self._replace(route=self.route[kept], link=self.link[kept], weight=self.weight[kept])
+
+
+def links_that_can_saturate(
+    capacity: Ints, patterns: list[PatternLoads], one_by_one: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return which links can saturate: those that their users, at highest rates, overload.
+
+    Parameters
+    ----------
+    capacity : int64, shape (n_links,)
+        In 2**-40 bytes per ps.
+    patterns : list of PatternLoads
+    one_by_one : bool, shape (n_groups,)
+        Whether the operations of a communicator take turns; links of others always count.
+
+    Returns
+    -------
+    bool, shape (n_links,)
+    """
+    columns = [tuple(np.ascontiguousarray(each, np.int64) for each in one) for one in patterns]
+    found: NDArray[np.bool_] = full_links(
+        np.ascontiguousarray(capacity, np.int64), columns, one_by_one.view(np.uint8)
+    )
+    return found
+
+
+# --- domains --------------------------------------------------------------------------------------
+
+
+def domains_of(routes: Routes) -> Ints:
+    """Number the contention domains of routes: routes joined by links or groups have one number.
 
     Returns
     -------
@@ -282,8 +356,8 @@ def domains(routes: Routes) -> Ints:
     return number[of_route]
 
 
-def sites(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:
-    """Deal domains out to processes: which one runs the flows of each group, -1 if it has none.
+def assign_domains(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:
+    """Assign contention domains to processes: the process of the flows of each group; -1: none.
 
     Returns
     -------
@@ -291,6 +365,6 @@ def sites(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.
     """
     site = np.full(n_groups, -1, np.int32)
     if routes is not None:
-        domain = domains(routes)
+        domain = domains_of(routes)
         site[routes.group] = domain * n_processes // (domain.max() + 1)
     return site

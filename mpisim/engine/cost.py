@@ -12,8 +12,8 @@ from ..base.errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
 from ._core import asked
+from .duration_factors import ONE, DurationFactors, jitter_table
 from .refine import dense
-from .variation import ONE, Variation, jitter_table
 
 __all__ = ["LONGEST", "Priced", "price", "varied"]
 
@@ -48,6 +48,7 @@ def price(
     network: Network | None = None,
     patterns: Collection[Hashable] = (),
     prices: Sequence[Price] = (),
+    wire_delays: Sequence[NDArray[np.int64] | None] = (),
 ) -> Priced:
     """Return the duration of every row of the hosted ranks, at speed 1 and without jitter. Local.
 
@@ -64,6 +65,8 @@ def price(
         Rows are told apart that have prices of these patterns.
     prices : sequence of Price, optional
         Such prices, to be known by these numbers.
+    wire_delays : sequence of (int64, shape (n,), or None), optional
+        As for `mpisim.engine.simulate`.
 
     Returns
     -------
@@ -81,7 +84,7 @@ def price(
         raise InputError(
             f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
         )
-    pricing = _Pricing(program, network, patterns, prices)
+    pricing = _Pricing(program, network, patterns, prices, wire_delays)
     which = np.zeros(len(hosted), np.int32)
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
@@ -108,7 +111,7 @@ def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Price
     priced : Priced
         Of these ranks.
     """
-    variation = Variation.of(program, hosted)
+    variation = DurationFactors.of(program, hosted)
     if variation is None:
         return priced
     found: dict[Hashable, int] = {}
@@ -143,9 +146,11 @@ class _Pricing:
         network: Network | None,
         patterns: Collection[Hashable],
         prices: Sequence[Price],
+        wire_delays: Sequence[NDArray[np.int64] | None],
     ) -> None:
         self.program = program
         self.network = network
+        self._wire_delays = wire_delays
         self.known = {one: i for i, one in enumerate(prices)}
         self._patterns = frozenset(patterns)
         groups = program.communicators
@@ -197,8 +202,10 @@ class _Pricing:
         durations = table.duration.copy()
         prices = np.full(len(table) if self._patterns else 0, -1, np.int32)
         of_slot = dict(zip(slots.tolist(), classes, strict=True))
-        unpriced, which, first = asked(table)
-        longer = [0] * len(first) if table.longer is None else table.longer[first].tolist()
+        delays = self._wire_delays
+        delay = delays[int(self.program.table[rank])] if delays else None
+        unpriced, which, first = asked(table, delay)
+        longer = [0] * len(first) if delay is None else delay[first].tolist()
         columns = (table.operation, table.bytes, table.slot)
         found = np.empty((len(first), 2), np.int64)
         for i, (row, operation, size, slot, by) in enumerate(
@@ -241,7 +248,7 @@ class _Pricing:
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
-        total = float(np.abs(durations).sum(dtype=np.float64)) + table.launching
+        total = float(np.abs(durations).sum(dtype=np.float64)) + table.launch_time
         if longest != speed:
             own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
             total += own * (longest / speed - 1)

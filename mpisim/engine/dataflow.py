@@ -8,13 +8,13 @@ maxima and integer sums cross processes, and the answer is the same for any numb
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ..mpi import parallel
 from ..mpi.reductions import anywhere, largest
@@ -23,16 +23,16 @@ from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention
 from .cost import price
+from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
 from .exchange import Progress, exchange
-from .flows import used_links
+from .flows import shared_links
 from .memory_needed import count, needed, on_this_machine
-from .path import walk_back
 from .plan import Plan, make_plan
 from .rows import Solution
-from .run import CriticalPath, Mode, Run
-from .settled import Settled, settle
+from .run import Mode, Run
+from .run_setup import RunSetup, set_up
 from .windows import count_operations, open_window
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def simulate(
     contention: bool = True,
     progress: str = "",
     timeline: bool = False,
-    settled: Settled | None = None,
+    wire_delays: Sequence[NDArray[np.int64] | None] = (),
+    setup: RunSetup | None = None,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
     """Run a program and return what this process knows of it. **Collective**.
@@ -86,7 +87,7 @@ def simulate(
         The process of every rank, the same on every process. By default ranks that meet often
         share one; of a partial program, and of a folded one, contiguous blocks do.
     fold : bool, optional
-        Whether to simulate one rank for all that are alike. The result is the same, to the last
+        Whether to simulate one rank of each equivalence class. The result is the same, to the last
         bit. By default a whole program is folded where there are fewer processes than ranks, no
         placement is given, and it has at most half as many classes as ranks.
     critical_path : bool
@@ -99,9 +100,12 @@ def simulate(
     timeline : bool
         Whether the rows of all ranks will be written: counted when it is said what memory the run
         needs.
-    settled : Settled, optional
-        `Run.settled` of another run, of a program that this one may differ from in times alone:
-        what then still holds is taken over.
+    wire_delays : sequence of (int64, shape (n,), or None), optional
+        By table, the time in ps that each row takes beside its network price, for communications
+        without a duration; 0 for other rows. All members of a communication have the same.
+    setup : RunSetup, optional
+        `Run.setup` of an earlier run; reused where valid, as in runs of programs that differ in
+        durations alone.
     core : {"compiled", "python"}
         Which core; the second is for tests and readers.
 
@@ -128,41 +132,47 @@ def simulate(
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
-        settled = settle(program, comm, network, placement, fold, contention, settled)
-        cast, placed, shared = settled.cast, settled.placement, settled.shared
+        setup = set_up(program, comm, network, placement, fold, contention, wire_delays, setup)
+        simulated, placed, shared = setup.simulated, setup.placement, setup.shared
         hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
         with parallel.agreed(comm):
-            more = needed(count(cast, hosted), shared is not None, timeline)
+            more = needed(count(simulated, hosted), shared is not None, timeline)
         memory = on_this_machine(more, several)
         with parallel.agreed(comm):
-            memory.check(folded=cast.folded, timeline=timeline)
-            ranks = cast.classes.representative[hosted]
+            memory.check(folded=simulated.folded, timeline=timeline)
+            ranks = simulated.classes.representative[hosted]
             spread = several if placed.max() > 0 else None
             patterns = shared.routes.patterns if shared else ()
             known = shared.prices if shared and spread else ()
-            priced = price(program, ranks, network, patterns, known)
-        operations = count_operations(cast, placed, spread) if shared and spread else None
-        plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
+            priced = price(program, ranks, network, patterns, known, wire_delays)
+        operations = count_operations(simulated, placed, spread) if shared and spread else None
+        plan = make_plan(simulated, placed, comm.rank, priced, shared, operations, setup.lowered)
         engine = core_class(core, shared is not None)(plan.layout)
 
     with _timed(wall, "simulate"):
         rounds = _execute(plan, engine, comm, several, f"{progress}, {memory}" if progress else "")
         if rounds is None:
-            if cast.folded:  # say which ranks wait, not which classes
+            if simulated.folded:  # say which ranks wait, not which classes
                 simulate(
-                    program, comm, network=network, fold=False, contention=contention, core=core
+                    program,
+                    comm,
+                    network=network,
+                    fold=False,
+                    contention=contention,
+                    wire_delays=wire_delays,
+                    core=core,
                 )
             raise deadlock(plan, engine, several)
 
     with _timed(wall, "finish"):
         ends, part = engine.finish()
-        end = np.full(cast.n, np.iinfo(np.int64).min, np.int64)
+        end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
         end[plan.hosted] = ends
         end = largest(end, several)
         digest = summed_over_processes(part, several)
         solution = Solution(plan.layout, engine, core)
 
-    of_rank = cast.classes.of_rank
+    of_rank = simulated.classes.of_rank
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
@@ -173,7 +183,7 @@ def simulate(
         program=program,
         hosted=hosted,
         placement=placed,
-        classes=cast.classes,
+        classes=simulated.classes,
         rank_end=end[of_rank],
         step_time=int(end.max()),
         digest=digest,
@@ -185,8 +195,8 @@ def simulate(
         critical_path=path,
         wall=wall,
         solution=solution,
-        settled=settled,
-        find_shared=partial(used_links, plan, engine, network),
+        setup=setup,
+        find_shared=partial(shared_links, plan, engine, network),
         find_path=partial(walk_back, plan, solution, end[of_rank], several),
     )
 

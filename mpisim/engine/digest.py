@@ -1,13 +1,13 @@
 """The digest of a run: one number that any number of processes must agree on.
 
 Every communication of every rank, and every rank's end, gives a 128-bit hash; the digest is their
-sum modulo 2^128. A sum does not care who adds which part, so processes add their own ranks and
-then each other's sums, and a run that simulates one rank for many alike may multiply. Rank and
-communicator numbers are no part of a hash for the same reason.
+sum modulo 2^128. The order of a sum is free, so each process adds up its own ranks, and a folded
+run multiplies by the number of ranks in a class. Numbers of ranks and communicators are therefore
+no part of a hash: equivalent ranks have equal hashes.
 
-A hash is two 64-bit lanes that differ in their seeds. A communication is hashed in two parts: what
-the table says (kind, operation, bytes, position k), once for a table, and what the run found (group
-size, start, end). The compiled core holds a copy of the second part in C.
+A hash is two 64-bit words that differ in their seeds. A communication is hashed in two parts: the
+columns of its table (kind, operation, bytes, position k), once for a table, and the outcome of the
+run (group size, start, end). The compiled core has the second part in C, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_rows(table: Table, rows: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Hash what a table says of its communications.
+    """Hash the columns of communication rows of a table.
 
     Parameters
     ----------

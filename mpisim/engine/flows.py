@@ -1,4 +1,4 @@
-"""What flowed over shared links: one entry a communication that had a route."""
+"""Flows over shared links: one for each communication that has a route."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .plan import Plan, Role
 from .refine import ranges
 from .routes import Routes
 
-__all__ = ["Flows", "Shared", "used_links"]
+__all__ = ["Flows", "SharedLinks", "shared_links"]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """Communications that loaded links which can be full.
+    """Communications over links that can saturate, `n` of them.
 
     Attributes
     ----------
     route : int64, shape (n,)
         Entry of `Routes`.
     begin, end : int64, shape (n,)
-        From when bytes flowed, and until when, in ps.
+        When bytes begin and end to flow, in ps.
     volume : int64, shape (n,)
         Bytes of payload.
     """
@@ -40,7 +40,7 @@ class Flows:
 
     @classmethod
     def of(cls, rows: Ints) -> Flows:
-        """Make of rows as `rows` returns them."""
+        """Build from rows as `rows` returns them."""
         return cls(*np.ascontiguousarray(rows.T))
 
     def rows(self) -> Ints:
@@ -49,19 +49,19 @@ class Flows:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
-    """The links of a run that communications could share.
+class SharedLinks:
+    """The links that communications of a run could share, and their flows.
 
     Attributes
     ----------
     routes : Routes
-        Of the ranks that were simulated.
+        Of the simulated ranks.
     communicator : int64, shape (len(routes),)
         A communicator of the program that uses each route.
     flows : Flows
-        Those that this process ran.
+        Those that this process simulated.
     link_name : callable
-        From a link's number in the network to its name.
+        Number of a link in the network → its name.
     """
 
     routes: Routes
@@ -70,10 +70,10 @@ class Shared:
     link_name: Callable[[int], str]
 
 
-def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
-    """Return the links that communications could share, and the flows that were run here. Local.
+def shared_links(plan: Plan, core: Any, network: Network | None) -> SharedLinks | None:
+    """Return the links that communications could share and the flows simulated here. Local.
 
-    None where they share none.
+    None where communications share no links.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
         After the run.
     network : Network or None
     """
-    cast, traffic = plan.cast, plan.layout.traffic
-    routes = cast.routes
+    simulated, traffic = plan.simulated, plan.layout.traffic
+    routes = simulated.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
     numbers = np.flatnonzero(core.groups[: plan.first_group[-1]]["route"] >= 0)
@@ -91,10 +91,10 @@ def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
     ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
     groups = core.groups[numbers[ours]]
     price = groups["price"]
-    bound, first = np.unique(cast.slots, return_index=True)
-    entry, _ = ranges(plan.program.slot_index, cast.classes.representative.astype(np.int64))
+    bound, first = np.unique(simulated.slots, return_index=True)
+    entry, _ = ranges(plan.program.slot_index, simulated.classes.representative.astype(np.int64))
     used_by = plan.program.slots[entry[first]]
-    return Shared(
+    return SharedLinks(
         routes=routes,
         communicator=used_by[np.searchsorted(bound, routes.group)].astype(np.int64),
         flows=Flows(

@@ -1,24 +1,32 @@
-"""Folding: ranks that provably do the same at the same times are simulated once.
+"""Folding: one rank of each class of equivalent ranks is simulated.
 
-Two ranks are alike when they have the same table, speed and start, and meet, slot by slot, groups
-that are alike; two groups when they have the same size and cost and their members are alike and
-bind them by the same slots. A group starts when the last of its members is ready. By induction over
-the events of a run, ranks that are alike are then ready, and end, at the same times: one of each
-class is enough, and so is one member of a group for each (class, slot). Nothing else needs to be
-symmetric: neither rank numbers nor the order in a ring matters.
+*Ranks* are equivalent when they have the same table, speed and start, and bind, slot by slot,
+equivalent communicators. *Communicators* are equivalent when they have the same size and cost, and
+the same set of (class of a member, slot by which it binds the communicator). *Links*, where
+communications share them, are equivalent when they have the same capacity and the same multiset of
+(class of a communicator, communication pattern, weight); equivalent communicators then also load
+equivalent links equally. `refine` finds the coarsest such classes.
 
-Where communications share links, groups that are alike also load, pattern by pattern, as many links
-that are alike as heavily, and links that are alike carry the same, are loaded by as many groups of
-each class as heavily, and so fill at the same times. One link of each class is enough, if the one
-flow that stands for a class of groups weighs on it what all groups of the class on that link do.
+Why a folded run gives the timeline of every rank, to the last bit:
 
-Operations of a communicator are counted for each rank and slot, not for the group: in a ring the
-sending and the receiving slot of one class may meet in one class of pairs.
+- By induction over the events of a run, equivalent ranks are ready and end at the same times: a
+  communication starts when the last member is ready, and equivalent communicators have members of
+  the same classes that bind them by the same slots. Nothing else needs to be symmetric, neither
+  rank numbers nor the order in a ring. So a simulated communicator has one member for each (class,
+  slot); a class may be there twice, by two slots.
+- Rates of flows are max-min fair, which is unique: equivalent links saturate at the same times, and
+  equivalent flows have equal rates. So one link of each class is simulated, and the one flow of a
+  class of communicators weighs on it what all communicators of the class on that link do together.
+- Operations on a communicator are counted for each (rank, slot), not for the communicator: in a
+  ring, the sending and the receiving slot of one class may bind one class of pairs.
+
+With jitter each rank is a class of its own: no two have equal durations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -26,25 +34,70 @@ from numpy.typing import NDArray
 
 from ..program import UNPRICED, Program
 from ..topo import Network
-from .refine import NO_LOADS, Incidences, Loads, dense, multisets, partition, ranges, refine
+from .refine import NO_LOADS, Incidences, LinkLoads, dense, multisets, partition, ranges, refine
 from .routes import Routes
-from .run import Apart, Classes
 
-__all__ = ["Cast", "quotient", "whole"]
+__all__ = ["EquivalenceClasses", "SimulatedRanks", "SplitReason", "every_rank", "fold_ranks"]
+
+
+class SplitReason(IntEnum):
+    """Why a class of ranks differs from the largest class with the same table."""
+
+    NONE = 0
+    """It is the largest."""
+    SPEED = 1
+    START = 2
+    COMMUNICATORS = 3
+    """Size or cost of a communicator: placement, for the most part."""
+    PARTNERS = 4
+    """Differs only because a communication partner is in another class."""
 
 
 @dataclass(frozen=True, eq=False)
-class Cast:
-    """The ranks that are simulated, and the groups they meet in: a program, or its quotient.
+class EquivalenceClasses:
+    """Ranks with identical timelines, one of which is simulated for all.
 
-    `n` simulated ranks stand for all. In a quotient a group may have one simulated rank twice, by
-    two slots.
+    In a run that is not folded every rank is a class of its own.
+
+    Attributes
+    ----------
+    of_rank : int32, shape (n_ranks,)
+        The class of each rank.
+    representative : int32, shape (n,)
+        The rank that was simulated, the lowest of each class; ascending.
+    count : int64, shape (n,)
+        Number of ranks.
+    split_reason : uint8, shape (n,)
+        A `SplitReason`.
+    """
+
+    of_rank: NDArray[np.int32]
+    representative: NDArray[np.int32]
+    count: NDArray[np.int64]
+    split_reason: NDArray[np.uint8]
+
+    @classmethod
+    def singletons(cls, n_ranks: int) -> EquivalenceClasses:
+        """Return the classes of a run that is not folded: one of each rank."""
+        ranks = np.arange(n_ranks, dtype=np.int32)
+        return cls(ranks, ranks, np.ones(n_ranks, np.int64), np.zeros(n_ranks, np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.representative)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedRanks:
+    """The ranks that a run simulates, and the communicators that they bind.
+
+    In a folded run these are the representatives of classes, and *simulated communicators* (called
+    groups) are classes of communicators; otherwise both are those of the program.
 
     Attributes
     ----------
     program : Program
-    classes : Classes
-        Class i is simulated by its representative, as simulated rank i.
+    classes : EquivalenceClasses
+        Simulated rank i is the representative of class i.
     folded : bool
     slot_index : int64, shape (n + 1,)
     slots : int64
@@ -52,22 +105,23 @@ class Cast:
     member_index, members : int64, int32
         Group g has the simulated ranks ``members[member_index[g]:member_index[g + 1]]``.
     sizes : int64, shape (n_groups,)
-        How many ranks of the program are in each group.
-    own : int64, shape (n,)
-        Equal for simulated ranks whose groups have the same sizes and costs, slot by slot.
+        Number of ranks of the program in each group.
+    own_signature : int64, shape (n,)
+        Equal for simulated ranks whose communicators have the same sizes, costs and link loads,
+        slot by slot, whatever the classes of their other members.
     routes : Routes or None
-        What the groups load of links that they share; None where nothing is shared.
+        Links that groups load and share; None where no links are shared.
     """
 
     program: Program
-    classes: Classes
+    classes: EquivalenceClasses
     folded: bool
     slot_index: NDArray[np.int64]
     slots: NDArray[np.int64]
     member_index: NDArray[np.int64]
     members: NDArray[np.int32]
     sizes: NDArray[np.int64]
-    own: NDArray[np.int64]
+    own_signature: NDArray[np.int64]
     routes: Routes | None = None
 
     @property
@@ -75,167 +129,133 @@ class Cast:
         """Number of simulated ranks."""
         return len(self.slot_index) - 1
 
-    def of(self, program: Program) -> Cast:
-        """Return the cast of a program with the same classes."""
+    def with_program(self, program: Program) -> SimulatedRanks:
+        """Return the same ranks of another program, which has the same classes."""
         if not self.folded:
             return replace(self, program=program)
-        classes = replace(self.classes, apart=_apart(program, self.classes, self.own))
-        return replace(self, program=program, classes=classes)
+        reason = _split_reasons(program, self.classes, self.own_signature)
+        return replace(self, program=program, classes=replace(self.classes, split_reason=reason))
 
 
-def whole(program: Program, routes: Routes | None = None) -> Cast:
-    """Simulate every rank, with the routes of the program's communicators."""
+def every_rank(program: Program, routes: Routes | None = None) -> SimulatedRanks:
+    """Simulate every rank of a program, with the routes of its communicators."""
     groups = program.communicators
-    return Cast(
+    return SimulatedRanks(
         program=program,
-        classes=Classes.of_one(program.n_ranks),
+        classes=EquivalenceClasses.singletons(program.n_ranks),
         folded=False,
         slot_index=program.slot_index,
         slots=program.slots.astype(np.int64),
         member_index=groups.index,
         members=groups.members,
         sizes=groups.sizes,
-        own=np.zeros(program.n_ranks, np.int64),
+        own_signature=np.zeros(program.n_ranks, np.int64),
         routes=routes,
     )
 
 
-def quotient(
+def fold_ranks(
     program: Program,
     network: Network | None,
-    most: int | None = None,
+    max_classes: int | None = None,
     routes: Routes | None = None,
-) -> Cast | None:
-    """Find the classes of ranks that are alike, and simulate one of each. Local.
+) -> SimulatedRanks | None:
+    """Simulate one rank of each equivalence class. Local.
 
     Parameters
     ----------
     program : Program
-        Whole, and its communications match.
+        Whole, with communications that match.
     network : Network, optional
-        Says which groups cost the same.
-    most : int, optional
+        Tells which communicators have the same cost.
+    max_classes : int, optional
         Do not fold into more classes than this.
     routes : Routes, optional
         Of the program's communicators, where they share links.
 
     Returns
     -------
-    Cast or None
+    SimulatedRanks or None
         None where there would be more classes.
     """
-    alike = program.table.astype(np.int64)
-    differing: list[NDArray[Any]] = [program.speed, program.start]
+    rank = program.table.astype(np.int64)
+    columns: list[NDArray[Any]] = [program.speed, program.start]
     if program.jitter is not None:
-        differing.append(np.arange(program.n_ranks))  # no two of them take the same times
-    for column in differing:
+        columns.append(np.arange(program.n_ranks))
+    for column in columns:
         number = np.unique(column, return_inverse=True)[1].reshape(-1)
-        alike, n_alike = dense(alike * (number.max() + 1) + number)
-    if most is not None and n_alike > most:
+        rank, n_labels = dense(rank * (number.max() + 1) + number)
+    if max_classes is not None and n_labels > max_classes:
         return None
     used, unpriced = _slots_in_use(program)
-    group = _groups_alike(program, network, unpriced)
+    group = _initial_group_labels(program, network, unpriced)
     owner = np.repeat(np.arange(program.n_ranks), np.diff(program.slot_index))
     at = np.flatnonzero(used)
-    met = Incidences(
+    incidences = Incidences(
         index=np.concatenate([[0], np.cumsum(used)])[program.slot_index],
         slot=at - program.slot_index[owner[at]],
         group=program.slots[at].astype(np.int64),
         n_groups=len(program.communicators),
     )
-    loads = NO_LOADS if routes is None else _loads(routes)
-    found = refine(alike, group, met, most, loads)
-    if found is None:
+    loads = NO_LOADS if routes is None else _link_loads(routes)
+    labels = refine(rank, group, incidences, max_classes, loads)
+    if labels is None:
         return None
-    ranks, groups, links = found
-    _, first, count = np.unique(ranks, return_index=True, return_counts=True)
+    # Classes in the order of their lowest ranks, which represent them.
+    _, first, count = np.unique(labels.rank, return_index=True, return_counts=True)
     order = np.argsort(first)
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
     representative: NDArray[np.int32] = first[order].astype(np.int32)
-    own = _own(group, met, loads, representative)
-    classes = Classes(
-        of_rank=number[ranks].astype(np.int32),
+    own_signature = _own_signatures(group, incidences, loads, representative)
+    classes = EquivalenceClasses(
+        of_rank=number[labels.rank].astype(np.int32),
         representative=representative,
         count=count[order],
-        apart=np.zeros(len(order), np.uint8),
+        split_reason=np.zeros(len(order), np.uint8),
     )
-    classes = replace(classes, apart=_apart(program, classes, own))
-    folded = None if routes is None else _folded(routes, groups, links)
-    return _cast_of(program, classes, groups, met, own, folded)
+    classes = replace(classes, split_reason=_split_reasons(program, classes, own_signature))
+    folded = None if routes is None else _folded_routes(routes, labels.group, labels.link)
+    return _representatives(program, classes, labels.group, incidences, own_signature, folded)
 
 
-def _cast_of(
+def _representatives(
     program: Program,
-    classes: Classes,
-    groups: NDArray[np.int64],
-    met: Incidences,
-    own: NDArray[np.int64],
+    classes: EquivalenceClasses,
+    group_label: NDArray[np.int64],
+    incidences: Incidences,
+    own_signature: NDArray[np.int64],
     routes: Routes | None,
-) -> Cast:
-    """Make the cast of one rank a class, given the labels of all groups."""
+) -> SimulatedRanks:
+    """Make the simulated ranks of a folded run, given the final labels of all communicators."""
     at, owner = ranges(program.slot_index, classes.representative.astype(np.int64))
     slot_index = np.searchsorted(owner, np.arange(len(classes.representative) + 1))
-    n_labels = int(groups.max(initial=-1)) + 1
-    # Every group of a label has the same members, by class and slot: those of all
-    # representatives that bind some group of it.
-    active, member = ranges(met.index, classes.representative.astype(np.int64))
-    label = groups[met.group[active]]
+    n_labels = int(group_label.max(initial=-1)) + 1
+    # All communicators of a label have the same members, by class and slot: those of all
+    # representatives that bind some communicator of the label.
+    active, member = ranges(incidences.index, classes.representative.astype(np.int64))
+    label = group_label[incidences.group[active]]
     sizes = np.zeros(n_labels, np.int64)
-    sizes[groups] = program.communicators.sizes
-    return Cast(
+    sizes[group_label] = program.communicators.sizes
+    return SimulatedRanks(
         program=program,
         classes=classes,
         folded=True,
         slot_index=slot_index.astype(np.int64),
-        slots=groups[program.slots[at]],
+        slots=group_label[program.slots[at]],
         member_index=np.concatenate([[0], np.cumsum(np.bincount(label, minlength=n_labels))]),
         members=member[np.argsort(label, kind="stable")].astype(np.int32),
         sizes=sizes,
-        own=own,
+        own_signature=own_signature,
         routes=routes,
     )
 
 
-def _loads(routes: Routes) -> Loads:
-    """Return the loads of all routes; links begin with their capacity."""
-    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
-    weight, n_weights = dense(routes.weight)
-    return Loads(
-        group=routes.group[route],
-        link=routes.link,
-        way=dense(routes.pattern[route] * n_weights + weight)[0],
-        label=np.unique(routes.capacity, return_inverse=True)[1].reshape(-1),
-    )
-
-
-def _folded(routes: Routes, groups: NDArray[np.int64], links: NDArray[np.int64]) -> Routes:
-    """Return the routes of classes of groups, given the labels of all groups and links."""
-    _, first = np.unique(links, return_index=True)
-    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
-    at = np.flatnonzero(first[links[routes.link]] == routes.link)  # loads on one link of a class
-    group, pattern = groups[routes.group[route[at]]], routes.pattern[route[at]]
-    order = np.lexsort((links[routes.link[at]], pattern, group))
-    keys = np.stack([group, pattern, links[routes.link[at]]])[:, order]
-    differ = np.diff(keys, prepend=-1) != 0
-    load = np.flatnonzero(differ.any(axis=0))
-    begin = np.flatnonzero(differ[:2].any(axis=0))
-    group, pattern, link = keys
-    return Routes(
-        group=group[begin],
-        pattern=pattern[begin],
-        index=np.append(np.searchsorted(load, begin), len(load)),
-        link=link[load],
-        weight=np.add.reduceat(routes.weight[at][order], load),
-        capacity=routes.capacity[first],
-        patterns=routes.patterns,
-        names=routes.names,
-        stand_in=links[routes.stand_in],
-    )
+# --- initial labels and loads ------------------------------------------------------------------
 
 
 def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Say of each entry of `Program.slots` whether its rank communicates by it, and unpriced."""
+    """Entries of `Program.slots` by which ranks communicate, and those with unpriced operations."""
     longest = int(np.diff(program.slot_index).max(initial=0))
     used, unpriced = np.zeros((2, len(program.tables), longest), bool)
     for number in np.unique(program.table).tolist():
@@ -250,10 +270,10 @@ def _slots_in_use(program: Program) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     return used[number, slot], unpriced[number, slot]
 
 
-def _groups_alike(
+def _initial_group_labels(
     program: Program, network: Network | None, unpriced: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Number the groups by size and, where the model prices something on them, its class."""
+    """Label communicators by size and, where the network prices operations on them, by cost."""
     groups = program.communicators
     label = groups.sizes
     if network is not None:
@@ -264,55 +284,99 @@ def _groups_alike(
     return dense(label)[0]
 
 
-def _own(
-    group: NDArray[np.int64],
-    met: Incidences,
-    loads: Loads,
-    representative: NDArray[np.int32],
-) -> NDArray[np.int64]:
-    """Number ranks by what their groups were like before anybody was told apart."""
-    at, owner = ranges(met.index, representative.astype(np.int64))
-    index = np.searchsorted(owner, np.arange(len(representative) + 1))
-    own = group[met.group[at]]
-    if len(loads.group):
-        own = _with_loads(own, met.group[at], loads)
-    return partition(np.zeros(len(representative), np.int64), own, index)[0]
+def _link_loads(routes: Routes) -> LinkLoads:
+    """Routes → loads; the initial label of a link is its capacity."""
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
+    weight, n_weights = dense(routes.weight)
+    return LinkLoads(
+        group=routes.group[route],
+        link=routes.link,
+        kind=dense(routes.pattern[route] * n_weights + weight)[0],
+        label=np.unique(routes.capacity, return_inverse=True)[1].reshape(-1),
+    )
 
 
-def _apart(program: Program, classes: Classes, own: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Say what tells each class from the largest class of the same table; an `Apart` each."""
+def _folded_routes(
+    routes: Routes, group_label: NDArray[np.int64], link_label: NDArray[np.int64]
+) -> Routes:
+    """Routes of communicators → those of classes, with summed weights on one link of a class."""
+    _, first = np.unique(link_label, return_index=True)
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.index))
+    at = np.flatnonzero(first[link_label[routes.link]] == routes.link)
+    group, pattern = group_label[routes.group[route[at]]], routes.pattern[route[at]]
+    order = np.lexsort((link_label[routes.link[at]], pattern, group))
+    keys = np.stack([group, pattern, link_label[routes.link[at]]])[:, order]
+    differ = np.diff(keys, prepend=-1) != 0
+    load = np.flatnonzero(differ.any(axis=0))
+    begin = np.flatnonzero(differ[:2].any(axis=0))
+    group, pattern, link = keys
+    return Routes(
+        group=group[begin],
+        pattern=pattern[begin],
+        index=np.append(np.searchsorted(load, begin), len(load)),
+        link=link[load],
+        weight=np.add.reduceat(routes.weight[at][order], load),
+        capacity=routes.capacity[first],
+        patterns=routes.patterns,
+        names=routes.names,
+        simulated_link=link_label[routes.simulated_link],
+    )
+
+
+# --- why classes differ ------------------------------------------------------------------------
+
+
+def _split_reasons(
+    program: Program, classes: EquivalenceClasses, own_signature: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Return the `SplitReason` of each class, compared with the largest of the same table."""
     representative = classes.representative
     table = program.table[representative]
     order = np.lexsort((representative, -classes.count, table))
     tables, first = np.unique(table[order], return_index=True)
-    usual = order[first[np.searchsorted(tables, table)]]
+    largest = order[first[np.searchsorted(tables, table)]]
 
     def differs(values: NDArray[Any]) -> NDArray[np.bool_]:
-        return values != values[usual]
+        return values != values[largest]
 
     return np.select(
         [
-            usual == np.arange(len(usual)),
+            largest == np.arange(len(largest)),
             differs(program.speed[representative]),
             differs(program.start[representative]),
-            differs(own),
+            differs(own_signature),
         ],
-        [Apart.NOT, Apart.SPEED, Apart.START, Apart.GROUPS],
-        Apart.NEIGHBOURS,
+        [SplitReason.NONE, SplitReason.SPEED, SplitReason.START, SplitReason.COMMUNICATORS],
+        SplitReason.PARTNERS,
     ).astype(np.uint8)
 
 
-def _with_loads(
-    label: NDArray[np.int64], group: NDArray[np.int64], loads: Loads
+def _own_signatures(
+    group: NDArray[np.int64],
+    incidences: Incidences,
+    loads: LinkLoads,
+    representative: NDArray[np.int32],
 ) -> NDArray[np.int64]:
-    """Tell labels of some groups apart by how heavily these load links of which capacities, too."""
-    asked = np.zeros(int(loads.group.max()) + 1 + int(group.max(initial=0)), bool)
-    asked[group] = True
-    at = np.flatnonzero(asked[loads.group])
-    n_ways = int(loads.way.max()) + 1
-    entries = loads.label[loads.link[at]] * n_ways + loads.way[at]
+    """Number representatives by the initial labels and the link loads of their communicators."""
+    at, owner = ranges(incidences.index, representative.astype(np.int64))
+    index = np.searchsorted(owner, np.arange(len(representative) + 1))
+    label = group[incidences.group[at]]
+    if len(loads.group):
+        label = _labels_with_loads(label, incidences.group[at], loads)
+    return partition(np.zeros(len(representative), np.int64), label, index)[0]
+
+
+def _labels_with_loads(
+    label: NDArray[np.int64], group: NDArray[np.int64], loads: LinkLoads
+) -> NDArray[np.int64]:
+    """Split labels of some groups by how heavily they load links of which capacities."""
+    wanted = np.zeros(int(loads.group.max()) + 1 + int(group.max(initial=0)), bool)
+    wanted[group] = True
+    at = np.flatnonzero(wanted[loads.group])
+    n_kinds = int(loads.kind.max()) + 1
+    entries = loads.label[loads.link[at]] * n_kinds + loads.kind[at]
     owners, values, index = multisets(loads.group[at], entries)
     part, n_parts = partition(np.zeros(len(owners), np.int64), values, index)
-    number = np.zeros(len(asked), np.int64)
+    number = np.zeros(len(wanted), np.int64)
     number[owners] = 1 + part
     return label * (n_parts + 1) + number[group]

@@ -118,18 +118,17 @@ class Code:
         return np.flatnonzero(self.table.kind <= Kind.COPY)
 
 
-def lower(table: Table) -> Code:
+def lower(table: Table, lowered: dict[Table, Code] | None = None) -> Code:
     """Translate a table. Every wait names a kernel, whichever of its rows it named in the table.
 
-    Nothing of it depends on durations: tables that differ in these alone share all arrays.
+    Nothing of it depends on durations: tables that differ in these alone share all arrays, which
+    `lowered` keeps by `Table.structure`.
     """
-    known: Code | None = table.structure.get(_CODE)
-    code = _translate(table) if known is None else replace(known, table=table)
-    table.structure[_CODE] = code  # the latest, which lives longest
-    return code
-
-
-_CODE = "code"
+    lowered = {} if lowered is None else lowered
+    known = lowered.get(table.structure)
+    if known is None:
+        known = lowered[table.structure] = _translate(table)
+    return replace(known, table=table)
 
 
 def _translate(table: Table) -> Code:

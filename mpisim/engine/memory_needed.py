@@ -1,9 +1,9 @@
-"""How much memory a run will take, worked out before it takes it.
+"""Memory that a run needs, estimated before it starts.
 
-A run that does not fit would be ended by the system, without a word, after minutes. Its largest
-parts follow from counts: rows, groups (operations of communicators) and slots (ranks × the
+The system would end a run that does not fit, after minutes and without a message. The largest parts
+of its memory follow from counts: rows, groups (operations of communicators) and slots (ranks × the
 communicators they are on), times measured bytes (``data/simulation_memory.toml``). Tables that
-differ in times alone share what the core executes: each takes its durations, no more.
+differ in durations alone share their instructions: each needs only its durations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
 from ..mpi.reductions import added
-from .fold import Cast
+from .fold import SimulatedRanks
 from .refine import ranges
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Memory", "capacity", "count", "needed", "on_this_machine"]
 
 FILE = "simulation_memory.toml"
-UNKNOWN = 1 << 62
-"""A capacity that nothing exceeds."""
+UNLIMITED = 1 << 62
+"""A capacity that no run exceeds."""
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Bytes of a core."""
+class CoreBytes:
+    """Bytes that a core needs for one item of each of the `Counts`."""
 
     structure_row: Quantity
     table_row: Quantity
@@ -53,19 +53,19 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class TimelineCosts:
-    """Bytes of a timeline."""
+class TimelineBytes:
+    """Bytes that writing the timeline needs for a row."""
 
     row: Quantity
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The data file."""
+    """The constants of the data file."""
 
-    dataflow: Costs
-    contended: Costs
-    timeline: TimelineCosts
+    dataflow: CoreBytes
+    contended: CoreBytes
+    timeline: TimelineBytes
 
 
 @cache
@@ -74,15 +74,14 @@ def _constants() -> Constants:
 
 
 class Counts(NamedTuple):
-    """What a run takes memory for, on one process.
+    """Numbers of items that a run needs memory for, on one process.
 
     Attributes
     ----------
     structure_rows, table_rows : int
-        Of tables that differ in more than times; of those that differ at all.
+        Rows of tables that differ in more than durations; of tables that differ at all.
     rows, varied_rows : int
-        Of all simulated ranks; of those whose kernels take other times than their table says, ranks
-        that agree in these counted once.
+        Rows of all simulated ranks; of those with duration factors, equal ones counted once.
     ranks, groups, slots : int
     """
 
@@ -96,14 +95,14 @@ class Counts(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes on the machine of a process, of all processes of the run there.
+    """Memory of all processes of a run on one machine, in bytes.
 
     Attributes
     ----------
     needed : int
-        At the most demanding moment, an estimate.
+        An estimate of the peak.
     capacity : int
-        What the processes may have.
+        Memory that the processes may use.
     """
 
     needed: int
@@ -118,7 +117,7 @@ class Memory(NamedTuple):
         Parameters
         ----------
         folded, timeline : bool
-            How the run is made, to say what would make it smaller.
+            Properties of the run, for the advice in the message.
 
         Raises
         ------
@@ -128,7 +127,7 @@ class Memory(NamedTuple):
             return
         advice = ["spread it over more machines with mpirun"]
         if not folded:
-            advice.insert(0, "let ranks that are alike be simulated once")
+            advice.insert(0, "let equivalent ranks be simulated once")
         if timeline:
             advice.insert(0, "leave out the timeline")
         raise InputError(
@@ -137,31 +136,31 @@ class Memory(NamedTuple):
         )
 
 
-def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
-    """Count what takes memory. Local.
+def count(simulated: SimulatedRanks, hosted: NDArray[np.int32]) -> Counts:
+    """Simulated ranks of this process → numbers of items that need memory. Local.
 
     Parameters
     ----------
-    cast : Cast
+    simulated : SimulatedRanks
         Of a program with the tables of the ranks hosted here.
     hosted : int32, shape (h,)
-        The ranks of the cast that are simulated here.
+        The simulated ranks that are hosted here.
     """
-    program = cast.program
-    ranks = cast.classes.representative[hosted]
+    program = simulated.program
+    ranks = simulated.classes.representative[hosted]
     numbers, entry = np.unique(program.table[ranks], return_inverse=True)
     held = [table for n in numbers.tolist() if (table := program.tables[n]) is not None]
     lengths = np.array([len(table) for table in held], np.int64)
-    at, owner = ranges(cast.slot_index, hosted.astype(np.int64))
+    at, owner = ranges(simulated.slot_index, hosted.astype(np.int64))
     first = np.searchsorted(owner, np.arange(len(hosted)))
     mine = np.zeros(len(at), np.int64)
     for i, table in enumerate(held):  # which need not use the last slots that a rank has
         used = np.arange(len(table.operations))
         mine[first[entry == i][:, None] + used] = table.operations
-    communicators, which = np.unique(cast.slots[at], return_inverse=True)
+    communicators, which = np.unique(simulated.slots[at], return_inverse=True)
     operations = np.zeros(len(communicators), np.int64)
     np.maximum.at(operations, which, mine)  # all members do as many
-    structures = {id(table.structure): len(table) for table in held}
+    structures = {table.structure: len(table) for table in held}
     return Counts(
         structure_rows=sum(structures.values()),
         table_rows=int(lengths.sum()),
@@ -176,8 +175,10 @@ def count(cast: Cast, hosted: NDArray[np.int32]) -> Counts:
 def _varied_rows(
     program: Program, ranks: NDArray[np.int32], entry: NDArray[np.intp], lengths: NDArray[np.int64]
 ) -> int:
-    """Count the rows of ranks whose kernels take other times than their table says, what is equal
-    once; `entry`: each rank's table, `lengths`: rows of these."""
+    """Count the rows of ranks with duration factors, equal ones once.
+
+    `entry` is the table of each rank, `lengths` the number of rows of each table.
+    """
     if program.jitter is not None:
         return int(lengths[entry].sum())
     speed = program.speed[ranks]
@@ -188,7 +189,7 @@ def _varied_rows(
 
 
 def needed(counts: Counts, contended: bool, timeline: bool) -> int:
-    """Return the bytes that a run takes on top of what its process has. Local.
+    """Counts → bytes that a run needs on top of what its process has. Local.
 
     Parameters
     ----------
@@ -196,7 +197,7 @@ def needed(counts: Counts, contended: bool, timeline: bool) -> int:
     contended : bool
         Whether communications share links.
     timeline : bool
-        Whether all rows will be written.
+        Whether all rows are written.
     """
     constants = _constants()
     costs = constants.contended if contended else constants.dataflow
@@ -215,12 +216,12 @@ def needed(counts: Counts, contended: bool, timeline: bool) -> int:
 
 
 def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
-    """Add up what the processes of a run need on this machine. **Collective** on `comm`.
+    """Add up the memory that the processes of a run need on this machine. **Collective** on `comm`.
 
     Parameters
     ----------
     more : int
-        What this process will take on top of what it has, in bytes.
+        Bytes that this process needs on top of what it has.
     comm : mpi4py.MPI.Intracomm or None
         None: one process.
     """
@@ -235,25 +236,25 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
 
 
 def capacity() -> int:
-    """Return how many bytes the processes of a user may have on this machine.
+    """Return the bytes that the processes of a user may have on this machine.
 
-    The memory that is built in, or the limit of the control group of this process (containers,
+    Physical memory, or the limit of the control group of this process (containers,
     batch jobs) where that is less.
     """
     try:
         built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not known on this system
-        built_in = UNKNOWN
-    return min([built_in if built_in > 0 else UNKNOWN, *_group_limits(Path("/"))])
+        built_in = UNLIMITED
+    return min([built_in if built_in > 0 else UNLIMITED, *_group_limits(Path("/"))])
 
 
 def _group_limits(root: Path) -> list[int]:
-    """The memory limits of the control group of this process and of those around it.
+    """Return the memory limits of the control group of this process and of those around it.
 
     Parameters
     ----------
     root : Path
-        Of the file system: ``/``, or that of a test.
+        Of the file system.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -276,7 +277,7 @@ def _group_limits(root: Path) -> list[int]:
 
 
 def _limit(file: Path) -> list[int]:
-    """The number in a file; none where there is no file, or ``max`` in it."""
+    """Return the number in a file; nothing if there is no file, or ``max`` in it."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -285,7 +286,7 @@ def _limit(file: Path) -> list[int]:
 
 
 def _resident() -> int:
-    """Bytes that this process has now; at its peak, where the system does not say."""
+    """Return the resident bytes of this process; the peak where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -294,13 +295,13 @@ def _resident() -> int:
 
 
 def _peak() -> int:
-    """Bytes that this process has had at its peak so far."""
+    """Return the peak of resident bytes of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _size(number: int) -> str:
-    """Bytes, in units that people use.
+    """Number of bytes → text with a unit.
 
     Examples
     --------

@@ -1,10 +1,11 @@
-"""Which process hosts which rank.
+"""Placement: which process hosts which rank.
 
-Processes that need not wait for each other work at the same time. Ranks that meet often should
-share a process: groups are kept together in the order of how many operations they have, the
-busiest first, as long as the work can still be dealt out evenly. Of a training step those are
-tensor parallel groups, then whole pipelines: replicas, which meet a few times at its end, are what
-processes divide. Where there is one replica, its stages are divided.
+Processes work at the same time as long as they need not wait for each other, so ranks that
+communicate often should share a process. Communicators are kept on one process in the order of
+their number of operations, the busiest first, as long as the work can still be divided evenly. In a
+training step these are tensor-parallel groups, then whole pipelines; replicas, which communicate a
+few times at the end of the step, are divided among processes. A single replica is divided by
+stages.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from ..base.errors import ProgramError, UsageError
 from ..program import Program
 from .tiling import joined
 
-__all__ = ["block_placement", "check_held", "check_placement", "default_placement"]
+__all__ = ["block_placement", "check_placement", "check_tables_held", "default_placement"]
 
 Ints = NDArray[np.int64]
 
-_UNEVEN = 1.2
-"""A process may have so many times its share, if ranks that meet often then stay together."""
+_MAX_IMBALANCE = 1.2
+"""Largest work of a process, relative to the mean, for the sake of ranks that communicate often."""
 
 
 def block_placement(n_ranks: int, n_processes: int) -> NDArray[np.int32]:
@@ -44,7 +45,7 @@ def block_placement(n_ranks: int, n_processes: int) -> NDArray[np.int32]:
 
 
 def default_placement(program: Program, n_processes: int) -> NDArray[np.int32]:
-    """Place the ranks of a whole program so that those that meet often share a process.
+    """Place the ranks of a whole program so that those that communicate often share a process.
 
     Contiguous blocks where nothing can be kept together.
 
@@ -57,26 +58,26 @@ def default_placement(program: Program, n_processes: int) -> NDArray[np.int32]:
         return blocks
     rows = np.array([0 if table is None else len(table) for table in program.tables], np.int64)
     work = rows[program.table] + 1
-    rank, group, operations = _meetings(program)
+    rank, group, operations = _bound_slots(program)
     busiest = np.zeros(len(program.communicators), np.int64)
     np.maximum.at(busiest, group, operations)
-    # Eighths of an octave: stages differ a little in how often their groups meet.
+    # Eighths of an octave: groups of different stages differ a little in their operations.
     level = np.floor(8 * np.log2(np.maximum(busiest, 1)))[group]
 
     part, placed = np.arange(program.n_ranks), blocks
     heaviest = float(np.bincount(placed, work).max())
-    most = max(_UNEVEN * float(work.sum()) / n_processes, heaviest)
+    max_work = max(_MAX_IMBALANCE * float(work.sum()) / n_processes, heaviest)
     for one in sorted(set(level.tolist()), reverse=True):
         at = level == one
         new = joined(part, rank[at], group[at])
-        dealt = _dealt(new, work, n_processes)
-        if np.bincount(dealt, work).max() <= most:
-            part, placed = new, dealt
+        assigned = _assigned(new, work, n_processes)
+        if np.bincount(assigned, work).max() <= max_work:
+            part, placed = new, assigned
     return placed
 
 
-def _meetings(program: Program) -> tuple[Ints, Ints, Ints]:
-    """Return who meets where and how often: rank, communicator and number of operations."""
+def _bound_slots(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Return rank, communicator and number of operations of every slot in use."""
     n_slots = np.diff(program.slot_index)
     rank = np.repeat(np.arange(program.n_ranks), n_slots)
     slot = np.arange(len(rank)) - program.slot_index[rank]
@@ -89,8 +90,8 @@ def _meetings(program: Program) -> tuple[Ints, Ints, Ints]:
     return rank[used], program.slots[used].astype(np.int64), operations[used]
 
 
-def _dealt(part: Ints, work: Ints, n_processes: int) -> NDArray[np.int32]:
-    """Deal parts out to processes, in the order of their lowest ranks, by their work."""
+def _assigned(part: Ints, work: Ints, n_processes: int) -> NDArray[np.int32]:
+    """Assign parts to processes in the order of their lowest ranks, equal work for each."""
     of_part = np.bincount(part, work, len(part))
     middle = np.cumsum(of_part) - of_part / 2  # parts are named by their lowest ranks
     process = np.minimum(middle * n_processes / of_part.sum(), n_processes - 1)
@@ -119,7 +120,7 @@ def check_placement(program: Program, placement: ArrayLike, n_processes: int) ->
     return placed
 
 
-def check_held(program: Program, hosted: NDArray[np.int32]) -> None:
+def check_tables_held(program: Program, hosted: NDArray[np.int32]) -> None:
     """Refuse ranks whose tables are held by another process.
 
     Raises

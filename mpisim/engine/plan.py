@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Program
-from .actors import FLOW_GROUP, Traffic
-from .contention import Contention, sites
+from .actors import FLOW_GROUP, LoweredTables, Traffic
+from .contention import Contention, assign_domains
 from .cost import Priced, varied
 from .digest import hash_sizes
-from .fold import Cast
+from .duration_factors import DurationFactors
+from .fold import SimulatedRanks
 from .lowering import Code, lower
 from .refine import ranges
 from .tiling import Meetings, Tiles, find_tiles
-from .variation import Variation
 
 __all__ = [
     "Layout",
@@ -91,7 +91,7 @@ class Layout:
         No more messages than this are ever sent by this process.
     tiles : Tiles, optional
         Which ranks run side by side, where communications share no links.
-    variation : Variation, optional
+    variation : DurationFactors, optional
         Likewise: how durations of the ranks differ from those in `durations`.
     traffic : Traffic, optional
         Where communications share links.
@@ -115,7 +115,7 @@ class Layout:
     n_groups: int
     n_messages: int
     tiles: Tiles | None = None
-    variation: Variation | None = None
+    variation: DurationFactors | None = None
     traffic: Traffic | None = None
     groups: NDArray[Any] | None = None
 
@@ -142,14 +142,14 @@ class Layout:
 class Plan:
     """Who meets whom, seen from one process.
 
-    Ranks and communicators are those of the cast: where it is folded, classes of them. `n` ranks
+    Ranks and communicators are the simulated ones: in a folded run, classes of them. `n` ranks
     are simulated; `l` is the number of communicators that have a hosted member which communicates
     on them, or whose flows are run here.
 
     Attributes
     ----------
     program : Program
-    cast : Cast
+    simulated : SimulatedRanks
     placement : int32, shape (n,)
     process : int
         This process.
@@ -173,7 +173,7 @@ class Plan:
     """
 
     program: Program
-    cast: Cast
+    simulated: SimulatedRanks
     placement: NDArray[np.int32]
     process: int
     hosted: NDArray[np.int32]
@@ -193,7 +193,7 @@ class Plan:
         return index, groups - self.first_group[index]
 
     def group_of(self, rank: int, row: int) -> int:
-        """Return the group that a communication row of a hosted rank of the cast posts to."""
+        """Return the group that a communication row of a hosted simulated rank posts to."""
         layout = self.layout
         local = int(np.searchsorted(self.hosted, rank))
         instruction = layout.codes[layout.code[local]].instructions[row]
@@ -202,43 +202,48 @@ class Plan:
 
 
 def make_plan(
-    cast: Cast,
+    simulated: SimulatedRanks,
     placement: NDArray[np.int32],
     process: int,
     priced: Priced,
     contention: Contention | None = None,
     operations: NDArray[np.int64] | None = None,
+    lowered: LoweredTables | None = None,
 ) -> Plan:
     """Make one process's plan. Local.
 
     Parameters
     ----------
-    cast : Cast
+    simulated : SimulatedRanks
         Of a program with the tables of all ranks that `placement` puts here.
     placement : int32, shape (n,)
     process : int
         This process.
     priced : Priced
-        Of the ranks of the cast hosted here, with the prices of `contention`.
+        Of the simulated ranks hosted here, with the prices of `contention`.
     contention : Contention, optional
-        Given if the cast has routes.
+        Given if there are routes.
     operations : int64, shape (n_groups,), optional
-        How many operations each group of the cast has. Given if it has routes and several
+        How many operations each simulated group has. Given if there are routes and several
         processes take part.
+    lowered : LoweredTables, optional
+        Of earlier runs of the same tables; this run adds to it.
     """
-    program = cast.program
+    lowered = lowered or LoweredTables()
+    program = simulated.program
     hosted = np.flatnonzero(placement == process).astype(np.int32)
-    ranks = cast.classes.representative[hosted]
-    at, rank_of_slot = ranges(cast.slot_index, hosted.astype(np.int64))
+    ranks = simulated.classes.representative[hosted]
+    at, rank_of_slot = ranges(simulated.slot_index, hosted.astype(np.int64))
     slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
-    bound = cast.slots[at]
+    bound = simulated.slots[at]
 
     numbers, entry = np.unique(program.table[ranks], return_inverse=True)
     code = entry.astype(np.int32)
-    codes = [lower(table) for n in numbers if (table := program.tables[n]) is not None]
+    held = [table for n in numbers if (table := program.tables[n]) is not None]
+    codes = [lower(table, lowered.codes) for table in held]
     on_slot = _operations(codes, code, slot_index)
     active = on_slot > 0
-    site = sites(cast.routes, len(cast.sizes), int(placement.max()) + 1)
+    site = assign_domains(simulated.routes, len(simulated.sizes), int(placement.max()) + 1)
     owned = np.flatnonzero(site == process)
     communicators = np.union1d(bound[active], owned)
     where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
@@ -250,7 +255,9 @@ def make_plan(
     first_group = np.concatenate([[0], np.cumsum(n_operations)])
 
     site = site[communicators]
-    others, others_index, owner = _meeting_points(cast, placement, process, communicators, site)
+    others, others_index, owner = _meeting_points(
+        simulated, placement, process, communicators, site
+    )
     n_others = np.diff(others_index)
     role = np.select(
         [n_others == 0, (n_others < _MOST_PEERS) & (site < 0), owner == process],
@@ -265,7 +272,7 @@ def make_plan(
 
     tiles = variation = groups = traffic = None
     if contention is None:
-        variation = Variation.of(program, ranks)
+        variation = DurationFactors.of(program, ranks)
         owner_of_slot = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
         met = Meetings(
             rank=owner_of_slot,
@@ -285,9 +292,11 @@ def make_plan(
         groups["away"] = np.repeat(away, n_operations)
         groups["waiter"] = groups["route"] = groups["price"] = groups["flow"] = -1
         groups["owned"] = np.repeat(role == Role.OWNER, n_operations)
-        assert cast.routes is not None
+        assert simulated.routes is not None
         alone = operations is None
-        traffic = Traffic.of(cast.routes, contention, codes, code, priced, bound, alone)
+        traffic = Traffic.of(
+            simulated.routes, contention, codes, code, priced, bound, alone, lowered.scripts
+        )
 
     def of_slot(values: NDArray[Any], dtype: type) -> NDArray[Any]:
         found: NDArray[Any] = np.zeros(len(bound), dtype)
@@ -300,14 +309,14 @@ def make_plan(
         durations=priced.durations,
         duration=priced.which,
         numbers=hosted,
-        count=cast.classes.count[hosted],
+        count=simulated.classes.count[hosted],
         start=program.start[ranks],
         slot_index=slot_index,
         slot_group=of_slot(first_group, np.int64),
         slot_role=of_slot(role, np.uint8),
         slot_members=of_slot(members, np.int32),
         slot_away=of_slot(away, np.int32),
-        slot_hash=hash_sizes(cast.sizes[bound]),
+        slot_hash=hash_sizes(simulated.sizes[bound]),
         n_groups=int(first_group[-1]),
         n_messages=int(n_operations[n_others > 0].sum()),
         tiles=tiles,
@@ -317,7 +326,7 @@ def make_plan(
     )
     return Plan(
         program=program,
-        cast=cast,
+        simulated=simulated,
         placement=placement,
         process=process,
         hosted=hosted,
@@ -346,7 +355,7 @@ def _operations(
 
 
 def _meeting_points(
-    cast: Cast,
+    simulated: SimulatedRanks,
     placement: NDArray[np.int32],
     process: int,
     communicators: NDArray[np.int64],
@@ -356,8 +365,8 @@ def _meeting_points(
 
     Where there is a site, it is one of the processes and the owner.
     """
-    at, member_of = ranges(cast.member_index, communicators)
-    members = cast.members[at]
+    at, member_of = ranges(simulated.member_index, communicators)
+    members = simulated.members[at]
     n_processes = int(placement.max()) + 1
     sited = np.flatnonzero(site >= 0)
     pairs = np.concatenate(

@@ -1,16 +1,32 @@
-"""Colour refinement: which ranks can never be told apart, by what they do and whom they meet.
+"""Colour refinement: the coarsest equivalence classes of ranks, communicators and links.
 
-Ranks and groups are two sides of a graph whose edges, the *incidences*, say: this rank meets this
-group by its slot s. A rank's signature is its label and the labels of its groups, slot by slot; a
-group's the set of (label, slot) of its members. Where groups share links, those are a third side,
-whose edges, the *loads*, say: this group loads this link in that way. Signatures are multisets of
-(label, way) then: two equal flows over a link are not one. Sides take turns to split labels whose
-bearers differ in signature, until none does: the coarsest equitable partition that refines the
-labels given. (Cardon, Crochemore 1982; Paige, Tarjan 1987.)
+Three sides of a graph are labelled: ranks, groups (communicators) and, where communications share
+links, links. Edges between ranks and groups are *incidences* (this rank binds this group by its
+slot s); edges between groups and links are *loads* (this group loads this link, of such a kind).
 
-Only neighbours of what has changed are looked at again, and the largest part of a split label
-keeps it, so that one odd rank among many costs little more than none. Nothing is hashed: equal
-labels mean equal signatures.
+==========  =================================================================================
+side        signature
+==========  =================================================================================
+rank        its label, and the labels of its groups, slot by slot
+group       its label, the **set** of (label, slot) of its members, and the **multiset** of
+            (label, kind) of the links that it loads
+link        its label, and the multiset of (label, kind) of the groups that load it
+==========  =================================================================================
+
+Sides take turns to split labels whose bearers differ in signature until none does. The result is
+the coarsest stable (equitable) partition that refines the initial labels (Cardon and Crochemore
+1982; Paige and Tarjan 1987). LinkLoads are multisets since two equal flows over a link are not one.
+
+Three invariants make this fast and exact:
+
+1. *Only neighbours of items with a new label are examined.* When all items of a label are examined,
+   its largest part keeps the label; when only some are, all that are examined get new labels, and
+   those that are not keep it: no neighbour of theirs has a new label, so their signature is
+   unchanged, while every examined item has a neighbour with a label that is in no other signature.
+   One odd rank among many therefore costs little more than none, O(m log m) altogether.
+2. *A signature need only hold what changed.* Items of one label agreed in signature before, so the
+   entries whose labels are new tell them apart (multisets count, so the rest follows).
+3. *Nothing is hashed.* `partition` compares signatures themselves: equal labels, equal signatures.
 """
 
 from __future__ import annotations
@@ -23,14 +39,23 @@ from numpy.typing import NDArray
 
 from . import _core
 
-__all__ = ["Incidences", "Labels", "Loads", "dense", "multisets", "partition", "ranges", "refine"]
+__all__ = [
+    "Incidences",
+    "Labels",
+    "LinkLoads",
+    "dense",
+    "multisets",
+    "partition",
+    "ranges",
+    "refine",
+]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Incidences:
-    """Who meets where; `m` incidences of n ranks with `n_groups` groups, sorted by rank and slot.
+    """Which ranks bind which groups: `m` incidences, sorted by rank and slot.
 
     Attributes
     ----------
@@ -47,91 +72,99 @@ class Incidences:
 
 
 @dataclass(frozen=True, eq=False)
-class Loads:
-    """Which groups load which links; `e` loads.
+class LinkLoads:
+    """Which groups load which links: `e` loads.
 
     Attributes
     ----------
     group, link : int64, shape (e,)
-    way : int64, shape (e,)
-        What tells loads apart besides their ends: by which pattern, how heavily; 0 and up.
+    kind : int64, shape (e,)
+        Loads of one kind are of the same pattern and weight; numbered from 0.
     label : int64, shape (n_links,)
-        Labels of links to begin with, dense.
+        Initial labels of links, dense.
     """
 
     group: Ints
     link: Ints
-    way: Ints
+    kind: Ints
     label: Ints
 
 
 class Labels(NamedTuple):
-    """Final labels: dense, in no particular order; int64, shapes (n,), (n_groups,), (n_links,)."""
+    """Stable labels, dense, in no particular order; int64, shapes (n,), (n_groups,), (n_links,)."""
 
     rank: Ints
     group: Ints
     link: Ints
 
 
-NO_LOADS = Loads(*(np.empty(0, np.int64) for _ in range(4)))
+NO_LOADS = LinkLoads(*(np.empty(0, np.int64) for _ in range(4)))
 
 
 def refine(
-    rank: Ints, group: Ints, met: Incidences, most: int | None = None, loads: Loads = NO_LOADS
+    rank: Ints,
+    group: Ints,
+    incidences: Incidences,
+    max_labels: int | None = None,
+    loads: LinkLoads = NO_LOADS,
 ) -> Labels | None:
-    """Refine labels until they are stable.
+    """Initial labels → the coarsest stable labels that refine them.
 
     Parameters
     ----------
     rank, group : int64, shape (n,) and (n_groups,)
-        Labels to begin with, dense: 0 to the number of labels - 1. Ranks of one label have
+        Initial labels, dense: 0 to the number of labels - 1. Ranks of one label have
         incidences by the same slots.
-    met : Incidences
-    most : int, optional
-        Give up when there are more labels of ranks than this.
-    loads : Loads, optional
+    incidences : Incidences
+    max_labels : int, optional
+        Give up when ranks have more labels than this.
+    loads : LinkLoads, optional
         None by default: no links are shared.
 
     Returns
     -------
     Labels or None
-        None if given up.
+        None if it gave up.
 
     Examples
     --------
-    Four ranks in two pairs, one of them slow: its partner is told apart as well.
+    Four ranks in two pairs, one of them slow: its partner gets a label of its own as well.
 
-    >>> met = Incidences(np.arange(5), np.zeros(4, int), np.array([0, 0, 1, 1]), 2)
-    >>> refine(np.array([0, 0, 0, 1]), np.zeros(2, int), met).rank.tolist()
+    >>> incidences = Incidences(np.arange(5), np.zeros(4, int), np.array([0, 0, 1, 1]), 2)
+    >>> refine(np.array([0, 0, 0, 1]), np.zeros(2, int), incidences).rank.tolist()
     [0, 0, 2, 1]
     """
     ranks, groups, links = _Side(rank), _Side(group), _Side(loads.label)
-    of_rank = np.repeat(np.arange(len(rank)), np.diff(met.index))
-    group_index, by_group = _core.by_end(met.group, met.n_groups)
-    member, slot = of_rank[by_group], met.slot[by_group]
-    n_slots = int(met.slot.max(initial=-1)) + 1
-    by_links = _Edges(loads.link, loads.group, loads.way, len(loads.label))
-    by_groups = _Edges(loads.group, loads.link, loads.way, met.n_groups)
+    of_rank = np.repeat(np.arange(len(rank)), np.diff(incidences.index))
+    group_index, by_group = _core.by_end(incidences.group, incidences.n_groups)
+    member, slot = of_rank[by_group], incidences.slot[by_group]
+    n_slots = int(incidences.slot.max(initial=-1)) + 1
+    by_links = _Edges(loads.link, loads.group, loads.kind, len(loads.label))
+    by_groups = _Edges(loads.group, loads.link, loads.kind, incidences.n_groups)
 
-    def split_by_members(asked: Ints) -> Ints:
-        at, owner = ranges(group_index, asked)
+    def split_by_members(examined: Ints) -> Ints:
+        at, owner = ranges(group_index, examined)
         entries = ranks.label[member[at]] * n_slots + slot[at]
-        return groups.split(asked, *_sets(owner, entries, len(asked)))
+        return groups.split(examined, *_sets(owner, entries, len(examined)))
 
-    new_groups, first = [np.arange(met.n_groups)], True
+    new_groups, first = [np.arange(incidences.n_groups)], True
     split_by_members(new_groups[0])
-    asked = np.arange(len(rank))
+    examined = np.arange(len(rank))
     while True:
         # Ranks and groups first, until they are stable: there are more loads than incidences.
-        while len(asked):
-            at, _ = ranges(met.index, asked)
-            index = np.append(0, np.cumsum(met.index[asked + 1] - met.index[asked]))
-            changed = ranks.split(asked, groups.label[met.group[at]], index)
-            if most is not None and ranks.n_labels > most:
+        while len(examined):
+            at, _ = ranges(incidences.index, examined)
+            index = np.append(
+                0, np.cumsum(incidences.index[examined + 1] - incidences.index[examined])
+            )
+            changed = ranks.split(examined, groups.label[incidences.group[at]], index)
+            if max_labels is not None and ranks.n_labels > max_labels:
                 return None
-            changed = split_by_members(_distinct(met.group[ranges(met.index, changed)[0]]))
+            changed = split_by_members(
+                _distinct(incidences.group[ranges(incidences.index, changed)[0]])
+            )
             new_groups.append(changed)
-            asked = _distinct(member[ranges(group_index, changed)[0]])
+            examined = _distinct(member[ranges(group_index, changed)[0]])
         if not len(loads.label):
             break
         changed = _distinct(np.concatenate(new_groups))
@@ -141,33 +174,33 @@ def refine(
         if not len(changed):
             break
         new_groups, first = [changed], False
-        asked = _distinct(member[ranges(group_index, changed)[0]])
+        examined = _distinct(member[ranges(group_index, changed)[0]])
     return Labels(ranks.label, groups.label, links.label)
 
 
 class _Edges:
-    """Loads, from one side to the other."""
+    """Loads, by the side they start from."""
 
-    def __init__(self, here: Ints, there: Ints, way: Ints, n: int) -> None:
+    def __init__(self, here: Ints, there: Ints, kind: Ints, n: int) -> None:
         self.index, order = _core.by_end(here, n)
         # There are millions of loads: half of the memory will do.
-        self.here, self.there, self.way = (
-            each.astype(np.int32)[order] for each in (here, there, way)
+        self.here, self.there, self.kind = (
+            each.astype(np.int32)[order] for each in (here, there, kind)
         )
-        self.n_ways = int(way.max(initial=-1)) + 1
+        self.n_kinds = int(kind.max(initial=-1)) + 1
 
     def signatures(self, items: Ints, label: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return what items here with new labels add to signatures there; as for `_Side.split`.
+        """Items here with new labels → arguments of `_Side.split` for their neighbours there.
 
-        What is not new can be left out: a signature counts, so what was there tells the rest.
+        By invariant 2 the labels that are not new are left out.
         """
         at, _ = ranges(self.index, items)
-        entries = label[self.here[at]] * self.n_ways + self.way[at]
+        entries = label[self.here[at]] * self.n_kinds + self.kind[at]
         return multisets(self.there[at].astype(np.int64), entries)
 
 
 class _Side:
-    """The labels of one side, and how many bear each."""
+    """Labels of one side, and the number of items with each."""
 
     def __init__(self, label: Ints) -> None:
         self.label = label.astype(np.int64)
@@ -177,22 +210,21 @@ class _Side:
     def split(self, items: Ints, values: Ints, index: Ints) -> Ints:
         """Split labels by the signatures of some items; return the items with a new label.
 
-        ``values[index[i]:index[i + 1]]`` is the signature of ``items[i]``. Items not asked about
-        that share a label with some that are have kept the signature of that label, and keep it.
+        ``values[index[i]:index[i + 1]]`` is the signature of ``items[i]``, besides its label. Items
+        that are not examined keep their labels (invariant 1).
         """
         old = self.label[items]
         part, n_parts = partition(old, values, index)
         size = np.bincount(part, minlength=n_parts)
         of_part = np.zeros(n_parts, np.int64)
         of_part[part] = old
-        # The largest part of each label comes first, and keeps it if all items of it were asked.
+        # The largest part of a label comes first, and keeps it if all its items are examined.
         order = np.lexsort((-size, of_part))
         labels, first = np.unique(of_part[order], return_index=True)
-        asked = np.add.reduceat(size[order], first) if len(labels) else size
-        # Where some items were not asked, no part keeps the label: a neighbour of each asked item
-        # has a new label, which is in none of the signatures of the others.
+        n_examined = np.add.reduceat(size[order], first) if len(labels) else size
+        # Otherwise those that are not examined keep it.
         keeps = np.zeros(n_parts, bool)
-        keeps[order[first[asked == self.count[labels]]]] = True
+        keeps[order[first[n_examined == self.count[labels]]]] = True
         new = np.flatnonzero(~keeps)
         label = of_part.copy()
         label[new] = self.n_labels + np.arange(len(new))
@@ -204,7 +236,7 @@ class _Side:
 
 
 def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
-    """Number items by label and sequence of values: equal numbers mean both are equal.
+    """Number items by label and sequence of values; equal numbers mean that both are equal.
 
     Parameters
     ----------
@@ -225,7 +257,7 @@ def partition(label: Ints, values: Ints, index: Ints) -> tuple[Ints, int]:
 
 
 def dense(keys: Ints) -> tuple[Ints, int]:
-    """Replace numbers, at least 0, by 0 to n - 1 in their order; return them and n.
+    """Numbers, at least 0 → the same in 0 to n - 1, in their order, and n.
 
     Examples
     --------
@@ -243,7 +275,8 @@ def dense(keys: Ints) -> tuple[Ints, int]:
 
 
 def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
-    """Return all of ``index[i]`` to ``index[i + 1]`` for some i, and whose (0, 1, ...) each is.
+    """Return the entries ``index[i]`` to ``index[i + 1]`` of some items i of a CSR index, one item
+    after another, and which of the items (0, 1, ...) each belongs to.
 
     Examples
     --------
@@ -255,7 +288,7 @@ def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
 
 
 def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return the distinct entries of each owner, ascending, and where each owner's begin."""
+    """Return the distinct entries of each owner, ascending, and the index of each owner's first."""
     entries, n_entries = dense(entries)
     pairs = _distinct(owner * n_entries + entries)
     owners = pairs // max(n_entries, 1)
@@ -263,12 +296,12 @@ def _sets(owner: Ints, entries: Ints, n: int) -> tuple[Ints, Ints]:
 
 
 def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return all owners, and what each has, whatever the order: arguments for `partition`.
+    """Entries with their owners → the multiset of each owner, as arguments for `partition`.
 
     Parameters
     ----------
     owner, entries : int64, shape (m,)
-        ``owner[i]`` has ``entries[i]``, once more for each i.
+        ``owner[i]`` has ``entries[i]``; pairs may repeat.
 
     Returns
     -------
@@ -289,6 +322,6 @@ def multisets(owner: Ints, entries: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _distinct(values: Ints) -> Ints:
-    """As numpy.unique, which puts them into a hash table first: slower for values such as these."""
+    """Return sorted distinct values; numpy.unique hashes first, which is slower for these."""
     values = np.sort(values)
     return values[np.diff(values, prepend=-1) != 0]

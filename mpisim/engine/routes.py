@@ -1,4 +1,4 @@
-"""Routes: which links the communications of a cast's groups load, and how heavily."""
+"""Routes: which links the communications of simulated groups load, and how heavily."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Routes:
     """The routes of those communications that can share a link which can saturate; no others.
 
     A *route* is what the communications of one group and one pattern load; there are r of them.
-    Links are numbered anew, 0 to m - 1: only those that can saturate. In a folded cast one link
-    stands for all that are alike, and a route's weight on it is the sum of the weights of all
+    Links are numbered anew, 0 to m - 1: only those that can saturate. In a folded run one link
+    stands for all of its class, and a route's weight on it is the sum of the weights of all
     groups of a class on that one link: flows then share it as they share each of those it stands
     for, to the bit.
 
     Attributes
     ----------
     group : int64, shape (r,)
-        The group of the cast (unfolded: the communicator of the program).
+        The simulated group (unfolded: the communicator of the program).
     pattern : int64, shape (r,)
         Entry of `patterns`. Routes are sorted by (group, pattern), each of which is there once.
     index : int64, shape (r + 1,)
@@ -40,8 +40,8 @@ class Routes:
         As in prices.
     names : int64, shape (n_named,)
         The network's numbers of all links that can saturate, ascending.
-    stand_in : int64, shape (n_named,)
-        Of each of those, the link 0 to m - 1 that stands for it (unfolded: 0, 1, 2, ...).
+    simulated_link : int64, shape (n_named,)
+        The link 0 to m - 1 that is simulated for each of those (unfolded: 0, 1, 2, ...).
     """
 
     group: Ints
@@ -52,7 +52,7 @@ class Routes:
     capacity: Ints
     patterns: tuple[Hashable, ...]
     names: Ints
-    stand_in: Ints
+    simulated_link: Ints
 
     def __len__(self) -> int:
         return len(self.group)

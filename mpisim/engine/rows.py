@@ -1,12 +1,13 @@
-"""What every row of a rank did, worked out when asked for.
+"""Timelines: what every row of a rank did, worked out on request.
 
 The cores keep no record of rows: a run of many ranks has more rows than a machine has memory. They
 know when each communication began and ended; all else of a rank follows from that, its table and
-its durations, in one pass that waits for nobody.
+its durations, in one pass without communication.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,26 @@ from ._core import Ledger, rows_functions
 if TYPE_CHECKING:
     from .plan import Layout
 
-__all__ = ["Rows", "Solution"]
+__all__ = ["Binding", "Rows", "Solution"]
 
 _KEPT = 4
-"""Ranks whose rows are kept, in case they are asked for again."""
+"""Number of ranks whose rows are kept for further requests."""
+
+
+class Binding(IntEnum):
+    """Which input was the last to arrive, so that a row became ready when it did."""
+
+    HOST = 0
+    """The CPU: its clock plus the launch latency (HOST_WAIT: nothing waited for was later)."""
+    STREAM = 1
+    """The previous kernel of the stream, plus the gap."""
+    WAIT = 2
+    """``WAIT + i``: the i-th of the row's waits, plus the gap. A row with more than 126 waits says
+    ``WAIT + 125`` for the 126th and all later ones."""
+    QUEUE = 128
+    """Bit set beside the above: the launching call itself had to wait for the stream's launch
+    queue. Of equal inputs the stream counts before waits, waits before the host; JOINED rows say
+    what their batch's first row says, without this bit."""
 
 
 class Rows(NamedTuple):
@@ -81,7 +98,7 @@ class Solution:
             )
         self._kept[local] = found
         if len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]  # the one asked for the longest time ago
+            del self._kept[next(iter(self._kept))]  # the least recently used
         return found
 
     def account(
@@ -103,13 +120,13 @@ class Solution:
         found: NDArray[np.int32] = self._core.last(local)
         return found
 
-    def alike(self) -> NDArray[np.int64]:
-        """Find ranks whose rows did the same at the same times, whomever they met.
+    def identical(self) -> NDArray[np.int64]:
+        """Find ranks with identical timelines, whatever ranks they communicate with.
 
         Returns
         -------
         int64, shape (h,)
-            Of each rank the lowest whose rows are the same.
+            Of each rank the lowest with the same timeline.
         """
         layout = self._layout
         lowest: dict[tuple[Any, ...], int] = {}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mpi.reductions import largest, smallest
-from .fold import Cast
+from .fold import SimulatedRanks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -26,14 +26,14 @@ _shortened: Callable[[int, int], int] | None = None
 
 
 def count_operations(
-    cast: Cast, placement: NDArray[np.int32], comm: Intracomm
+    simulated: SimulatedRanks, placement: NDArray[np.int32], comm: Intracomm
 ) -> NDArray[np.int64]:
-    """Return how many operations each group of a cast has. **Collective** on `comm`."""
-    count = np.zeros(len(cast.sizes), np.int64)
+    """Return how many operations each simulated group has. **Collective** on `comm`."""
+    count = np.zeros(len(simulated.sizes), np.int64)
     for i in np.flatnonzero(placement == comm.rank).tolist():
-        on_slot = cast.program.table_of(int(cast.classes.representative[i])).operations
-        first = cast.slot_index[i]
-        np.maximum.at(count, cast.slots[first : first + len(on_slot)], on_slot)
+        on_slot = simulated.program.table_of(int(simulated.classes.representative[i])).operations
+        first = simulated.slot_index[i]
+        np.maximum.at(count, simulated.slots[first : first + len(on_slot)], on_slot)
     return largest(count, comm)
 
 

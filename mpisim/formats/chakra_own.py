@@ -196,8 +196,11 @@ def _table(facts: _Facts, nodes: Sequence[Any], number: Mapping[str, int]) -> Ta
             "the file is truncated"
         )
     with _about(facts.path):
+        arrays: dict[str, Any] = {
+            column: np.array(values, TABLE_COLUMNS[column]) for column, values in columns.items()
+        }
         return Table(
-            **{c: np.array(values, TABLE_COLUMNS[c]) for c, values in columns.items()},
+            **arrays,
             wait_index=np.array(index, np.int64),
             wait_row=np.array(awaited, np.int32),
             queue_depth=facts.whole("queue_depth"),

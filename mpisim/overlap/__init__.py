@@ -1,17 +1,21 @@
-"""Computing and communication at the same time: how much each slows the other.
+"""Overlap slowdown: how much kernels and communications that run at the same time slow each other.
 
-``ranks_of(case, network)``
-    The ranks of a case with the model of slowdown that its experiment asks for.
-``with_slowdown(ranks, runner, mode, comm, most)``, ``Outcome``
-    The run in which what overlaps is slower.
-``Overlap``
-    What a prediction says of it.
+Public names: `overlap_model` builds the model of a workload, `run_with_slowdown` runs it with a
+`SlowdownOutcome`, and `OverlapSummary` is what a prediction reports of it.
 
-Where to read: `timeline` is the formula of one rank, `passes` the loop around it.
+Read in this order:
+
+- `passes`: the loop: run, look what overlaps, run again with slower rows.
+- `model`: the timeline of a rank → how long its rows take beside each other, by `timeline`
+  (progress of slowed rows, the formula), `communication_kernels` (what communications occupy) and
+  `factors` (by how much each slows, parametric or learned).
+- `retiming`: the times of all classes → the program of the next run.
+- `summary`: texts and uncertainties of a prediction.
+- `pairs`, `fit`: measured pairs of a kernel and a communication, and constants fitted to them.
 """
 
-from .model import ranks_of
-from .passes import Outcome, with_slowdown
-from .said import Overlap
+from .model import overlap_model
+from .passes import SlowdownOutcome, run_with_slowdown
+from .summary import OverlapSummary
 
-__all__ = ["Outcome", "Overlap", "ranks_of", "with_slowdown"]
+__all__ = ["OverlapSummary", "SlowdownOutcome", "overlap_model", "run_with_slowdown"]

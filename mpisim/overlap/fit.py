@@ -1,8 +1,8 @@
-"""Fitting the constants of the slowdown to measured pairs.
+"""Fitting: measured pairs → constants of the slowdown model.
 
-Robust least squares of log(predicted / measured) (soft L1, so that a few odd pairs do not decide),
-in units of what one pair is off by, with the constants that there were as prior knowledge, each
-within its error bar. What no pair says anything of stays as it was.
+Robust least squares of log(predicted / measured) (soft L1, so that outliers count little), in units
+of the error of one pair, with the previous constants as priors, each with its error bar. Constants
+that no pair depends on keep their values.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..kernels.slowdown.parametric import slowed
 from ..program import Operation
 from .pairs import ALGORITHMS, COLLECTIVES, Pairs
 
-__all__ = ["Fitted", "fit", "predicted", "written"]
+__all__ = ["OverlapFit", "fit", "predicted", "written"]
 
 Floats = NDArray[np.float64]
 
-NOISE = 0.05
+PAIR_ERROR = 0.05
 """Relative error of one measured slowdown."""
 
-SHARED = ("gather", "reduce", "multicast", "send")
+TRAFFIC_CONSTANTS = ("gather", "reduce", "multicast", "send")
 
-LIMITS = {
-    **dict.fromkeys(SHARED, (0.1, 10.0)),
+FIT_BOUNDS = {
+    **dict.fromkeys(TRAFFIC_CONSTANTS, (0.1, 10.0)),
     **dict.fromkeys(CLASSES, (0.005, 2.0)),
     "communication": (0.005, 2.0),
 }
-"""The constants that are fitted, and what they can be: above 0, for error bars are relative."""
+"""SlowdownConstants that are fitted, and their bounds: above 0, since error bars are relative."""
 
 
 @dataclass(frozen=True)
-class Fitted:
+class OverlapFit:
     """The outcome of a fit.
 
     Attributes
@@ -47,7 +47,7 @@ class Fitted:
     before, after : float
         Root of the mean square of log(predicted / measured), of kernels.
     known : tuple of str
-        The constants of which pairs say something.
+        The constants that pairs depend on.
     """
 
     constants: SlowdownConstants
@@ -59,9 +59,9 @@ class Fitted:
 def predicted(pairs: Pairs, constants: SlowdownConstants) -> tuple[Floats, Floats]:
     """Return the slowdowns of kernels and of communications, shape (n,) each.
 
-    What is due to memory is told by the shares of the memory's and the multiprocessors' rates that
-    the kernel reaches, if they are given; otherwise by its class: products wait for arithmetic, all
-    else for memory.
+    The part of a kernel's time that memory limits follows from the shares of the memory's and the
+    multiprocessors' rates that it reaches, if given; otherwise from its class: matrix products are
+    limited by arithmetic, all other kernels by memory.
     """
     columns = pairs.columns
     of_gpu = [pairs.machines[name] for name in pairs.gpu]
@@ -99,23 +99,23 @@ def _traffic(pairs: Pairs, constants: SlowdownConstants) -> list[Quantity]:
     ]
 
 
-def fit(pairs: Pairs, start: SlowdownConstants) -> Fitted:
+def fit(pairs: Pairs, start: SlowdownConstants) -> OverlapFit:
     """Fit constants to pairs.
 
     Parameters
     ----------
     pairs : Pairs
     start : SlowdownConstants
-        What is known without them.
+        The prior constants.
 
     Raises
     ------
     InputError
-        If no pair says anything of any constant.
+        If pairs depend on no constant.
     """
     from scipy.optimize import least_squares
 
-    names = tuple(LIMITS)
+    names = tuple(FIT_BOUNDS)
     first = np.array([getattr(start, name).si for name in names])
     errors = np.array([max(getattr(start, name).error, 0.01) for name in names])
     width = np.maximum(first * errors, 0.01)
@@ -126,15 +126,15 @@ def fit(pairs: Pairs, start: SlowdownConstants) -> Fitted:
     def residuals(x: Floats) -> Floats:
         factor, other = predicted(pairs, _with(start, x))
         return np.concatenate(
-            [(np.log(factor) - measured) / NOISE, (np.log(other) - beside)[also] / NOISE]
+            [(np.log(factor) - measured) / PAIR_ERROR, (np.log(other) - beside)[also] / PAIR_ERROR]
         )
 
     def everything(x: Floats) -> Floats:
         return np.concatenate([residuals(x), (x - first) / width])
 
-    least, most = np.array([LIMITS[name] for name in names]).T
-    inside = np.clip(first, least * 1.001, most * 0.999)
-    found = least_squares(everything, inside, bounds=(least, most), loss="soft_l1", x_scale=width)
+    lower, upper = np.array([FIT_BOUNDS[name] for name in names]).T
+    inside = np.clip(first, lower * 1.001, upper * 0.999)
+    found = least_squares(everything, inside, bounds=(lower, upper), loss="soft_l1", x_scale=width)
     slope = _slope(residuals, found.x, width)
     seen = np.abs(slope).sum(axis=0) > 1e-6
     if not seen.any():
@@ -149,7 +149,7 @@ def fit(pairs: Pairs, start: SlowdownConstants) -> Fitted:
             error = min(float(spread[i] / x[i]), 10.0)
             number = Quantity(float(f"{x[i]:.4g}"), "1", float(f"{error:.3g}"), source)
             constants = replace(constants, **{name: number})
-    return Fitted(
+    return OverlapFit(
         constants,
         _off(pairs, start),
         _off(pairs, constants),
@@ -158,7 +158,7 @@ def fit(pairs: Pairs, start: SlowdownConstants) -> Fitted:
 
 
 def _slope(function: object, x: Floats, width: Floats) -> Floats:
-    """Return the derivatives of residuals by each constant, from a difference both ways."""
+    """Return the derivatives of residuals by each constant, by central differences."""
     assert callable(function)
     columns = []
     for i in range(len(x)):
@@ -171,7 +171,7 @@ def _slope(function: object, x: Floats, width: Floats) -> Floats:
 def _with(constants: SlowdownConstants, x: Floats) -> SlowdownConstants:
     changed = {
         name: replace(getattr(constants, name), value=float(value))
-        for name, value in zip(LIMITS, x.tolist(), strict=True)
+        for name, value in zip(FIT_BOUNDS, x.tolist(), strict=True)
     }
     return replace(constants, **changed)
 
@@ -185,7 +185,7 @@ HEADER = "# Constants of the slowdown of what overlaps, written by `mpisim calib
 
 
 def written(constants: SlowdownConstants) -> str:
-    """Return the text of a file of constants, of the form of ``data/overlap.toml``."""
+    """Return constants as the text of a file in the format of ``data/overlap.toml``."""
     parts = [HEADER]
     for each in fields(constants):
         number: Quantity = getattr(constants, each.name)

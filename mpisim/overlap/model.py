@@ -1,71 +1,296 @@
-"""From an experiment to the model of slowdown that serves it."""
+"""The overlap model of a program: a run's timelines → how long rows take beside each other.
+
+`overlap_model` builds it for an experiment: the communications of every rank
+(`communication_kernels`), and for each kind of GPU its kernels with their slowdown factors
+(`factors`). `OverlapModel.slowed_rows` applies it to the ranks that a process simulated.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
+from ..engine.duration_factors import ONE, jitter_factors, speed_factor
+from ..engine.rows import Rows
+from ..engine.run import Run
+from ..kernels.operations import Kernel
 from ..kernels.slowdown import (
+    CLASSES,
+    KernelWork,
     Parametric,
     SlowdownConstants,
     packaged_constants,
     read_constants,
     work_of,
 )
+from ..program import Kind, Program, Table
 from ..topo import Network
-from .factors import ParametricFactors
-from .rank import Device, Factors, Ranks
-from .residents import Residents
+from ._core.rows import add_slowdowns
+from .communication_kernels import CommunicationKernels, RankCommunications
+from .factors import LearnedFactors, LearnedSlowdowns, ParametricFactors, SlowdownFactors
+from .retiming import RowTimes
+from .timeline import load_intervals, memory_use, slowed_communications, slowed_kernels
 
 if TYPE_CHECKING:
-    from ..prediction.prepared import Case
-    from ..program import Program
+    from ..experiment.choices import OverlapChoice
     from ..workloads.pricing import Pricing
 
-__all__ = ["ranks_of"]
+__all__ = ["DeviceModel", "OverlapModel", "SlowedRows", "overlap_model"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+Key = tuple[str, int]
+"""A kernel's key: the name of its rows, and their duration in ps."""
 
 
-def ranks_of(case: Case, network: Network) -> Ranks:
-    """Return all that is needed to work out what overlap costs the ranks of a case. Local.
+class SlowedRows(NamedTuple):
+    """Times of the rows of a rank beside each other.
+
+    Attributes
+    ----------
+    duration : int64, shape (n,)
+        Kernels: beside communications, in ps of a rank of speed 1; other rows as in the table.
+    wire : int64, shape (m,)
+        Communications: beside this rank's kernels, with the network to themselves, in ps.
+    kernel_time : int64, shape (len(CLASSES), 2)
+        Time of the kernels of each class that are slowed: alone, and beside communications, in ps.
+    terms : int64, shape (len(CLASSES), c)
+        Part of the latter that is proportional to each number of the model, in ps.
+    """
+
+    duration: Ints
+    wire: Ints
+    kernel_time: Ints
+    terms: Ints
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """One kind of GPU: its kernels, and their slowdown factors.
+
+    Attributes
+    ----------
+    factors : SlowdownFactors
+    work : KernelWork
+        Of the kernels.
+    durations : int64, shape (l,)
+        Distinct durations of the kernels in ps, ascending.
+    entry : int64, shape (l, len(program.names))
+        Entry of `work` of the rows with a duration and a name; -1: none.
+    """
+
+    factors: SlowdownFactors
+    work: KernelWork
+    durations: Ints
+    entry: Ints
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        factors: SlowdownFactors,
+        work: KernelWork,
+        kernels: Mapping[Key, Kernel],
+    ) -> DeviceModel:
+        """Build from kernels by key, in the order of `work`."""
+        durations = np.unique(np.array([length for _, length in kernels], np.int64))
+        entry = np.full((len(durations), len(program.names)), -1)
+        number = {name: i for i, name in enumerate(program.names)}
+        for i, (name, length) in enumerate(kernels):
+            if name in number:
+                entry[np.searchsorted(durations, length), number[name]] = i
+        return cls(factors, work, durations, entry)
+
+    def numbers(self, table: Table, rows: Ints) -> Ints:
+        """Return the entry of `work` of some rows of a table; -1: not described there."""
+        if not len(self.durations):
+            return np.full(len(rows), -1)
+        length = table.duration[rows]
+        at = np.searchsorted(self.durations, length).clip(max=len(self.durations) - 1)
+        return np.where(self.durations[at] == length, self.entry[at, table.name[rows]], -1)
+
+
+@dataclass(frozen=True)
+class OverlapModel:
+    """The overlap model of all ranks of a program.
+
+    Attributes
+    ----------
+    program : Program
+        With durations without slowdown.
+    communications : CommunicationKernels
+    devices : tuple of DeviceModel
+    kind : int64, shape (n_ranks,)
+        Entry of `devices` of each rank.
+    """
+
+    program: Program
+    communications: CommunicationKernels
+    devices: tuple[DeviceModel, ...]
+    kind: Ints
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the numbers that factors of kernels depend on."""
+        return self.devices[0].factors.terms
+
+    def device(self, rank: int) -> DeviceModel:
+        """Return the GPU of a rank."""
+        return self.devices[int(self.kind[rank])]
+
+    def slowed_rows(self, run: Run) -> dict[int, SlowedRows]:
+        """Return the slowed rows of the ranks that were simulated here, by class. Local.
+
+        Ranks with identical timelines and communications are worked out once.
+        """
+        found: dict[int, SlowedRows] = {}
+        known: dict[tuple[Hashable, ...], SlowedRows] = {}
+        for i, identical in zip(run.simulated.tolist(), run.identical.tolist(), strict=True):
+            rank = int(run.hosted[i])
+            tables = int(self.program.table[rank]), int(run.program.table[rank])
+            kinds = int(self.kind[rank]), self.communications.key_of(rank)
+            key = (*tables, *kinds, identical)
+            number = int(run.classes.of_rank[rank])
+            if key not in known:
+                delay = RowTimes.of_class(run, number).delay
+                known[key] = self._slowed_rows(rank, delay, run.rows(i))
+            found[number] = known[key]
+        return found
+
+    def _slowed_rows(self, rank: int, delay: Ints, rows: Rows) -> SlowedRows:
+        """Timeline of a rank, run with some wire delays → its slowed rows."""
+        table, device = self.program.table_of(rank), self.device(rank)
+        own = self.communications.of(rank)
+        begin, wire, end = rows.begin, rows.wire, rows.end
+        at = own.rows
+        takes_time = end[at] > begin[at]
+
+        kernels = np.flatnonzero(table.kind == Kind.KERNEL)
+        number = device.numbers(table, kernels)
+        kernels, number = kernels[number >= 0], number[number >= 0]
+
+        moving = np.maximum(end[at] - wire[at], 1)
+        bandwidth = np.rint(own.traffic / moving * 1e12).astype(np.int64)
+        loads = load_intervals(
+            begin[at][takes_time],
+            wire[at][takes_time],
+            end[at][takes_time],
+            own.taken[takes_time],
+            bandwidth[takes_time],
+        )
+        duration = table.duration.copy()
+        n_terms = len(device.factors.terms)
+        kernel_time = np.zeros((len(CLASSES), 2), np.int64)
+        terms = np.zeros((len(CLASSES), n_terms), np.int64)
+        if len(loads.time) and len(kernels):
+            beside = [self.communications.distinct[k] for k in own.which[takes_time].tolist()]
+            alone = table.duration[kernels]
+            scale = self.duration_factors(rank, kernels)
+            lasting, depends = slowed_kernels(
+                begin[kernels],
+                alone * scale,
+                loads,
+                lambda some, load: device.factors.kernels(number[some], load, beside),
+                n_terms,
+            )
+            slowed = np.rint(lasting / scale).astype(np.int64)
+            duration[kernels] = np.maximum(slowed, alone)
+            of_class = device.work.kind[number]
+            add_slowdowns(of_class, alone, duration[kernels], depends, kernel_time, terms)
+        wire_time = own.alone
+        if len(at) and len(kernels):
+            time, use = memory_use(begin[kernels], end[kernels], device.work.use[number])
+            factor = device.factors.communications(own, self.communications.distinct, use)
+            wire_time = _slowed_wire_times(own, delay, wire[at], end[at], time, factor)
+        return SlowedRows(duration, wire_time, kernel_time, terms)
+
+    def duration_factors(self, rank: int, rows: Ints) -> Floats:
+        """Return the factors of some rows of a rank for its speed and jitter."""
+        program = self.program
+        factor = speed_factor(float(program.speed[rank]))
+        if program.jitter is not None:
+            factor = jitter_factors(program.jitter, rank, rows, int(factor))
+        return np.maximum(np.broadcast_to(factor, rows.shape) / ONE, 1 / ONE)
+
+
+def _slowed_wire_times(
+    own: RankCommunications, delay: Ints, wire: Ints, end: Ints, time: Ints, factor: Floats
+) -> Ints:
+    """Return wire times of communications beside the kernels of their rank, in ps.
+
+    Parameters
+    ----------
+    own : RankCommunications
+    delay : int64, shape (n,)
+        The wire delays, of all rows, with which the rank was run.
+    wire, end : int64, shape (m,)
+        When the wire time of each communication began and ended in that run, in ps.
+    time, factor
+        As for `slowed_communications`.
+    """
+    # Where links are shared a communication takes longer than its price, by the same ratio with
+    # and without slowdown.
+    contended = (end - wire) / np.maximum(own.alone + delay[own.rows], 1)
+    lasting = slowed_communications(wire, own.alone * contended, time, factor)
+    found = np.rint(lasting / np.where(contended > 0, contended, 1.0)).astype(np.int64)
+    return np.maximum(found, own.alone)
+
+
+def overlap_model(
+    program: Program,
+    network: Network,
+    pricings: Sequence[Pricing],
+    gpu_of: Ints | None,
+    choice: OverlapChoice,
+    source: str,
+) -> OverlapModel:
+    """Build the overlap model of a workload. Local.
+
+    Parameters
+    ----------
+    program : Program
+    network : Network
+    pricings : sequence of Pricing
+        Of each kind of GPU: its kernels.
+    gpu_of : int64, shape (n_ranks,), or None
+        The entry of `pricings` of each rank; None: all have the first.
+    choice : OverlapChoice
+    source : str
+        The experiment's file: paths are relative to its folder, and errors name it.
 
     Raises
     ------
     InputError
         If a file that the experiment names cannot be read, or is not of its form.
     """
-    choice = case.experiment.overlap
-    source = case.experiment.source
     folder = Path(source).parent
     try:
         constants = packaged_constants()
         if choice.calibration is not None:
             constants = read_constants(folder / choice.calibration)
         pairs = None if choice.pairs is None else folder / choice.pairs
-        devices = tuple(
-            _device(case.program, each, constants, pairs) for each in case.workload.pricings
-        )
+        devices = tuple(_device(program, each, constants, pairs) for each in pricings)
     except InputError as error:
         raise InputError(f"{source}: [overlap] {error}") from error
-    residents = Residents(case.program, network, constants)
-    kinds: NDArray[np.int64] = np.zeros(case.program.n_ranks, np.int64)
-    of_rank = case.workload.layout.gpu_of
-    return Ranks(case.program, residents, devices, kinds if of_rank is None else of_rank)
+    kind = np.zeros(program.n_ranks, np.int64) if gpu_of is None else gpu_of
+    return OverlapModel(program, CommunicationKernels(program, network, constants), devices, kind)
 
 
 def _device(
     program: Program, pricing: Pricing, constants: SlowdownConstants, pairs: Path | None
-) -> Device:
+) -> DeviceModel:
     seconds = [duration / PICOSECONDS for _, duration in pricing.kernels]
     work = work_of(pricing.model, list(pricing.kernels.values()), seconds)
     model = Parametric(work, constants)
-    factors: Factors = ParametricFactors(model)
+    factors: SlowdownFactors = ParametricFactors(model)
     if pairs is not None:
-        from .learned import Learned, LearnedFactors
-
-        factors = LearnedFactors(Learned.read(pairs, work.parameters.name), model)
-    return Device.of(program, factors, work, pricing.kernels)
+        factors = LearnedFactors(LearnedSlowdowns.read(pairs, work.parameters.name), model)
+    return DeviceModel.of(program, factors, work, pricing.kernels)

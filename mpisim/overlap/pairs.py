@@ -65,13 +65,13 @@ OPTIONAL = (
 )
 SHARES = ("sm", "dram", "occupancy", "l1_hit", "l2_hit")
 
-LARGEST = 100.0
-"""A factor above this is a mistake of the table."""
+MAX_SLOWDOWN = 100.0
+"""A larger factor is taken for a mistake in the table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Measured pairs, `n` of them. What was not measured is nan, or -1.
+    """Measured pairs, `n` of them; nan or -1: not measured.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Pairs:
     gpu : tuple of str
         Name of the preset.
     kind : int64, shape (n,)
-        Entry of `CLASSES`, by the kernel's family.
+        Entry of `CLASSES` of the kernel's family.
     collective, algorithm, protocol : int64, shape (n,)
         Entries of `COLLECTIVES`, `ALGORITHMS`, `PROTOCOLS`.
     columns : dict of str to float64, shape (n,)
@@ -104,12 +104,12 @@ class Pairs:
 
 
 def read_pairs(path: str | Path) -> Pairs:
-    """Read a table of pairs.
+    """Read a table of pairs from a CSV file.
 
     Parameters
     ----------
     path : str or Path
-        CSV with a head; docs/overlap.md says what stands in its columns.
+        CSV with a header; docs/overlap.md describes the columns.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def read_pairs(path: str | Path) -> Pairs:
 
 
 def _rows(path: str | Path) -> list[tuple[int, Cells]]:
-    """Return the rows with the numbers of their lines."""
+    """Return the rows of a file with their line numbers."""
 
     def check(head: list[str]) -> None:
         known = (*REQUIRED, *OPTIONAL)
@@ -194,8 +194,8 @@ def _numbers(row: Cells, where: str) -> dict[str, float]:
         "ranks": _number(row, "ranks", where, 2, 1e7),
         "channels": _number(row, "channels", where, 0, 1024),
         "tiles": _number(row, "tiles", where, 1, 1e12),
-        "kernel_slowdown": _number(row, "kernel_slowdown", where, 0, LARGEST),
-        "comm_slowdown": _number(row, "comm_slowdown", where, 0, LARGEST),
+        "kernel_slowdown": _number(row, "kernel_slowdown", where, 0, MAX_SLOWDOWN),
+        "comm_slowdown": _number(row, "comm_slowdown", where, 0, MAX_SLOWDOWN),
     }
     for name in ("seconds", "comm_seconds", "kernel_slowdown", "comm_slowdown"):
         if found[name] == 0:
@@ -203,7 +203,7 @@ def _numbers(row: Cells, where: str) -> dict[str, float]:
     return found | {name: _number(row, name, where, 0, 1) for name in SHARES}
 
 
-def _number(row: Cells, column: str, where: str, least: float, most: float) -> float:
+def _number(row: Cells, column: str, where: str, lowest: float, highest: float) -> float:
     """Return a number within limits; nan for an empty cell of an optional column."""
     text = row.get(column, "")
     if not text and column in OPTIONAL:
@@ -212,7 +212,7 @@ def _number(row: Cells, column: str, where: str, least: float, most: float) -> f
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value <= most or math.isinf(value):
-        limits = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} on"
+    if not lowest <= value <= highest or math.isinf(value):
+        limits = f"{lowest:g} to {highest:g}" if highest < math.inf else f"{lowest:g} on"
         raise InputError(f"{where}: {column} is {text!r}; it must be a number from {limits}")
     return value

@@ -1,14 +1,26 @@
-"""Runs that know what overlaps: a run without slowdown says what ran beside what, and so on.
+"""Passes: a program is run again with slower rows until durations and overlap agree.
 
-*Static*: every row is slowed by what ran beside it when nothing was slowed. *Coupled*: again and
-again, until no duration changes: what runs beside what is then what the durations were made of.
-What happens later changes nothing earlier, so that the times settle from the front; a whole ps
-that is rounded up and down in turn is met halfway.
+A *pass* looks at a run, works out from every timeline how long its rows take beside each other, and
+runs the program again with these durations.
+
+*Static*: one pass. Every row is slowed by what ran beside it when nothing was slowed.
+
+*Coupled*: passes until no duration changes; the last run is then a fixed point: its overlap is the
+one that its durations were made of. Why this ends, as a rule:
+
+- Causality: what happens later changes nothing earlier. Once all durations up to a time are those
+  of the pass before, everything up to that time is final, so a final prefix grows from the front.
+- Rounding to whole ps can make the last differences alternate. Times of all ranks are hashed in
+  every pass; when a hash returns, passes go in a circle, and from then on each duration is the mean
+  of its last two, rounded down (*damped*).
+- `max_passes` bounds the rest; `SlowdownOutcome.unsettled_rows` counts rows that still change.
+
+All processes take the same decisions, since each rests on sums over processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,157 +30,161 @@ from numpy.typing import NDArray
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..mpi.reductions import added, added_words
-from ..program import Program, Table
-from .members import slowest
-from .rank import Ranks
-from .retimed import Times, is_spread, retimed, times_of
+from ..program import Program
+from .model import OverlapModel
+from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_times
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Outcome", "with_slowdown"]
+__all__ = ["SlowdownOutcome", "run_with_slowdown"]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """A run in which what overlaps is slower, and what that did; equal on all processes.
+class SlowdownOutcome:
+    """The outcome of passes; equal on all processes.
 
     Attributes
     ----------
     run : Run
-    before : int
+        The last run, with slowdown.
+    step_time_alone : int
         Step time in ps without slowdown.
     passes : int
-        Times that durations were worked out.
-    left : int
-        Rows, of one rank a class, whose durations had not settled after the last pass (coupled).
-    spent : int64, shape (len(CLASSES), 2)
-        Over all ranks, of kernels that overlap: their time alone, and beside communications, in ps.
-    wire : int64, shape (2,)
-        The same of communications.
+        Number of times that durations were worked out.
+    unsettled_rows : int
+        Rows, of one rank a class, whose durations the last pass changed (coupled).
+    kernel_time : int64, shape (len(CLASSES), 2)
+        Time of kernels that overlap, over all ranks: alone, and beside communications, in ps.
+    wire_time : int64, shape (2,)
+        Likewise of communications.
     terms : int64, shape (len(CLASSES), c)
-        Of kernels' time, ps in proportion to each number of the model.
+        Part of the kernels' time, in ps, that is proportional to each number of the model.
     """
 
     run: Run
-    before: int
+    step_time_alone: int
     passes: int
-    left: int
-    spent: Ints
-    wire: Ints
+    unsettled_rows: int
+    kernel_time: Ints
+    wire_time: Ints
     terms: Ints
 
 
-Runner = Callable[[Program, bool, NDArray[np.int32] | None], Run]
-"""Runs a program: whether for the last time, with all that is asked of it; and on which processes,
-if that is given."""
+Runner = Callable[
+    [Program, Sequence[Ints | None], bool, NDArray[np.int32] | None],
+    Run,
+]
+"""(program, wire delays, whether this is the last run, placement or None) → run."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one look at a run says; the rows of each class simulated here."""
+    """The outcome of one pass; times are by class simulated on this process."""
 
-    times: dict[int, Times]
-    spent: Ints
-    wire: Ints
+    times: dict[int, RowTimes]
+    kernel_time: Ints
+    wire_time: Ints
     terms: Ints
-    changed: int
-    state: bytes  # a hash of the times of all ranks, where there are several passes
+    changed: int  # rows, over all processes
+    hash: bytes  # of the times of all ranks, where there are several passes
 
 
-def with_slowdown(
-    ranks: Ranks,
+def run_with_slowdown(
+    model: OverlapModel,
     runner: Runner,
     mode: Literal["static", "coupled"],
     comm: Intracomm,
-    most: int,
-) -> Outcome:
-    """Run a program in which what overlaps is slower. **Collective.**
+    max_passes: int,
+) -> SlowdownOutcome:
+    """Run a program in which kernels and communications slow each other. **Collective.**
 
     Parameters
     ----------
-    ranks : Ranks
+    model : OverlapModel
         With the program, whole.
     runner : callable
         A `Runner`.
     mode : {"static", "coupled"}
     comm : mpi4py.MPI.Intracomm
-    most : int
-        Passes of a coupled run.
+    max_passes : int
+        Of a coupled run.
     """
-    run = runner(ranks.program, False, None)
-    before = run.step_time
-    seen: set[bytes] = set()
+    run = runner(model.program, (), False, None)
+    step_time_alone = run.step_time
+    hashes: set[bytes] = set()
     damped = False
-    passes, left = 0, 0
+    passes, unsettled = 0, 0
     placement: NDArray[np.int32] | None = None
     while True:
-        found = _look(ranks, run, comm, mode)
+        found = _work_out(model, run, comm, mode)
         passes += 1
         times = found.times
-        damped = damped or found.state in seen
-        seen.add(found.state)
-        if damped:  # the same durations again: they turn in a circle
-            times = {
-                number: each.halfway(Times.of(_table(run, number)))
-                for number, each in times.items()
-            }
-        if not found.changed or (damped and _settled(run, times, comm)):
-            left = found.changed
-            run = runner(run.program, True, placement)  # once more, for its critical path
+        damped = damped or found.hash in hashes
+        hashes.add(found.hash)
+        if damped:
+            times = {n: each.mean(RowTimes.of_class(run, n)) for n, each in times.items()}
+        if not found.changed or (damped and _is_fixed_point(run, times, comm)):
+            unsettled = found.changed
+            # Once more, for all that the last run is asked for.
+            run = runner(run.program, run.setup.wire_delays, True, placement)
             break
-        last = mode == "static" or passes >= most
-        # Where each process has the tables of its own ranks alone, these stay where they are.
+        last = mode == "static" or passes >= max_passes
+        # Where each process has the tables of its own ranks alone, ranks stay where they are.
         placement = run.placement if is_spread(run, comm) else None
-        run = runner(retimed(ranks.program, run, times, comm), last, placement)
+        program, delays = retimed(model.program, run, times, comm)
+        run = runner(program, delays, last, placement)
         if last:
             if mode == "coupled":
-                left = _look(ranks, run, comm, mode).changed
+                unsettled = _work_out(model, run, comm, mode).changed
             break
-    return Outcome(run, before, passes, left, found.spent, found.wire, found.terms)
-
-
-def _settled(run: Run, times: Mapping[int, Times], comm: Intracomm) -> bool:
-    """Say whether times are those of a run already. **Collective.**"""
-    moved = np.array(
-        [sum(each.differing(Times.of(_table(run, number))) for number, each in times.items())],
-        np.int64,
+    return SlowdownOutcome(
+        run,
+        step_time_alone,
+        passes,
+        unsettled,
+        found.kernel_time,
+        found.wire_time,
+        found.terms,
     )
-    return not added(moved, comm)[0]
 
 
-def _table(run: Run, number: int) -> Table:
-    """Return the table that a class was simulated with."""
-    return run.program.table_of(int(run.classes.representative[number]))
+def _is_fixed_point(run: Run, times: Mapping[int, RowTimes], comm: Intracomm) -> bool:
+    """Return whether a run had these times already. **Collective.**"""
+    changed = sum(each.n_differing(RowTimes.of_class(run, n)) for n, each in times.items())
+    return not added(np.array([changed], np.int64), comm)[0]
 
 
-def _look(ranks: Ranks, run: Run, comm: Intracomm, mode: Literal["static", "coupled"]) -> _Pass:
-    """Work out from a run how long rows last. **Collective.**"""
-    own = ranks.lengths(run)
-    longest = slowest(
-        ranks.program, run.classes, {number: each.wire for number, each in own.items()}, comm
+def _work_out(
+    model: OverlapModel, run: Run, comm: Intracomm, mode: Literal["static", "coupled"]
+) -> _Pass:
+    """Run → the times of its rows beside each other. **Collective.**"""
+    own = model.slowed_rows(run)
+    longest = longest_of_members(
+        model.program, run.classes, {number: each.wire for number, each in own.items()}, comm
     )
-    times: dict[int, Times] = {}
-    n_terms = len(ranks.terms)
+    times: dict[int, RowTimes] = {}
+    n_terms = len(model.terms)
     # Everything that is added up over processes, side by side.
     sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
-    state = np.zeros(2, np.uint64)
+    words = np.zeros(2, np.uint64)
     for number, each in own.items():
         rank = int(run.classes.representative[number])
-        table, current = ranks.program.table_of(rank), _table(run, number)
-        alone = ranks.residents.of(rank).alone
-        times[number] = times_of(table, each.duration, longest[number], alone)
+        alone = model.communications.of(rank).alone
+        times[number] = row_times(
+            model.program.table_of(rank), each.duration, longest[number], alone
+        )
         count = int(run.classes.count[number])
-        sums[:, :2] += count * each.spent
+        sums[:, :2] += count * each.kernel_time
         sums[:, 2:-1] += count * each.terms
-        met = longest[number] > alone
-        sums[0, -1] += count * int(alone[met].sum())
-        sums[1, -1] += count * int(longest[number][met].sum())
-        sums[2, -1] += times[number].differing(Times.of(current))
+        slowed = longest[number] > alone
+        sums[0, -1] += count * int(alone[slowed].sum())
+        sums[1, -1] += count * int(longest[number][slowed].sum())
+        sums[2, -1] += times[number].n_differing(RowTimes.of_class(run, number))
         if mode == "coupled":
-            state += np.uint64(count) * times[number].hash()
-    sums, state = added(sums, comm), added_words(state, comm)
-    spent, terms, beside = sums[:, :2], sums[:, 2:-1], sums[:, -1]
-    return _Pass(times, spent, beside[:2], terms, int(beside[2]), bytes(state))
+            words += np.uint64(count) * times[number].hash()
+    sums, words = added(sums, comm), added_words(words, comm)
+    beside = sums[:, -1]
+    return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))

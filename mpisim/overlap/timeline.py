@@ -1,7 +1,9 @@
-"""What runs on one GPU at what time, and how far rows get when what runs beside them slows them.
+"""Timelines of one GPU: the load that communications put on it, and how far slowed rows get.
 
-All formulas are those of one rank alone, from integer times, in one order: every process that works
-them out comes to the same bits. Sums of integers below 2^53 ps (2.5 hours) are exact in float64.
+A row with slowdown factor f progresses at rate 1 / f; it is done when its progress adds up to the
+time that it takes alone. All formulas are those of one rank, from integer times, in a fixed order:
+every process that works them out gets the same bits. Sums of integers below 2^53 ps (2.5 hours) are
+exact in float64.
 """
 
 from __future__ import annotations
@@ -14,23 +16,30 @@ from numpy.typing import NDArray
 
 from ..kernels.slowdown import Load
 from ._core import rows
-from ._core.intervals import advanced, begun, held
+from ._core.intervals import advance_kernels, interval_loads, start_kernels
 
-__all__ = ["Loads", "alike", "kernels_last", "loads_of", "moved", "use_of"]
+__all__ = [
+    "LoadIntervals",
+    "distinct_rows",
+    "load_intervals",
+    "memory_use",
+    "slowed_communications",
+    "slowed_kernels",
+]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 Factor = Callable[[Ints, Load], tuple[Floats, Floats]]
-"""From rows and what is loaded beside each to the factors of their time, shape (p,), and what these
-rest on, shape (p, c)."""
+"""(rows, load beside each) → (factors of their time, shape (p,); their dependence on each number of
+the model, shape (p, c))."""
 
 USE_ONE = 1 << 20
-"""Use of the memory is added up in these parts, so that sums come back to 0."""
+"""Memory use is added up in these units, as integers, so that sums return to 0."""
 
 
-def alike(*columns: Ints) -> tuple[Ints, Ints]:
-    """Find rows that agree in all columns.
+def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """Rows of columns → the distinct rows.
 
     Parameters
     ----------
@@ -39,57 +48,60 @@ def alike(*columns: Ints) -> tuple[Ints, Ints]:
     Returns
     -------
     first : int64, shape (k,)
-        The first of each kind of row, ascending.
+        The first of each distinct row, ascending.
     kind : int64, shape (n,)
+        The entry of `first` that equals each row.
 
     Examples
     --------
-    >>> first, kind = alike(np.array([1, 0, 1]), np.array([5, 9, 5]))
+    >>> first, kind = distinct_rows(np.array([1, 0, 1]), np.array([5, 9, 5]))
     >>> first.tolist(), kind.tolist()
     ([0, 1], [0, 1, 0])
     """
-    found: tuple[Ints, Ints] = rows.alike(np.stack(columns, axis=1, dtype=np.int64))
+    found: tuple[Ints, Ints] = rows.distinct_rows(np.stack(columns, axis=1, dtype=np.int64))
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class Loads:
-    """What communications hold of a GPU, in `n` intervals one after the other.
+class LoadIntervals:
+    """Load of communications on a GPU, in `n` consecutive intervals.
 
     Attributes
     ----------
     time : int64, shape (n + 1,)
-        ps; the last entry ends the last interval. Before and after, nothing is held.
+        ps; the last entry ends the last interval. Before and after, there is no load.
     load : Load
-        Shape (n,) each; the last interval holds nothing.
+        Shape (n,) each; the last interval has no load.
     """
 
     time: Ints
     load: Load
 
 
-def loads_of(begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints) -> Loads:
-    """Add up what the communications of a rank hold.
+def load_intervals(
+    begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints
+) -> LoadIntervals:
+    """Communications of a rank → their load on the GPU over time.
 
     Parameters
     ----------
     begin, wire, end : int64, shape (m,)
-        Of each communication: from when its kernel occupies the GPU, from when it moves data, and
-        until when, in ps.
+        When the kernel of each communication begins to occupy the GPU and to move data, and when
+        it ends, in ps.
     taken : int64, shape (m,)
-        Multiprocessors.
+        Multiprocessors that it occupies.
     bandwidth : int64, shape (m,)
-        B/s of the memory, while it moves data.
+        Memory bandwidth that it uses while it moves data, in bytes/s.
 
     Examples
     --------
     >>> one = [np.array([v]) for v in (0, 4, 10, 16, 50)]
-    >>> found = loads_of(*one)
+    >>> found = load_intervals(*one)
     >>> found.time.tolist(), found.load.taken.tolist(), found.load.bandwidth.tolist()
     ([0, 4, 10], [16, 16, 0], [0.0, 50.0, 0.0])
     """
     moments = np.concatenate([begin, wire, end])
-    # Fast: of each stream the three are in order. Then the distinct ones, and which each is.
+    # A stable sort is fast here, since each stream is in order.
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
     new = np.diff(moments, prepend=moments[:1] - 1) != 0
@@ -97,15 +109,17 @@ def loads_of(begin: Ints, wire: Ints, end: Ints, taken: Ints, bandwidth: Ints) -
     place = np.empty(len(order), np.int64)
     place[order] = np.cumsum(new) - 1
     first, moving, last = place.reshape(3, -1)
-    # The one with the most channels matters most: it comes last, and stays.
+    # Of several, `Load.which` is the one that occupies most: the last in this order.
     order = np.argsort(taken, kind="stable")
-    return Loads(time, Load(*held(first, moving, last, taken, bandwidth, order, len(time))))
+    return LoadIntervals(
+        time, Load(*interval_loads(first, moving, last, taken, bandwidth, order, len(time)))
+    )
 
 
-def kernels_last(
-    begin: Ints, lasting: Floats, loads: Loads, factor: Factor, n_terms: int
+def slowed_kernels(
+    begin: Ints, lasting: Floats, loads: LoadIntervals, factor: Factor, n_terms: int
 ) -> tuple[Floats, Floats]:
-    """Return how long kernels last beside communications.
+    """Times of kernels alone → beside communications.
 
     A kernel that needs the time t alone is done once its progress, dt / factor in each interval,
     adds up to t.
@@ -115,31 +129,31 @@ def kernels_last(
     begin : int64, shape (k,)
         ps.
     lasting : float64, shape (k,)
-        How long each lasts alone, in ps.
-    loads : Loads
+        Time of each alone, in ps.
+    loads : LoadIntervals
     factor : callable
         A `Factor`; rows are entries of `begin`.
     n_terms : int
-        How many numbers it says that factors rest on.
+        Number of columns of what it returns second.
 
     Returns
     -------
     float64, shape (k,)
-        ps. Exactly `lasting` where nothing is held meanwhile.
+        ps. Exactly `lasting` where there is no load meanwhile.
     float64, shape (k, n_terms)
-        What the factors rest on, times the time spent with each.
+        The dependence of factors, times the time spent with each, in ps.
     """
     terms = np.zeros((len(begin), n_terms))
     busy = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
-    # The first interval from each on in which something is held.
+    # The next interval with load, from each on.
     which = np.append(np.flatnonzero(busy), len(busy))
     following = which[np.searchsorted(which, np.arange(-1, len(busy)))]
     interval = np.searchsorted(loads.time, begin, side="right") - 1
     intervals = loads.time, busy.view(np.uint8), following
-    spent, left, going = begun(begin, lasting, interval, *intervals)
+    spent, left, going = start_kernels(begin, lasting, interval, *intervals)
     while len(going):
         slower, rests_on = factor(going, loads.load.at(interval[going]))
-        count = advanced(
+        count = advance_kernels(
             going,
             slower,
             np.ascontiguousarray(rests_on),
@@ -154,8 +168,8 @@ def kernels_last(
     return spent, terms
 
 
-def use_of(begin: Ints, end: Ints, use: Floats) -> tuple[Ints, Floats]:
-    """Add up how kernels use the memory.
+def memory_use(begin: Ints, end: Ints, use: Floats) -> tuple[Ints, Floats]:
+    """Kernels → the use of memory bandwidth over time.
 
     Parameters
     ----------
@@ -178,19 +192,19 @@ def use_of(begin: Ints, end: Ints, use: Floats) -> tuple[Ints, Floats]:
     return time[order], np.minimum(np.cumsum(change) / USE_ONE, 1.0)
 
 
-def moved(begin: Ints, lasting: Floats, time: Ints, factor: Floats) -> Floats:
-    """Return how long communications last if each interval slows them by a factor.
+def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floats) -> Floats:
+    """Wire times without slowdown → with a factor in each interval.
 
     Parameters
     ----------
     begin : int64, shape (m,)
-        From when each moves data, in ps.
+        When each begins to move data, in ps.
     lasting : float64, shape (m,)
-        How long each lasts where nothing slows it, in ps.
+        Wire time of each without slowdown, in ps.
     time : int64, shape (n,)
         When factors change.
     factor : float64, shape (n,)
-        From there on; 1 before the first and from the last on.
+        From each of these times on; 1 before the first and from the last on.
 
     Returns
     -------

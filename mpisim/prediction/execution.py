@@ -6,6 +6,7 @@ other (:mod:`mpisim.overlap`). `sampled_steps` repeats it with random factors of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from .prepared_program import ProgramCase
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from ..overlap import Overlap
+    from ..overlap import OverlapSummary
 
 __all__ = ["check_seeds", "execute", "sampled_steps", "summary"]
 
@@ -41,7 +42,8 @@ def execute(
     critical_path: bool = False,
     progress: bool = False,
     timeline: bool = False,
-) -> tuple[engine.Run, Overlap | None]:
+    setup: engine.RunSetup | None = None,
+) -> tuple[engine.Run, OverlapSummary | None]:
     """Run a case, or a program. **Collective.**
 
     Parameters
@@ -56,22 +58,28 @@ def execute(
         As for `mpisim.engine.simulate`.
     progress : bool
         Show progress, if a person is watching.
+    setup : engine.RunSetup, optional
+        Of an earlier run of the same tables, to be reused where valid.
 
     Returns
     -------
     run : Run
-    overlap : Overlap or None
+    overlap : OverlapSummary or None
         What slowed what overlaps, if that is modelled.
     """
     program = case if isinstance(case, Program) else case.program
     if network is None and not isinstance(case, Program):
         network, contention = case.network, case.experiment.network.contention
 
-    settled: engine.Settled | None = None
     passes = 0
 
-    def run(program: Program, last: bool, placement: NDArray[np.int32] | None = None) -> engine.Run:
-        nonlocal settled, passes
+    def run(
+        program: Program,
+        wire_delays: Sequence[NDArray[np.int64] | None] = (),
+        last: bool = True,
+        placement: NDArray[np.int32] | None = None,
+    ) -> engine.Run:
+        nonlocal setup, passes
         passes += 1
         label = "simulating" if passes == 1 else f"simulating, pass {passes}"
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
@@ -86,23 +94,31 @@ def execute(
             fold=fold if last and placement is None else None,
             progress=label if progress else "",
             timeline=last and timeline,
-            settled=settled,
+            wire_delays=wire_delays,
+            setup=setup,
         )
-        settled = settled or found.settled  # what comes later differs in times alone
+        setup = found.setup if passes == 1 else setup  # later runs differ in durations alone
         return found
 
     if not isinstance(case, Case) or case.experiment.overlap.model == "off":
-        return run(program, True), None
+        return run(program), None
 
-    from ..overlap import Overlap, ranks_of, with_slowdown
+    from ..overlap import OverlapSummary, overlap_model, run_with_slowdown
 
     choice = case.experiment.overlap
     assert choice.model != "off"
     with show_progress(comm, "working out what overlaps" if progress else ""):
         with agreed(comm):
-            ranks = ranks_of(case, network or case.network)
-        outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
-    return outcome.run, Overlap(ranks, outcome, choice.model)
+            model = overlap_model(
+                program,
+                network or case.network,
+                case.workload.pricings,
+                case.workload.layout.gpu_of,
+                choice,
+                case.experiment.source,
+            )
+        outcome = run_with_slowdown(model, run, choice.model, comm, choice.passes)
+    return outcome.run, OverlapSummary(model, outcome, choice.model)
 
 
 # --- many seeds -----------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..base.text import duration
-from ..engine.run import PieceKind, Run
+from ..engine.critical_path import PieceKind
+from ..engine.run import Run
 from ..mpi.parallel import agreed
 from ..program import Kind, Program
 from .execution import execute

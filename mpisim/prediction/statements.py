@@ -30,7 +30,7 @@ from .unused_keys import unused_keys
 from .unused_network_keys import priced, without_effect
 
 if TYPE_CHECKING:
-    from ..overlap import Overlap
+    from ..overlap import OverlapSummary
 
 __all__ = ["METHOD", "program_statements", "statements"]
 
@@ -62,7 +62,7 @@ PROGRAM_LEFT_OUT = (
 
 
 def statements(
-    case: Case, run: Run, defaults: Mapping[str, object], overlap: Overlap | None = None
+    case: Case, run: Run, defaults: Mapping[str, object], overlap: OverlapSummary | None = None
 ) -> dict[str, Any]:
     """Return what a prediction says of itself, as attributes of its results. Local.
 
@@ -73,7 +73,7 @@ def statements(
         With its critical path.
     defaults : mapping of str to value
         Keys the experiment did not give, with the values taken instead.
-    overlap : Overlap, optional
+    overlap : OverlapSummary, optional
         What slowed what overlaps, if that was modelled.
 
     Returns
@@ -84,8 +84,8 @@ def statements(
         peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; ``published``, where the experiment says what was; and what `Overlap.statements`
-        says.
+        bytes; ``published``, where the experiment says what was; and those of
+        `OverlapSummary.statements`.
     """
     bar = error_bar(case, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS

@@ -24,14 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.quantity import Quantity
-from ..engine.run import CriticalPath, PieceKind, Run
+from ..engine.critical_path import PieceKind
+from ..engine.run import Run
 from ..program import UNPRICED, Operation
 from .prepared import Case
 from .prepared_program import ProgramCase
 from .step_constants import ours, sort_of
 
 if TYPE_CHECKING:
-    from ..overlap import Overlap
+    from ..engine.critical_path import CriticalPath
+    from ..overlap import OverlapSummary
 
 __all__ = ["Effect", "PathShares", "Uncertainty", "combine", "error_bar", "propagate"]
 
@@ -258,7 +260,7 @@ def error_bar(
     lengths: Mapping[str, float] | None = None,
     *,
     model_error: bool = True,
-    overlap: Overlap | None = None,
+    overlap: OverlapSummary | None = None,
 ) -> Uncertainty:
     """Return the error bar of a step time, and what it consists of. Local.
 
@@ -271,7 +273,7 @@ def error_bar(
         `PathShares.lengths`, if known.
     model_error : bool
         Whether it holds what the model leaves out.
-    overlap : Overlap, optional
+    overlap : OverlapSummary, optional
         What slowed what overlaps, if that was modelled.
     """
     numbers = {

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..engine.contention import find
+from ..engine.contention import find_contention
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Network, SharedNetwork
 from .network import AskedNetwork, NetworkCache
@@ -137,7 +137,7 @@ def _can_share(program: Program, network: Network) -> bool:
     """Return whether communications of a program can share a link of a network that can be full."""
     from mpi4py import MPI
 
-    return find(program, network, MPI.COMM_SELF) is not None
+    return find_contention(program, network, MPI.COMM_SELF) is not None
 
 
 def _answer(network: Network, operation: Operation, size: int, group: Any) -> tuple[Any, Any]:

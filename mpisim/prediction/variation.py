@@ -32,7 +32,7 @@ from ..base.quantity import Quantity
 from ..base.rank_ranges import span
 from ..base.schema import build, parse
 from ..data import text
-from ..engine.variation import ONE, jitter_factors
+from ..engine.duration_factors import ONE, jitter_factors
 from ..experiment import VariationChoice
 from ..kernels import Estimate, Gpu, KernelModel
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel

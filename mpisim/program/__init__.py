@@ -1,23 +1,22 @@
 """Programs: what every rank does, in which order, and with whom it communicates.
 
-- `Program`: tables, ranks bound to them, communicators.
-- `Table`: an ordered list of rows shared by all ranks that do the same things.
-- `Communicators`: ordered groups of global ranks.
-- `ProgramBuilder`, `TableBuilder`, `Names`: write one row by row; `columns_of`: from arrays.
-- `Kind`, `Operation`, `Phase`, `Flag`: the vocabulary of rows.
-- `gather`: make a partial program whole again.
-- `Jitter`: random factors on kernels.
-- `check_matching`, `signatures`: do the communications of all ranks match?
-- `save`, `load`: program files (HDF5).
-- `UNPRICED`: the duration of a communication that a cost model is to price.
+Read in this order:
+
+- `table`: `Table`, an ordered list of rows, shared by all ranks that execute the same operations.
+- `program`: `Program`, tables with the ranks bound to them and `Communicators`; `Jitter`, random
+  factors on kernels; `gather`, which makes a partial program whole.
+- `builder`: `ProgramBuilder` and `TableBuilder` append row by row; `columns_of` takes arrays.
+- `matching`: `check_matching` refuses communications that differ between members.
+- `store`: `save` and `load`, program files (HDF5).
+- `show`: a program as text.
+
+The vocabulary of rows (`Kind`, `Operation`, `Phase`, `Flag`) is that of `mpisim.base.kinds`.
 """
 
 from ..base.kinds import Flag, Kind, Operation, Phase
-from .builder import Names, ProgramBuilder, TableBuilder, columns_of
-from .gather import gather
-from .jitter import Jitter
+from .builder import ProgramBuilder, TableBuilder, columns_of
 from .matching import check_matching, signatures
-from .program import Communicators, Program
+from .program import Communicators, Jitter, Names, Program, gather
 from .store import load, save
 from .table import COLUMNS, UNPRICED, Table
 

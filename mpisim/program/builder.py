@@ -1,8 +1,8 @@
-"""Builders: write a table row by row, and a program rank by rank."""
+"""Builders: a table row by row, a program rank by rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,26 +11,10 @@ from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
 from ..base.kinds import Flag, Kind, Operation, Phase
-from .program import Communicators, Program
+from .program import Communicators, Names, Program
 from .table import COLUMNS, UNPRICED, Table
 
-__all__ = ["Names", "ProgramBuilder", "TableBuilder", "columns_of"]
-
-
-class Names:
-    """Row names and their numbers; every distinct text is kept once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __getitem__(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
+__all__ = ["ProgramBuilder", "TableBuilder", "columns_of"]
 
 
 class TableBuilder:
@@ -71,7 +55,7 @@ class TableBuilder:
 
     @property
     def device_rows(self) -> list[int]:
-        """Rows so far that run on the device: those that later rows may wait for."""
+        """Device rows so far, which later rows may wait for."""
         return [i for i, row in enumerate(self._rows) if row[0] <= Kind.RECV]
 
     def tags(self, **tags: int) -> TableBuilder:
@@ -232,22 +216,22 @@ class TableBuilder:
         return len(self._rows) - 1
 
     def untagged(self) -> tuple[list[tuple[int, ...]], list[list[int]]]:
-        """Return rows without their tags, and what each waits for, for `extend`."""
+        """Return rows without their tags, and the rows that each waits for, for `extend`."""
         awaited = iter(self._awaited)
         return list(self._rows), [list(islice(awaited, count)) for count in self._counts]
 
     def extend(
         self, rows: Iterable[tuple[int, ...]], counts: Iterable[int], awaited: Iterable[int]
     ) -> None:
-        """Append rows of a builder with the same names (`untagged`), with the tags of this one.
+        """Append the `untagged` rows of a builder that shares names, with the tags of this one.
 
         Parameters
         ----------
         rows : iterable of tuple of int
         counts : iterable of int
-            How many rows each waits for.
+            Number of rows that each waits for.
         awaited : iterable of int
-            These, one after another.
+            The rows waited for, one after another.
         """
         self._rows.extend(rows)
         self._counts.extend(counts)
@@ -261,7 +245,7 @@ class TableBuilder:
         values : int64, shape (n, len(COLUMNS))
         wait_index : int64, shape (n + 1,)
         wait_row : int64
-            Negative numbers, which only the caller understands, are left as they are.
+            Negative numbers, whose meaning only the caller knows, are left as they are.
         """
         n, n_tags = len(self._rows), len(self._tags)
         values = np.empty((n, len(COLUMNS)), np.int64)
@@ -297,7 +281,7 @@ class TableBuilder:
 
 
 def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
-    """Return rows given as one array as the columns of a table.
+    """Rows as one array → the columns of a table.
 
     Parameters
     ----------
@@ -315,11 +299,11 @@ def columns_of(values: NDArray[np.int64], label: str = "") -> dict[str, Any]:
 
 
 def _check_ranges(values: NDArray[np.int64], label: str) -> None:
-    """Refuse what the narrower columns cannot hold."""
-    least, most = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
+    """Refuse values that do not fit into the types of their columns."""
+    lowest, highest = values.min(axis=0, initial=0), values.max(axis=0, initial=0)
     for i, (column, dtype) in enumerate(COLUMNS.items()):
         limits = np.iinfo(dtype)
-        if limits.min <= least[i] and most[i] <= limits.max:
+        if limits.min <= lowest[i] and highest[i] <= limits.max:
             continue
         bad = (values[:, i] < limits.min) | (values[:, i] > limits.max)
         row = int(np.argmax(bad))

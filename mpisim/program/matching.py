@@ -1,8 +1,8 @@
-"""Do the communications of all ranks match? Checked before anything is simulated.
+"""Matching: whether the communications of all ranks agree, checked before a run.
 
 The k-th operation on a communicator is the same operation for all its members, or the program is
-wrong: a real run would hang or corrupt data. Ranks that share a table share its sequences, so the
-check compares one hash for each (table, slot), and looks closer only where hashes differ.
+wrong: a real run would hang or corrupt data. Ranks with one table have the same sequences, so the
+check compares one hash for each (table, slot), and compares sequences only where hashes differ.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SIZES_MAY_DIFFER = np.isin(
     np.arange(256),
     (Operation.ALL_TO_ALL, Operation.GATHER, Operation.SCATTER, Operation.UNKNOWN),
 )
-"""By operation, whether each member may bring another number of bytes."""
+"""Whether members may have different numbers of bytes, by `Operation`."""
 
 
 def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
-    """What a table does on a slot: (operation, bytes) a communication, shape (k, 2)."""
+    """Return the sequence of a table on a slot: (operation, bytes), shape (k, 2)."""
     rows = table.rows_on(slot)
     found = np.empty((len(rows), 2), np.int64)
     operation = found[:, 0] = table.operation[rows]
@@ -38,7 +38,7 @@ def _sequence(table: Table, slot: int) -> NDArray[np.int64]:
 
 
 def signatures(program: Program) -> NDArray[np.int64]:
-    """Return what each rank held here does on each of its communicators.
+    """Return length and hash of the sequence of each rank held here on each of its communicators.
 
     Returns
     -------
@@ -51,8 +51,8 @@ def signatures(program: Program) -> NDArray[np.int64]:
     widest = np.zeros(len(program.tables), np.int64)
     np.maximum.at(widest, program.table, n_bound)
     offset = np.cumsum(widest) - widest
-    # What each table that is held does on each of its slots.
-    done = np.zeros((int(widest.sum()), 2), np.int64)
+    # Length and hash of the sequence of each (table held here, slot).
+    sequences = np.zeros((int(widest.sum()), 2), np.int64)
     held = np.array([table is not None for table in program.tables], bool)
     for number in np.flatnonzero(held & (widest > 0)).tolist():
         table = program.tables[number]
@@ -60,21 +60,21 @@ def signatures(program: Program) -> NDArray[np.int64]:
         for i in range(int(widest[number])):
             sequence = _sequence(table, i)
             digest = hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()
-            done[offset[number] + i] = (
+            sequences[offset[number] + i] = (
                 len(sequence),
                 int.from_bytes(digest, "little", signed=True),
             )
     here = held[program.table[owner]]
     owner, slot = owner[here], slot[here]
-    count, digests = done[offset[program.table[owner]] + slot].T
+    count, digests = sequences[offset[program.table[owner]] + slot].T
     return np.stack([program.slots[here].astype(np.int64), owner, count, digests], axis=1)
 
 
 def differing(found: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return the (communicator, rank) whose sequences must be compared one by one.
 
-    These are all members of the communicators on which some sequences hash differently, though of
-    one length: they may differ in nothing but sizes that one of them does not know.
+    These are all members of communicators on which sequences of one length have different hashes:
+    they may differ only in sizes that are unknown to some members.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def check_matching(
 
 
 def _all_agree(program: Program, found: NDArray[np.int64]) -> bool:
-    """Whether every member of every communicator in use does what the others do: most programs."""
+    """Return whether all members of every communicator in use have equal signatures, as a rule."""
     sizes = program.communicators.sizes
     group, _, *columns = found.T
     bound = np.bincount(group, minlength=len(sizes))
@@ -145,9 +145,9 @@ def _all_agree(program: Program, found: NDArray[np.int64]) -> bool:
     if (bound[active] != sizes[active]).any():
         return False
     for column in columns:
-        said = np.zeros(len(sizes), np.int64)
-        said[group] = column  # of one member each
-        if (said[group] != column).any():
+        of_one = np.zeros(len(sizes), np.int64)
+        of_one[group] = column  # of one member each
+        if (of_one[group] != column).any():
             return False
     return True
 
@@ -156,24 +156,24 @@ def _compare(program: Program, c: int, of_rank: dict[int, NDArray[np.int64]]) ->
     """Raise unless all sequences agree but for unknown sizes."""
     ranks = list(of_rank)
     agreed = of_rank[ranks[0]].copy()
-    said_by = np.full(len(agreed), ranks[0])  # the rank that first knew the size
+    size_from = np.full(len(agreed), ranks[0])  # the first rank with a known size
     for rank in ranks[1:]:
         own = of_rank[rank]
         known = (agreed[:, 1] >= 0) & (own[:, 1] >= 0)
         differ = (agreed[:, 0] != own[:, 0]) | (known & (agreed[:, 1] != own[:, 1]))
         if differ.any():
             k = int(np.argmax(differ))
-            said = [f"{Operation(int(s[k, 0])).name} of {_size(s[k, 1])}" for s in (agreed, own)]
+            texts = [f"{Operation(int(s[k, 0])).name} of {_size(s[k, 1])}" for s in (agreed, own)]
             raise MatchError(
-                f"{_where(program, c)}, operation {k}: rank {said_by[k]} has {said[0]}, "
-                f"rank {rank} has {said[1]}"
+                f"{_where(program, c)}, operation {k}: rank {size_from[k]} has {texts[0]}, "
+                f"rank {rank} has {texts[1]}"
             )
         new = (agreed[:, 1] < 0) & (own[:, 1] >= 0)
-        agreed[new], said_by[new] = own[new], rank
+        agreed[new], size_from[new] = own[new], rank
 
 
 def sequence(program: Program, rank: int, communicator: int) -> NDArray[np.int64]:
-    """Return what a rank held here does on a communicator: (operation, bytes), shape (k, 2)."""
+    """Return (operation, bytes) of a rank held here on a communicator, in order; shape (k, 2)."""
     slot = int(np.flatnonzero(program.slots_of(rank) == communicator)[0])
     return _sequence(program.table_of(rank), slot)
 

@@ -1,23 +1,73 @@
-"""Programs: tables, the ranks that execute them, and the communicators they meet on."""
+"""Programs: tables, the ranks that execute them, and their communicators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import ProgramError
 from ..base.kinds import Kind
-from .jitter import Jitter
 from .table import Table
 
-__all__ = ["Communicators", "Program"]
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
-PAIR = ((Kind.SEND, 0), (Kind.RECV, 1))
-"""Where the rank that does each half of a point-to-point pair stands in its communicator."""
+__all__ = ["Communicators", "Jitter", "Names", "Program", "gather"]
+
+PAIR_POSITIONS = ((Kind.SEND, 0), (Kind.RECV, 1))
+"""Position of the sender and of the receiver in the communicator of a point-to-point pair."""
+
+MAX_SPREAD = 1.0
+"""Largest spread of jitter: one standard deviation is then a factor of 2.7."""
+
+
+class Names:
+    """Row names and their numbers; every distinct text is kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __getitem__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Random factors on the durations of KERNEL and COPY rows, independent of each other.
+
+    Attributes
+    ----------
+    spread : float
+        Standard deviation of the logarithm of the factor, which is lognormal with mean 1.
+    seed : int
+        The same seed gives the same factors, for any number of processes.
+
+    Raises
+    ------
+    ProgramError
+        For a spread outside 0 to 1 or a seed outside 64 bits.
+    """
+
+    spread: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.spread) and 0 <= self.spread <= MAX_SPREAD):
+            raise ProgramError(f"jitter: spread is {self.spread}; allowed is 0 to {MAX_SPREAD:g}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ProgramError(f"jitter: seed is {self.seed}; allowed is 0 to 2^64 - 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +133,7 @@ class Communicators:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """All that one run simulates: the meeting point of every producer and the engine.
+    """Everything that one run simulates: what all producers make and the engine takes.
 
     A rank is a table, a binding of the table's communicator slots to communicators, a speed and a
     start time. Tables may be shared by any number of ranks.
@@ -110,6 +160,9 @@ class Program:
         Random factors on KERNEL and COPY rows, another for each row of each rank.
     attributes : mapping of str to str
         Where the program came from; free text for reports.
+    checked : Program, optional
+        Only for the constructor: a program that has been checked. If this one has the same
+        communicators, bindings and tables but for durations, they are not checked again.
 
     Raises
     ------
@@ -127,13 +180,9 @@ class Program:
     start: NDArray[np.int64]
     jitter: Jitter | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+    checked: InitVar[Program | None] = None
 
-    def __post_init__(self) -> None:
-        self._settle()
-        _check_bindings(self)
-
-    def _settle(self) -> None:
-        """Give all parts their types, and check all but the bindings of ranks."""
+    def __post_init__(self, checked: Program | None) -> None:
         dtypes = {
             "table": np.int32,
             "slot_index": np.int64,
@@ -147,7 +196,9 @@ class Program:
             object.__setattr__(self, column, values)
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "tables", tuple(self.tables))
-        _check_program(self)
+        _check_parts(self)
+        if checked is None or not _same_bindings(self, checked):
+            _check_bindings(self)
 
     @property
     def n_ranks(self) -> int:
@@ -185,7 +236,7 @@ class Program:
 
     @cached_property
     def operation_bits(self) -> NDArray[np.int64]:
-        """What is done on each communicator: the sum of 1 << `Operation`, by tables held here."""
+        """Operations on each communicator, by tables held here: the sum of 1 << `Operation`."""
         found = np.zeros(len(self.communicators), np.int64)
         counts = np.diff(self.slot_index)
         of_table = np.zeros((len(self.tables), int(counts.max(initial=0))), np.int64)
@@ -203,16 +254,46 @@ class Program:
 
     def replace(self, **parts: object) -> Program:
         """Return a copy with some attributes changed."""
-        program = object.__new__(Program)
-        vars(program).update({f.name: getattr(self, f.name) for f in fields(self)} | parts)
-        program._settle()
-        if not _bound_alike(program, self):
-            _check_bindings(program)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Program(**{**values, **parts}, checked=self)
+
+
+def gather(program: Program, comm: Intracomm) -> Program | None:
+    """Collect the tables that other processes hold: a partial program → a whole one.
+
+    **Collective.**
+
+    Parameters
+    ----------
+    program : Program
+        Whole or partial; names may differ between processes.
+    comm : mpi4py.MPI.Intracomm
+        The processes that hold it.
+
+    Returns
+    -------
+    Program or None
+        The whole program on process 0; None on the others. A table that several processes hold
+        is taken from the first.
+    """
+    if comm.size == 1:
         return program
+    held = {n: table for n, table in enumerate(program.tables) if table is not None}
+    parts = comm.gather((program.names, held), root=0)
+    if parts is None:
+        return None
+    names = Names()
+    tables: list[Table | None] = [None] * len(program.tables)
+    for own_names, own_tables in parts:
+        number = np.array([names[text] for text in own_names], np.int32)
+        for n, table in own_tables.items():
+            if tables[n] is None:
+                tables[n] = table.replace(name=number[table.name])
+    return program.replace(names=tuple(names), tables=tuple(tables))
 
 
-def _check_program(program: Program) -> None:
-    """Refuse a program whose parts do not fit together."""
+def _check_parts(program: Program) -> None:
+    """Refuse parts that do not fit together, but for the bindings of ranks."""
     n = program.n_ranks
     if n == 0:
         raise ProgramError("a program needs one rank or more")
@@ -243,15 +324,21 @@ def _check_program(program: Program) -> None:
             )
 
 
-def _bound_alike(program: Program, other: Program) -> bool:
-    """Whether both programs bind the same communicators, in tables with the same requests."""
+def _same_bindings(program: Program, other: Program) -> bool:
+    """Whether ranks bind the same communicators, in tables that differ in durations alone."""
     parts = ("communicators", "slot_index", "slots")
     if any(getattr(program, part) is not getattr(other, part) for part in parts):
         return False
     if len(program.table) != len(other.table):
         return False
+    numbers: dict[Table | None, int] = {}
     own, others = (
-        np.array([0 if table is None else id(table.structure) for table in each.tables])[each.table]
+        np.array(
+            [
+                numbers.setdefault(None if table is None else table.structure, len(numbers))
+                for table in each.tables
+            ]
+        )[each.table]
         for each in (program, other)
     )
     return bool((own == others).all())
@@ -311,7 +398,7 @@ def _check_pairs(program: Program) -> None:
 
 
 def _unpaired(program: Program) -> NDArray[np.intp]:
-    """Return ranks with too few slots, or SEND and RECV on anything but an ordered pair."""
+    """Return the ranks that `_check_pairs` refuses, ascending."""
     groups, n_bound = program.communicators, np.diff(program.slot_index)
     bad = np.zeros(program.n_ranks, bool)
     order = np.argsort(program.table, kind="stable")
@@ -322,7 +409,7 @@ def _unpaired(program: Program) -> NDArray[np.intp]:
             continue
         bad[ranks] = n_bound[ranks] < table.n_slots
         ranks = ranks[~bad[ranks]]
-        for kind, position in PAIR:
+        for kind, position in PAIR_POSITIONS:
             for slot in table.slots_with(kind):
                 bound = program.slots[program.slot_index[ranks] + slot]
                 of_two = groups.sizes[bound] == 2
@@ -333,14 +420,14 @@ def _unpaired(program: Program) -> NDArray[np.intp]:
 
 
 def _refuse_pairs(program: Program, rank: int, table: Table) -> None:
-    """Say what is wrong with a rank of `_unpaired`."""
+    """Raise the error of a rank of `_unpaired`: too few slots, or no ordered pair."""
     bound = program.slots_of(rank)
     if table.n_slots > len(bound):
         raise ProgramError(
             f"rank {rank}: table {table.label!r} uses {table.n_slots} communicator slots, "
             f"{len(bound)} are bound"
         )
-    for kind, position in PAIR:
+    for kind, position in PAIR_POSITIONS:
         for slot in table.slots_with(kind):
             group = program.communicators.group(int(bound[slot]))
             if len(group) != 2 or group[position] != rank:

@@ -1,4 +1,4 @@
-"""A program as text: what its ranks, tables and communicators are, and the rows of one rank."""
+"""Programs as text: an overview of ranks, tables and communicators, and the rows of one rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .table import UNPRICED, Table
 
 __all__ = ["overview", "rows"]
 
-MOST = 16
-"""Lines of a list before the rest is only counted."""
+MAX_LINES = 16
+"""Lines of a list that are shown before the rest is only counted."""
 
 
 def overview(program: Program) -> str:
@@ -37,7 +37,7 @@ def overview(program: Program) -> str:
     lines += [
         shortened(f"{one_line(key):<14} {one_line(value)}", 100)
         for key, value in program.attributes.items()
-        if not value.startswith("{")  # for mpisim, which has lines beside them for people
+        if not value.startswith("{")  # for programs to read; other attributes say it in words
     ]
     lines += ["", "Tables", *_limited(_table_lines(program), len(program.tables), "tables")]
     if len(program.communicators):
@@ -103,9 +103,9 @@ def rows(program: Program, rank: int, first: int = 0, count: int | None = None) 
 
 def _limited(lines: Iterator[Sequence[str]], total: int, what: str) -> list[str]:
     """Align a header and the first lines of a list, and count the rest."""
-    shown = [cells for _, cells in zip(range(MOST + 1), lines, strict=False)]
+    shown = [cells for _, cells in zip(range(MAX_LINES + 1), lines, strict=False)]
     texts = [shortened("  " + line, 100) for line in aligned(shown, left=(len(shown[0]) - 1,))]
-    return texts + ([f"  ... {total - MOST:,} more {what}"] if total > MOST else [])
+    return texts + ([f"  ... {total - MAX_LINES:,} more {what}"] if total > MAX_LINES else [])
 
 
 def _table_lines(program: Program) -> Iterator[Sequence[str]]:

@@ -1,4 +1,4 @@
-"""Program files: a program as HDF5, and back, without any loss.
+"""Program files: a program as HDF5, and back, without loss.
 
 ::
 
@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from ..base.hdf5 import (
     write_column,
     write_texts,
 )
-from .jitter import Jitter
-from .program import Communicators, Program
+from .program import Communicators, Jitter, Program
 from .table import COLUMNS, Table
 
 if TYPE_CHECKING:
@@ -82,8 +81,6 @@ def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None
     """
     if program.is_partial:
         raise UsageError(f"{path}: a program whose tables are spread over processes is not saved")
-    if any(table is not None and table.longer is not None for table in program.tables):
-        raise UsageError(f"{path}: a program slowed for one run is not saved; save the original")
     with created(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_attributes(file, program.attributes)
         write_texts(file, "names", program.names)
@@ -130,6 +127,10 @@ def load(path: str | Path) -> Program:
         labels = read_texts(file, "table_labels")
         groups = _group(file, "communicators")
         ranks = _group(file, "ranks")
+        columns: dict[str, Any] = {
+            column: read_column(ranks, column, stored, UNITS.get(column))
+            for column, stored in RANK_COLUMNS.items()
+        }
         return Program(
             names=read_texts(file, "names"),
             tables=tuple(
@@ -140,14 +141,17 @@ def load(path: str | Path) -> Program:
                 read_column(groups, "members", np.int32),
                 read_texts(groups, "names"),
             ),
-            **{c: read_column(ranks, c, t, UNITS.get(c)) for c, t in RANK_COLUMNS.items()},
+            **columns,
             jitter=_read_jitter(ranks),
             attributes=read_attributes(file),
         )
 
 
 def _read_table(group: Group, label: str) -> Table:
-    columns = {c: read_column(group, c, t, UNITS.get(c)) for c, t in TABLE_COLUMNS.items()}
+    columns: dict[str, Any] = {
+        column: read_column(group, column, stored, UNITS.get(column))
+        for column, stored in TABLE_COLUMNS.items()
+    }
     return Table(**columns, queue_depth=int(group.attrs["queue_depth"]), label=label)
 
 

@@ -1,11 +1,14 @@
-"""Tables: the ordered rows that one or more ranks execute."""
+"""Tables: the ordered rows that one or more ranks execute.
+
+Columns are checked once, when a table is made from them. `Table.replace` with other durations takes
+over all else, checked and derived: repeated runs of one program cost no more than their times.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +20,6 @@ __all__ = ["COLUMNS", "UNPRICED", "Table"]
 
 UNPRICED = -1
 """Duration of a communication whose cost is still to be given by a cost model."""
-
-TIMES = frozenset(("duration", "longer"))
-"""What tables of one structure may differ in."""
 
 COLUMNS: dict[str, type] = {
     "kind": np.uint8,
@@ -88,10 +88,11 @@ class Table:
     queue_depth : int
         At most this many launches of a stream are in flight: the call that launches one more
         blocks until the oldest has ended. 0: no limit.
-    longer : int64, shape (n,), optional
-        Device time in ps that communications without a duration take beside their price, for what
-        runs at the same time on the GPUs of their members; all of these agree on it. Files of
-        programs have no such column: it belongs to one run.
+    label : str
+        For messages and reports.
+    original : Table, optional
+        The table that this one differs from in durations alone: `replace` fills it. Everything but
+        durations is then taken over from there, unchecked.
 
     Raises
     ------
@@ -119,28 +120,37 @@ class Table:
     wait_row: NDArray[np.int32]
     queue_depth: int = 0
     label: str = field(default="", compare=False)
-    longer: NDArray[np.int64] | None = None
+    original: Table | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        dtypes: dict[str, type] = {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}
-        for column, dtype in dtypes.items():
-            values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
-            values.setflags(write=False)
-            object.__setattr__(self, column, values)
-        _check_table(self)
-        _check_times(self)
+        original = self.original
+        if original is None:
+            for column, dtype in {**COLUMNS, "wait_index": np.int64, "wait_row": np.int32}.items():
+                self._set(column, dtype)
+            _check_table(self)
+        else:
+            self._set("duration", np.int64)
+            for name in _INDEPENDENT_OF_DURATIONS & vars(original).keys():
+                vars(self)[name] = vars(original)[name]
+        _check_durations(self)
+
+    def _set(self, column: str, dtype: type) -> None:
+        """Make a column a contiguous, read-only array of its type."""
+        values: NDArray[Any] = np.ascontiguousarray(getattr(self, column), dtype=dtype)
+        values.setflags(write=False)
+        object.__setattr__(self, column, values)
 
     def __len__(self) -> int:
         return len(self.kind)
 
     @cached_property
     def is_communication(self) -> NDArray[np.bool_]:
-        """Rows that meet other ranks, shape (n,)."""
+        """Whether each row is a communication, shape (n,)."""
         return (self.kind >= Kind.COLLECTIVE) & (self.kind <= Kind.RECV)
 
     @property
     def is_device(self) -> NDArray[np.bool_]:
-        """Rows that occupy a device stream, shape (n,)."""
+        """Whether each row occupies a device stream, shape (n,)."""
         return self.kind <= Kind.RECV
 
     @cached_property
@@ -155,7 +165,7 @@ class Table:
 
     @cached_property
     def ordinal(self) -> NDArray[np.int32]:
-        """Of each communication, how many came before it on its slot; -1 for other rows."""
+        """Number of earlier communications on the slot of each communication; -1: other rows."""
         ordinal = np.full(len(self), -1, np.int32)
         rows = np.flatnonzero(self.slot >= 0)
         order = rows[np.argsort(self.slot[rows], kind="stable")]
@@ -171,7 +181,7 @@ class Table:
 
     @cached_property
     def operation_bits(self) -> NDArray[np.int64]:
-        """What is done on each slot, shape (n_slots,): the sum of 1 << `Operation`."""
+        """Operations on each slot as a bit set, shape (n_slots,): the sum of 1 << `Operation`."""
         bits = np.zeros(self.n_slots, np.int64)
         rows = self.slot >= 0
         kinds = np.int64(1) << self.operation[rows].astype(np.int64)
@@ -179,13 +189,13 @@ class Table:
         return bits
 
     @cached_property
-    def launching(self) -> float:
-        """What launching takes, all rows together, as if each waited for the one before, in ps."""
+    def launch_time(self) -> float:
+        """CPU time, launch latencies and gaps of all rows, one after the other, in ps."""
         columns = (self.host, self.launch_cost, self.launch, self.gap)
         return sum(float(np.abs(each).sum(dtype=np.float64)) for each in columns)
 
     def rows_on(self, slot: int) -> NDArray[np.intp]:
-        """Return the communications on a slot, in order; none on one beyond `n_slots`."""
+        """Return the rows that communicate on a slot, in order; none beyond `n_slots`."""
         return self._rows_by_slot[slot] if slot < self.n_slots else np.zeros(0, np.intp)
 
     @cached_property
@@ -195,7 +205,7 @@ class Table:
         return np.split(order, np.cumsum(self.operations)[:-1])
 
     def slots_with(self, kind: Kind) -> tuple[int, ...]:
-        """Slots that carry rows of one kind, in ascending order."""
+        """Return the slots that carry rows of one kind, in ascending order."""
         return self._slots_by_kind.get(kind, ())
 
     @cached_property
@@ -205,42 +215,24 @@ class Table:
             for kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
         }
 
-    @cached_property
-    def structure(self) -> WeakValueDictionary[str, Any]:
-        """What others made of all columns but the times, by what it is, while they hold it.
-
-        Tables that `replace` makes with other times have it in common.
-        """
-        return WeakValueDictionary()
+    @property
+    def structure(self) -> Table:
+        """The same table for all that differ in durations alone: what is made of the others'
+        columns can be kept by it."""
+        return self if self.original is None else self.original
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what can be worked out again, when it is sent to another process."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Send only the columns to another process: all else can be derived there."""
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "original": None}
 
     def replace(self, **columns: object) -> Table:
         """Return a copy with some columns (or `queue_depth`, `label`) changed."""
-        if columns.keys() <= TIMES:
-            return self._with(**columns)  # type: ignore[arg-type]
+        original = self.structure if columns.keys() == {"duration"} else None
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Table(**{**values, **columns})
-
-    def _with(self, **times: NDArray[np.int64] | None) -> Table:
-        """Return a copy with other times; nothing else is looked at again."""
-        table = object.__new__(Table)
-        vars(table).update({f.name: getattr(self, f.name) for f in fields(self)})
-        for name, given in times.items():
-            values = None if given is None else np.ascontiguousarray(given, dtype=np.int64)
-            if values is not None:
-                values.setflags(write=False)
-            vars(table)[name] = values
-        vars(table)["structure"] = self.structure
-        for name in _OF_STRUCTURE & vars(self).keys():
-            vars(table)[name] = vars(self)[name]
-        _check_times(table)
-        return table
+        return Table(**{**values, **columns, "original": original})
 
 
-_OF_STRUCTURE = frozenset(
+_INDEPENDENT_OF_DURATIONS = frozenset(
     [
         "n_streams",
         "n_slots",
@@ -250,10 +242,10 @@ _OF_STRUCTURE = frozenset(
         "is_communication",
         "_rows_by_slot",
         "_slots_by_kind",
-        "launching",
+        "launch_time",
     ]
 )
-"""Cached properties that do not depend on times."""
+"""Cached properties that tables share which differ in durations alone."""
 
 
 def _check_table(table: Table) -> None:
@@ -303,8 +295,8 @@ def _check_table(table: Table) -> None:
     _check_waits(table)
 
 
-def _check_times(table: Table) -> None:
-    """Refuse times that no row can take, naming the first bad row."""
+def _check_durations(table: Table) -> None:
+    """Refuse durations that no row can have, naming the first bad row."""
     label, n = f"table {table.label!r}", len(table.kind)
     if table.duration.shape != (n,):
         raise ProgramError(
@@ -313,12 +305,6 @@ def _check_times(table: Table) -> None:
     negative = table.duration < np.where(table.is_communication, UNPRICED, 0)
     if negative.any():
         raise ProgramError(f"{label}, row {np.argmax(negative)}: the duration is negative")
-    if table.longer is None:
-        return
-    if table.longer.shape != (n,) or (table.longer < 0).any():
-        raise ProgramError(f"{label}: 'longer' is not one time a row")
-    if table.longer[(table.duration != UNPRICED) | ~table.is_communication].any():
-        raise ProgramError(f"{label}: 'longer' of a row with a duration")
 
 
 def _check_waits(table: Table) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..engine import Run, block_placement, simulate
 from ..mpi.parallel import agreed
 from ..program import Program
-from ..program.step_times import step_times
+from ..results.step_times import step_times
 from ..traces import Lowered, Source, TraceProgram, find_sources, read_program
 from .what_if import WhatIf, change
 

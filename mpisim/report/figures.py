@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.run import CriticalPath, PieceKind
+from ..engine.critical_path import CriticalPath, PieceKind
 from ..program import Kind, Operation
 from ..results import SECONDS, Results
 

@@ -19,7 +19,7 @@ from ..base.text import (
     shortened,
     unit_for,
 )
-from ..engine.run import Apart
+from ..engine.fold import SplitReason
 from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by
@@ -29,10 +29,10 @@ __all__ = ["render"]
 
 WIDTH = 100
 APART = {
-    Apart.SPEED: "their speed",
-    Apart.START: "their start",
-    Apart.GROUPS: "the size or cost of their communicators",
-    Apart.NEIGHBOURS: "the ranks they meet",
+    SplitReason.SPEED: "their speed",
+    SplitReason.START: "their start",
+    SplitReason.COMMUNICATORS: "the size or cost of their communicators",
+    SplitReason.PARTNERS: "the ranks they meet",
 }
 MOST_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
@@ -150,7 +150,7 @@ def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _told_apart(results: Results) -> str:
     """Why there are more classes than tables, though ranks of a class do the same."""
-    apart = np.bincount(results.classes["apart"], minlength=len(Apart)).tolist()
+    apart = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
     whys = [f"{apart[why]:,} by {text}" for why, text in APART.items() if apart[why]]
     return (
         f"{sum(apart[1:]):,} of {sum(apart):,} differ from the largest with the same rows: "

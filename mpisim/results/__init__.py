@@ -1,15 +1,20 @@
-"""Results: what a run found out, collected from all processes, written to a file, read again.
+"""Results: what is known after a run, collected from all processes, written to a file, read again.
 
-- `write_results`: collect and write, one HDF5 file a run.
-- `open_results`: read a file; needs no MPI.
-- `collect`: the same `Results` in memory, without a file.
-- `rank_steps`: how long each step took on each rank.
+Public names: `write_results` writes one HDF5 file a run, `open_results` reads it (needs no MPI),
+`collect` makes the same `Results` in memory, `rank_steps` is how long each step took on each rank.
+
+Read in this order:
+
+- `results`: `Results` and its `Timeline`.
+- `collect`: the parts of all processes → one result, by `accounting` (time of each rank by what it
+  did), `step_times` (steps of ranks and of recorded jobs) and `link_use` (use of shared links).
+- `schema`: groups, columns, types and units of a file; `write` and `read`: a result as such a file.
 """
 
 from .collect import collect
 from .read import open_results
 from .results import SECONDS, Results, Timeline
-from .steps import rank_steps
+from .step_times import rank_steps
 from .write import write_results
 
 __all__ = [

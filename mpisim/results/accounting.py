@@ -1,10 +1,9 @@
-"""Where the step went: every picosecond of every rank, put into one class and only one.
+"""Accounting: the time of a step by what each rank did, exact to the picosecond.
 
-At any moment of the step a rank's device is in one of four states, the first that applies:
+At any time of the step the device of a rank is in one of four states, the first that applies:
 
-- **compute**: a kernel or a copy runs. (Copies are work of the device's own, and a simulator that
-  called them idle would blame the host for them; ``copy`` says how much of the compute time had
-  nothing but copies.)
+- **compute**: a kernel or a copy runs. Copies are work of the device: if they were idle time, the
+  host would be blamed for them. ``copy`` is the part of compute in which only copies run.
 - **exposed wire**: a communication moves data and nothing computes.
 - **exposed waiting**: a communication occupies a stream and waits for other members; nothing
   computes and nothing moves.
@@ -14,8 +13,8 @@ Exposed communication is the sum of the second and the third, so that compute + 
 communication + idle is the step time, exactly, in integers. ``communication`` is the whole time
 in which some communication ran, hidden or not.
 
-A rank at a time: the rows of all may be larger than the machine. Ranks whose rows are the same
-are accounted for once.
+Ranks are accounted for one at a time, since the rows of all may not fit into memory; ranks with
+identical timelines once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ BREAKDOWN = (
 
 
 class Accounts(NamedTuple):
-    """What the ranks hosted here did, added up.
+    """Accounts of the ranks hosted here.
 
     Attributes
     ----------
@@ -67,7 +66,7 @@ class Accounts(NamedTuple):
 
 
 def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
-    """Account for the step of every rank hosted here.
+    """Run → accounts of the step of every rank hosted here.
 
     Local.
 
@@ -75,41 +74,42 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
     ----------
     run : Run
     names : int64, shape (len(run.program.names),)
-        The number of each name that all processes use.
+        The number of each name, equal on all processes.
     n_names : int
-        How many there are.
+        Number of distinct names.
     """
     program = run.program
-    first, number = np.unique(run.alike, return_inverse=True)
-    # Ranks of one table one after another: what they have in common is worked out once.
+    first, number = np.unique(run.identical, return_inverse=True)
+    # Table by table: the columns of a table serve all its ranks.
     tables = program.table[run.hosted[run.simulated[first]]]
     order = np.argsort(tables, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    stand_in = place[number][run.stand_in]  # of each hosted rank, the one accounted for it
-    alike = np.bincount(stand_in, minlength=len(first))
-    breakdown, kernels, met = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
+    accounted_by = place[number][run.simulated_by]  # which account is that of each hosted rank
+    n_ranks = np.bincount(accounted_by, minlength=len(first))
+    breakdown, kernels, communications = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
     counts: list[int] = []  # communications of each
     at = 0
     for which, n in enumerate(np.bincount(tables).tolist()):
         if not n:
             continue
-        of = _Columns(program.tables[which])
+        columns = _TableColumns(program.tables[which])
         ranks = run.simulated[first[order[at : at + n]]]
-        accounts = [run.account(i, of.ledger, run.step_time) for i in ranks.tolist()]
+        accounts = [run.account(i, columns.ledger, run.step_time) for i in ranks.tolist()]
         covered, sums = (np.stack([each[i] for each in accounts]) for i in (0, 1))
         host_end = np.array([each[2] for each in accounts], np.int64)
-        waited = host_end - program.start[run.hosted[ranks]] - of.host_busy
-        breakdown.append(_breakdown(covered, run.step_time, of.host_busy, waited))
-        weight = alike[at : at + n]
-        kernels.append(of.kernels(weight @ sums[:, 0], sums[:, 2].max(axis=0), weight.sum(), names))
-        met.append(of.communications(sums[:, 0], sums[:, 1]))
-        counts += [len(met[-1]) // n] * n
+        waited = host_end - program.start[run.hosted[ranks]] - columns.host_busy
+        breakdown.append(_breakdown(covered, run.step_time, columns.host_busy, waited))
+        weight = n_ranks[at : at + n]
+        total, longest = weight @ sums[:, 0], sums[:, 2].max(axis=0)
+        kernels.append(columns.kernels(total, longest, weight.sum(), names))
+        communications.append(columns.communications(sums[:, 0], sums[:, 1]))
+        counts += [len(communications[-1]) // n] * n
         at += n
     return Accounts(
-        breakdown=np.concatenate(breakdown)[stand_in],
+        breakdown=np.concatenate(breakdown)[accounted_by],
         kernels=_kernels(kernels, n_names),
-        communications=_communications(run, met, np.cumsum([0, *counts]), stand_in),
+        communications=_communications(run, communications, np.cumsum([0, *counts]), accounted_by),
     )
 
 
@@ -133,7 +133,7 @@ def _breakdown(
 
 
 class RowAccounts:
-    """Adds up parts of ranks whose rows are at hand, one rank after another.
+    """Accounts of parts of ranks, whose rows are given one rank after another.
 
     Parameters
     ----------
@@ -146,11 +146,11 @@ class RowAccounts:
         self._names, self._n_names = names, n_names
         self._breakdown = [np.zeros((0, len(BREAKDOWN)), np.int64)]
         self._kernels: list[NDArray[np.int64]] = []
-        self._met: list[NDArray[np.int64]] = []
+        self._communications: list[NDArray[np.int64]] = []
 
     @staticmethod
     def busy(table: Table, rows: slice) -> int:
-        """Return the CPU's work for some rows, in ps."""
+        """Return the CPU time of some rows, in ps."""
         joined = (table.flags[rows] & Flag.JOINED) != 0
         called = np.where(table.kind[rows] == Kind.HOST, 0, table.launch_cost[rows])
         return int(np.where(joined, 0, table.host[rows] + called).sum())
@@ -176,27 +176,28 @@ class RowAccounts:
         own : bool, shape (n,)
             Rows whose kernels and communications count.
         busy, waited : int
-            How long the CPU worked and waited, in ps.
+            CPU time of work and of waiting, in ps.
         """
-        covered, _ = _Columns(table).ledger.of_rows(*rows, until)
+        covered, _ = _TableColumns(table).ledger.of_rows(*rows, until)
         self._breakdown.append(_breakdown(covered[None], until, busy, np.array([waited])))
-        of = _Columns(table, own)
-        _, sums = of.ledger.of_rows(*rows, until)
-        self._kernels.append(of.kernels(sums[0], sums[2], 1, self._names))
-        self._met.append(of.communications(sums[:1], sums[1:2]))
+        columns = _TableColumns(table, own)
+        _, sums = columns.ledger.of_rows(*rows, until)
+        self._kernels.append(columns.kernels(sums[0], sums[2], 1, self._names))
+        self._communications.append(columns.communications(sums[:1], sums[1:2]))
 
     def joined(self, run: Run) -> Accounts:
         """Return the accounts of all ranks added, which are those hosted here, in their order."""
-        index = np.cumsum([0, *map(len, self._met)])
+        index = np.cumsum([0, *map(len, self._communications)])
+        own = np.arange(len(run.hosted))
         return Accounts(
             breakdown=np.concatenate(self._breakdown),
             kernels=_kernels(self._kernels, self._n_names),
-            communications=_communications(run, self._met, index, np.arange(len(run.hosted))),
+            communications=_communications(run, self._communications, index, own),
         )
 
 
-class _Columns:
-    """What accounts need of a table, whichever rank it is of.
+class _TableColumns:
+    """Columns of a table for the accounts of all its ranks.
 
     Device rows are counted by key: kernels by kind and name, communications by slot, operation and
     whether their size is known; a key's first row says which.
@@ -215,10 +216,10 @@ class _Columns:
         which = np.where(is_kernel, table.name[device], table.slot[device]).astype(np.int64)
         operation = table.operation[device].astype(np.int64)
         how = np.where(is_kernel, table.kind[device], 2 * operation + known)
-        # One number a key: sorting rows of columns takes ten times as long.
-        said = (which << 10) + (how << 1) + is_kernel
+        # One number for each key: sorting rows of columns takes ten times as long.
+        packed = (which << 10) + (how << 1) + is_kernel
         _, first, key, self._count = np.unique(
-            said, return_index=True, return_inverse=True, return_counts=True
+            packed, return_index=True, return_inverse=True, return_counts=True
         )
         self._table, self._first = table, device[first]
         n_keys = len(first)
@@ -290,14 +291,14 @@ def _communications(
     run: Run,
     parts: list[NDArray[np.int64]],
     index: NDArray[np.int64],
-    stand_in: NDArray[np.int64],
+    accounted_by: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Join what ranks did on the same communicator: ranks that are alike have their own."""
-    at, owner = ranges(index, stand_in)
-    met = np.concatenate([np.zeros((0, 8), np.int64), *parts])[at]
+    """Join the rows of ranks on the same communicator; ranks of one account bind their own."""
+    at, owner = ranges(index, accounted_by)
+    rows = np.concatenate([np.zeros((0, 8), np.int64), *parts])[at]
     program = run.program
-    met[:, 0] = program.slots[program.slot_index[run.hosted[owner]] + met[:, 0]]
-    return added_up(met)
+    rows[:, 0] = program.slots[program.slot_index[run.hosted[owner]] + rows[:, 0]]
+    return added_up(rows)
 
 
 def added_up(rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""From what every process knows of a run to one result, on process 0."""
+"""Collecting: the parts of a run on all processes → one `Results` on process 0."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ..program import Names, Operation, Program
 from ..topo import Network
 from ..topo.network import ExplainedNetwork, bus_factor
 from .accounting import BREAKDOWN, account, added_up
-from .links import LinkUse, use_of_links
-from .recorded import account_step, path_of_step, step_of_job
+from .link_use import LinkUse, use_of_links
 from .results import SECONDS, Results
-from .steps import rank_steps
+from .step_times import account_step, path_of_step, rank_steps, step_of_job
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -51,9 +50,9 @@ def collect(
         The text that describes the experiment.
     seed : int
     attributes : mapping of str to text, number or list of texts
-        What else is to be said: assumptions, uncertainty.
+        Further attributes of the result: assumptions, uncertainty.
     network : Network, optional
-        That priced the communications, to say what limits them.
+        The network that priced communications; it tells what limits them.
     step : int, optional
         Of a recorded program, the step that the result is about; by default the last.
 
@@ -81,16 +80,16 @@ def collect(
     own = np.stack([run.hosted.astype(np.int64), lengths[program.table[run.hosted]]], axis=1)
     ranks = gathered(np.concatenate([own, accounts.breakdown], axis=1), comm)
     kernels = gathered(accounts.kernels, comm)
-    meetings = gathered(accounts.communications, comm)
+    communications = gathered(accounts.communications, comm)
     steps = gathered(rank_steps(program, run), comm)
     links = _links(run, comm)
-    if ranks is None or kernels is None or meetings is None or steps is None or links is None:
+    if ranks is None or kernels is None or communications is None or steps is None or links is None:
         return None
 
     of_rank = _by_column(ranks[np.argsort(ranks[:, 0])], "rank", "rows", *BREAKDOWN)
     del of_rank["rank"]
     classes = run.classes
-    few = classes.representative
+    representative = classes.representative
     return Results(
         step_time_ps=int(run.step_time) if recorded is None else recorded.recorded.mean_ps,
         digest=run.digest,
@@ -104,16 +103,16 @@ def collect(
             **of_rank,
         },
         classes={
-            "representative": few,
+            "representative": representative,
             "count": classes.count,
-            "apart": classes.apart,
-            "table": program.table[few],
-            "speed": program.speed[few],
-            "start": program.start[few],
+            "apart": classes.split_reason,
+            "table": program.table[representative],
+            "speed": program.speed[representative],
+            "start": program.start[representative],
         },
         steps=_by_column(steps[np.lexsort((steps[:, 1], steps[:, 0]))], "rank", "step", "duration"),
         kernels=_kernel_table(kernels, names),
-        communications=_communication_table(meetings, program, network),
+        communications=_communication_table(communications, program, network),
         communicators=program.communicators,
         links=links,
         critical_path=path,
@@ -129,7 +128,7 @@ def collect(
 
 
 def _links(run: Run, comm: Intracomm) -> LinkUse | None:
-    """Add up how links were used, on process 0. **Collective.**"""
+    """Add up the use of links, on process 0. **Collective.**"""
     if run.shared is None:
         return LinkUse.none()
     flows = gathered(run.shared.flows.rows(), comm)
@@ -139,14 +138,14 @@ def _links(run: Run, comm: Intracomm) -> LinkUse | None:
 
 
 def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Number the row names alike on all processes. **Collective.**
+    """Number the row names, equally on all processes. **Collective.**
 
     Returns
     -------
     names : tuple of str
         Of all processes, each text once.
     numbers : int64, shape (len(program.names),)
-        Which of them each name of this process is.
+        Index into `names` of each name of this process.
     """
     if comm.size > 1 and anywhere(program.is_partial, comm):
         known = Names()
@@ -235,7 +234,7 @@ def _limits(
     operation: NDArray[np.int64],
     size: NDArray[np.int64],
 ) -> NDArray[np.object_]:
-    """Return what bounds communications of some sizes, alone on the network, in words."""
+    """Return what limits communications of some sizes, alone on the network, as texts."""
     found = np.full(len(communicator), "", object)
     if network is None or not isinstance(network, ExplainedNetwork):
         return found
@@ -256,7 +255,7 @@ def _limits(
 
 
 def _bus_factors(operation: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return what a rank sends in a ring per byte of the full buffer; NaN where nothing is sent."""
+    """Return bus bandwidth over algorithm bandwidth of some operations; NaN: nothing is sent."""
     key, which = np.unique(ranks * 256 + operation, return_inverse=True)
     found = [
         np.nan

@@ -1,4 +1,4 @@
-"""Opening a results file: everything small at once, the timeline when it is asked for."""
+"""Reading a results file: small tables at once, the timeline on request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.hdf5 import opened, read_attributes, read_column, read_texts, text_of
-from ..engine.run import CriticalPath, PieceKind
+from ..engine.critical_path import CriticalPath, PieceKind
 from ..program import Communicators, Kind, Operation
-from . import layout
-from .links import BINS, LinkUse
-from .recorded import Recorded
+from . import schema
+from .link_use import BINS, LinkUse
 from .results import Results, SharedRows, Timeline
+from .step_times import Recording
 
 if TYPE_CHECKING:
     from h5py import File, Group
@@ -36,7 +36,7 @@ def open_results(path: str | Path) -> Results:
     Returns
     -------
     Results
-        All tables are in memory; the timeline is read when it is asked for.
+        All tables are in memory; the timeline is read on request.
 
     Raises
     ------
@@ -51,18 +51,18 @@ def open_results(path: str | Path) -> Results:
     path = Path(path)
     kept_open = ExitStack()
     with ExitStack() as stack:
-        file = stack.enter_context(opened(path, layout.FORMAT, layout.VERSION))
-        if file.attrs["format_version"] < layout.VERSION:
+        file = stack.enter_context(opened(path, schema.FORMAT, schema.VERSION))
+        if file.attrs["format_version"] < schema.VERSION:
             raise InputError(
                 f"was written by an older mpisim (format version "
-                f"{file.attrs['format_version']}; this one reads {layout.VERSION}); simulate again"
+                f"{file.attrs['format_version']}; this one reads {schema.VERSION}); simulate again"
             )
         groups = _group(file, "communicators")
-        ranks = _read_table(file, "ranks", layout.RANKS)
-        classes = _read_table(file, "classes", layout.CLASSES)
+        ranks = _read_table(file, "ranks", schema.RANKS)
+        classes = _read_table(file, "classes", schema.CLASSES)
         _check_classes(ranks["class"], classes["representative"])
-        few = classes["representative"][ranks["class"]]
-        timeline = _open_timeline(file, path, few) if "timeline" in file else None
+        representative = classes["representative"][ranks["class"]]
+        timeline = _open_timeline(file, path, representative) if "timeline" in file else None
         results = Results(
             step_time_ps=int(_group(file, "summary")["step_time"][()]),
             digest=text_of(file.attrs["digest"]),
@@ -71,9 +71,9 @@ def open_results(path: str | Path) -> Results:
             mode=text_of(file.attrs["mode"]),
             ranks=ranks,
             classes=classes,
-            steps=_read_table(file, "steps", layout.STEPS),
-            kernels=_read_table(file, "kernels", layout.KERNELS),
-            communications=_read_table(file, "communications", layout.COMMUNICATIONS),
+            steps=_read_table(file, "steps", schema.STEPS),
+            kernels=_read_table(file, "kernels", schema.KERNELS),
+            communications=_read_table(file, "communications", schema.COMMUNICATIONS),
             communicators=Communicators(
                 read_column(groups, "index", np.int64),
                 read_column(groups, "members", np.int32),
@@ -86,7 +86,9 @@ def open_results(path: str | Path) -> Results:
             seed=int(file.attrs["seed"]),
             creator=text_of(file.attrs["creator"]),
             versions=read_attributes(_group(file, "versions")),
-            attributes={name: _said(file.attrs[name]) for name in _said(file.attrs["said"])},
+            attributes={
+                name: _attribute(file.attrs[name]) for name in _attribute(file.attrs["said"])
+            },
             program=read_attributes(_group(file, "program")),
             wall={phase: float(d[()]) for phase, d in _group(file, "wall").items()},
             timeline=timeline,
@@ -106,7 +108,7 @@ def _group(file: File, name: str) -> Group:
     return group
 
 
-def _read_table(file: File, name: str, described: layout.Layout) -> dict[str, NDArray[Any]]:
+def _read_table(file: File, name: str, described: schema.ColumnTypes) -> dict[str, NDArray[Any]]:
     """Read the columns of a table, all of one length."""
     group = _group(file, name)
     columns: dict[str, NDArray[Any]] = {}
@@ -130,7 +132,7 @@ def _check_classes(of_rank: NDArray[np.int32], representative: NDArray[np.int32]
 
 
 def _check_numbers(results: Results) -> None:
-    """Refuse numbers that stand for something the file does not have."""
+    """Refuse numbers of entries that the file does not have."""
     n_groups = len(results.communicators)
     numbers = [
         ("kernels/kind", results.kernels["kind"], 0, len(Kind)),
@@ -151,35 +153,35 @@ def _check_numbers(results: Results) -> None:
             ("critical_path/rank", pieces.rank, 0, results.n_ranks),
             ("critical_path/name", pieces.name, -1, len(pieces.names)),
         ]
-    for column, values, least, end in numbers:
-        _check_range(column, values, least, end)
+    for column, values, lowest, end in numbers:
+        _check_range(column, values, lowest, end)
 
 
-def _check_range(column: str, values: NDArray[Any], least: int, end: int) -> None:
-    bad = (values < least) | (values >= end)
+def _check_range(column: str, values: NDArray[Any], lowest: int, end: int) -> None:
+    bad = (values < lowest) | (values >= end)
     if bad.any():
         raise InputError(
             f"{column} is {values[bad][0]} in entry {np.argmax(bad)}; it must be from "
-            f"{least} to {end - 1}"
+            f"{lowest} to {end - 1}"
         )
 
 
 def _read_links(file: File) -> LinkUse:
-    links = _read_table(file, "links", layout.LINKS)
+    links = _read_table(file, "links", schema.LINKS)
     shape = (len(links["name"]), BINS)
     found = file["links"].get("utilisation")
     if found is None or found.shape != shape:
         raise InputError(f"links/utilisation is missing or not of shape {shape}")
-    return LinkUse(links, found[()], _read_table(file, "link_sharing", layout.LINK_SHARING))
+    return LinkUse(links, found[()], _read_table(file, "link_sharing", schema.LINK_SHARING))
 
 
 def _read_critical_path(file: File) -> CriticalPath:
-    columns = _read_table(file, "critical_path", layout.CRITICAL_PATH)
+    columns = _read_table(file, "critical_path", schema.CRITICAL_PATH)
     return CriticalPath(**columns, names=read_texts(file["critical_path"], "names"))
 
 
-def _read_recorded(file: File) -> Recorded:
-    columns = _read_table(file, "recorded_steps", layout.RECORDED_STEPS)
+def _read_recorded(file: File) -> Recording:
+    columns = _read_table(file, "recorded_steps", schema.RECORDED_STEPS)
     group = file["recorded_steps"]
     shown = int(read_column(group, "shown", np.int32, length=1)[0])
     which = np.flatnonzero(columns["step"] == shown)
@@ -189,11 +191,11 @@ def _read_recorded(file: File) -> Recorded:
             f"{columns['step'].tolist()}"
         )
     whole = int(read_column(group, "whole", np.int64, "ps", 1)[0])
-    return Recorded(**columns, shown=int(which[0]), whole_ps=whole)
+    return Recording(**columns, shown=int(which[0]), whole_ps=whole)
 
 
-def _said(value: Any) -> Any:
-    """Turn an attribute back into text, a number, or a list of these."""
+def _attribute(value: Any) -> Any:
+    """Value of an HDF5 attribute → text, a number, or a list of these."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
         return value.tolist()
     if isinstance(value, np.ndarray):
@@ -206,16 +208,16 @@ def _said(value: Any) -> Any:
 
 
 def _open_timeline(file: File, path: Path, representative: NDArray[np.int32]) -> Timeline:
-    """Open the timeline, all of whose rows must be there; they are not read yet."""
+    """Open the timeline without reading it; refuse one with missing rows."""
     group = _group(file, "timeline")
     n = len(representative)
     offset = read_column(group, "rank_offset", np.int64, length=n)
     rows = read_column(group, "rank_rows", np.int64, length=n)
-    least = int((offset + rows).max(initial=0))
-    for column in layout.TIMELINE:
+    n_rows = int((offset + rows).max(initial=0))
+    for column in schema.TIMELINE:
         found = group[column].shape
-        if len(found) != 1 or found[0] < least:
-            raise InputError(f"timeline/{column} has shape {found}; it must have {least} rows")
+        if len(found) != 1 or found[0] < n_rows:
+            raise InputError(f"timeline/{column} has shape {found}; it must have {n_rows} rows")
     return Timeline(
         file,
         path,

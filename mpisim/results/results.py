@@ -1,4 +1,4 @@
-"""What is known after a run: small tables as numpy arrays, and the timeline of every row."""
+"""Results of a run: small tables as numpy arrays, and the timeline of every row."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError, nearest
 from ..base.hdf5 import DAMAGES, damage
-from ..engine.run import CriticalPath
+from ..engine.critical_path import CriticalPath
 from ..program import Communicators
-from .links import LinkUse
-from .recorded import Recorded
+from .link_use import LinkUse
+from .step_times import Recording
 
 if TYPE_CHECKING:
     from h5py import File
@@ -30,10 +30,10 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class SharedRows(NamedTuple):
-    """Whose rows a rank shares, and how its communicators differ from those in the rows."""
+    """The rows that ranks of a class share, and the communicators in which they differ."""
 
     representative: NDArray[np.int32]
-    """Of each rank, the one whose rows are in the file."""
+    """Rank whose rows are in the file, of each rank."""
     slot_index: NDArray[np.int64]
     slots: NDArray[np.int32]
     """As in a program: the communicators of each rank, by slot."""
@@ -52,7 +52,7 @@ class SharedRows(NamedTuple):
 
 
 class Timeline:
-    """Every row of every rank, read from the file when asked for.
+    """Every row of every rank, read from the file on request.
 
     Ranks of one class share the rows of their representative, which alone are in the file.
 
@@ -134,11 +134,11 @@ class Results:
     ranks : mapping of str to array, shape (n_ranks,)
         end, process, class, rows, and `BREAKDOWN` of `mpisim.results.accounting`.
     classes : mapping of str to array, shape (n_classes,)
-        Ranks that do the same at the same times: representative (the rank that was simulated),
-        count, apart (an `Apart`: what tells them from the largest class of the same table),
-        table, speed, start. A run that was not folded has a class for each rank.
+        Equivalence classes of ranks: representative (the rank that was simulated), count, apart (a
+        `SplitReason`: why the class differs from the largest one of the same table), table, speed,
+        start. A run that was not folded has a class for each rank.
     steps : mapping of str to array
-        rank, step (-1: not said), duration.
+        rank, step (-1: none given), duration.
     kernels : mapping of str to array
         name (texts), kind, count, total, longest; the largest total first.
     communications : mapping of str to array
@@ -152,7 +152,7 @@ class Results:
     communicators : Communicators
     critical_path : CriticalPath or None
         Of the step shown; times from the begin of the run.
-    recorded : Recorded or None
+    recorded : Recording or None
         The steps of a recording, and which of them the tables and the path are about: `ranks`
         (end: from its begin), `kernels`, `communications`.
     experiment : str
@@ -184,7 +184,7 @@ class Results:
     communicators: Communicators
     links: LinkUse
     critical_path: CriticalPath | None
-    recorded: Recorded | None = None
+    recorded: Recording | None = None
     experiment: str = ""
     seed: int = 0
     creator: str = ""
@@ -225,7 +225,7 @@ class Results:
 
     @property
     def rank_steps(self) -> dict[int, dict[int, float]]:
-        """Seconds of each step of each rank; a step that is not said is -1."""
+        """Seconds of each step of each rank; step -1: none given."""
         found: dict[int, dict[int, float]] = {}
         columns = (self.steps[c].tolist() for c in ("rank", "step", "duration"))
         for rank, step, duration in zip(*columns, strict=True):

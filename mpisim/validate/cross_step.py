@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..engine import simulate
 from ..program import Kind, Table
-from ..program.step_times import step_times
+from ..results.step_times import step_times
 from .traces import TraceResult
 
 __all__ = ["CrossStep", "cross_steps", "transfer"]

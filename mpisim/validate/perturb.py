@@ -31,9 +31,9 @@ import numpy as np
 from ..engine import simulate
 from ..mpi.parallel import agreed
 from ..program import Communicators, Program, Table
-from ..program.step_times import step_times
 from ..replay import Replay, TraceJob, read_again, replay
 from ..replay.what_if import WhatIf
+from ..results.step_times import step_times
 from ..traces.kernel_order import check_dependencies, known_dependencies
 from .traces import TraceResult
 

@@ -30,7 +30,7 @@ and tested, in a line or two.
 ``Ledger(order, stream_index, ...)``
     Adds up where the time of ranks of one table went, and what their rows took.
 ``vary(durations, rows, ...)``
-    Durations of a rank whose kernels vary: see `mpisim.engine.variation`.
+    Durations of a rank whose kernels vary: see `mpisim.engine.duration_factors`.
 
 A ``Core(layout)`` has
 

@@ -13,15 +13,15 @@ from .state cimport EAGER_FLAG, JOINED_FLAG, mix
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
-def asked(table):
+def asked(table, delay=None):
     """Return rows without a duration, and which of them ask for the same: see the twin."""
     cdef const uint8_t[::1] operation = table.operation
     cdef const int32_t[::1] slot = table.slot
     cdef const int64_t[::1] size = table.bytes, duration = table.duration
     cdef const int64_t[::1] longer = (
-        np.zeros(1, np.int64) if table.longer is None else table.longer
+        np.zeros(1, np.int64) if delay is None else delay
     )
-    cdef bint given = table.longer is not None
+    cdef bint given = delay is not None
     cdef Py_ssize_t n = slot.shape[0], row, m = 0, i, at
     for row in range(n):
         m += slot[row] >= 0 and duration[row] < 0

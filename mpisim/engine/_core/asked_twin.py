@@ -10,10 +10,12 @@ from ...program import UNPRICED, Flag, Table
 __all__ = ["asked", "several_at_once"]
 
 
-def asked(table: Table) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+def asked(
+    table: Table, delay: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Return rows without a duration, and which of them ask for the same.
 
-    Those do that agree in slot, operation, bytes, and time beside the price.
+    Those do that agree in slot, operation, bytes and `delay` (ps beside the price).
 
     Returns
     -------
@@ -23,7 +25,7 @@ def asked(table: Table) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[n
     first : int32, shape (k,)
         The first row that asks for each.
     """
-    longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
+    longer = np.zeros(len(table), np.int64) if delay is None else delay
     rows = np.flatnonzero(table.is_communication & (table.duration == UNPRICED))
     first: dict[tuple[int, ...], tuple[int, int]] = {}
     which = []

@@ -16,7 +16,7 @@ INLINED void add_durations(
     } else if (!m->jitter) {
         EACH(l, width) out[l] = begin[l] + (int64_t)scaled(duration, factor[l]);
     } else {
-        /* As jitter_factors in mpisim/engine/variation.py. */
+        /* As jitter_factors in mpisim/engine/duration_factors.py. */
         const uint64_t salt = ((uint64_t)row + 1) * UINT64_C(0x9E3779B97F4A7C15);
         const uint64_t *key = t->key, *jitter = m->jitter;
         EACH(l, width) {

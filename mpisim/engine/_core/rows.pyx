@@ -138,7 +138,7 @@ def vary(
     uint64_t key,
     const uint64_t[::1] jitter,
 ):
-    """Return durations of which those of some rows vary: see `mpisim.engine.variation`.
+    """Return durations of which those of some rows vary: see `mpisim.engine.duration_factors`.
 
     By `factor` and, where `jitter` is the table of factors and not None, by one drawn for the row.
     """

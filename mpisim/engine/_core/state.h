@@ -22,7 +22,7 @@ static inline uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* (value * factor + 2^31) >> 32, exactly: see scaled in mpisim/engine/variation.py. */
+/* (value * factor + 2^31) >> 32, exactly: see scaled in mpisim/engine/duration_factors.py. */
 static inline uint64_t scaled(uint64_t value, uint64_t factor)
 {
     const uint64_t high = value >> 32, low = (uint32_t)value, part = (uint32_t)factor;

@@ -1,1 +1,1 @@
-"""The overlap pass's loops over rows, compiled: `intervals` and `rows`."""
+"""Compiled loops: `intervals` (kernels beside communications), `rows` (distinct rows, sums)."""

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What is held of a GPU in intervals of time, and how far kernels get in them.
+"""Intervals of time with equal load of communications on a GPU, and how far kernels get in them.
 
-Callers are trusted: no index is checked. Rows do not touch each other, so that every number is
-worked out from the same numbers in the same order whatever is asked for beside it.
+Callers are trusted: no index is checked. Each kernel is worked out by itself, in one order, so its
+result does not depend on the others passed beside it.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 
 
-def held(
+def interval_loads(
     const int64_t[::1] first,
     const int64_t[::1] moving,
     const int64_t[::1] last,
@@ -19,20 +19,21 @@ def held(
     const int64_t[::1] order,
     Py_ssize_t n,
 ):
-    """Add up what communications hold in each of n intervals.
+    """Add up the load of communications in each of n intervals.
 
     Parameters
     ----------
     first, moving, last : int64, shape (m,)
-        Interval from which each holds multiprocessors, from which bandwidth too, and until which.
+        Interval from which each occupies multiprocessors, from which it uses bandwidth too, and
+        until which.
     taken, bandwidth : int64, shape (m,)
     order : int64, shape (m,)
-        In which they are looked at: of those that move data in an interval the last counts.
+        Of several that move data in an interval, the last in this order counts.
 
     Returns
     -------
     int64, float64, int64, shape (n,)
-        Multiprocessors, bandwidth, and which communication counts; -1: none.
+        Multiprocessors, bandwidth, and the communication that counts; -1: none.
     """
     takens, useds = np.zeros(n, np.int64), np.zeros(n, np.int64)
     whiches = np.full(n, -1, np.int64)
@@ -54,7 +55,7 @@ def held(
     return takens, useds.astype(float), whiches
 
 
-cdef inline Py_ssize_t over_free(
+cdef inline Py_ssize_t cross_unloaded(
     Py_ssize_t at,
     int64_t begin,
     double* spent,
@@ -63,10 +64,9 @@ cdef inline Py_ssize_t over_free(
     const uint8_t[::1] busy,
     const int64_t[::1] following,
 ) noexcept nogil:
-    """Take a kernel over what holds nothing; return the interval it meets, or -2 where it ends.
+    """Take a kernel over intervals without load; return the next interval with load, -2 if it ends.
 
-    `following` is of each interval the next in which something is held, from -1 on; their number
-    if there is none.
+    `following` is the next interval with load from each on, beginning with -1; n if there is none.
     """
     cdef Py_ssize_t n = busy.shape[0], to
     cdef double room, needed
@@ -83,7 +83,7 @@ cdef inline Py_ssize_t over_free(
     return to
 
 
-def begun(
+def start_kernels(
     const int64_t[::1] begin,
     const double[::1] lasting,
     int64_t[::1] interval,
@@ -91,27 +91,27 @@ def begun(
     const uint8_t[::1] busy,
     const int64_t[::1] following,
 ):
-    """Begin kernels, up to where each meets what is held.
+    """Start kernels, each up to its first interval with load.
 
     Parameters
     ----------
     begin : int64, shape (k,)
     lasting : float64, shape (k,)
     interval : int64, shape (k,)
-        In which each begins, -1 before the first; overwritten by the one it has got to.
+        In which each begins, -1 before the first; overwritten by the one that it has reached.
     time : int64, shape (n,)
         Of the beginning of each interval.
     busy : uint8, shape (n,)
-        Whether something is held in it.
+        Whether each has load.
     following : int64, shape (n + 1,)
-        Of each, from -1 on, the next after or at it in which something is held; n: none.
+        The next interval with load at or after each, beginning with -1; n: none.
 
     Returns
     -------
     spent, left : float64, shape (k,)
-        Time that has passed, and how much is still to be done, in time alone.
+        Time that has passed, and what is left to do, in time alone.
     rows : int64
-        Those that are not done.
+        Kernels that are not done.
     """
     cdef Py_ssize_t i, at, count = 0, k = begin.shape[0]
     spents, lefts = np.zeros(k), np.array(lasting)
@@ -120,7 +120,7 @@ def begun(
     cdef int64_t[::1] going = rows
     with nogil:
         for i in range(k):
-            at = over_free(interval[i], begin[i], &spent[i], &left[i], time, busy, following)
+            at = cross_unloaded(interval[i], begin[i], &spent[i], &left[i], time, busy, following)
             if at >= 0:
                 interval[i] = at
                 going[count] = i
@@ -128,7 +128,7 @@ def begun(
     return spents, lefts, rows[:count]
 
 
-def advanced(
+def advance_kernels(
     int64_t[::1] rows,
     const double[::1] slower,
     const double[:, ::1] rests_on,
@@ -141,24 +141,24 @@ def advanced(
     const uint8_t[::1] busy,
     const int64_t[::1] following,
 ):
-    """Take kernels over the interval in which each is, and what holds nothing after it.
+    """Take kernels over their interval and those without load after it.
 
     Parameters
     ----------
     rows : int64, shape (p,)
-        Which kernels; overwritten by those that are not done.
+        Numbers of kernels; overwritten by those that are not done.
     slower : float64, shape (p,)
-        The factor of each.
+        The slowdown factor of each.
     rests_on : float64, shape (p, c)
     begin, spent, left, interval, time, busy, following
-        As `begun`.
+        As for `start_kernels`.
     terms : float64, shape (k, c)
         `rests_on` times the time spent with it is added.
 
     Returns
     -------
     int
-        How many are not done.
+        Number of kernels that are not done.
     """
     cdef Py_ssize_t i, j, row, at, count = 0, p = rows.shape[0], c = rests_on.shape[1]
     cdef double room, needed, step
@@ -175,7 +175,7 @@ def advanced(
             if needed <= room:
                 continue
             left[row] -= step / slower[i]
-            at = over_free(at + 1, begin[row], &spent[row], &left[row], time, busy, following)
+            at = cross_unloaded(at + 1, begin[row], &spent[row], &left[row], time, busy, following)
             if at >= 0:
                 interval[row] = at
                 rows[count] = row

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Rows of numbers: which are alike, what tells them from others, and their sums by class.
+"""Rows of numbers: the distinct ones, a hash of them, and sums of slowdowns by class.
 
 Callers are trusted: no index is checked.
 """
@@ -12,14 +12,14 @@ cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
 cdef inline uint64_t mix(uint64_t x) noexcept nogil:
-    """Let every bit depend on every other (splitmix64)."""
+    """Scramble a word: the finalizer of SplitMix64."""
     x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
     return x ^ (x >> 31)
 
 
-def alike(const int64_t[:, ::1] rows):
-    """Find rows that are equal, by a hash table.
+def distinct_rows(const int64_t[:, ::1] rows):
+    """Find the distinct rows, by a hash table.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ def alike(const int64_t[:, ::1] rows):
     Returns
     -------
     first : int64, shape (k,)
-        The first of each kind of row, ascending.
+        The first of each distinct row, ascending.
     kind : int64, shape (n,)
-        Entry of `first`.
+        The entry of `first` that equals each row.
     """
     cdef Py_ssize_t n = rows.shape[0], c = rows.shape[1], i, j, other
     cdef uint64_t places = 16, word, at
@@ -63,7 +63,7 @@ def alike(const int64_t[:, ::1] rows):
 
 
 def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
-    """Return two words that tell two arrays of one length from others, shape (2,) of uint64."""
+    """Return a 128-bit hash of two arrays of one length, uint64 of shape (2,)."""
     found = np.zeros(2, np.uint64)
     cdef uint64_t[::1] words = found
     cdef uint64_t low = 0, high = 0, place, x, y
@@ -78,7 +78,7 @@ def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
     return found
 
 
-def added(
+def add_slowdowns(
     const int64_t[::1] kind,
     const int64_t[::1] alone,
     const int64_t[::1] lasting,
@@ -86,7 +86,7 @@ def added(
     int64_t[:, ::1] spent,
     int64_t[:, ::1] of_terms,
 ):
-    """Add up kernels that last longer than alone, by class.
+    """Add up the times of kernels that take longer than alone, by class.
 
     Parameters
     ----------

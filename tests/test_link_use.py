@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisim.engine._core import depths
-from mpisim.engine.flows import Flows, Shared
+from mpisim.engine.flows import Flows, SharedLinks
 from mpisim.engine.routes import Routes
-from mpisim.results.links import BINS, use_of_links
+from mpisim.results.link_use import BINS, use_of_links
 from mpisim.topo.network import WEIGHT_ONE, rate_of
 
 GB = 10**9
 
 
-def two_links(*communicators: int) -> Shared:
+def two_links(*communicators: int) -> SharedLinks:
     """Route 0 uses link 0; route 1 both, half of its bytes on link 1; link 1 stands for two."""
     routes = Routes(
         group=np.array([0, 1]),
@@ -27,10 +27,10 @@ def two_links(*communicators: int) -> Shared:
         capacity=np.array([rate_of(GB), rate_of(GB)]),
         patterns=("a",),
         names=np.array([4, 7, 9]),
-        stand_in=np.array([0, 1, 1]),
+        simulated_link=np.array([0, 1, 1]),
     )
     names = {4: "one", 7: "two", 9: "three"}
-    return Shared(routes, np.array(communicators), flows(), names.__getitem__)
+    return SharedLinks(routes, np.array(communicators), flows(), names.__getitem__)
 
 
 def flows(*entries: tuple[int, int, int, int]) -> Flows:

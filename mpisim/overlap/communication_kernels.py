@@ -1,4 +1,4 @@
-"""What each communication holds of a GPU: thread blocks, and bytes that pass its memory."""
+"""Kernels of communications: the multiprocessors and memory traffic that each takes of a GPU."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from ..program import UNPRICED, Operation, Program, Table
 from ..topo import Network
 from ..topo.nccl.point_to_point import SEND_OPERATIONS as SENDS
 from ..topo.network import bus_factor
-from .timeline import alike
+from .timeline import distinct_rows
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
 
-__all__ = ["Held", "Resident", "Residents"]
+__all__ = ["CommunicationKernel", "CommunicationKernels", "RankCommunications"]
 
 Ints = NDArray[np.int64]
 
 
-class Resident(NamedTuple):
-    """One communication on a GPU.
+class CommunicationKernel(NamedTuple):
+    """The kernel of one communication on a GPU.
 
     Attributes
     ----------
     operation : Operation
     bytes : int
-        Of the full buffer; -1 if not known.
+        Of the full buffer; -1 if not distinct.
     ranks : int
     algorithm, protocol : str
         NCCL's; empty if the network's model has none.
     channels : int
-        Thread blocks.
+        Thread blocks, one a channel.
     traffic : float
-        Bytes that pass the GPU's memory.
+        Bytes read from and written to the GPU's memory.
     alone : int
-        ps from the arrival of the last member to the end, with the network to itself; `UNPRICED`
-        if the network's model does not say.
+        Network price in ps: from the arrival of the last member to the end.
     """
 
     operation: Operation
@@ -53,21 +52,21 @@ class Resident(NamedTuple):
     alone: int
 
 
-class Held(NamedTuple):
-    """What the communications of a rank hold, `m` of them.
+class RankCommunications(NamedTuple):
+    """The communications of a rank, `m` of them.
 
     Attributes
     ----------
     rows : int64, shape (m,)
         Of the table.
     which : int64, shape (m,)
-        Entry of `Residents.known`.
+        Entry of `CommunicationKernels.distinct`.
     taken : int64, shape (m,)
-        Multiprocessors.
+        Multiprocessors that each occupies.
     traffic : float64, shape (m,)
-        Bytes that pass the GPU's memory.
+        Bytes read from and written to the GPU's memory.
     alone : int64, shape (m,)
-        ps, with the network to itself and nothing computing.
+        Wire time in ps without slowdown.
     """
 
     rows: Ints
@@ -77,15 +76,16 @@ class Held(NamedTuple):
     alone: Ints
 
 
-class Residents:
-    """Looks up what communications of a program hold, each kind once.
+class CommunicationKernels:
+    """Looks up the kernels of a program's communications, each distinct one once.
 
     Parameters
     ----------
     program : Program
     network : Network
-        If it has NCCL's model (`nccl`), that says which channels communications use.
+        Prices communications; NCCL's model (`nccl`), if it has one, gives their channels.
     constants : SlowdownConstants
+        Of the slowdown model.
     """
 
     def __init__(self, program: Program, network: Network, constants: SlowdownConstants) -> None:
@@ -97,31 +97,37 @@ class Residents:
             groups.index, groups.members, program.operation_bits
         )
         self._sizes = groups.sizes
-        self.known: list[Resident] = []
+        self.distinct: list[CommunicationKernel] = []
         self._entry: dict[tuple[int, int, int, int], int] = {}
-        self._held: dict[tuple[int, bytes], Held] = {}
+        self._of_rank: dict[tuple[int, bytes], RankCommunications] = {}
 
-    def of(self, rank: int) -> Held:
-        """Return what the communications of a rank hold."""
-        table = self.program.table_of(rank)
+    def of(self, rank: int) -> RankCommunications:
+        """Return the communications of a rank."""
+        key = self.key_of(rank)
+        if key not in self._of_rank:
+            self._of_rank[key] = self._look_up(self.program.table_of(rank), self._kinds(rank))
+        return self._of_rank[key]
+
+    def key_of(self, rank: int) -> tuple[int, bytes]:
+        """Return a key that is equal for ranks with equal communications."""
+        return int(self.program.table[rank]), self._kinds(rank).tobytes()
+
+    def _kinds(self, rank: int) -> Ints:
+        """Return cost class and size of the communicator of each slot, shape (2, n_slots)."""
         bound = self.program.slots_of(rank)
-        kinds = np.stack([self._label[bound], self._sizes[bound]])
-        key = int(self.program.table[rank]), kinds.tobytes()
-        if key not in self._held:
-            self._held[key] = self._look_up(table, kinds)
-        return self._held[key]
+        return np.stack([self._label[bound], self._sizes[bound]])
 
-    def _look_up(self, table: Table, kinds: Ints) -> Held:
+    def _look_up(self, table: Table, kinds: Ints) -> RankCommunications:
         rows = np.flatnonzero(table.is_communication)
         slot = table.slot[rows]
-        what = (table.operation[rows], table.bytes[rows], *kinds[:, slot])
-        first, entry = alike(*what)
-        different = np.stack([column[first] for column in what], axis=1).astype(np.int64)
-        numbers = [self._number(tuple(each)) for each in different.tolist()]
-        found = [self.known[number] for number in numbers]
+        keys = (table.operation[rows], table.bytes[rows], *kinds[:, slot])
+        first, entry = distinct_rows(*keys)
+        distinct = np.stack([column[first] for column in keys], axis=1).astype(np.int64)
+        numbers = [self._number(tuple(each)) for each in distinct.tolist()]
+        found = [self.distinct[number] for number in numbers]
         given = table.duration[rows]
         alone = np.array([each.alone for each in found], np.int64)[entry]
-        return Held(
+        return RankCommunications(
             rows=rows,
             which=np.array(numbers, np.int64)[entry],
             taken=np.array([self._taken(each) for each in found], np.int64)[entry],
@@ -129,32 +135,35 @@ class Residents:
             alone=np.where(given != UNPRICED, given, alone),
         )
 
-    def _taken(self, resident: Resident) -> int:
-        return round(resident.channels * self.constants.block.si)
+    def _taken(self, kernel: CommunicationKernel) -> int:
+        return round(kernel.channels * self.constants.block.si)
 
-    def _number(self, what: tuple[int, int, int, int]) -> int:
-        if what not in self._entry:
-            self._entry[what] = len(self.known)
-            operation, size, label, ranks = what
-            self.known.append(self._resident(Operation(operation), size, self._class[label], ranks))
-        return self._entry[what]
+    def _number(self, key: tuple[int, int, int, int]) -> int:
+        if key not in self._entry:
+            self._entry[key] = len(self.distinct)
+            operation, size, label, ranks = key
+            kernel = self._kernel(Operation(operation), size, self._class[label], ranks)
+            self.distinct.append(kernel)
+        return self._entry[key]
 
-    def _resident(self, operation: Operation, size: int, group: Hashable, ranks: int) -> Resident:
+    def _kernel(
+        self, operation: Operation, size: int, group: Hashable, ranks: int
+    ) -> CommunicationKernel:
         algorithm = protocol = ""
         channels = round(self.constants.channels.si)
         if ranks == 1:  # nothing runs
-            return Resident(operation, size, ranks, algorithm, protocol, 0, 0.0, 0)
+            return CommunicationKernel(operation, size, ranks, algorithm, protocol, 0, 0.0, 0)
         nccl: Nccl | None = getattr(self.network, "nccl", None)
         if nccl is not None:
             choice = nccl.choose(operation, max(size, 0), group.shape)  # type: ignore[attr-defined]
             algorithm, protocol, channels = choice.algorithm, choice.protocol, choice.channels
             if operation in SENDS and operation is not Operation.SEND_RECV:
                 # Connections to each peer, on thread blocks that peers share.
-                most = nccl.tables.raw["point-to-point"]["channels"]
-                channels = min(channels * (ranks - 1), most)
+                max_channels = nccl.tables.raw["point-to-point"]["channels"]
+                channels = min(channels * (ranks - 1), max_channels)
         price = self.network.price(operation, max(size, 0), group)
         sent = max(size, 0) * bus_factor(operation, ranks)
         traffic = sent * self.constants.traffic(operation, algorithm).si
-        return Resident(
+        return CommunicationKernel(
             operation, size, ranks, algorithm, protocol, channels, traffic, price.duration
         )

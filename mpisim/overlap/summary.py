@@ -1,4 +1,4 @@
-"""What a prediction says of the slowdown that overlap has cost, and what that rests on."""
+"""The slowdown by overlap in a prediction: texts for its results, and what the path depends on."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.quantity import PICOSECONDS, Quantity
-from ..engine.run import CriticalPath, PieceKind
+from ..engine.critical_path import CriticalPath, PieceKind
 from ..kernels.slowdown import CLASSES
 from ..program import Kind
-from .passes import Outcome
-from .rank import Ranks
+from .model import OverlapModel
+from .passes import SlowdownOutcome
 
-__all__ = ["Overlap"]
+__all__ = ["OverlapSummary"]
 
 COMMUNICATIONS = "overlap: communications"
-"""What the slowdown of communications rests on, among the numbers of a model."""
+"""Name of the number that the slowdown of communications depends on."""
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """What is to be said of overlap in a run.
+class OverlapSummary:
+    """Summary of overlap in a run.
 
     Attributes
     ----------
-    ranks : Ranks
-        The program without slowdown, and the model.
-    outcome : Outcome
+    model : OverlapModel
+        The model, with the program without slowdown.
+    outcome : SlowdownOutcome
     mode : {"static", "coupled"}
     """
 
-    ranks: Ranks
-    outcome: Outcome
+    model: OverlapModel
+    outcome: SlowdownOutcome
     mode: Literal["static", "coupled"]
 
     @property
     def numbers(self) -> dict[str, Quantity]:
-        """The numbers that the slowdown rests on, with their error bars."""
-        return dict(self.ranks.devices[0].factors.numbers)
+        """The numbers that the slowdown depends on, with their error bars."""
+        return dict(self.model.devices[0].factors.numbers)
 
     def statements(self) -> dict[str, Any]:
         """Return attributes of the results.
@@ -52,7 +52,7 @@ class Overlap:
             without slowdown), and ``overlap_slowdowns``, texts, one a class of kernels.
         """
         outcome = self.outcome
-        before, after = outcome.before, outcome.run.step_time
+        before, after = outcome.step_time_alone, outcome.run.step_time
         added = after / before - 1 if before else 0.0
         text = (
             f"{self.mode}: the step takes {before / PICOSECONDS:.6g} s without slowdown, "
@@ -60,8 +60,8 @@ class Overlap:
         )
         if self.mode == "coupled":
             text += f"; {outcome.passes} passes"
-            if outcome.left:
-                text += f", not settled: rows that still change: {outcome.left:,}"
+            if outcome.unsettled_rows:
+                text += f", not settled: rows that still change: {outcome.unsettled_rows:,}"
         return {
             "overlap": text,
             "overlap_added": added,
@@ -69,12 +69,12 @@ class Overlap:
         }
 
     def _slowdowns(self) -> list[str]:
-        n = self.ranks.program.n_ranks
+        n = self.model.program.n_ranks
         rows = [
             (f"{name} kernels", *each)
-            for name, each in zip(CLASSES, self.outcome.spent.tolist(), strict=True)
+            for name, each in zip(CLASSES, self.outcome.kernel_time.tolist(), strict=True)
         ]
-        rows.append(("communications", *self.outcome.wire.tolist()))
+        rows.append(("communications", *self.outcome.wire_time.tolist()))
         return [
             f"{name}: x {beside / alone:.3f} for {alone / n / PICOSECONDS * 1e3:,.4g} ms a rank "
             f"that overlap"
@@ -83,10 +83,10 @@ class Overlap:
         ] or ["nothing overlaps"]
 
     def lengths(self, path: CriticalPath) -> dict[str, float]:
-        """Return how much of a critical path rests on the numbers of the slowdown, in ps.
+        """Return the part of a critical path that depends on each number of the slowdown, in ps.
 
-        Of what slowdown has added to a class's kernels on the path, as much rests on each number as
-        of what it has added to all kernels of the class.
+        Of the time that slowdown adds to a class of kernels on the path, each number has the same
+        share as of the time that it adds to all kernels of the class.
 
         Parameters
         ----------
@@ -95,9 +95,9 @@ class Overlap:
         """
         added, wire = self._added(path)
         outcome = self.outcome
-        longer = outcome.spent[:, 1] - outcome.spent[:, 0]
+        longer = outcome.kernel_time[:, 1] - outcome.kernel_time[:, 0]
         found = {COMMUNICATIONS: wire}
-        for i, name in enumerate(self.ranks.terms):
+        for i, name in enumerate(self.model.terms):
             found[name] = sum(
                 a * (t / by)
                 for a, t, by in zip(added.tolist(), outcome.terms[:, i].tolist(), longer.tolist())
@@ -106,30 +106,34 @@ class Overlap:
         return found
 
     def _added(self, path: CriticalPath) -> tuple[NDArray[np.int64], float]:
-        """Return what the pieces of a path have longer than alone: kernels by class, and the rest.
+        """Return the time that slowdown adds to the path, in ps: kernels by class, communications.
 
-        Communications that share links take longer for that, too: no more counts than what
-        slowdown has added to communications on the whole.
+        Communications that share links take longer for that, too: no more counts than the ratio
+        that slowdown adds to communications altogether.
         """
-        ranks = self.ranks
+        model = self.model
         kernels = np.zeros(len(CLASSES), np.int64)
         wire = 0.0
-        alone, beside = self.outcome.wire.tolist()
-        most = beside / alone - 1 if alone else 0.0
+        alone, beside = self.outcome.wire_time.tolist()
+        max_ratio = beside / alone - 1 if alone else 0.0
         length = path.end - path.begin
         here = np.isin(path.kind, (PieceKind.COMPUTE, PieceKind.COMMUNICATION))
         for rank in np.unique(path.rank[here]).tolist():
-            table, device = ranks.program.table_of(rank), ranks.device(rank)
+            table, device = model.program.table_of(rank), model.device(rank)
             pieces = np.flatnonzero(here & (path.rank == rank))
             rows = path.row[pieces].astype(np.int64)
             computing = table.kind[rows] == Kind.KERNEL
             number = device.numbers(table, rows[computing])
-            alone_there = table.duration[rows[computing]] * ranks.varied(rank, rows[computing])
+            alone_there = table.duration[rows[computing]] * model.duration_factors(
+                rank, rows[computing]
+            )
             longer = np.rint(length[pieces[computing]] - alone_there).astype(np.int64)
             known = number >= 0
             np.add.at(kernels, device.work.kind[number[known]], np.maximum(longer[known], 0))
-            held = ranks.residents.of(rank)
-            at = np.searchsorted(held.rows, rows[~computing])
-            lasting = held.alone[at]
-            wire += float(np.clip(length[pieces[~computing]] - lasting, 0, most * lasting).sum())
+            own = model.communications.of(rank)
+            at = np.searchsorted(own.rows, rows[~computing])
+            lasting = own.alone[at]
+            wire += float(
+                np.clip(length[pieces[~computing]] - lasting, 0, max_ratio * lasting).sum()
+            )
         return kernels, wire

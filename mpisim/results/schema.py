@@ -1,30 +1,28 @@
-"""The layout of results files: groups, columns, types and units.
+"""The schema of results files: groups, columns, types and units.
 
 ::
 
     attributes                     format, format_version, creator, digest, step_time (s), seed,
                                    experiment, n_processes, rounds, mode, versions, ... and whatever
-                                   the maker of the program has to say (assumptions, ...)
+                                   the maker of the program adds (assumptions, ...)
     summary/<scalar>               ps, s and counts
     ranks/<column>                 one entry a rank; class: its entry in classes
-    classes/<column>               one entry a class of ranks that do the same at the same times:
-                                   the rank that was simulated for all, how many they are, and
-                                   what tells them from the largest class of the same table
-                                   (0 nothing, 1 speed, 2 start, 3 size or cost of a communicator,
-                                   4 ranks they meet)
+    classes/<column>               one entry an equivalence class of ranks: its representative, how
+                                   many they are, and why they differ from the largest class of
+                                   the same table (`SPLIT_REASONS`)
     steps, kernels, communications/<column>
     communicators/index, members, names
-    links/<column>                 links that can be full, the most used first; one entry for all
-                                   that are used alike. Empty where communications share none
+    links/<column>                 links that can saturate, the most used first; one entry for all
+                                   that are used equally. Empty where communications share none
     links/utilisation              share of the capacity in each hundredth of the step, links × 100
     link_sharing/<column>          which communicators used a link at the same time, and how long
-    critical_path/<column>, names  absent if it was not asked for
+    critical_path/<column>, names  absent unless requested
     recorded_steps/<column>        absent but for recordings: begin and end of each step from the
                                    begin of the run. ranks, kernels, communications and the
                                    critical path are about the one whose number is in
                                    recorded_steps/shown; summary/step_time is the mean over steps,
                                    and recorded_steps/whole the time of the whole recording
-    timeline/<column>              absent if it was not asked for. Rows of the representatives
+    timeline/<column>              absent unless requested. Rows of the representatives
                                    alone, process after process: ranks of one class share them,
                                    but for the communicators, which rank_slots has by slot
     timeline/rank_offset, rank_rows, rank_slot_index, rank_slots, names
@@ -40,7 +38,9 @@ from typing import TypeAlias
 import numpy as np
 
 from ..base.hdf5 import Stored
-from ..engine.run import Apart, Binding, PieceKind
+from ..engine.critical_path import PieceKind
+from ..engine.fold import SplitReason
+from ..engine.rows import Binding
 from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
 
@@ -55,6 +55,7 @@ __all__ = [
     "LINK_SHARING",
     "RANKS",
     "RECORDED_STEPS",
+    "SPLIT_REASONS",
     "STEPS",
     "TIMELINE",
     "VERSION",
@@ -63,7 +64,7 @@ __all__ = [
 FORMAT = "mpisim-results"
 VERSION = 5
 
-Layout: TypeAlias = dict[str, tuple[Stored, str | None]]
+ColumnTypes: TypeAlias = dict[str, tuple[Stored, str | None]]
 """Type and unit of each column; the type `object` stands for texts, an enumeration for numbers that
 it names."""
 
@@ -73,37 +74,45 @@ BINDINGS = {
     **{name: number for number, name in enumerate(_INPUTS)},
     **{f"{name}_QUEUE": number + Binding.QUEUE for number, name in enumerate(_INPUTS)},
 }
-"""Names of what a row was waiting for last (`Binding`): each of its waits has one, and ``_QUEUE``
-says that the launching call waited, too."""
+"""Names of each `Binding`, one for each wait of a row; ``_QUEUE``: the launching call waited."""
 
-RANKS: Layout = {
+SPLIT_REASONS = {
+    "NOT": SplitReason.NONE,
+    "SPEED": SplitReason.SPEED,
+    "START": SplitReason.START,
+    "GROUPS": SplitReason.COMMUNICATORS,
+    "NEIGHBOURS": SplitReason.PARTNERS,
+}
+"""Names that files have for each `SplitReason`."""
+
+RANKS: ColumnTypes = {
     "end": (np.int64, "ps"),
     "process": (np.int32, None),
     "class": (np.int32, None),
     "rows": (np.int64, None),
     **dict.fromkeys(BREAKDOWN, (np.int64, "ps")),
 }
-CLASSES: Layout = {
+CLASSES: ColumnTypes = {
     "representative": (np.int32, None),
     "count": (np.int64, None),
-    "apart": (Apart, None),
+    "apart": (SPLIT_REASONS, None),
     "table": (np.int32, None),
     "speed": (np.float64, None),
     "start": (np.int64, "ps"),
 }
-STEPS: Layout = {
+STEPS: ColumnTypes = {
     "rank": (np.int64, None),
     "step": (np.int64, None),
     "duration": (np.int64, "ps"),
 }
-KERNELS: Layout = {
+KERNELS: ColumnTypes = {
     "name": (object, None),
     "kind": (Kind, None),
     "count": (np.int64, None),
     "total": (np.int64, "ps"),
     "longest": (np.int64, "ps"),
 }
-COMMUNICATIONS: Layout = {
+COMMUNICATIONS: ColumnTypes = {
     "communicator": (np.int32, None),
     "operation": (Operation, None),
     "size": (np.int64, None),
@@ -115,7 +124,7 @@ COMMUNICATIONS: Layout = {
     "bus_bandwidth": (np.float64, "bytes/s"),
     "limit": (object, None),
 }
-LINKS: Layout = {
+LINKS: ColumnTypes = {
     "name": (object, None),
     "count": (np.int64, None),
     "capacity": (np.float64, "bytes/s"),
@@ -123,13 +132,13 @@ LINKS: Layout = {
     "busy": (np.int64, "ps"),
     "shared": (np.int64, "ps"),
 }
-LINK_SHARING: Layout = {
+LINK_SHARING: ColumnTypes = {
     "link": (np.int64, None),
     "communicator": (np.int64, None),
     "other": (np.int64, None),
     "time": (np.int64, "ps"),
 }
-CRITICAL_PATH: Layout = {
+CRITICAL_PATH: ColumnTypes = {
     "kind": (PieceKind, None),
     "rank": (np.int32, None),
     "row": (np.int32, None),
@@ -137,12 +146,12 @@ CRITICAL_PATH: Layout = {
     "end": (np.int64, "ps"),
     "name": (np.int32, None),
 }
-RECORDED_STEPS: Layout = {
+RECORDED_STEPS: ColumnTypes = {
     "step": (np.int32, None),
     "begin": (np.int64, "ps"),
     "end": (np.int64, "ps"),
 }
-TIMELINE: Layout = {
+TIMELINE: ColumnTypes = {
     "begin": (np.int64, "ps"),
     "end": (np.int64, "ps"),
     "wire": (np.int64, "ps"),

@@ -1,8 +1,7 @@
-"""How links that can be full were used: bytes, utilisation over time, and who shared them.
+"""Use of links that can saturate: bytes, utilisation over time, and communicators that share them.
 
-What a communication moves is spread evenly from the moment its bytes begin to flow to its end:
-where its rate changed on the way, the bytes of a bin are an approximation; those of the step are
-not.
+The bytes of a communication are spread evenly from the time they begin to flow to its end. Where
+its rate changes meanwhile, the bytes of a bin are an approximation; those of the step are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine._core import depths
-from ..engine.flows import Flows, Shared
+from ..engine.flows import Flows, SharedLinks
 from ..engine.refine import ranges
 from ..topo.network import RATE_BITS, WEIGHT_ONE
 
@@ -26,13 +25,13 @@ Ints = NDArray[np.int64]
 BINS = 100
 """Equal parts of the step."""
 
-MOST_PAIRED = 32
-"""Communicators on one link up to which it is said which of them shared it, pair by pair."""
+MAX_PAIRED = 32
+"""Communicators on one link up to which pairs of them that share it are listed."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinkUse:
-    """Use of links. One entry stands for all links that are used alike at the same times.
+    """Use of links; one entry for all links that are used equally at the same times.
 
     Attributes
     ----------
@@ -52,19 +51,19 @@ class LinkUse:
 
     @classmethod
     def none(cls) -> LinkUse:
-        """No links that can be full."""
+        """Return the use of no links."""
         empty = np.empty(0, np.int64)
         links = dict.fromkeys(("count", "capacity", "bytes", "busy", "shared"), empty)
         sharing = dict.fromkeys(("link", "communicator", "other", "time"), empty)
         return cls({"name": np.empty(0, object), **links}, np.empty((0, BINS)), sharing)
 
 
-def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
-    """Add up what flows did to links.
+def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
+    """Flows of a run → the use of links.
 
     Parameters
     ----------
-    shared : Shared
+    shared : SharedLinks
     flows : Flows
         Of all processes.
     step_time : int
@@ -85,10 +84,12 @@ def use_of_links(shared: Shared, flows: Flows, step_time: int) -> LinkUse:
     utilisation = _spread(link, begin, end, moved, n, step_time)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
-    stand_in, lowest, count = np.unique(routes.stand_in, return_index=True, return_counts=True)
-    assert len(stand_in) == n  # every link of the cast stands for one at least
-    # Links that were used alike are one entry, whether their ranks were simulated once or each.
-    # When in the step they were used shows in the weighted sum.
+    simulated, lowest, count = np.unique(
+        routes.simulated_link, return_index=True, return_counts=True
+    )
+    assert len(simulated) == n  # every simulated link is simulated for one at least
+    # Links that were used equally are one entry, in folded and unfolded runs. The weighted sum
+    # tells when in the step they were used.
     when = np.round(utilisation @ np.linspace(1, 2, BINS), 4)
     columns = (lowest, when, both, busy, capacity, -bytes / capacity)
     order = np.lexsort(columns)
@@ -126,7 +127,7 @@ def _small(places: Ints, n: int) -> NDArray[Any]:
 
 
 def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
-    """Return how long at least two of some intervals were under way."""
+    """Return the time in which at least two of some intervals overlap, in ps."""
     at = np.concatenate(rows)
     at = at[np.argsort(begin[at], kind="stable")]
     return int(depths(begin, end, at, np.array([0, len(at)]))[1, 0])
@@ -157,16 +158,16 @@ def _spread(
 def _sharing(
     links: list[tuple[int, NDArray[np.intp]]], communicator: Ints, begin: Ints, end: Ints
 ) -> dict[str, NDArray[Any]]:
-    """Return which communicators used a link at the same time, and how long."""
+    """Return the communicators that used a link at the same time, and how long."""
     found = []
     for number, rows in links:
         users = np.unique(communicator[rows])
-        if len(users) > MOST_PAIRED:
+        if len(users) > MAX_PAIRED:
             continue
         own = {one: rows[communicator[rows] == one] for one in users.tolist()}
         for one, other in combinations(own, 2):
             time = _both(begin, end, own[one], own[other])
-            for each in (own[one], own[other]):  # what one of them does twice at once is not shared
+            for each in (own[one], own[other]):  # two operations of one of them share nothing
                 time -= _both(begin, end, each)
             if time > 0:
                 found.append((number, one, other, time))

@@ -1,12 +1,14 @@
-"""The critical path: from the last end, or any other, back to time 0, across ranks.
+"""The critical path: the chain of rows and dependencies that ends at the step time, across ranks.
 
-Every row knows which input was last to arrive. Walking back from the latest end, from a kernel to
-what it waited for, from a communication to the member that came last, from a call to what the CPU
-did before, gives a chain of pieces without a hole. A process walks while the path stays on its
-ranks and then hands over.
+Every row knows its binding: the input that was the last to arrive. Walking back from the latest end
+(or any other) gives a chain of pieces without a hole: from a kernel to what it waited for, from a
+communication to the member that was ready last, from a call to what the CPU did before. A process
+walks while the path stays on its ranks and then hands over.
 
-Latencies and gaps may be negative in traces (two clocks, recorded imprecisely). Such a piece ends
-before what led to it; the time that both cover is counted once, for the later one.
+Invariants: pieces are added latest first, and each ends where the one added before begins, so they
+add up to the time of the end exactly. Latencies and gaps may be negative in traces (two clocks,
+recorded imprecisely): such a piece ends before its cause does, and the time that both cover counts
+once, for the later one.
 """
 
 from __future__ import annotations
@@ -14,39 +16,86 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Flag, Kind, Table
-from .arrivals import Arrivals
+from ..program import Flag, Kind, Program, Table
 from .plan import Plan
-from .rows import Solution
-from .run import Binding, CriticalPath, PieceKind
+from .refine import ranges
+from .rows import Binding, Solution
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["PathEnd", "walk_back"]
+__all__ = ["CriticalPath", "PathEnd", "PieceKind", "walk_back"]
 
-# Plain numbers: names of an enumeration cost more than a step.
+
+class PieceKind(IntEnum):
+    """What a piece of the critical path was spent on."""
+
+    COMPUTE = 0
+    COPY = 1
+    COMMUNICATION = 2
+    """Wire time, after the last member was ready."""
+    HOST = 3
+    """CPU work, launching calls and the tails of waits."""
+    LAUNCH = 4
+    """Launch latency from the CPU to the device."""
+    GAP = 5
+    """Between two kernels of a stream, or from the end of what was waited for to the start."""
+    START = 6
+    """Before the rank's start offset. Its row is -1, its name "start"."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The chain of pieces that ends last; complete and equal on every process.
+
+    Pieces are in time order and contiguous: each begins where the one before ended, the first at
+    0, the last ends at the step time.
+
+    Attributes
+    ----------
+    kind : uint8, shape (n,)
+        A `PieceKind`.
+    rank, row : int32, shape (n,)
+    begin, end : int64, shape (n,)
+        ps.
+    name : int32, shape (n,)
+        Index into `names`.
+    names : tuple of str
+    """
+
+    kind: NDArray[np.uint8]
+    rank: NDArray[np.int32]
+    row: NDArray[np.int32]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    name: NDArray[np.int32]
+    names: tuple[str, ...]
+
+
+# Plain integers: looking up a member of an enumeration costs more than a step of the walk.
 _BY_HOST, _BY_STREAM, _BY_WAIT = int(Binding.HOST), int(Binding.STREAM), int(Binding.WAIT)
 _QUEUE = int(Binding.QUEUE)
 _LAST_WAIT = _QUEUE - 1
 _COMMUNICATION, _HOST = int(PieceKind.COMMUNICATION), int(PieceKind.HOST)
 _LAUNCH, _GAP, _START = int(PieceKind.LAUNCH), int(PieceKind.GAP), int(PieceKind.START)
 _OF_KIND = [int(PieceKind.COMPUTE), int(PieceKind.COPY)] + 3 * [_COMMUNICATION]
-"""By `Kind`, of those on the device."""
+"""Piece of each `Kind` on the device."""
 _LAST_OF_DEVICE, _WORK = int(Kind.RECV), int(Kind.HOST)
 _EAGER = int(Flag.EAGER)
 
-_KEPT = 64
-"""Ranks whose rows a walk keeps: a path goes to and fro between few, and later leaves them."""
+_MAX_KEPT = 64
+"""Number of ranks whose rows a walk keeps: a path alternates between few at a time."""
 
 
-class _Meeting(NamedTuple):
-    """Where a path enters a rank: at the ready time of its k-th operation on a communicator.
+class _Arrival(NamedTuple):
+    """Where a path enters a rank: at its arrival at the k-th operation on a communicator.
 
     With no communicator (-1) it is the end of row `k`, or, with -1 again, of the rank.
     """
@@ -57,7 +106,7 @@ class _Meeting(NamedTuple):
 
 
 class PathEnd(NamedTuple):
-    """The end of a row, at which a path ends: one on the device, or a HOST row."""
+    """The end of a path: that of a device row, or of a HOST row."""
 
     rank: int
     row: int
@@ -74,8 +123,8 @@ def walk_back(
 ) -> CriticalPath:
     """Return the critical path of a run. **Collective** on `comm` (None: one process).
 
-    The path of a folded run is that of the whole one: it goes over the ranks of the program, each
-    with the rows of the one that was simulated for it.
+    In a folded run, too, the path goes over the ranks of the program, each with the rows of its
+    representative.
 
     Parameters
     ----------
@@ -91,13 +140,13 @@ def walk_back(
     if until is None:  # the lowest rank of those that end last
         until = PathEnd(int(np.argmax(rank_end)), -1, int(rank_end.max()))
     time = until.time
-    at = _Meeting(until.rank, -1, until.row)  # no meeting yet
-    arrivals = Arrivals.of(plan, solution, comm) if plan.cast.folded else None
+    at = _Arrival(until.rank, -1, until.row)  # at the end of a rank or row
+    arrivals = _Arrivals.of(plan, solution, comm) if plan.simulated.folded else None
     walk = _Walk(plan, solution, arrivals)
     parts: list[NDArray[np.int64]] = []
     names: dict[str, int] = {}
     while time > 0:
-        owner = int(plan.placement[plan.cast.classes.of_rank[at.rank]])
+        owner = int(plan.placement[plan.simulated.classes.of_rank[at.rank]])
         part = np.empty((0, 6), np.int64)
         used: list[str] = []
         if owner == plan.process:
@@ -118,8 +167,8 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
     pieces = np.concatenate([np.empty((0, 6), np.int64), *parts])[::-1]
     kind, rank, row, begin, end, name = pieces.T
     edges = np.concatenate([begin, [max(step_time, 0)]])
-    whole = np.concatenate([[0], end])
-    assert (edges == whole).all(), "the critical path has a hole"
+    previous_end = np.concatenate([[0], end])
+    assert (edges == previous_end).all(), "the critical path has a hole"
     return CriticalPath(
         kind=kind.astype(np.uint8),
         rank=rank.astype(np.int32),
@@ -132,9 +181,9 @@ def _joined(parts: list[NDArray[np.int64]], names: tuple[str, ...], step_time: i
 
 
 class _Rows:
-    """What a walk reads of one simulated rank.
+    """Columns that a walk reads of one simulated rank.
 
-    Walks read numbers one by one: views of arrays give plain ones, at a third of numpy's price.
+    They are memory views, which give plain integers one by one at a third of numpy's cost.
     """
 
     def __init__(self, plan: Plan, solution: Solution, simulated: int) -> None:
@@ -161,20 +210,19 @@ _Step = Callable[[], "_Step | None"]
 
 
 class _Walk:
-    """The walk on the ranks of one process. `time` is how far back it has come.
+    """The walk on the ranks of one process, a state machine; `time` is how far back it has come.
 
-    There are four places to be on a rank: at the end of a kernel, at its ready time, on the CPU
-    just before it calls a kernel, and on the CPU after a row. Each place goes back as far as it
-    can and returns the next, or None where the path leaves the rank for `at`. Kernels are named by
-    their first row.
+    It has four states on a rank: at the end of a kernel, at its ready time, on the CPU just before
+    it calls a kernel, and on the CPU after a row. Each goes back as far as it can and returns the
+    next, or None where the path leaves the rank for `at`. A kernel is named by its first row.
     """
 
-    def __init__(self, plan: Plan, solution: Solution, arrivals: Arrivals | None) -> None:
+    def __init__(self, plan: Plan, solution: Solution, arrivals: _Arrivals | None) -> None:
         self.plan, self.solution, self.arrivals = plan, solution, arrivals
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0
 
-    def go(self, at: _Meeting, time: int) -> NDArray[np.int64]:
+    def go(self, at: _Arrival, time: int) -> NDArray[np.int64]:
         """Walk until the path leaves this process, for `at`, or comes to time 0.
 
         Returns the pieces, latest first, shape (n, 6): kind, rank, row, begin, end, and name, the
@@ -183,7 +231,7 @@ class _Walk:
         self.at, self.time = at, time
         self.kind, self.piece_row, self.begin = bytearray(), array("q"), array("q")
         visits: list[tuple[int, int]] = []  # a rank, and how many pieces there were before
-        of_rank, placement = self.plan.cast.classes.of_rank, self.plan.placement
+        of_rank, placement = self.plan.simulated.classes.of_rank, self.plan.placement
         while self.time > 0:
             simulated = int(of_rank[self.at.rank])
             if placement[simulated] != self.plan.process:
@@ -197,10 +245,10 @@ class _Walk:
         return self._written(time, visits)
 
     def _rows_of(self, simulated: int) -> _Rows:
-        """The rows of a rank; those of the ranks that the path came by last are kept."""
+        """Return the rows of a simulated rank; those used last are kept."""
         rows = self.known.pop(simulated, None) or _Rows(self.plan, self.solution, simulated)
         self.known[simulated] = rows
-        if len(self.known) > _KEPT:
+        if len(self.known) > _MAX_KEPT:
             del self.known[next(iter(self.known))]
         return rows
 
@@ -223,7 +271,7 @@ class _Walk:
         return part
 
     def _entered(self) -> _Step:
-        """Begin on a rank: at a meeting, at a kernel that ends last, or on the CPU."""
+        """Enter a rank: at an arrival, at the kernel that ends last, or on the CPU."""
         rows, (_, communicator, k) = self.rows, self.at
         if communicator >= 0:
             self.row = rows.first[rows.table.rows_on(self.bound.index(communicator))[k]]
@@ -235,7 +283,7 @@ class _Walk:
         self.clock, self.row = self.time, rows.first[last[0]] if len(last) else len(rows.kind) - 1
         return self._at_end if len(last) else self._on_host
 
-    # --- places ---------------------------------------------------------------------------------
+    # --- states ---------------------------------------------------------------------------------
 
     def _at_end(self) -> _Step | None:
         """At the end of a kernel."""
@@ -251,7 +299,7 @@ class _Walk:
             else:
                 last = self.arrivals.last(self.bound[slot], k, rows.wire[row])
             if last != self.rank:
-                self.at = _Meeting(last, self.bound[slot], k)
+                self.at = _Arrival(last, self.bound[slot], k)
                 return None
         return self._at_ready
 
@@ -353,11 +401,97 @@ class _Walk:
             self.begin.append(begin)
 
 
+# --- last arrivals in folded runs ------------------------------------------------------------
+
+
+class _Arrivals:
+    """Ready times of the communications of every simulated rank, on every process.
+
+    Equivalent communicators start when members of the same classes are ready. Which member has the
+    lowest number, and so counts as the last of several, differs between them and is found here.
+    """
+
+    def __init__(self, plan: Plan, ready: list[NDArray[np.int64]]) -> None:
+        self._program, self._of_rank = plan.program, plan.simulated.classes.of_rank
+        self._ready = ready
+        self._tables = plan.program.table[plan.simulated.classes.representative].tolist()
+        self._rows: dict[tuple[int, int], NDArray[np.intp]] = {}
+        self._members: dict[int, list[tuple[int, int, int]]] = {}
+
+    @classmethod
+    def of(cls, plan: Plan, solution: Solution, comm: Intracomm | None) -> _Arrivals:
+        """Exchange the ready times of hosted ranks. **Collective** on `comm`.
+
+        Parameters
+        ----------
+        plan : Plan
+            Of a folded run.
+        solution : Solution
+            Of the hosted simulated ranks.
+        comm : mpi4py.MPI.Intracomm or None
+            None: one process.
+        """
+        tables = [plan.program.table_of(rank) for rank in plan.simulated.classes.representative]
+        own = [
+            solution.rows(local).begin[tables[simulated].is_communication]
+            for local, simulated in enumerate(plan.hosted.tolist())
+        ]
+        if comm is None:
+            return cls(plan, own)
+        counts = np.array([int(table.operations.sum()) for table in tables], np.int64)
+        everything = np.empty(int(counts.sum()), np.int64)
+        # Simulated ranks lie on processes in contiguous blocks: parts arrive in their order.
+        on_process = np.bincount(plan.placement, counts, comm.size).astype(np.int64)
+        mine = np.concatenate([np.empty(0, np.int64), *own])
+        comm.Allgatherv(mine, [everything, (on_process, np.cumsum(on_process) - on_process)])
+        return cls(plan, np.split(everything, np.cumsum(counts)[:-1]))
+
+    def last(self, communicator: int, k: int, start: int) -> int:
+        """Return the lowest member that became ready when the k-th operation started.
+
+        Parameters
+        ----------
+        communicator : int
+            Of the program.
+        k : int
+        start : int
+            ps.
+        """
+        if communicator not in self._members:
+            self._members[communicator] = self._entries(communicator)
+        for rank, simulated, slot in self._members[communicator]:
+            if self._ready[simulated][self._row(simulated, slot, k)] == start:
+                return rank
+        raise AssertionError(f"no member arrived last at communicator {communicator}")
+
+    def _row(self, simulated: int, slot: int, k: int) -> int:
+        """Return the index of the k-th operation on a slot among all those of its table."""
+        number = self._tables[simulated]
+        if (number, slot) not in self._rows:
+            table = self._program.tables[number]
+            assert table is not None
+            rows = np.flatnonzero(table.is_communication)
+            self._rows[number, slot] = np.searchsorted(rows, table.rows_on(slot))
+        return int(self._rows[number, slot][k])
+
+    def _entries(self, communicator: int) -> list[tuple[int, int, int]]:
+        """Return (lowest member, simulated rank, slot) of each pair of the latter, lowest first."""
+        program: Program = self._program
+        members = np.sort(np.array(program.communicators.group(communicator), np.int64))
+        at, owner = ranges(program.slot_index, members)
+        bound = np.flatnonzero(program.slots[at] == communicator)
+        ranks = members[owner[bound]]
+        slots = at[bound] - program.slot_index[ranks]
+        pairs = np.stack([self._of_rank[ranks], slots], axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        return [(int(ranks[i]), int(pairs[i, 0]), int(pairs[i, 1])) for i in np.sort(first)]
+
+
 # --- between processes ------------------------------------------------------------------------
 
 
 def _renumber(part: NDArray[np.int64], names: tuple[str, ...]) -> list[str]:
-    """Renumber a part's names by first use, in place; return them."""
+    """Renumber the names of a part by first use, in place; return them."""
     old = part[:, 5] + 1  # 0: the start of a rank
     found, first = np.unique(old, return_index=True)
     found = found[np.argsort(first)]
@@ -367,17 +501,17 @@ def _renumber(part: NDArray[np.int64], names: tuple[str, ...]) -> list[str]:
     return ["start" if not number else names[number - 1] for number in found.tolist()]
 
 
-def _handed_over(at: _Meeting, time: int, comm: Intracomm, owner: int) -> tuple[_Meeting, int]:
+def _handed_over(at: _Arrival, time: int, comm: Intracomm, owner: int) -> tuple[_Arrival, int]:
     state = np.array([*at, time], np.int64)
     comm.Bcast(state, root=owner)
     rank, communicator, k, time = state.tolist()
-    return _Meeting(rank, communicator, k), time
+    return _Arrival(rank, communicator, k), time
 
 
 def _shared(
     used: list[str], part: NDArray[np.int64], comm: Intracomm, owner: int
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Give all processes a part of the path and its names."""
+    """Broadcast a part of the path and its names. **Collective.**"""
     text = "\0".join(used).encode()
     sizes = np.array([len(part), len(text), len(used)], np.int64)
     comm.Bcast(sizes, root=owner)

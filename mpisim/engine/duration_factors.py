@@ -1,9 +1,9 @@
-"""How ranks differ from each other: speeds, and jitter of single kernels, in whole numbers.
+"""Duration factors: the speed of each rank and the jitter of each kernel, in integers.
 
-A rank has a *factor* for its kernels and copies, an integer that counts 2^-32: the inverse of its
-speed. With jitter every row has a factor of its own on top, drawn from 4,096 equally likely ones by
-a hash of (seed, rank, row): it is the same whoever computes it, and in whatever order. Products are
-rounded half up to whole picoseconds, exactly, so numpy and the compiled core agree to the last bit.
+The *factor* of a rank scales its kernels and copies: the inverse of its speed, in units of 2^-32.
+With jitter every row has a further factor, one of 4,096 equally likely ones, chosen by a hash of
+(seed, rank, row): it is the same on every process and in any order. Products are rounded half up to
+whole picoseconds in integer arithmetic, so numpy and the compiled core agree to the last bit.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from .digest import mix
 
 __all__ = [
     "ONE",
-    "Variation",
-    "factor_of",
+    "DurationFactors",
     "jitter_factors",
     "jitter_key",
     "jitter_table",
     "scaled",
+    "speed_factor",
 ]
 
 ONE = 1 << 32
 """The factor of a rank of speed 1."""
 
-_LARGEST = 1 << 62
-_CHOICES = 4096
+_MAX_FACTOR = 1 << 62
+_N_JITTER_FACTORS = 4096
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, as in SplitMix64
 _HALF, _LOW, _BITS = np.uint64(1 << 31), np.uint64(ONE - 1), np.uint64(32)
 
 
-def factor_of(speed: ArrayLike) -> NDArray[np.uint64]:
-    """Return the factors of speeds, of the same shape.
+def speed_factor(speed: ArrayLike) -> NDArray[np.uint64]:
+    """Speeds → factors, of the same shape; uint64.
 
     Examples
     --------
-    >>> (factor_of([1.0, 0.5]) // ONE).tolist()
+    >>> (speed_factor([1.0, 0.5]) // ONE).tolist()
     [1, 2]
     """
-    return np.rint(np.minimum(ONE / np.asarray(speed, float), _LARGEST)).astype(np.uint64)
+    return np.rint(np.minimum(ONE / np.asarray(speed, float), _MAX_FACTOR)).astype(np.uint64)
 
 
 def scaled(values: ArrayLike, factor: ArrayLike) -> NDArray[np.uint64]:
@@ -69,7 +69,7 @@ def jitter_table(spread: float) -> NDArray[np.uint64]:
     from statistics import NormalDist  # and with it fractions, decimals
 
     normal = NormalDist()
-    z = np.array([normal.inv_cdf((i + 0.5) / _CHOICES) for i in range(_CHOICES)])
+    z = np.array([normal.inv_cdf((i + 0.5) / _N_JITTER_FACTORS) for i in range(_N_JITTER_FACTORS)])
     factors = np.exp(spread * z)
     table = np.rint(factors / factors.mean() * ONE).astype(np.uint64)
     table.setflags(write=False)
@@ -77,7 +77,7 @@ def jitter_table(spread: float) -> NDArray[np.uint64]:
 
 
 def jitter_key(seed: int, ranks: ArrayLike) -> NDArray[np.uint64]:
-    """Return what all hashes of each rank begin with; uint64, shape (n,)."""
+    """Return the key with which the hashes of each rank begin; uint64, shape (n,)."""
     numbers = np.asarray(ranks, np.uint64) + np.uint64(1)
     return mix(np.uint64(seed) + numbers * np.uint64(_GOLDEN))
 
@@ -85,7 +85,7 @@ def jitter_key(seed: int, ranks: ArrayLike) -> NDArray[np.uint64]:
 def jitter_factors(
     jitter: Jitter, rank: int, rows: NDArray[np.int64], factor: int = ONE
 ) -> NDArray[np.uint64]:
-    """Return the factors of some rows of a rank.
+    """Return the duration factors of some rows of a rank.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def jitter_factors(
         Its number in the program.
     rows : int64, shape (n,)
     factor : int
-        Of the rank.
+        The factor of the rank, in units of 2^-32.
 
     Returns
     -------
@@ -106,15 +106,15 @@ def jitter_factors(
 
 
 @dataclass(frozen=True, eq=False)
-class Variation:
-    """How the kernels and copies of some ranks differ from what their tables say.
+class DurationFactors:
+    """Factors by which the kernels and copies of some ranks take longer than in their tables.
 
     Attributes
     ----------
     factor : uint64, shape (h,)
         Of each rank.
     key : uint64, shape (h,)
-        What all hashes of a rank begin with.
+        See `jitter_key`.
     table : uint64, shape (4096,), or None
         The equally likely factors of rows; None without jitter.
     """
@@ -124,25 +124,25 @@ class Variation:
     table: NDArray[np.uint64] | None
 
     @classmethod
-    def of(cls, program: Program, ranks: NDArray[np.int32]) -> Variation | None:
-        """Return the variation of some ranks of a program; None where they do not vary."""
+    def of(cls, program: Program, ranks: NDArray[np.int32]) -> DurationFactors | None:
+        """Return the factors of some ranks of a program; None where all are 1."""
         speed, jitter = program.speed[ranks], program.jitter
         if jitter is None and (speed == 1).all():
             return None
         return cls(
-            factor=factor_of(speed),
+            factor=speed_factor(speed),
             key=jitter_key(0 if jitter is None else jitter.seed, ranks),
             table=None if jitter is None else jitter_table(jitter.spread),
         )
 
     def key_of(self, i: int) -> Hashable:
-        """Return what is equal for entries that vary alike."""
+        """Return a key that is equal for ranks with equal factors."""
         return int(self.factor[i]), None if self.table is None else int(self.key[i])
 
     def applied(
         self, i: int, durations: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return durations of an entry's rows, of which those of kernels and copies vary.
+        """Return the durations of a rank's rows, with its factors on kernels and copies.
 
         Parameters
         ----------
