@@ -12,7 +12,7 @@ from mpisim.program import Phase
 from mpisim.workloads.data_parallel import make_strategy
 from mpisim.workloads.grid import Grid, Groups
 from mpisim.workloads.operators import Parameter
-from mpisim.workloads.optimizer import FOREACH, optimizer_bytes
+from mpisim.workloads.optimizer import FOREACH_KERNELS, optimizer_bytes
 
 NORM = Parameter("norm", 16, replicated=True)
 WORDS = Parameter("words", 64, tied=True)
@@ -169,9 +169,9 @@ def test_master_weights_and_gradients_are_copied(
 def test_torch_without_fused_kernels_runs_one_over_all_for_each_operation() -> None:
     net = (layer("a", 40),)
     rows = told(stepped(net, 1, dp_style="ddp", fused=False).program)
-    assert rows[-8:] == [*(name for name, _ in FOREACH["adam"]), "convert weights"]
+    assert rows[-8:] == [*(name for name, _ in FOREACH_KERNELS["adam"]), "convert weights"]
     # _multi_tensor_adam of torch/optim/adam.py: lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_.
-    assert sum(numbers for _, numbers in FOREACH["adam"]) == 18
+    assert sum(numbers for _, numbers in FOREACH_KERNELS["adam"]) == 18
 
 
 @pytest.mark.parametrize(

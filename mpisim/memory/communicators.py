@@ -13,7 +13,7 @@ from ..experiment.plan import Plan
 from ..program import Operation
 from ..workloads.grid import Grid
 from ..workloads.operators import Communicate, Layer
-from .constants import Constants
+from .constants import MemoryConstants
 from .states import sharding
 
 __all__ = ["Connections", "connections"]
@@ -46,15 +46,15 @@ class Connections:
     deepep: bool = False
     hybridep: int = 0
 
-    def bytes(self, known: Constants) -> int:
+    def bytes(self, known: MemoryConstants) -> int:
         """Return what the communicators take together."""
         return round(sum(value for value, _ in self.terms(known)))
 
-    def error(self, known: Constants) -> float:
+    def error(self, known: MemoryConstants) -> float:
         """Return one standard deviation of that, in bytes."""
         return float(sum((value * error) ** 2 for value, error in self.terms(known)) ** 0.5)
 
-    def terms(self, known: Constants) -> list[tuple[float, float]]:
+    def terms(self, known: MemoryConstants) -> list[tuple[float, float]]:
         """Return bytes and relative error bar of each kind."""
         return [
             (self.collective * known.collective.si, known.collective.error),

@@ -1,4 +1,4 @@
-"""The numbers the memory model rests on, from ``data/memory.toml``."""
+"""Constants of the memory model, from ``data/memory.toml``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..base.schema import build, parse
 from ..data import text
 from ..kernels import Gpu
 
-__all__ = ["Constants", "capacity", "constants"]
+__all__ = ["MemoryConstants", "capacity", "constants"]
 
 FILE = "memory.toml"
 
@@ -33,15 +33,15 @@ class InlineEcc:
 
 
 @dataclass(frozen=True)
-class Constants:
-    """What is in a GPU's memory besides tensors; each entry is explained in the data file.
+class MemoryConstants:
+    """What a GPU's memory holds besides tensors; the data file explains each entry.
 
     Attributes
     ----------
     usable, usable_inline_ecc : Quantity
         Share of the memory that a program can have.
     inline_ecc : InlineEcc
-        Which GPUs the second is for.
+        Which GPUs `usable_inline_ecc` is for.
     context : Quantity
         CUDA's context.
     collective, peer, network : Quantity
@@ -50,13 +50,13 @@ class Constants:
     deepep : Quantity
         DeepEP's buffers.
     hybridep : Quantity
-        1; its error bar is that of what is known of HybridEP's buffer.
+        1; its error bar is the uncertainty of HybridEP's buffer.
     fragmentation : Quantity
         What PyTorch's allocator reserves on top, as a share of what it hands out.
     temporaries : Quantity
-        1; its error bar is that of what is alive inside operators.
+        1; its error bar is the uncertainty of what is alive inside operators.
     deepspeed_overlap : Quantity
-        How many of its buckets DeepSpeed takes where it overlaps.
+        Buckets that DeepSpeed allocates where it overlaps.
     """
 
     usable: Quantity
@@ -74,13 +74,13 @@ class Constants:
 
 
 @cache
-def constants() -> Constants:
+def constants() -> MemoryConstants:
     """Return the constants of ``data/memory.toml``."""
-    return build(Constants, parse(text(FILE), FILE), FILE)
+    return build(MemoryConstants, parse(text(FILE), FILE), FILE)
 
 
 def capacity(gpu: Gpu) -> int:
-    """Return the bytes of a GPU that a program can have.
+    """GPU → bytes of its memory that a program can have.
 
     Examples
     --------

@@ -168,10 +168,10 @@ def _first(candidates: list[Candidate], evaluated: Evaluated) -> Remedy | None:
 def _combined(
     plan: Plan, kinds: list[Changes], together: int, evaluated: Evaluated
 ) -> list[Remedy]:
-    """Return combinations of so many kinds that fit, each with the smallest changes that do.
+    """Return combinations of changes that fit, each with the smallest changes that do.
 
-    Of each combination that is looked at first which takes least by itself; only if that fits,
-    smaller ones are.
+    Of each combination of kinds, the changes that save most by themselves are evaluated first; only
+    if they fit, smaller ones are.
     """
     found: list[Remedy] = []
     for chosen in islice(combinations(kinds, together), MAX_COMBINATIONS):

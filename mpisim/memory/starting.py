@@ -108,7 +108,7 @@ class _Candidate(NamedTuple):
 
 
 def starting_plan(model: Model, name: str, cluster: Cluster, gpus: int) -> StartingPlan:
-    """Choose a plan that fits, or the one that takes least.
+    """Model, cluster, GPUs → a plan that fits, or else the one that takes least.
 
     Parameters
     ----------
@@ -158,8 +158,10 @@ def _more_gpus(model: Model, target: _Target) -> tuple[int, dict[str, Any]] | No
 
 
 def _chosen(model: Model, target: _Target) -> tuple[_Candidate, _Candidate | None]:
-    """Return the first plan that surely fits, else that fits, else that takes least; and the last
-    one before it that does not."""
+    """Return the first plan that surely fits, else that fits, else that takes least.
+
+    With it the last plan before it that does not fit.
+    """
     candidates = _candidates(model, target)
     room = capacity(target.gpu)
     possible = [keys for keys, least in candidates if least <= room][:MAX_PLANS]
@@ -197,7 +199,7 @@ def _verdict(model: Model, keys: dict[str, Any], target: _Target) -> Verdict:
 
 
 def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], float]]:
-    """Return plans, the cheapest first, each with a number of bytes that it takes at least."""
+    """Return keys of plans, the cheapest first, each with a lower bound of its bytes."""
     precision = next(each for each in ("bf16", "fp16", "fp32") if each in target.gpu.formats)
     if not isinstance(model, Transformer):
         return list(_batches(model, target.gpus))
@@ -239,7 +241,7 @@ def _candidates(model: Model, target: _Target) -> list[tuple[dict[str, Any], flo
 
 
 def _routed(model: Transformer) -> int:
-    """Return the parameters of routed experts, at least."""
+    """Return a lower bound of the parameters of routed experts."""
     if not model.experts:
         return 0
     layers = (model.layers - model.dense_layers) // model.moe_every
@@ -247,7 +249,7 @@ def _routed(model: Transformer) -> int:
 
 
 def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int]]:
-    """Yield tensor, pipeline and expert parallel sizes that come out even."""
+    """Yield tensor, pipeline and expert parallel sizes that divide the model and the GPUs."""
     gpus, node = target.gpus, target.cluster.gpus_per_node
     most = min(MAX_TP, node)
     for tp in (size for size in (1, 2, 4, 8) if size <= most):
@@ -265,8 +267,11 @@ def _splits(model: Transformer, target: _Target) -> Iterator[tuple[int, int, int
 
 
 def _spread(layers: int, pp: int) -> dict[str, Any]:
-    """Return the keys that spread layers over stages: none if they come out even, by themselves or
-    with embedding and head as a layer each; else how many each stage has."""
+    """Return the keys that spread layers over stages.
+
+    None if the stages divide the layers; embedding and head as a layer each if that divides; else
+    the number of layers of each stage.
+    """
     if layers % pp == 0:
         return {}
     slots = layers + len(ACCOUNT_FOR_ENDS)
@@ -282,7 +287,7 @@ def _spread(layers: int, pp: int) -> dict[str, Any]:
 
 
 def _batches(model: Model, gpus: int) -> Iterator[tuple[dict[str, Any], float]]:
-    """Plans of data parallelism alone, from the usual micro-batch to the smallest."""
+    """Yield plans of data parallelism alone, from the usual micro-batch to the smallest."""
     batch, optimizer = (64, "momentum") if isinstance(model, Cnn) else (2048, "sgd")
     while batch:
         keys = {"global_batch": batch * gpus, "micro_batch": batch}

@@ -31,6 +31,7 @@ from ..kernels.operations import BYTES, Gemm, GroupedGemm
 from ..workloads.data_parallel.buckets import chunk_parameters, of_kind
 from ..workloads.data_parallel.frameworks import frameworks
 from ..workloads.operators import Compute, Layer, Operator
+from ..workloads.optimizer import OPTIMIZER_STATES
 from .constants import constants
 
 __all__ = [
@@ -50,9 +51,6 @@ __all__ = [
 ]
 
 FP32 = 4
-
-MOMENTS = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
-"""Numbers that an optimizer keeps of a parameter."""
 
 QUANTISED_FORMATS = ("fp8", "nvfp4")
 """Formats of products whose weights are copies of those in 16 bits."""
@@ -191,7 +189,7 @@ def _gradient_bytes(plan: Plan) -> int:
 def rates(plan: Plan) -> Rates:
     """Return the bytes of a parameter under a plan, before sharding."""
     weight = _weight_bytes(plan)
-    moments = BYTES[plan.moment_precision] * MOMENTS[plan.optimizer]
+    moments = BYTES[plan.moment_precision] * OPTIMIZER_STATES[plan.optimizer]
     if framework(plan) == "fsdp":
         # The sharded parameter is the master copy, and its gradient has the same precision.
         return Rates(FP32, FP32, moments)
@@ -245,7 +243,7 @@ def model_states(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, int]) 
     return ModelStates(
         each.weight * of_parameters + local + _quantised_copies(counts, plan),
         each.gradient * of_gradients,
-        each.optimizer * of_optimizer + FP32 * MOMENTS[plan.optimizer] * counts.local,
+        each.optimizer * of_optimizer + FP32 * OPTIMIZER_STATES[plan.optimizer] * counts.local,
     )
 
 

@@ -1,7 +1,44 @@
-"""Workload generators: models and parallel plans in, programs out.
+"""Workload generator: experiment → program of one training step.
 
-- `lay_out`: an `Experiment` on a number of GPUs, as a `Layout`: grid of ranks, pipeline, networks.
-- `training_step`: one step of a layout as a program, with what its durations rest on (`Workload`).
+    from mpisim.workloads import lay_out, training_step
+    workload = training_step(lay_out(experiment, gpus), kernels)
+
+To be read in this order; each module uses only those above it:
+
+`operators`
+    A model in the shapes of one rank: network, layers, operators, tasks; all of them values.
+`grid`
+    Ranks on the parallel axes, and the groups of ranks that communicate.
+`model_counts`
+    Parameters and model FLOPs of a transformer, from its dimensions.
+`eager_modules`
+    Modules of PyTorch that convolutional networks and recommendation models have in common.
+`transformer`, `cnn`, `dlrm`
+    Model, plan, grid → network.
+`schedules`
+    What each pipeline stage does, and in which order.
+`layout`
+    `lay_out`: experiment, number of GPUs → `Layout`: grid, schedule, networks, model chunks.
+`pricing`
+    Durations of kernels and launches.
+`block_cache`
+    Numbers of slots and streams, and the cache of everything that is written once.
+`blocks`
+    Operators → `Block`: rows with the waits that their order implies.
+`assembly`
+    Blocks → table.
+`messages`
+    Blocks of the messages between stages.
+`recomputation`
+    Which layers and operators run again.
+`data_parallel`
+    What frameworks add to the passes to share gradients, states and parameters.
+`optimizer`
+    The end of a step.
+`stage_writer`
+    Schedule, blocks → table of a stage.
+`step`
+    `training_step`: layout → `Workload`: a table for each stage, bound to ranks and communicators.
 """
 
 from .layout import Layout, lay_out

@@ -20,8 +20,11 @@ LAYER = list(COLUMNS).index("layer")
 class TableAssembler:
     """Join blocks into a table.
 
-    `add` follows the ports from block to block, in plain Python, since they depend on all blocks
-    before; `table` copies the rows, by compiled loops over the uses of each block.
+    `add` resolves ports one block at a time, since they depend on all blocks before; it keeps which
+    rows each port stands for now. `table` copies the rows, by compiled loops over the uses.
+
+    A port is resolved once and for all when its block is added: it names earlier rows only, and
+    rows never move. So the result equals that of writing every row of the table in order.
 
     Parameters
     ----------
@@ -38,7 +41,7 @@ class TableAssembler:
 
     def __init__(self, label: str, *, first_layer: int = 0) -> None:
         self.label, self.first_layer = label, first_layer
-        self._blocks: dict[Block, int] = {}  # blocks are told apart by identity
+        self._blocks: dict[Block, int] = {}  # number of each; a block equals itself only
         self._uses: list[tuple[int, int, tuple[int, ...]]] = []  # block, row, micro-batches
         self._outside: list[tuple[int, int]] = []
         self._length = 0
@@ -109,7 +112,7 @@ class TableAssembler:
         columns: dict[str, Any] = {name: joined(values, *parts) for name, values in rows.items()}
         columns["micro_batch"] = with_micro_batches(which, *parts, micro_batch.astype(np.int16))
 
-        # Waits inside blocks in the same way, moved to where each block stands; then the others.
+        # Waits inside blocks in the same way, moved to where each use begins; then the others.
         counts = np.array([len(block.waiter) for block in blocks])
         index, awaited = waits(
             np.concatenate([block.waiter for block in blocks]),

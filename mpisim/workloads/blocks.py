@@ -1,8 +1,6 @@
 """Blocks: rows of a table that are written once and used for many micro-batches.
 
-A pipeline stage runs the same forward and the same backward for every micro-batch. Each is written
-once, row by row, as a `Block`; a table is then a sequence of blocks, joined by array operations
-(:mod:`.assembly`).
+    operators, pricing, slots ─► BlockBuilder ─► Block ─► table (:mod:`.assembly`)
 
 Ports
 -----
@@ -68,7 +66,7 @@ class Block:
     duration : int
         Of all kernels together, in ps.
     first_layer : int
-        Added to the layers of the rows that have one.
+        Added to the layers of rows.
     """
 
     values: NDArray[np.int64]
@@ -108,12 +106,8 @@ class OperatorRows(NamedTuple):
         port.
     counts, awaited : list of int
         How many rows each of the others waits for, and which.
-    last : int
-        The last kernel, or ``LAST``.
-    pending : tuple of int
-        Rows and ports that the next kernel has to wait for.
-    flops, duration : int
-        Of its kernels.
+    last, pending, flops, duration
+        As of a `Block`; `last` may be ``LAST``, and `pending` has ports as well.
     """
 
     rows: list[tuple[int, ...]]
@@ -144,12 +138,10 @@ class BlockBuilder:
     names : Names
         Of the rows.
     pricing : Pricing
-        Durations of kernels and launches.
     slots : Slots
         Of the table.
     cache : BlockCache, optional
-        Of operators' rows. Not for blocks in which passes alternate: `_Pass` is then left in the
-        middle of an operator.
+        Of operators' rows. Not for blocks in which passes alternate, also inside an operator.
     """
 
     def __init__(
@@ -193,7 +185,7 @@ class BlockBuilder:
     def write_in_turn(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Write as `write` does, and yield where the next kernel has to wait.
 
-        There another pass may go on (`select_pass`), if the first is selected again afterwards.
+        At a yield another pass may be selected (`select_pass`), and this one before resuming.
         """
         for task in tasks:
             if isinstance(task, Compute):
@@ -291,10 +283,10 @@ class BlockBuilder:
         return row
 
     def launch(self, task: Communicate, *, waits: Iterable[int] | None = None) -> int | None:
-        """Write a collective that no kernel waits for unless told to (`await_next`, `export`).
+        """Write a collective that kernels wait for only by `await_next` or `export`.
 
-        It starts after the kernel before it and what the next would wait for; given `waits`, after
-        these alone. Returns its row, or None where the group has one member.
+        It starts after `waits`, by default the kernel before it and what the next would wait for.
+        Returns its row, or None where the group has one member.
         """
         if self.slots.has_one_member(task.group):
             return None
@@ -366,8 +358,8 @@ class BlockBuilder:
     def select_pass(self, number: int) -> None:
         """Go on with one of several passes whose kernels alternate.
 
-        Each waits for its own communications alone. Rows are tagged with the number of the pass,
-        which `.assembly.TableAssembler` replaces by its micro-batch.
+        Each waits only for its own communications. Rows are tagged with the number of the pass,
+        which `TableAssembler` replaces by its micro-batch.
         """
         while len(self._passes) <= number:
             self._passes.append(_Pass())

@@ -1,11 +1,11 @@
-"""What PyTorch launches for the modules that CNNs and recommendation models share.
+"""Modules of PyTorch that CNNs and recommendation models have in common, as operators.
 
-One operator a module, each with the kernels of eager mode forward and backward, in the order in
+One operator for each module, with the kernels of eager mode forward and backward, in the order in
 which autograd runs them: gradient of the input, of the weight, of the bias.
 
 Mixed precision is ``torch.autocast``'s: weights are kept in fp32 and copied to the narrow format
-once for each forward, gradients are copied back. Where gradients of several micro-batches are added
-up, that addition is counted for each (the first would only be moved).
+once for each forward, gradients are copied back. Where gradients of several micro-batches are
+accumulated, an addition is counted for each (the first would only be moved).
 
 Tensor parallelism is the generic one of github.com/BlackSamorez/tensor_parallel
 (``autoconfig.py``, ``communications.py``), which splits exactly the modules that TrioSim splits
@@ -53,7 +53,7 @@ def copy(name: str, size: int) -> Compute:
 
 
 class EagerModules:
-    """Writes operators in the shapes of one rank.
+    """Operators of modules in eager mode, in the shapes of one rank.
 
     Parameters
     ----------
@@ -63,18 +63,20 @@ class EagerModules:
     Attributes
     ----------
     dtype : Precision
-        Of matrix products.
+        Format of matrix products.
     element : int
-        Bytes of an activation.
+        Bytes of an element of an activation.
+    stored : str
+        Format of weights.
     mixed : bool
-        Whether weights are wider than that.
+        Whether weights are wider than activations.
     tp : int
-        Ranks that share the outputs of a layer.
+        Ranks that split the outputs of a layer.
 
     Raises
     ------
     InputError
-        If the plan asks for what these models do not have.
+        If the plan has a key that these models do not support.
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
@@ -120,6 +122,7 @@ class EagerModules:
         ----------
         name : str
         rows, inputs, outputs : int
+            Samples, and elements of each before and after.
         first : bool
             Whether the input needs no gradient.
         kept : bool
@@ -203,21 +206,21 @@ class EagerModules:
         return outputs // self.tp
 
     def gather(self, name: str, size: int) -> Iterator[Task]:
-        """Bring the shares of an output of `size` elements together."""
+        """All-gather the shares of an output of `size` elements."""
         if self.tp > 1:
             size *= self.element
             yield Communicate(f"{name} all-gather", Operation.ALL_GATHER, "tp", size)
             yield stream(f"{name} concatenation", 2 * size)
 
     def scatter(self, name: str, size: int) -> Iterator[Task]:
-        """Add up the gradients of an output of `size` elements, each rank its share."""
+        """Reduce-scatter the gradients of an output of `size` elements."""
         if self.tp > 1:
             size *= self.element
             yield stream(f"{name} concatenation backward", 2 * size)
             yield Communicate(f"{name} reduce-scatter", Operation.REDUCE_SCATTER, "tp", size)
 
     def narrowed(self, parameters: tuple[Parameter, ...]) -> Iterator[Compute]:
-        """Copies of weights in the narrow format."""
+        """Copy weights to the format of activations."""
         if self.mixed:
             for each in parameters:
                 yield stream(f"{each.name} cast", (FP32 + self.element) * each.size)
@@ -225,7 +228,7 @@ class EagerModules:
     def gradients(
         self, parameters: tuple[Parameter, ...], *, narrow: bool = True
     ) -> Iterator[Compute]:
-        """What becomes of gradients of weights: copied to fp32, added to those before."""
+        """Copy gradients of weights to fp32, and add them to those of earlier micro-batches."""
         for each in parameters:
             if self.mixed and narrow:
                 traffic = (FP32 + self.element) * each.size
@@ -238,5 +241,5 @@ class EagerModules:
         return 0 if kept else self.element * size
 
     def kept_weights(self, parameters: tuple[Parameter, ...]) -> int:
-        """Bytes of the copies of weights that autograd keeps: those of matrices, not of biases."""
+        """Bytes of copies of weights that autograd keeps: of matrices, not of biases."""
         return self.element * parameters[0].size if self.mixed else 0

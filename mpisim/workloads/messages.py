@@ -120,7 +120,7 @@ def _slot(pipeline: Pipeline, forward: bool, source: int, to: int) -> str:
 def _message(kind: Kind, slot: str, size: int, split: int) -> _Message:
     receives = kind is Kind.RECV
     slot = f"{slot}:{'recv' if receives else 'send'}"
-    if split == 1 or size % split:  # what does not come out even is sent whole
+    if split == 1 or size % split:  # what the group cannot divide is sent whole
         return _Message(kind, slot, size, 0)
     return _Message(kind, slot, size // split, size if receives else 0)
 

@@ -86,8 +86,8 @@ class Communicate:
         The group of ranks, an axis of the grid (``"tp"``, ``"cp"``, ``"ep"``, …). Where it has one
         member the task is left out.
     bytes : int
-        Of the whole buffer: all-gather the gathered one, reduce-scatter the one before, all-to-all
-        what one rank sends to all, itself included; SEND_RECV what one rank sends.
+        Of the largest buffer: all-gather its result, reduce-scatter its input, all-to-all what one
+        rank sends to all, itself included; SEND_RECV what one rank sends.
     weight : bool
         As in `Compute`.
     token : str
@@ -155,8 +155,8 @@ class Parameter:
     tied : bool
         Whether the first and the last stage of a pipeline both hold it.
     local : bool
-        Whether this rank alone holds it and updates it within its backward pass, as embedding
-        tables of recommendation models are: nothing to reduce, and nothing for the optimizer.
+        Whether no other rank holds it and the backward pass updates it, as embedding tables of
+        recommendation models: nothing to reduce, and nothing for the optimizer.
     """
 
     name: str

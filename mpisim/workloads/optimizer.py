@@ -1,11 +1,11 @@
-"""The end of a step: last reductions of gradients, their norm, and the optimizer.
+"""The end of a step: last reductions of gradients, gradient clipping, the optimizer's update.
 
 Megatron-LM's ``finalize_model_grads`` (megatron/core/distributed) and ``optimizer.step``
-(megatron/core/optimizer): gradients of what tensor-parallel ranks hold in common are added up where
-the ranks saw different tokens, those of tied embeddings over the first and the last stage; the norm
-of all gradients is read by the CPU, gradients are clipped, and one kernel updates everything. fp16
-checks gradients for overflow before. Gradients in 16 bits are copied to fp32 before all that, and
-weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
+(megatron/core/optimizer): gradients of parameters that tensor-parallel ranks replicate are reduced
+where the ranks saw different tokens, those of tied embeddings over the first and the last stage;
+the CPU reads the norm of all gradients, gradients are clipped, and one kernel updates everything.
+In fp16 gradients are checked for overflow before. Gradients in 16 bits are copied to fp32 before
+all that, and weights to the format of the passes after it (``_copy_model_grads_to_main_grads``,
 ``_copy_main_params_to_model_params``). DeepSpeed does the same over its own groups; FSDP, which
 converts when it communicates, leaves the norm on the GPU; DDP's users rarely clip (``plan.clip``).
 """
@@ -23,14 +23,14 @@ from .data_parallel import Strategy
 from .layout import Layout
 from .operators import Communicate, Compute
 
-__all__ = ["optimizer_bytes", "write_optimizer"]
+__all__ = ["OPTIMIZER_STATES", "optimizer_bytes", "write_optimizer"]
 
 FP32 = BYTES["fp32"]
 
-STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
-"""Numbers that an optimizer remembers of a parameter."""
+OPTIMIZER_STATES: Mapping[str, int] = {"adam": 2, "momentum": 1, "adagrad": 1, "sgd": 0}
+"""Numbers that an optimizer keeps of a parameter."""
 
-FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
+FOREACH_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
         ("adam average gradient", 3),
         ("adam scale squares", 2),
@@ -50,10 +50,10 @@ FOREACH: Mapping[str, Sequence[tuple[str, int]]] = {
     ),
     "sgd": (("sgd update", 3),),
 }
-"""What ``torch.optim`` does without ``fused=True``: kernels over all parameters, and how many fp32
-numbers each reads and writes of one (``_multi_tensor_adam`` and its like)."""
+"""Optimizer → kernels that ``torch.optim`` runs over all parameters without ``fused=True``, and how
+many fp32 numbers each reads and writes of a parameter (``_multi_tensor_adam`` and its like)."""
 
-PRIMITIVE: Mapping[str, Sequence[tuple[str, int]]] = {
+PRIMITIVE_KERNELS: Mapping[str, Sequence[tuple[str, int]]] = {
     "adam": (
         ("adam scale average", 2),
         ("adam scale gradient", 2),
@@ -72,20 +72,26 @@ PRIMITIVE: Mapping[str, Sequence[tuple[str, int]]] = {
         ("adam assignments", 6),
     ),
 }
-"""The same of TensorFlow's operations (`AdamWeightDecayOptimizer` of BERT's optimization.py)."""
+"""The same for TensorFlow's operations (`AdamWeightDecayOptimizer` of BERT's optimization.py)."""
 
 
 def optimizer_bytes(plan: Plan, strategy: Strategy) -> int:
     """Return the bytes one fused optimizer step reads and writes for each parameter.
 
-    The gradient is read; weight in fp32 and states are read and written.
+    The gradient is read; the weight in fp32 and the states are read and written.
+
+    Parameters
+    ----------
+    plan : Plan
+    strategy : Strategy
+        It knows the format of the gradient.
     """
-    states = BYTES[plan.moment_precision] * STATES[plan.optimizer]
+    states = BYTES[plan.moment_precision] * OPTIMIZER_STATES[plan.optimizer]
     return strategy.optimizer_gradient_size + 2 * (FP32 + states)
 
 
 def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
-    """Write the end of a stage's step.
+    """Append the end of a stage's step to a block.
 
     Parameters
     ----------
@@ -116,11 +122,12 @@ def write_optimizer(block: BlockBuilder, layout: Layout, stage: int, strategy: S
 
 
 def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
-    """Add gradients up over ranks that hold a parameter for other reasons than data parallelism."""
+    """Reduce gradients over ranks that replicate a parameter for other reasons than data
+    parallelism."""
     plan, pipeline = layout.experiment.plan, layout.pipeline
     parameters = [each for chunk in strategy.parameters for each in chunk]
     if pipeline.mirrored and strategy.updated_parameters:
-        # Two stages hold the same parts of the model for the two directions.
+        # Two stages hold the same layers, one for each direction of the pipeline.
         size = strategy.gradient_size * strategy.updated_parameters
         block.communicate(_all_reduce("mirror", size, "gradient"))
     shared = [
@@ -141,7 +148,7 @@ def _reduce_further(block: BlockBuilder, layout: Layout, stage: int, strategy: S
 
 
 def _check_overflow(block: BlockBuilder, strategy: Strategy) -> None:
-    """Take the loss scale out of fp16 gradients; the CPU learns whether one was not finite."""
+    """Unscale fp16 gradients; the CPU reads whether one is not finite."""
     if strategy.updated_parameters:
         size = strategy.optimizer_gradient_size * strategy.updated_parameters
         block.compute(Compute("unscale gradients", Elementwise(2 * size)))
@@ -154,7 +161,7 @@ def _clip(block: BlockBuilder, layout: Layout, strategy: Strategy) -> None:
     """Scale gradients by their norm over the whole model."""
     sums: list[tuple[int, Sequence[str]]] = [(strategy.updated_parameters, strategy.norm_groups)]
     if strategy.norm_groups == ("model",) and _has_experts(layout):
-        # Megatron-LM has an optimizer of its own for experts, whose ranks are other ones.
+        # Megatron-LM has a second optimizer for experts, over other groups of ranks.
         sums = [
             (strategy.parameter_count(False), ("model",)),
             (strategy.parameter_count(True), ("emodel",)),
@@ -180,15 +187,15 @@ def _update(block: BlockBuilder, plan: Plan, strategy: Strategy) -> None:
         each = optimizer_bytes(plan, strategy)
         block.compute(Compute(plan.optimizer, OptimizerStep(strategy.updated_parameters, each)))
         return
-    kernels = FOREACH[plan.optimizer]
+    kernels = FOREACH_KERNELS[plan.optimizer]
     if plan.optimizer in plan.primitive:
-        kernels = PRIMITIVE[plan.optimizer]
+        kernels = PRIMITIVE_KERNELS[plan.optimizer]
     for name, numbers in kernels:
         block.compute(Compute(name, OptimizerStep(strategy.updated_parameters, FP32 * numbers)))
 
 
 def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy: Strategy) -> None:
-    """Copy what the optimizer works on from one format to another, if they are two."""
+    """Copy gradients or weights from one format to another, if the two differ."""
     if source != target and strategy.updated_parameters:
         size = (source + target) * strategy.updated_parameters
         block.compute(Compute(f"convert {what}", Elementwise(size)))
@@ -197,8 +204,8 @@ def _convert(block: BlockBuilder, what: str, source: int, target: int, strategy:
 def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strategy) -> None:
     """Cast all weights of layers to the format of products, once for all micro-batches.
 
-    Transformer Engine does so in the first pass (``is_first_microbatch``); casts are told in
-    :mod:`.transformer.precision`, those to NVFP4 read a weight for its largest value, too.
+    Transformer Engine does so in the first pass (``is_first_microbatch``); for the casts see
+    :mod:`.transformer.casts`; those to NVFP4 also read a weight for its largest value.
     """
     plan = layout.experiment.plan
     if plan.precision not in ("fp8", "nvfp4") or plan.fp8_weight_casts:
@@ -206,9 +213,9 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
     chunks = zip(layout.chunks(stage), strategy.parameters, strict=True)
     size = sum(
         each.size
-        for part, held in chunks
+        for chunk, held in chunks
         for each in held
-        if part.layers[each.layer].role == "block"
+        if chunk.layers[each.layer].role == "block"
     )
     current = plan.precision == "nvfp4" or plan.fp8_scaling == "current"
     layouts = 2 if plan.fp8_transposed or plan.fp8_scaling == "blocks" else 1
@@ -218,7 +225,7 @@ def _quantise(block: BlockBuilder, layout: Layout, stage: int, strategy: Strateg
 
 
 def _read(block: BlockBuilder, what: str) -> None:
-    """Let the CPU read a number."""
+    """Copy a number to the CPU, which waits for it."""
     block.compute(Compute(f"read {what}", Copy(FP32, path="host")))
     block.host_wait([block.last], f"wait for {what}")
 

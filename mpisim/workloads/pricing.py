@@ -80,10 +80,10 @@ class Pricing:
             launch=picoseconds(gpu.launch_latency.si),
             launch_cost=picoseconds(call),
         )
-        whole = (gap + call) or 1.0
+        total = (gap + call) or 1.0
         self.host_shares: Mapping[str, float] = {
-            "host_gap": gap / whole,
-            "launch_call": call / whole,
+            "host_gap": gap / total,
+            "launch_call": call / total,
         }
         self.shares: dict[tuple[str, int], Mapping[str, float]] = {}
         self.kernels: dict[tuple[str, int], Kernel] = {}
@@ -97,9 +97,9 @@ class Pricing:
         if launches == 0:
             return NO_LAUNCH
         one = self.launching
-        again = (launches - 1) * (one["host"] + one["launch_cost"])
+        others = (launches - 1) * (one["host"] + one["launch_cost"])
         return Launching(
-            host=one["host"], launch=one["launch"], launch_cost=one["launch_cost"] + again
+            host=one["host"], launch=one["launch"], launch_cost=one["launch_cost"] + others
         )
 
     def estimate(self, name: str, kernel: Kernel) -> Estimate:
@@ -131,7 +131,7 @@ class Pricing:
         return estimate
 
     def note(self, tasks: Iterable[Task]) -> None:
-        """Note the kernels among tasks whose rows were copied, as pricing them again would.
+        """Note the kernels of tasks whose rows were copied, as `estimate` would.
 
         That makes a difference only where two kernels share a name and a duration.
         """

@@ -152,7 +152,8 @@ class StageWriter:
 
     @staticmethod
     def key(layout: Layout, stage: int, network: int, pipeline: Pipeline) -> Hashable | None:
-        """Return what decides over the blocks of a stage; None if they serve this table alone.
+        """Return everything that decides over the blocks of a stage; None if its writer cannot be
+        shared.
 
         Two stages of one kind of GPU with equal keys can share a writer.
         """
@@ -286,8 +287,7 @@ class StageWriter:
             if inputs:
                 self._strategy.before_backward(builder, chunk, i, edge)
                 if recomputes[i]:
-                    again = recomputed_operators(self._plan, operators)
-                    yield from self._recompute(builder, again)
+                    yield from self._recompute(builder, recomputed_operators(self._plan, operators))
             for j, operator in reversed(list(enumerate(operators))):
                 if inputs:
                     self._strategy.before_gradients(builder, chunk, i, j, edge)

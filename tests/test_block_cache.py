@@ -1,12 +1,16 @@
-"""Operators that are written once and copied: tables are those in which each is written anew."""
+"""The cache: numbers of slots in copies, keys by value, tables as if all were written anew."""
 
 import numpy as np
 import pytest
 
 from mpisim.experiment import read
 from mpisim.kernels import Roofline, find_gpu
-from mpisim.program import COLUMNS
+from mpisim.kernels.operations import Gemm
+from mpisim.program import COLUMNS, Names, Operation
 from mpisim.workloads import Workload, blocks, lay_out, training_step
+from mpisim.workloads.block_cache import BlockCache, Slots
+from mpisim.workloads.operators import Communicate, Compute, Operator
+from mpisim.workloads.pricing import Pricing
 
 TEXT = """
 [model]
@@ -86,3 +90,37 @@ def test_an_operator_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks.BlockBuilder, "_rows_of_operator", counted)
     step("", "global_batch = 16\nmicro_batch = 1\nzero = 1\ntp = 2")
     assert len(written) == len(set(written))
+
+
+def matrix(name: str = "matrix") -> Operator:
+    """A product whose result two groups reduce, made anew each time."""
+    reductions = [Communicate(f"{g} sum", Operation.ALL_REDUCE, g, 64) for g in ("tp", "cp")]
+    return Operator(name, (Compute(name, Gemm(4, 8, 16)), *reductions))
+
+
+def test_operators_are_values() -> None:
+    one, same, other = matrix(), matrix(), matrix("other")
+    assert one is not same
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert len({one, same, other}) == 2
+
+
+def test_equal_operators_are_written_once_and_renumbered() -> None:
+    """A second table that used cp first: the copy has its numbers, as if it were written anew."""
+    sizes = {"tp": 2, "cp": 2}
+    names, pricing, cache = Names(), Pricing(Roofline(find_gpu("h100-sxm"))), BlockCache()
+    cp = Communicate("gather", Operation.ALL_GATHER, "cp", 8)
+
+    def columns(operator: Operator, cache: BlockCache | None, *before: Communicate) -> list[int]:
+        builder = blocks.BlockBuilder(names, pricing, Slots(sizes), cache)
+        builder.write(before)
+        list(builder.write_operator((operator, "forward"), operator.forward))
+        values = builder.done().values
+        return values[:, [list(COLUMNS).index(each) for each in ("slot", "stream")]].tolist()
+
+    assert columns(matrix(), cache) == [[-1, 0], [0, 1], [1, 2]]
+    copied = columns(matrix(), cache, cp)
+    assert copied == columns(matrix(), None, cp) == [[0, 1], [-1, 0], [1, 2], [0, 1]]
+    assert len(cache._entries) == 1

@@ -1,4 +1,4 @@
-"""Blocks that stages share: the tables are those of stages that each write their own."""
+"""Stages that share blocks: their tables are those of stages that each write their own."""
 
 from collections.abc import Iterator
 
