@@ -53,8 +53,8 @@ class ChunkParameter:
         return self.parameter.expert
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Layer and operator; the backward comes through the places in descending order."""
+    def position(self) -> tuple[int, int]:
+        """Layer and operator; the backward comes through them in descending order."""
         return self.layer, self.operator
 
 
@@ -106,7 +106,7 @@ class Bucket:
     @property
     def complete(self) -> tuple[int, int]:
         """Layer and operator whose backward completes the last of its gradients."""
-        return self.parameters[-1].place
+        return self.parameters[-1].position
 
 
 def padded(size: int, multiple: int) -> int:
