@@ -2,8 +2,8 @@
 
 NeuSight (ASPLOS 2025, github:sitar-lab/NeuSight, `neusight/Tracing/trace.py`) times models of
 Hugging Face's transformers in fp32 with eager attention: the forward pass, in inference without
-dropout, and for training forward and backward apart. The loss itself is computed between the two
-and timed with neither, its gradient with the backward; there is no optimizer. BERT has a
+dropout, and for training forward and backward separately. The loss itself is computed between the
+two and timed with neither, its gradient with the backward; there is no optimizer. BERT has a
 classifier in inference and all of its heads in training.
 
 The kernels come from the workload generator, which writes what Megatron-LM launches;

@@ -79,7 +79,14 @@ def chunk_parameters(layers: Sequence[Layer]) -> tuple[ChunkParameter, ...]:
 
 
 def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkParameter]:
-    """Parameters → the dense ones among them, or those of experts."""
+    """Parameters → the dense ones among them, or those of experts.
+
+    Parameters
+    ----------
+    parameters : iterable of ChunkParameter
+    expert : bool
+        Whether those of experts are wanted.
+    """
     return [each for each in parameters if each.expert is expert]
 
 
@@ -110,7 +117,14 @@ class Bucket:
 
 
 def padded(size: int, multiple: int) -> int:
-    """Size → the next multiple of a number."""
+    """Size → the next multiple of a number.
+
+    Parameters
+    ----------
+    size : int
+    multiple : int
+        The result is the least multiple of it that is not below `size`.
+    """
     return -(-size // multiple) * multiple
 
 

@@ -148,7 +148,7 @@ class DeepSpeed(Strategy):
 
     @property
     def optimizer_gradient_size(self) -> int:
-        """Bytes of a gradient as the optimizer reads it: shards are turned into fp32."""
+        """Bytes of a gradient as the optimizer reads it: shards are converted to fp32."""
         return BYTES["fp32"]
 
     @property

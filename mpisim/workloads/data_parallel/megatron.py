@@ -1,6 +1,6 @@
 """Megatron-LM's DistributedDataParallel and distributed optimizer (megatron/core/distributed).
 
-Gradients lie in a buffer in fp32, cut into buckets, dense parameters and experts apart. With
+Gradients lie in a buffer in fp32, cut into buckets, dense parameters and experts separately. With
 overlap each bucket is reduced beside the last backward: as its gradients complete where a stage has
 one model chunk, at the end of a chunk's backward with interleaved chunks
 (``--align-grad-reduce``, the default; Megatron starts it a few passes later on later stages, so

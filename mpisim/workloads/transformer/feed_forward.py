@@ -146,6 +146,14 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
     are clamped and joined again, and the offset of the values, a number, is made a tensor on the
     GPU. That copy from the host's memory makes the CPU wait for all that it has launched. What the
     activation keeps is kept twice: as it came, and clamped.
+
+    Parameters
+    ----------
+    s : Shapes
+    activation : Operator
+        Of a gated function, see `activation`.
+    size : int
+        Elements of its result.
     """
     name, e = activation.name, s.element_size
     return replace(

@@ -64,7 +64,11 @@ def _logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
 
 
 def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
-    """Hidden states → loss of BERT's heads: masked words, order of the two sentences."""
+    """Hidden states → loss of BERT's heads: masked words, order of the two sentences.
+
+    arXiv:1810.04805, section 3.1, by the layers of Megatron-LM's `BertLMHead` and `Pooler`
+    (megatron/core/models/bert).
+    """
     model, h = s.model, s.model.hidden
     entries = s.vocabulary
     gather: tuple[Operator, ...] = ()
@@ -177,7 +181,7 @@ def _gather_prediction_columns(s: Shapes) -> tuple[Operator, ...]:
 
 
 def _gather_masked_tokens(s: Shapes, tokens: int) -> Operator:
-    """Hidden states of `tokens` tokens → those to predict; backward their gradients are scattered."""
+    """Hidden states of `tokens` tokens → those to predict; backward their gradients return."""
     e, h = s.element_size, s.model.hidden
     return Operator(
         "masked words",

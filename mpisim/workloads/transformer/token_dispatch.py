@@ -94,14 +94,28 @@ class Routing:
 
 
 def dispatch(s: Shapes, routing: Routing) -> Operator:
-    """Tokens where they were routed → rows of their experts; backward gradients return."""
+    """Tokens where they were routed → rows of their experts; backward gradients return.
+
+    Parameters
+    ----------
+    s : Shapes
+    routing : Routing
+        Rows before and after the exchange.
+    """
     if s.plan.moe_dispatcher == "all-to-all":
         return _all_to_all_dispatch(s, routing)
     return _flexible_dispatch(s, routing)
 
 
 def combine(s: Shapes, routing: Routing) -> Operator:
-    """Results of the experts → their sums where the tokens were routed."""
+    """Results of the experts → their sums where the tokens were routed.
+
+    Parameters
+    ----------
+    s : Shapes
+    routing : Routing
+        Rows before and after the exchange.
+    """
     if s.plan.moe_dispatcher == "all-to-all":
         return _all_to_all_combine(s, routing)
     return _flexible_combine(s, routing)
