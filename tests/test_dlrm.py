@@ -25,7 +25,7 @@ from mpisim.workloads import lay_out, training_step
 from mpisim.workloads.assembly import TableAssembler
 from mpisim.workloads.block_cache import Slots
 from mpisim.workloads.blocks import BlockBuilder
-from mpisim.workloads.dlrm import SHARDERS, Table, dlrm_networks, place
+from mpisim.workloads.dlrm import SHARDERS, EmbeddingTable, assign_tables, dlrm_networks
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Communicate, Compute, Network, Task, total
 from mpisim.workloads.pricing import Pricing
@@ -76,7 +76,7 @@ def gemm(m: int, n: int, k: int, batch: int = 1) -> Gemm:
 # --- placement ------------------------------------------------------------------------------------
 
 SIZES = [(100, 1), (1000, 10), (10, 90), (10**6, 2), (9, 1)]
-TABLES = [Table(entries, 8, pooling) for entries, pooling in SIZES]
+TABLES = [EmbeddingTable(entries, 8, pooling) for entries, pooling in SIZES]
 # Sizes over 8: 100, 1000, 10, 10⁶, 9.  Lookups over 8: 1, 10, 90, 2, 1.
 # Lookups × log₁₀ of the entries, over 8: 2, 30, 90, 12, 0.95.
 
@@ -96,22 +96,22 @@ TABLES = [Table(entries, 8, pooling) for entries, pooling in SIZES]
     ],
 )
 def test_placement_by_hand(sharder: str, placed: tuple[tuple[int, ...], ...]) -> None:
-    assert place(sharder, TABLES, 2) == placed
+    assert assign_tables(sharder, TABLES, 2) == placed
 
 
 def test_greedy_sharders_differ_in_their_cost() -> None:
     # Size: 3 to 0; 1 to 1; 0 to 2; 2 to 2 (100 < 1000); 4 to 2.
-    assert place("size-greedy", TABLES, 3) == ((3,), (1,), (0, 2, 4))
+    assert assign_tables("size-greedy", TABLES, 3) == ((3,), (1,), (0, 2, 4))
     # Lookups: 90 to 0; 10 to 1; 2 to 2; 1 (0) to 2; 1 (4) to 2.
-    assert place("lookup-greedy", TABLES, 3) == ((2,), (1,), (0, 3, 4))
+    assert assign_tables("lookup-greedy", TABLES, 3) == ((2,), (1,), (0, 3, 4))
     # Lookups an entry: 2 (9) to 0; 4 (1/9) to 1; of two with 1/100 the larger, 1, then 0: to 2; 3.
-    assert place("norm-lookup-greedy", TABLES, 3) == ((2,), (4,), (0, 1, 3))
+    assert assign_tables("norm-lookup-greedy", TABLES, 3) == ((2,), (4,), (0, 1, 3))
     # With 50 lookups in table 1 and 20 in table 3, by lookups 90, 50, 20, 1, 1; times the logarithm
     # of the entries 90, 150, 120, 2, 0.95: of three ranks the first takes table 2 or table 1.
     tables = [*TABLES]
-    tables[1], tables[3] = Table(1000, 8, 50), Table(10**6, 8, 20)
-    assert place("lookup-greedy", tables, 3) == ((2,), (1,), (0, 3, 4))
-    assert place("size-lookup-greedy", tables, 3) == ((1,), (3,), (0, 2, 4))
+    tables[1], tables[3] = EmbeddingTable(1000, 8, 50), EmbeddingTable(10**6, 8, 20)
+    assert assign_tables("lookup-greedy", tables, 3) == ((2,), (1,), (0, 3, 4))
+    assert assign_tables("size-lookup-greedy", tables, 3) == ((1,), (3,), (0, 2, 4))
 
 
 @given(
@@ -120,10 +120,10 @@ def test_greedy_sharders_differ_in_their_cost() -> None:
     sizes=st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 99)), min_size=1, max_size=40),
 )
 def test_every_table_is_placed_once(sharder: str, ranks: int, sizes: list[tuple[int, int]]) -> None:
-    tables = [Table(entries, 16, pooling) for entries, pooling in sizes]
-    placed = place(sharder, tables, ranks)
+    tables = [EmbeddingTable(entries, 16, pooling) for entries, pooling in sizes]
+    placed = assign_tables(sharder, tables, ranks)
     assert sorted(number for numbers in placed for number in numbers) == list(range(len(tables)))
-    assert place(sharder, tables, ranks) == placed
+    assert assign_tables(sharder, tables, ranks) == placed
     if sharder.endswith("greedy"):
         # No rank has more than another by more than its dearest table.
         cost = {

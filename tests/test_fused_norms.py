@@ -10,8 +10,8 @@ import pytest
 from mpisim.experiment.models import Cnn
 from mpisim.experiment.plan import Plan
 from mpisim.kernels.operations import Norm
-from mpisim.workloads.cnn.modules import Modules
-from mpisim.workloads.cnn.resnet import resnet
+from mpisim.workloads.cnn.image_operators import ImageOperators
+from mpisim.workloads.cnn.networks import resnet
 from mpisim.workloads.grid import Grid
 from mpisim.workloads.operators import Compute, Layer
 
@@ -20,7 +20,7 @@ MODEL = Cnn(family="resnet", depth=50)
 
 def layers(fusion: Any) -> list[Layer]:
     plan = Plan(global_batch=2, micro_batch=2, dp=1, precision="fp16", norm_fusion=fusion)
-    return resnet(Modules(plan, Grid.of(plan, 1)), MODEL)
+    return resnet(ImageOperators(plan, Grid.of(plan, 1)), MODEL)
 
 
 def traffic(layer: Layer, *, backward: bool) -> int:

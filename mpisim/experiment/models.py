@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from ..base.errors import InputError
 from ..base.schema import Limits
+from ..kernels.activations import ACTIVATIONS, ActivationName
 
 __all__ = ["FAMILIES", "USUAL_LENGTH", "Cnn", "Dlrm", "Model", "Transformer", "divides"]
 
@@ -111,7 +112,7 @@ class Transformer:
     ffn_hidden: Count | None = None
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
     norm: Literal["layer", "rms"] = "layer"
-    activation: Literal["gelu", "relu", "swiglu", "geglu"] = "gelu"
+    activation: ActivationName = "gelu"
     bias: bool = True
     qkv_bias: bool | None = None
     qk_norm: bool = False
@@ -247,7 +248,7 @@ class Transformer:
     @property
     def gated(self) -> bool:
         """Whether the activation has a gate."""
-        return self.activation in ("swiglu", "geglu")
+        return ACTIVATIONS[self.activation].gated
 
     @property
     def has_qkv_bias(self) -> bool:

@@ -2,13 +2,34 @@
 
 NeuSight (ASPLOS 2025, github:sitar-lab/NeuSight, `neusight/Tracing/trace.py`) times models of
 Hugging Face's transformers in fp32 with eager attention: the forward pass, in inference without
-dropout, and for training forward and backward apart. The loss itself is computed between the two
-and timed with neither, its gradient with the backward; there is no optimizer. BERT has a
+dropout, and for training forward and backward separately. The loss itself is computed between the
+two and timed with neither, its gradient with the backward; there is no optimizer. BERT has a
 classifier in inference and all of its heads in training.
 
-The kernels come from the workload generator, which writes what Megatron-LM launches. Where Hugging
-Face's eager code launches others, :mod:`.eager_transformers` says so; ``torch.compile`` is taken to
-launch what the generator's fused kernels are.
+The kernels come from the workload generator, which writes what Megatron-LM launches;
+``torch.compile`` is taken to launch what the generator's fused kernels are. An ordinary experiment
+cannot say what is measured here: forward passes alone, BERT's classifier alone, passes without loss
+and optimizer, a vocabulary that is not padded, dropout of blocks but not of attention (OPT), and
+the kernels by which Hugging Face scales, masks and copies. So `HuggingFace` replaces kernels where
+its code with ``attn_implementation="eager"`` (github:huggingface/transformers,
+src/transformers/models) runs on other operators of PyTorch, forward and backward:
+
+- Biases are added within the products (``addmm``).
+- BERT and OPT have a product each for queries, keys and values; GPT-2 one for all, whose gradients
+  are concatenated.
+- Heads are brought together in copies before the products of attention: in OPT by ``contiguous``,
+  in GPT-2 and BERT within ``torch.matmul``, which needs none for a batch of one. The gradients
+  go back the same way; those of queries, keys and values always by copies.
+- Scores are scaled and masked by two kernels: divided and chosen in GPT-2, divided and added to in
+  BERT; in OPT, whose queries are scaled before, added to and compared with the least number. Of
+  these, additions have no backward kernel, and the comparison has five (``maximum`` in PyTorch's
+  derivatives.yaml halves the gradients of what is equal).
+- OPT drops no probabilities (``attention_dropout`` is 0).
+- GPT-2's ``gelu_new`` is composed of elementary operations, through each of which autograd runs
+  back; the gradients of its input are added up one by one.
+
+Gradients of parameters are added to those of the iteration before: NeuSight's loop never sets them
+to zero, which the plan says by a second micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..base.csv_files import Cells, read_table
 from ..base.errors import InputError
@@ -28,16 +49,15 @@ from ..experiment import ClusterChoice, Experiment, Plan, Transformer
 from ..experiment.model_presets import find_model
 from ..kernels import KernelModel
 from ..kernels.measured import gpu_name
-from ..kernels.operations import Gemm, Kernel
+from ..kernels.operations import BYTES, Elementwise, Gemm, Kernel
 from ..workloads import lay_out
 from ..workloads.operators import Compute, Operator
 from ..workloads.transformer.shapes import VOCABULARY_MULTIPLE
 from .cases import Case, Validation
-from .eager_transformers import Eager
 
 __all__ = ["is_whole_models", "steps", "validate_whole_models"]
 
-T = TypeVar("T", int, float)
+Number = TypeVar("Number", int, float)
 
 COLUMNS = ("gpu", "model", "mode", "seq_len", "batch", "option", "e2e_ms", "fwd_ms", "bwd_ms")
 
@@ -50,6 +70,14 @@ MODELS = {
 }
 """Presets by NeuSight's names; its mixtures of experts (Switch) pad every expert's tokens in a loop
 of Python, which no framework for training does."""
+
+FP32 = BYTES["fp32"]
+MASK = 1 / FP32
+"""Of the bytes of a tensor in fp32, those of one of truth values."""
+
+MAXIMUM_BACKWARD = (1 + MASK, 2, 3 + MASK, 1 + MASK, 2 + MASK)
+"""Tensors that each kernel of the way back of ``maximum`` reads and writes: what is equal, half the
+gradient, the choice of the two, what is less, zeros there."""
 
 HEAVY_ALLOCATION = 0.75
 """Forward over backward time above which a row counts as one whose allocations took long: the
@@ -67,7 +95,7 @@ def is_whole_models(path: str | Path) -> bool:
 def validate_whole_models(
     paths: Sequence[str | Path], make: Callable[[str], KernelModel], gpus: Sequence[str] = ()
 ) -> Validation:
-    """Predict every row.
+    """Tables of measurements → the prediction of every row.
 
     Parameters
     ----------
@@ -97,7 +125,7 @@ def validate_whole_models(
                 gpu = gpu_name(row["gpu"])
                 if wanted and gpu not in wanted:
                     continue
-                reason = _unfit(row)
+                reason = _skip_reason(row)
                 if reason:
                     found.skipped[reason] += 1
                     continue
@@ -109,8 +137,8 @@ def validate_whole_models(
     return found
 
 
-def _unfit(row: Cells) -> str:
-    """Say why a row cannot be predicted; nothing if it can."""
+def _skip_reason(row: Cells) -> str:
+    """Row → why it cannot be predicted; empty if it can."""
     if row["model"] not in MODELS:
         return f"no generator for {row['model']}"
     if row["option"] not in ("", "fusion"):
@@ -127,7 +155,7 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     predicted = forward.seconds + (backward.seconds if training else 0.0)
     effects: dict[str, float] = {}
     for each in (forward, backward) if training else (forward,):
-        for name, seconds in each.resting.items():
+        for name, seconds in each.by_number.items():
             effects[name] = effects.get(name, 0.0) + seconds
     numbers = kernels.numbers
     error = math.hypot(*(s / predicted * numbers[name].error for name, s in effects.items()))
@@ -146,8 +174,8 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     return Case(f"{name} {row['option']}".strip(), measured, predicted, columns, extra)
 
 
-def _positive(read: Callable[[str], T], row: Cells, column: str) -> T:
-    """Return a number above 0, as `read` reads it from the row."""
+def _positive(read: Callable[[str], Number], row: Cells, column: str) -> Number:
+    """Column of a row → its number, which must be above 0; `read` reads it."""
     value = read(column)
     if value <= 0:
         raise row.error(column, "above 0")
@@ -156,31 +184,144 @@ def _positive(read: Callable[[str], T], row: Cells, column: str) -> T:
 
 @dataclass
 class _Pass:
-    """The time of a pass, and how much of it rests on each number of the kernel model."""
+    """The time of a pass, and how much of it depends on each number of the kernel model."""
 
     seconds: float
-    resting: dict[str, float]
+    by_number: dict[str, float]
 
 
 def _time(kernels: Sequence[Kernel], model: KernelModel) -> _Pass:
-    """Add kernels up, or the CPU's time for launching them where that is longer."""
+    """Kernels → their time together, or the CPU's for launching them where that is longer."""
     device = 0
-    resting: dict[str, float] = {}
+    by_number: dict[str, float] = {}
     for kernel in kernels:
         estimate = model.estimate(kernel)
         device += estimate.duration
         for name, share in estimate.shares.items():
             seconds = share * estimate.duration / PICOSECONDS
-            resting[name] = resting.get(name, 0.0) + seconds
+            by_number[name] = by_number.get(name, 0.0) + seconds
     gpu = model.gpu
     host = len(kernels) * (gpu.host_gap.si + gpu.launch_call.si)
-    return _Pass(max(device / PICOSECONDS, host), resting)
+    return _Pass(max(device / PICOSECONDS, host), by_number)
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """Kernels of Hugging Face's eager code, in fp32, in place of those of the generator.
+
+    Attributes
+    ----------
+    model : Transformer
+    batch : int
+    """
+
+    model: Transformer
+    batch: int
+
+    @property
+    def source(self) -> Literal["gpt2", "opt", "bert"]:
+        """Model file of Hugging Face's transformers; of the decoders, OPT has ReLUs."""
+        if self.model.family == "bert":
+            return "bert"
+        return "opt" if self.model.activation == "relu" else "gpt2"
+
+    def forward(self, operator: Operator) -> Iterator[Kernel]:
+        """Operator → kernels of its forward pass."""
+        for step in operator.forward:
+            if isinstance(step, Compute) and not step.name.endswith(" bias"):
+                yield from self._step(step, self._forward)
+
+    def backward(self, operator: Operator) -> Iterator[Kernel]:
+        """Operator → kernels of its backward pass."""
+        for step in operator.backward:
+            if isinstance(step, Compute):
+                yield from self._step(step, self._backward)
+
+    def _step(
+        self, step: Compute, rules: Callable[[str, Kernel], Iterator[Kernel] | None]
+    ) -> Iterator[Kernel]:
+        found = rules(step.name, step.kernel)
+        return iter((step.kernel,)) if found is None else found
+
+    def _forward(self, name: str, kernel: Kernel) -> Iterator[Kernel] | None:
+        """Name and kernel → kernels in place of it; None: the kernel itself."""
+        match name, self.source:
+            case "qkv", "bert" | "opt":
+                return self._separate_products(kernel, "n", scaled=True)
+            case "attention heads in batches", _:
+                copies = 3 if self.source == "opt" or self.batch > 1 else 0
+                return _passes(self._tensor, (2,) * copies)
+            case "attention scale", "opt":
+                return iter(())
+            case "attention mask", "opt":
+                return iter((kernel, kernel))
+            case "attention dropout", "opt":
+                return iter(())
+        return None
+
+    def _backward(self, name: str, kernel: Kernel) -> Iterator[Kernel] | None:
+        """Name and kernel → kernels in place of it; None: the kernel itself."""
+        match name, self.source:
+            case "attention transposition backward", _:
+                return _passes(self._tensor, (2,) * (1 if self.batch > 1 else 0))
+            case "attention dropout backward", "opt":
+                return iter(())
+            case "attention scale backward", "opt":
+                return iter(())
+            case "attention mask backward", "bert":
+                return iter(())
+            case "attention mask backward", "opt":
+                return _passes(kernel.traffic // 2, MAXIMUM_BACKWARD)
+            case "attention concatenated gradients", "gpt2":
+                return self._after_copies(kernel, 3)
+            case "attention concatenated gradients", _:
+                return _passes(self._tensor, (2, 2, 2))
+            case "qkv input gradient", "bert" | "opt":
+                return self._separate_products(kernel, "k", scaled=True, summed=True)
+            case "qkv weight gradient", "bert" | "opt":
+                return self._separate_products(kernel, "m")
+            case "qkv bias gradient", "bert" | "opt":
+                return _passes(self._tensor, (1, 1, 1))
+            case "feed-forward gelu gradient sum", "gpt2":
+                return _passes(kernel.traffic // 4, (3, 3))
+        return None
+
+    @property
+    def _tensor(self) -> int:
+        """Bytes of the hidden states."""
+        return FP32 * self.batch * self.model.seq_len * self.model.hidden
+
+    def _after_copies(self, kernel: Kernel, copies: int) -> Iterator[Kernel]:
+        yield from _passes(self._tensor, (2,) * copies)
+        yield kernel
+
+    def _separate_products(
+        self, kernel: Kernel, size: str, *, scaled: bool = False, summed: bool = False
+    ) -> Iterator[Kernel]:
+        """One product of queries, keys and values → three, each a third of it.
+
+        In OPT with the queries' scaling; `summed` with the sums of the gradients of their input.
+        """
+        assert isinstance(kernel, Gemm)
+        third: dict[str, int] = {size: getattr(kernel, size) // 3}
+        for _ in range(3):
+            yield replace(kernel, **third)  # type: ignore[arg-type]
+        if scaled and self.source == "opt":
+            yield from _passes(self._tensor, (2,))
+        if summed:
+            yield from _passes(self._tensor, (3, 3))
+
+
+def _passes(tensor: int, passes: tuple[float, ...]) -> Iterator[Kernel]:
+    """Kernels that each read and write a tensor of so many bytes so many times, together."""
+    for each in passes:
+        yield Elementwise(int(each * tensor))
 
 
 def steps(
     name: str, batch: int, seq_len: int, training: bool, fused: bool = False
 ) -> tuple[list[Kernel], list[Kernel]]:
-    """Return the kernels of the forward and of the backward pass.
+    """Model and batch → kernels of the forward and of the backward pass.
 
     Parameters
     ----------
@@ -194,21 +335,22 @@ def steps(
     """
     model: Any = build(Transformer, dict(find_model(MODELS[name])), name)
     model = replace(model, seq_len=seq_len, dropout=training)
+    eager = HuggingFace(model, batch)
     plan = Plan(
-        global_batch=batch,
+        global_batch=2 * batch,  # the second adds its gradients to those of the first
         micro_batch=batch,
         precision="fp32",
         kernels="eager",
         fused=fused,
+        primitive=("gelu",) if eager.source == "gpt2" and not fused else (),
         dp_style="ddp",
     )
-    eager = Eager(model, batch)
     layout = lay_out(Experiment(model, plan, ClusterChoice("none")), 1)
     forward: list[Kernel] = []
     backward: list[Kernel] = []
     for layer in layout.networks[0].layers:
         for operator in layer.operators:
-            if not training and _left_out(operator.name, model):
+            if not training and _is_for_training(operator.name, model):
                 continue
             if operator.name != "loss":
                 forward += _fused(operator) if fused else eager.forward(operator)
@@ -220,7 +362,7 @@ def steps(
 
 
 def _unpadded(kernel: Kernel, vocab: int) -> Kernel:
-    """Return a product with the vocabulary as it is: Megatron-LM rounds it up, others do not."""
+    """Product → the same with the vocabulary as it is, which Megatron-LM alone rounds up."""
     padded = -(-vocab // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     if not isinstance(kernel, Gemm):
         return kernel
@@ -228,11 +370,11 @@ def _unpadded(kernel: Kernel, vocab: int) -> Kernel:
     return replace(kernel, **sizes) if sizes else kernel  # type: ignore[arg-type]
 
 
-def _left_out(name: str, model: Transformer) -> bool:
+def _is_for_training(name: str, model: Transformer) -> bool:
     """Whether BERT has an operator for training alone: the classifier needs the pooler only."""
     return model.family == "bert" and name.startswith(("head", "logits", "loss"))
 
 
 def _fused(operator: Operator) -> Iterator[Kernel]:
-    """Yield the kernels of an operator's forward pass as the generator has them."""
+    """Operator → kernels of its forward pass as the generator has them."""
     return (step.kernel for step in operator.forward if isinstance(step, Compute))

@@ -28,7 +28,7 @@ from ..program import Operation
 from .grid import Grid
 from .operators import Communicate, Compute, Operator, Parameter, Task
 
-__all__ = ["FP32", "INDEX", "EagerModules", "copy", "fill", "stream"]
+__all__ = ["FP32", "INDEX", "EagerModules", "copy", "elementwise", "fill"]
 
 FP32 = BYTES["fp32"]
 INDEX = 8
@@ -37,7 +37,7 @@ MASK = 1
 """Bytes of an element of a dropout mask."""
 
 
-def stream(name: str, traffic: int, *, weight: bool = False) -> Compute:
+def elementwise(name: str, traffic: int, *, weight: bool = False) -> Compute:
     """A kernel that streams `traffic` bytes through memory."""
     return Compute(name, Elementwise(traffic), weight=weight)
 
@@ -141,7 +141,7 @@ class EagerModules:
         if not first:
             backward.append(product(f"{name} input gradient", rows, inputs, share))
         backward.append(product(f"{name} weight gradient", share, inputs, rows, weight=True))
-        backward.append(stream(f"{name} bias gradient", e * (rows + 1) * share, weight=True))
+        backward.append(elementwise(f"{name} bias gradient", e * (rows + 1) * share, weight=True))
         return Operator(
             name,
             (
@@ -157,19 +157,21 @@ class EagerModules:
     def activation(self, name: str, size: int) -> Operator:
         """ReLU in place, or a sigmoid: keeps its output of `size` elements."""
         e = self.element * size
-        return Operator(name, (stream(name, 2 * e),), (stream(f"{name} backward", 3 * e),), saved=e)
+        return Operator(
+            name, (elementwise(name, 2 * e),), (elementwise(f"{name} backward", 3 * e),), saved=e
+        )
 
     def dropout(self, name: str, size: int) -> Operator:
         """Dropout of `size` elements: keeps the mask."""
         kept = MASK * size
         traffic = 2 * self.element * size + kept
-        passes = (stream(name, traffic),), (stream(f"{name} backward", traffic),)
+        passes = (elementwise(name, traffic),), (elementwise(f"{name} backward", traffic),)
         return Operator(name, *passes, saved=kept)
 
     def cross_entropy(self, rows: int, classes: int) -> Operator:
         """Softmax cross-entropy in fp32, with the labels' copy: keeps logarithms and labels."""
         size, picked = rows * classes, (INDEX + FP32) * rows
-        cast = [stream("loss cast", (self.element + FP32) * size)] if self.mixed else []
+        cast = [elementwise("loss cast", (self.element + FP32) * size)] if self.mixed else []
         softmax = Softmax(rows, classes, dtype="fp32")
         return Operator(
             "loss",
@@ -177,14 +179,14 @@ class EagerModules:
                 copy("copy labels", INDEX * rows),
                 *cast,
                 Compute("log-softmax", softmax),
-                stream("negative log-likelihood", picked),
+                elementwise("negative log-likelihood", picked),
             ),
             (
                 fill("loss gradient", FP32),
                 fill("scores gradient", FP32 * size),
-                stream("negative log-likelihood backward", picked),
+                elementwise("negative log-likelihood backward", picked),
                 Compute("log-softmax backward", Softmax(rows, classes, True, "fp32")),
-                *(stream("loss cast backward", step.kernel.traffic) for step in cast),
+                *(elementwise("loss cast backward", step.kernel.traffic) for step in cast),
             ),
             saved=FP32 * size + INDEX * rows,
         )
@@ -210,20 +212,20 @@ class EagerModules:
         if self.tp > 1:
             size *= self.element
             yield Communicate(f"{name} all-gather", Operation.ALL_GATHER, "tp", size)
-            yield stream(f"{name} concatenation", 2 * size)
+            yield elementwise(f"{name} concatenation", 2 * size)
 
     def scatter(self, name: str, size: int) -> Iterator[Task]:
         """Reduce-scatter the gradients of an output of `size` elements."""
         if self.tp > 1:
             size *= self.element
-            yield stream(f"{name} concatenation backward", 2 * size)
+            yield elementwise(f"{name} concatenation backward", 2 * size)
             yield Communicate(f"{name} reduce-scatter", Operation.REDUCE_SCATTER, "tp", size)
 
     def narrowed(self, parameters: tuple[Parameter, ...]) -> Iterator[Compute]:
         """Copy weights to the format of activations."""
         if self.mixed:
             for each in parameters:
-                yield stream(f"{each.name} cast", (FP32 + self.element) * each.size)
+                yield elementwise(f"{each.name} cast", (FP32 + self.element) * each.size)
 
     def gradients(
         self, parameters: tuple[Parameter, ...], *, narrow: bool = True
@@ -232,9 +234,9 @@ class EagerModules:
         for each in parameters:
             if self.mixed and narrow:
                 traffic = (FP32 + self.element) * each.size
-                yield stream(f"{each.name} cast backward", traffic, weight=True)
+                yield elementwise(f"{each.name} cast backward", traffic, weight=True)
             if self._accumulates:
-                yield stream(f"{each.name} accumulation", 3 * FP32 * each.size, weight=True)
+                yield elementwise(f"{each.name} accumulation", 3 * FP32 * each.size, weight=True)
 
     def kept_input(self, size: int, kept: bool) -> int:
         """Bytes of an input of `size` elements, unless another operator keeps it."""

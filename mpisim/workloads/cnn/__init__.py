@@ -2,8 +2,12 @@
 
 ``cnn_network(model, plan, grid)``
     The layers of a ResNet, VGG or DenseNet in one rank's shapes.
+
+Read `image_operators` (convolution, normalisation, pooling; what PyTorch launches for each), then
+`networks`, where a further family is added. Linear layers, losses and tensor parallelism are those
+of :mod:`mpisim.workloads.eager_modules`.
 """
 
-from .network import cnn_network
+from .networks import cnn_network
 
 __all__ = ["cnn_network"]

@@ -53,8 +53,8 @@ class ChunkParameter:
         return self.parameter.expert
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Layer and operator; the backward comes through the places in descending order."""
+    def position(self) -> tuple[int, int]:
+        """Layer and operator; the backward comes through them in descending order."""
         return self.layer, self.operator
 
 
@@ -79,7 +79,14 @@ def chunk_parameters(layers: Sequence[Layer]) -> tuple[ChunkParameter, ...]:
 
 
 def of_kind(parameters: Iterable[ChunkParameter], expert: bool) -> list[ChunkParameter]:
-    """Parameters → the dense ones among them, or those of experts."""
+    """Parameters → the dense ones among them, or those of experts.
+
+    Parameters
+    ----------
+    parameters : iterable of ChunkParameter
+    expert : bool
+        Whether those of experts are wanted.
+    """
     return [each for each in parameters if each.expert is expert]
 
 
@@ -106,11 +113,18 @@ class Bucket:
     @property
     def complete(self) -> tuple[int, int]:
         """Layer and operator whose backward completes the last of its gradients."""
-        return self.parameters[-1].place
+        return self.parameters[-1].position
 
 
 def padded(size: int, multiple: int) -> int:
-    """Size → the next multiple of a number."""
+    """Size → the next multiple of a number.
+
+    Parameters
+    ----------
+    size : int
+    multiple : int
+        The result is the least multiple of it that is not below `size`.
+    """
     return -(-size // multiple) * multiple
 
 

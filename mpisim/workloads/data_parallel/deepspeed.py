@@ -60,7 +60,7 @@ class DeepSpeed(Strategy):
             tuple(
                 bucket
                 for expert in (False, True)
-                for bucket in self._cut(of_kind(parameters, expert))
+                for bucket in self._buckets_of(of_kind(parameters, expert))
             )
             for parameters in self.parameters
         )
@@ -76,7 +76,7 @@ class DeepSpeed(Strategy):
             self._remaining.append(left)
         self._rows: list[int] = []
 
-    def _cut(self, parameters: Sequence[ChunkParameter]) -> list[Bucket]:
+    def _buckets_of(self, parameters: Sequence[ChunkParameter]) -> list[Bucket]:
         limit = int(frameworks().deepspeed.bucket.si)
         if self.plan.bucket is not None:
             limit = self.plan.bucket // self.gradient_size
@@ -148,7 +148,7 @@ class DeepSpeed(Strategy):
 
     @property
     def optimizer_gradient_size(self) -> int:
-        """Bytes of a gradient as the optimizer reads it: shards are turned into fp32."""
+        """Bytes of a gradient as the optimizer reads it: shards are converted to fp32."""
         return BYTES["fp32"]
 
     @property

@@ -1,4 +1,4 @@
-"""The defaults of frameworks, from ``data/frameworks.toml``."""
+"""Default sizes of the frameworks' data parallelism, from ``data/frameworks.toml``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ FILE = "frameworks.toml"
 
 @dataclass(frozen=True)
 class DdpDefaults:
-    """Of PyTorch's DistributedDataParallel: bytes of the first bucket, and of the others."""
+    """PyTorch's DistributedDataParallel.
+
+    Attributes
+    ----------
+    first_bucket, bucket : Quantity
+        Bytes of the first bucket, and of the others.
+    """
 
     first_bucket: Quantity
     bucket: Quantity
@@ -25,8 +31,15 @@ class DdpDefaults:
 
 @dataclass(frozen=True)
 class MegatronDefaults:
-    """Of Megatron-LM, in elements: what a bucket holds, that much for each rank at least, and what
-    parameters and buckets are padded to where they are sharded."""
+    """Megatron-LM's DistributedDataParallel.
+
+    Attributes
+    ----------
+    bucket, bucket_per_rank : Quantity
+        Elements of a bucket, and the least for each rank that shares it.
+    parameter_alignment, bucket_alignment : Quantity
+        Elements to which parameters and buckets are padded where they are sharded.
+    """
 
     bucket: Quantity
     bucket_per_rank: Quantity
@@ -36,9 +49,21 @@ class MegatronDefaults:
 
 @dataclass(frozen=True)
 class DeepSpeedDefaults:
-    """Of DeepSpeed, in elements: what a bucket holds; what one rank's share of all parameters is
-    padded to; of stage 3, how much is gathered ahead, which parameters are never freed, how much is
-    gathered at a time, and how soon a parameter must be used again to stay gathered."""
+    """DeepSpeed, its ZeRO stages included.
+
+    Attributes
+    ----------
+    bucket : Quantity
+        Elements of a bucket.
+    alignment : Quantity
+        Elements to which one rank's share of all parameters is padded.
+    prefetch, live : Quantity
+        Stage 3: elements gathered ahead, and gathered at a time.
+    persistent : Quantity
+        Stage 3: elements of the largest parameter that is never freed.
+    reuse : Quantity
+        Stage 3: elements used in between up to which a parameter stays gathered for its next use.
+    """
 
     bucket: Quantity
     alignment: Quantity
@@ -50,7 +75,7 @@ class DeepSpeedDefaults:
 
 @dataclass(frozen=True)
 class Frameworks:
-    """Of all frameworks; where each number comes from stands in the data file."""
+    """All frameworks; the data file says where each number comes from."""
 
     ddp: DdpDefaults
     megatron: MegatronDefaults
@@ -59,5 +84,5 @@ class Frameworks:
 
 @cache
 def frameworks() -> Frameworks:
-    """Return the defaults of ``data/frameworks.toml``."""
+    """Default sizes of ``data/frameworks.toml``."""
     return build(Frameworks, parse(text(FILE), FILE), FILE)

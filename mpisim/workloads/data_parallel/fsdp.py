@@ -173,19 +173,19 @@ class Fsdp(Strategy):
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather what the layer needs, and ahead of it."""
         if layer == 0:
-            self._forward[chunk] = here = GatherState()
+            self._forward[chunk] = state = GatherState()
             root = self.roots[chunk]
             # Shards may still be at work: the first gather waits for all that was launched before.
-            self._gather(block, here, root, None)
-            self._copy_out(block, here, root)
-        here, units = self._forward[chunk], self.units[chunk]
+            self._gather(block, state, root, None)
+            self._copy_out(block, state, root)
+        state, units = self._forward[chunk], self.units[chunk]
         for i, unit in enumerate(units):
             if unit.first == layer:
-                waits = here.copied[-2:-1] if here.gathered else None
-                self._gather(block, here, unit, waits)
-                self._copy_out(block, here, unit)
+                waits = state.copied[-2:-1] if state.gathered else None
+                self._gather(block, state, unit, waits)
+                self._copy_out(block, state, unit)
                 for ahead in units[i + 1 : i + self._prefetched]:
-                    self._gather(block, here, ahead, here.copied[-2:-1])
+                    self._gather(block, state, ahead, state.copied[-2:-1])
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Gather again what was freed, and ahead of it."""
@@ -193,23 +193,23 @@ class Fsdp(Strategy):
             self._backward[chunk] = GatherState()
         if not self._reshards:
             return
-        here, units = self._backward[chunk], self.units[chunk][::-1]
+        state, units = self._backward[chunk], self.units[chunk][::-1]
         for i, unit in enumerate(units):
             if unit.last == layer:
-                self._gather(block, here, unit, here.copied[-1:])
-                self._copy_out(block, here, unit)
+                self._gather(block, state, unit, state.copied[-1:])
+                self._copy_out(block, state, unit)
                 for ahead in units[i + 1 : i + 1 + self._prefetched]:
-                    self._gather(block, here, ahead, here.copied[-1:])
+                    self._gather(block, state, ahead, state.copied[-1:])
 
     def _gather(
-        self, block: BlockBuilder, here: GatherState, unit: Unit, waits: Sequence[int] | None
+        self, block: BlockBuilder, state: GatherState, unit: Unit, waits: Sequence[int] | None
     ) -> None:
         """Gather a unit, unless that was done ahead, after rows or after all kernels before."""
-        if unit in here.gathered or not unit.kinds:
+        if unit in state.gathered or not unit.kinds:
             return
         if not self._prefetched:
             waits = None
-        here.gathered[unit] = []
+        state.gathered[unit] = []
         for expert, size in unit.kinds:
             step = collective(
                 Operation.ALL_GATHER, self.shard_group(expert), self.weight_size * size, "parameter"
@@ -218,34 +218,34 @@ class Fsdp(Strategy):
                 block.communicate(step)
                 continue
             row = block.launch(step, waits=waits)
-            here.gathered[unit] += [] if row is None else [row]
+            state.gathered[unit] += [] if row is None else [row]
 
-    def _copy_out(self, block: BlockBuilder, here: GatherState, unit: Unit) -> None:
+    def _copy_out(self, block: BlockBuilder, state: GatherState, unit: Unit) -> None:
         """Bring what was gathered to where the parameters are."""
         if unit.kinds:
-            block.await_next(here.gathered[unit])
+            block.await_next(state.gathered[unit])
             for expert, size in () if self.plan.flat_shards else unit.kinds:
                 source = self.weight_size if self.shard_ranks(expert) > 1 else BYTES["fp32"]
                 traffic = (source + self.weight_size) * size
                 block.compute(Compute("copy parameters out", Elementwise(traffic)))
-            here.copied.append(block.last)
+            state.copied.append(block.last)
 
     # --- reducing -------------------------------------------------------------------------------
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Reduce the gradients of a unit; wait for all of them at the end of the backward."""
-        here = self._reducing[chunk]
+        state = self._reducing[chunk]
         units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.kinds]
         for unit in units:
             if unit.first == layer:
-                self._reduce(block, here, unit)
+                self._reduce(block, state, unit)
         if layer == 0:
-            block.await_next(here.all)
+            block.await_next(state.all)
             self._reducing[chunk] = ReduceState()
 
-    def _reduce(self, block: BlockBuilder, here: ReduceState, unit: Unit) -> None:
-        block.await_next(here.latest)
-        here.latest = []
+    def _reduce(self, block: BlockBuilder, state: ReduceState, unit: Unit) -> None:
+        block.await_next(state.latest)
+        state.latest = []
         for expert, size in unit.kinds:
             if not self.plan.flat_shards:
                 traffic = (self._computed_gradient_size + self.gradient_size) * size
@@ -265,9 +265,9 @@ class Fsdp(Strategy):
                 if row is None:
                     continue
                 if step is scatter:
-                    here.latest.append(row)
+                    state.latest.append(row)
                 waits = [row]
-                here.all.append(row)
+                state.all.append(row)
 
     @property
     def optimizer_gradient_size(self) -> int:
@@ -327,10 +327,10 @@ class FsdpPipeline(_PipelinedFsdp):
         for unit in units:
             position = self._position[chunk, unit]
             self._launch_until(block, position + 1 + self._prefetched)
-            here = GatherState({unit: self._awaited(block, f"gathered {position}")})
-            self._copy_out(block, here, unit)
+            state = GatherState({unit: self._awaited(block, f"gathered {position}")})
+            self._copy_out(block, state, unit)
             if not self.plan.flat_shards:
-                self._export(block, f"copied {position}", here.copied)
+                self._export(block, f"copied {position}", state.copied)
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
         """Nothing: all units are still gathered."""
@@ -339,11 +339,11 @@ class FsdpPipeline(_PipelinedFsdp):
         """Gather units up to a position in the sequence."""
         for position in range(self._launched, min(end, len(self._sequence))):
             _, unit = self._sequence[position]
-            here = GatherState()
+            state = GatherState()
             # One buffer more than units ahead: the one before them frees it.
             freed = f"copied {position - self._prefetched - 1}"
-            self._gather(block, here, unit, self._awaited(block, freed))
-            self._export(block, f"gathered {position}", here.gathered[unit])
+            self._gather(block, state, unit, self._awaited(block, freed))
+            self._export(block, f"gathered {position}", state.gathered[unit])
             self._launched = position + 1
 
     def _export(self, block: BlockBuilder, name: str, rows: list[int]) -> None:
@@ -363,11 +363,11 @@ class FsdpPipeline(_PipelinedFsdp):
             if not last:
                 continue
             by, rows = self._rows.get(REDUCED_GRADIENTS, (block, []))
-            here = ReduceState()
+            state = ReduceState()
             if not self.plan.flat_shards:  # nothing is copied to a buffer
-                here.latest += rows if by is block else [block.port(REDUCED_GRADIENTS)]
-            self._reduce(block, here, unit)
-            self._export(block, REDUCED_GRADIENTS, here.all)
+                state.latest += rows if by is block else [block.port(REDUCED_GRADIENTS)]
+            self._reduce(block, state, unit)
+            self._export(block, REDUCED_GRADIENTS, state.all)
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """Wait for all reductions."""
@@ -387,10 +387,10 @@ class PyTorchPipeline(_PipelinedFsdp):
         """Add up the gradients of a unit; at the end of the last backward reduce all."""
         self._accumulate(block, chunk, layer)
         if last and layer == 0:
-            here = self._reducing[chunk]
+            state = self._reducing[chunk]
             root, *units = self.roots[chunk], *self.units[chunk]
             for unit in (*units, root):
                 if unit.kinds:
-                    self._reduce(block, here, unit)
-            block.await_next(here.all)
+                    self._reduce(block, state, unit)
+            block.await_next(state.all)
             self._reducing[chunk] = ReduceState()

@@ -1,6 +1,6 @@
 """Megatron-LM's DistributedDataParallel and distributed optimizer (megatron/core/distributed).
 
-Gradients lie in a buffer in fp32, cut into buckets, dense parameters and experts apart. With
+Gradients lie in a buffer in fp32, cut into buckets, dense parameters and experts separately. With
 overlap each bucket is reduced beside the last backward: as its gradients complete where a stage has
 one model chunk, at the end of a chunk's backward with interleaved chunks
 (``--align-grad-reduce``, the default; Megatron starts it a few passes later on later stages, so
@@ -34,8 +34,8 @@ __all__ = ["Megatron"]
 REDUCED_GRADIENTS = "gradients"
 """The port of reductions that run beside a backward."""
 
-Key = tuple[int, bool, int]
-"""A bucket: chunk, whether of experts, and the how many-th of these."""
+BucketKey = tuple[int, bool, int]
+"""Chunk, whether it holds experts, and its number among the buckets of that kind."""
 
 
 class Megatron(Strategy):
@@ -43,7 +43,7 @@ class Megatron(Strategy):
 
     Attributes
     ----------
-    buckets : mapping of Key to Bucket
+    buckets : mapping of BucketKey to Bucket
         Dense ones before those of experts, in the order in which the backward completes them.
     """
 
@@ -51,22 +51,22 @@ class Megatron(Strategy):
     first_and_last_only: ClassVar[bool] = True
 
     def _prepare(self) -> None:
-        self.buckets: Mapping[Key, Bucket] = {
+        self.buckets: Mapping[BucketKey, Bucket] = {
             (chunk, expert, i): bucket
             for chunk in range(len(self.chunks))
             for expert in (False, True)
-            for i, bucket in enumerate(self._cut(chunk, expert))
+            for i, bucket in enumerate(self._buckets_of(chunk, expert))
         }
-        self._of_place: dict[tuple[int, int, int], list[Key]] = {}
+        self._keys_of_operator: dict[tuple[int, int, int], list[BucketKey]] = {}
         for key, bucket in self.buckets.items():
             for each in bucket.parameters:
-                keys = self._of_place.setdefault((key[0], *each.place), [])
+                keys = self._keys_of_operator.setdefault((key[0], *each.position), [])
                 if key not in keys:
                     keys.append(key)
-        self._gathering: dict[Key, tuple[BlockBuilder, int]] = {}
-        self._gathered: set[Key] = set()
+        self._gathering: dict[BucketKey, tuple[BlockBuilder, int]] = {}
+        self._gathered: set[BucketKey] = set()
 
-    def _cut(self, chunk: int, expert: bool) -> list[Bucket]:
+    def _buckets_of(self, chunk: int, expert: bool) -> list[Bucket]:
         plan, defaults = self.plan, frameworks().megatron
         parameters = of_kind(reversed(self.parameters[chunk]), expert)
         limit: int | None = None
@@ -109,51 +109,51 @@ class Megatron(Strategy):
         """Clear the buffers, and gather the parameters of the first two chunks."""
         for chunk in range(len(self.chunks)):
             for expert in (False, True):
-                buckets = (self.buckets[key] for key in self._keys(chunk, expert))
+                buckets = (self.buckets[key] for key in self._keys_of_chunk(chunk, expert))
                 size = self.gradient_size * sum(bucket.size for bucket in buckets)
                 if size:
                     block.compute(Compute("zero gradients", Copy(size, path="fill")))
-        if self._aligned:
+        if self._gathers_by_chunk:
             self._gather_chunk(block, 0)
             self._gather_chunk(block, 1)
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
         """Gather the parameters of the chunk after the next."""
-        if self._aligned and first and layer == 0 and chunk > 0:
+        if self._gathers_by_chunk and first and layer == 0 and chunk > 0:
             self._gather_chunk(block, chunk + 1)
 
     def before_operator(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
     ) -> None:
         """Wait for the operator's parameters, and gather the next bucket."""
-        if not (first and self._gathers):
+        if not (first and self._gathers_in_forward):
             return
-        for key in self._of_place.get((chunk, layer, operator), ()):
+        for key in self._keys_of_operator.get((chunk, layer, operator), ()):
             if key in self._gathered:
                 continue
             self._gathered.add(key)
             self._gather(block, key)
             if key in self._gathering:
                 by, row = self._gathering[key]
-                block.await_next([row if by is block else block.port(_name(key))])
+                block.await_next([row if by is block else block.port(_gather_port(key))])
             chunk, expert, i = key
-            if i > 0 and not self._aligned:  # buckets are gathered in reverse
+            if i > 0 and not self._gathers_by_chunk:  # buckets are gathered in reverse
                 self._gather(block, (chunk, expert, i - 1))
 
     def _gather_chunk(self, block: BlockBuilder, chunk: int) -> None:
         for expert in (False, True):
-            for key in self._keys(chunk, expert):
+            for key in self._keys_of_chunk(chunk, expert):
                 self._gather(block, key)
 
-    def _gather(self, block: BlockBuilder, key: Key) -> None:
+    def _gather(self, block: BlockBuilder, key: BucketKey) -> None:
         """Start gathering a bucket unless it was started before."""
         if key not in self._gathering:
-            row = block.launch(self._parameters(key))
+            row = block.launch(self._all_gather(key))
             if row is not None:
                 self._gathering[key] = (block, row)
-                block.export(_name(key), [row])
+                block.export(_gather_port(key), [row])
 
-    def _parameters(self, key: Key) -> Communicate:
+    def _all_gather(self, key: BucketKey) -> Communicate:
         size = self.weight_size * self.buckets[key].size
         return collective(Operation.ALL_GATHER, self.shard_group(key[1]), size, "parameter")
 
@@ -164,7 +164,7 @@ class Megatron(Strategy):
     ) -> None:
         """Reduce buckets whose gradients are complete."""
         if last and self.plan.dp_overlap and not self._interleaved:
-            for key in self._of_place.get((chunk, layer, operator), ()):
+            for key in self._keys_of_operator.get((chunk, layer, operator), ()):
                 if self.buckets[key].complete == (layer, operator):
                     self._reduce(block, key)
 
@@ -172,7 +172,7 @@ class Megatron(Strategy):
         """Reduce the gradients of an interleaved chunk."""
         if last and self.plan.dp_overlap and self._interleaved and layer == 0:
             for expert in (False, True):
-                for key in self._keys(chunk, expert):
+                for key in self._keys_of_chunk(chunk, expert):
                     self._reduce(block, key)
 
     def before_optimizer(self, block: BlockBuilder) -> None:
@@ -187,9 +187,9 @@ class Megatron(Strategy):
         """Without overlap, gather the updated parameters."""
         if self.plan.zero and not self.plan.dp_overlap:
             for key in self.buckets:
-                block.communicate(self._parameters(key))
+                block.communicate(self._all_gather(key))
 
-    def _reduce(self, block: BlockBuilder, key: Key) -> None:
+    def _reduce(self, block: BlockBuilder, key: BucketKey) -> None:
         expert, size = key[1], self.gradient_size * self.buckets[key].size
         if self.groups.sizes["dp"] > 1 and not self.plan.average_in_collective:
             block.compute(Compute("scale gradients", Elementwise(2 * size)))
@@ -212,7 +212,7 @@ class Megatron(Strategy):
     # --- which rules hold -----------------------------------------------------------------------
 
     @property
-    def _gathers(self) -> bool:
+    def _gathers_in_forward(self) -> bool:
         """Whether parameters are gathered during the first forward."""
         return bool(self.plan.zero) and self.plan.dp_overlap
 
@@ -221,15 +221,15 @@ class Megatron(Strategy):
         return self.plan.vpp > 1
 
     @property
-    def _aligned(self) -> bool:
+    def _gathers_by_chunk(self) -> bool:
         """Whether parameters are gathered by chunk, at the same time on all stages."""
-        return self._gathers and self._interleaved
+        return self._gathers_in_forward and self._interleaved
 
-    def _keys(self, chunk: int, expert: bool) -> Iterator[Key]:
+    def _keys_of_chunk(self, chunk: int, expert: bool) -> Iterator[BucketKey]:
         return (key for key in self.buckets if key[:2] == (chunk, expert))
 
 
-def _name(key: Key) -> str:
-    """The port of the gathering of a bucket."""
+def _gather_port(key: BucketKey) -> str:
+    """Port of the all-gather of a bucket."""
     chunk, expert, i = key
     return f"{'expert ' if expert else ''}parameters {chunk} {i}"

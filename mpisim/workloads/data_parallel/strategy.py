@@ -192,6 +192,17 @@ class Strategy:
 
 
 def collective(operation: Operation, group: str, size: int, what: str) -> Communicate:
-    """Return a collective of `size` bytes, named after what is communicated."""
+    """A collective of data parallelism, named after what is communicated.
+
+    Parameters
+    ----------
+    operation : Operation
+    group : str
+        A group of the grid, such as ``"dp"`` or ``"eshard"``.
+    size : int
+        Bytes, as `Communicate` counts them.
+    what : str
+        "gradient", "parameter", …
+    """
     name = f"{what} {operation.name.lower().replace('_', '-')}"
     return Communicate(name, operation, group, size)

@@ -35,14 +35,14 @@ from ...experiment.plan import Plan
 from ..eager_modules import FP32
 from ..grid import Grid
 from ..operators import Layer, Network
-from .modules import Modules
-from .sharding import Table, place
+from .dlrm_operators import DlrmOperators
+from .sharding import EmbeddingTable, assign_tables
 
 __all__ = ["dlrm_networks"]
 
 
 def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], NDArray[np.int64]]:
-    """Return the different networks of a DLRM, and which of them each data-parallel rank has.
+    """Model, plan and grid → the different networks of the ranks, and which of them each rank has.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
     """
     _check(plan, grid)
     tables = [
-        Table(entries, model.embedding, model.lookups(i))
+        EmbeddingTable(entries, model.embedding, model.lookups(i))
         for i, entries in enumerate(model.table_entries)
     ]
     placed = [
         tuple(tables[number] for number in numbers)
-        for numbers in place(plan.sharder, tables, grid.dp)
+        for numbers in assign_tables(plan.sharder, tables, grid.dp)
     ]
     kinds = list(dict.fromkeys(placed))
     counts = [len(each) for each in placed]
@@ -77,14 +77,14 @@ def dlrm_networks(model: Dlrm, plan: Plan, grid: Grid) -> tuple[list[Network], N
 
 
 def _network(
-    model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Table], counts: Sequence[int]
+    model: Dlrm, plan: Plan, grid: Grid, own: Sequence[EmbeddingTable], counts: Sequence[int]
 ) -> Network:
-    """Return the network of a rank with tables of its own, where the ranks have so many."""
-    m = Modules(model, plan, grid, own, counts)
+    """Tables of a rank and the numbers of tables of all ranks → its layers."""
+    m = DlrmOperators(model, plan, grid, own, counts)
     row = FP32 * m.batch
     out = row * model.embedding
     bottom = Layer("bottom", tuple(m.bottom()), "block", out, row * model.dense_features)
-    rows = Layer("tables", tuple(m.tables()), "block", FP32 * m.all_rows, 0)
+    rows = Layer("tables", tuple(m.tables()), "block", FP32 * m.all_row_elements, 0)
     top = Layer("top", tuple(m.top()), "block", row, row * m.interactions)
     layers = (
         Layer("inputs", (m.inputs(),), "embedding", m.input_bytes, 0),

@@ -27,17 +27,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["SHARDERS", "Placement", "Table", "place"]
+__all__ = ["SHARDERS", "EmbeddingTable", "TableAssignment", "assign_tables"]
 
-Placement = tuple[tuple[int, ...], ...]
+TableAssignment = tuple[tuple[int, ...], ...]
 """Of each rank the numbers of its tables, ascending."""
 
-SEED = 0
+RANDOM_SHARDER_SEED = 0
 """Of the random sharder."""
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """An embedding table.
 
     Attributes
@@ -60,18 +60,18 @@ class Table:
         return self.entries * self.width
 
 
-Sharder = Callable[[Sequence[Table], int], list[int]]
+Sharder = Callable[[Sequence[EmbeddingTable], int], list[int]]
 """Returns the rank of each table."""
 
 
-def place(sharder: str, tables: Sequence[Table], ranks: int) -> Placement:
-    """Place tables on ranks.
+def assign_tables(sharder: str, tables: Sequence[EmbeddingTable], ranks: int) -> TableAssignment:
+    """Tables and number of ranks → which rank holds which tables.
 
     Parameters
     ----------
     sharder : str
         A key of `SHARDERS`.
-    tables : sequence of Table
+    tables : sequence of EmbeddingTable
     ranks : int
 
     Returns
@@ -85,28 +85,30 @@ def place(sharder: str, tables: Sequence[Table], ranks: int) -> Placement:
     )
 
 
-def _naive(tables: Sequence[Table], ranks: int) -> list[int]:
+def _naive(tables: Sequence[EmbeddingTable], ranks: int) -> list[int]:
     return [number % ranks for number in range(len(tables))]
 
 
-def _naive_chunk(tables: Sequence[Table], ranks: int) -> list[int]:
+def _naive_chunk(tables: Sequence[EmbeddingTable], ranks: int) -> list[int]:
     each, more = divmod(len(tables), ranks)
     return [rank for rank in range(ranks) for _ in range(each + (rank < more))]
 
 
-def _random(tables: Sequence[Table], ranks: int) -> list[int]:
-    drawn: list[int] = np.random.default_rng(SEED).integers(ranks, size=len(tables)).tolist()
+def _random(tables: Sequence[EmbeddingTable], ranks: int) -> list[int]:
+    drawn: list[int] = (
+        np.random.default_rng(RANDOM_SHARDER_SEED).integers(ranks, size=len(tables)).tolist()
+    )
     return drawn
 
 
-def _greedy(cost: Callable[[Table], float]) -> Sharder:
+def _greedy(cost: Callable[[EmbeddingTable], float]) -> Sharder:
     """The dearest table first; of equal costs the larger, of equal sizes the later in the list.
 
     It goes to the rank with the least cost; of these to one with the least elements, of these to
     the first.
     """
 
-    def sharder(tables: Sequence[Table], ranks: int) -> list[int]:
+    def sharder(tables: Sequence[EmbeddingTable], ranks: int) -> list[int]:
         costs, sizes = [0.0] * ranks, [0] * ranks
         of = [0] * len(tables)
         order = sorted(

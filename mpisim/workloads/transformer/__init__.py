@@ -25,8 +25,8 @@ Read in this order; every module uses those before it alone:
 `embedding`, `head`, `network`
     Before the first block, after the last, and all together.
 
-Activation functions are registered in `feed_forward`, ways to spread a context over ranks in
-`core_attention.CONTEXT_PARALLEL`.
+An activation function is added in :mod:`mpisim.kernels.activations`, a way to spread a context over
+ranks in `context_parallel` and `core_attention.CONTEXT_PARALLEL`.
 """
 
 from .network import transformer_network

@@ -26,7 +26,7 @@ from .tensor_parallel import column_linear, linear, row_linear, separate_linears
 __all__ = ["cross_attention", "relative_bias", "self_attention"]
 
 RELATIVE_BUCKETS = 32
-"""Distances that T5 tells apart (arXiv:1910.10683, section 2.1)."""
+"""Distances that T5 distinguishes (arXiv:1910.10683, section 2.1)."""
 
 
 def self_attention(s: Shapes, *, causal: bool | None = None) -> tuple[Operator, ...]:
@@ -306,7 +306,15 @@ def _latent_rotary(s: Shapes, shape: AttentionShape) -> Operator:
 
 
 def relative_bias(s: Shapes, name: str) -> Operator:
-    """Table of distances → T5's bias of each pair of tokens, made once for all layers."""
+    """Table of distances → T5's bias of each pair of tokens (arXiv:1910.10683, section 2.1).
+
+    The first layer of a stack looks it up; the scores of all its layers have it added.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    """
     pairs = s.local_length * s.length
     traffic = s.element_size * pairs * s.heads
     forward: list[Task] = [

@@ -99,7 +99,15 @@ def ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
 
 
 def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
-    """As `ring_attention`, with the keys and values of all ranks gathered before."""
+    """As `ring_attention`, with the keys and values of all ranks gathered before.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    shape : AttentionShape
+        `queries` are those of this rank, `keys` those of all.
+    """
     sizes = {
         "keys": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.head_size,
         "values": s.element_size * s.batch * shape.keys * shape.kv_heads * shape.value_size,
@@ -129,7 +137,15 @@ def all_gather_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
 
 
 def pytorch_ring_attention(s: Shapes, name: str, shape: AttentionShape) -> Passes:
-    """As `ring_attention`, by PyTorch's ring, whose keys and values are gathered at once."""
+    """As `ring_attention`, by PyTorch's ring, whose keys and values are gathered at once.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    shape : AttentionShape
+        `queries` are those of this rank, `keys` those of all.
+    """
     cp, e, local, fused = s.grid.cp, s.element_size, shape.queries, s.plan.fused
     pair = s.batch * local * shape.key_value_width
     queries, output = s.batch * local * shape.query_width, s.batch * local * shape.output_width

@@ -54,7 +54,11 @@ def token_embedding(
 
 
 def patch_embedding(s: Shapes) -> tuple[Operator, ...]:
-    """Images → hidden states: a convolution of patches, a class token, positions (ViT)."""
+    """Images → hidden states: a convolution of patches, a class token, positions.
+
+    ViT (arXiv:2010.11929, section 3.1), by a convolution as wide as its stride, as in Megatron-LM's
+    `CLIPViTModel` (megatron/core/models/vision/clip_vit_model.py).
+    """
     model, e = s.model, s.element_size
     side = model.image // model.patch
     size = IMAGE_CHANNELS * model.patch**2 * model.hidden

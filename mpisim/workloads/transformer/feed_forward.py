@@ -1,18 +1,15 @@
 """The feed-forward half of a block, and its activation functions.
 
 `mlp`, the two matrices and what is between them, serves dense blocks and shared experts;
-`activation` serves routed experts and BERT's head, too. To add an activation function, name it in
-`mpisim.experiment.models.Transformer`; fused or as one kernel it needs nothing here, since such a
-kernel is bound by memory. A function that a framework composes of its elementary operations
-(``plan.primitive``) has an entry in `COMPOSED_ACTIVATIONS`.
+`activation` serves routed experts and BERT's head, too. The functions themselves are listed in
+:mod:`mpisim.kernels.activations`, where a further one is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
+from mpisim.kernels.activations import ACTIVATIONS
 from mpisim.kernels.operations import BYTES, Copy
 
 from ..operators import Await, Compute, Operator, Parameter, Task
@@ -26,50 +23,6 @@ __all__ = ["activation", "clamp_inputs", "feed_forward", "mlp"]
 
 CLAMP_OFFSET_COPY = "copy offset"
 """Name of the copy of the values' offset to the GPU, see `clamp_inputs`."""
-
-
-class ComposedActivation(NamedTuple):
-    """An activation function as elementary operations of the framework.
-
-    Attributes
-    ----------
-    forward, backward : sequence of (str, int)
-        Of each kernel what it computes, and how many tensors of the result's size it reads and
-        writes together.
-    """
-
-    forward: Sequence[tuple[str, int]]
-    backward: Sequence[tuple[str, int]]
-
-
-COMPOSED_ACTIVATIONS: Mapping[str, ComposedActivation] = {
-    # x · (1 + tanh(c · (x + 0.044715 x³))) / 2 in TensorFlow's operations: ``gelu`` of BERT's
-    # modeling.py (github:google-research/bert), and the gradients of its operations.
-    "gelu": ComposedActivation(
-        forward=(
-            ("power", 2),
-            ("cube", 2),
-            ("argument", 3),
-            ("scale", 2),
-            ("tanh", 2),
-            ("shift", 2),
-            ("half", 2),
-            ("product", 3),
-        ),
-        backward=(
-            ("product backward", 3),
-            ("input gradient", 3),
-            ("half backward", 2),
-            ("tanh backward", 3),
-            ("scale backward", 2),
-            ("cube backward", 2),
-            ("square", 2),
-            ("cube gradient", 2),
-            ("power backward", 3),
-            ("gradient sum", 4),
-        ),
-    ),
-}
 
 
 def feed_forward(s: Shapes) -> tuple[Operator, ...]:
@@ -133,7 +86,7 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     """Features of the first matrix → features of the second: the activation function and a bias.
 
     Fused, one kernel (megatron/core/fusions: fused_bias_gelu.py, fused_bias_swiglu.py); else
-    PyTorch's operations, or those of `COMPOSED_ACTIVATIONS`.
+    PyTorch's operations, or those that `ACTIVATIONS` has it composed of.
 
     Parameters
     ----------
@@ -155,8 +108,8 @@ def activation(s: Shapes, name: str, rows: int, width: int, *, bias: bool = Fals
     if not s.plan.fused:
         bias_kernel = bias and s.plan.bias_kernels
         forward = [elementwise(f"{name} bias", 2 * e * inputs)] if bias_kernel else []
-        composed = COMPOSED_ACTIVATIONS.get(s.model.activation)
-        if composed is not None and s.model.activation in s.plan.primitive:
+        composed = ACTIVATIONS[s.model.activation]
+        if composed.forward and s.model.activation in s.plan.primitive:
             forward += [elementwise(f"{name} {what}", n * e * size) for what, n in composed.forward]
             backward = [
                 elementwise(f"{name} {what}", n * e * size) for what, n in composed.backward
@@ -193,6 +146,14 @@ def clamp_inputs(s: Shapes, activation: Operator, size: int) -> Operator:
     are clamped and joined again, and the offset of the values, a number, is made a tensor on the
     GPU. That copy from the host's memory makes the CPU wait for all that it has launched. What the
     activation keeps is kept twice: as it came, and clamped.
+
+    Parameters
+    ----------
+    s : Shapes
+    activation : Operator
+        Of a gated function, see `activation`.
+    size : int
+        Elements of its result.
     """
     name, e = activation.name, s.element_size
     return replace(

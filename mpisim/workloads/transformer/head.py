@@ -64,27 +64,31 @@ def _logits(s: Shapes, *, parameters: bool = True) -> tuple[Operator, ...]:
 
 
 def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
-    """Hidden states → loss of BERT's heads: masked words, order of the two sentences."""
+    """Hidden states → loss of BERT's heads: masked words, order of the two sentences.
+
+    arXiv:1810.04805, section 3.1, by the layers of Megatron-LM's `BertLMHead` and `Pooler`
+    (megatron/core/models/bert).
+    """
     model, h = s.model, s.model.hidden
     entries = s.vocabulary
-    gathered: tuple[Operator, ...] = ()
-    whole = s.sharded_tokens
-    first = s.batch
+    gather: tuple[Operator, ...] = ()
+    all_tokens = s.sharded_tokens
+    sequences = s.batch
     last = norm(s, "final norm", s.sharded_tokens, h)
     if model.predicted is not None:
         s = s.with_length(model.predicted)
-        gathered = (_gather_masked_tokens(s, whole),)
+        gather = (_gather_masked_tokens(s, all_tokens),)
     scores = s.element_size * s.tokens * entries
-    bias: list[Task] = [elementwise("logits bias gradient", scores)]
-    bias += accumulate_gradient(s, "logits bias", entries)
-    added = Operator(
+    bias_backward: list[Task] = [elementwise("logits bias gradient", scores)]
+    bias_backward += accumulate_gradient(s, "logits bias", entries)
+    logits_bias = Operator(
         "logits bias",
         (elementwise("logits bias", 2 * scores),),
-        tuple(bias),
+        tuple(bias_backward),
         (Parameter("logits bias", entries),),
     )
     matrix, loss = _logits(s)
-    pooled = s.element_size * first * h
+    pooled = s.element_size * sequences * h
     pooler = Operator(
         "pooler tanh",
         (elementwise("pooler tanh", 2 * pooled),),
@@ -93,18 +97,20 @@ def masked_language_head(s: Shapes) -> tuple[Operator, ...]:
     )
     return (
         last,
-        branch(s, "heads", whole * h),
+        branch(s, "heads", all_tokens * h),
         # Of the first token of each sequence alone.
-        linear(s, "pooler", h, h, tokens=first, bias=True, quantised=False),
+        linear(s, "pooler", h, h, tokens=sequences, bias=True, quantised=False),
         pooler,
-        linear(s, "sentence order", h, SENTENCE_ORDERS, tokens=first, bias=True, quantised=False),
-        _softmax_loss(s, "sentence order loss", first, SENTENCE_ORDERS),
-        *gathered,
+        linear(
+            s, "sentence order", h, SENTENCE_ORDERS, tokens=sequences, bias=True, quantised=False
+        ),
+        _softmax_loss(s, "sentence order loss", sequences, SENTENCE_ORDERS),
+        *gather,
         linear(s, "head dense", h, h, tokens=s.sharded_tokens, bias=True, quantised=False),
         activation(s, f"head {model.activation}", s.sharded_tokens, h),
         norm(s, "head norm", s.sharded_tokens, h),
         matrix,
-        added,
+        logits_bias,
         loss,
     )
 
@@ -137,7 +143,7 @@ def multi_token_prediction(
     """
     h, e = s.model.hidden, s.element_size
     size = s.sharded_tokens * h
-    joined = Operator(
+    concatenation = Operator(
         "prediction join",
         (elementwise("prediction join", 4 * e * size),),
         (elementwise("prediction join backward", 4 * e * size),),
@@ -146,7 +152,7 @@ def multi_token_prediction(
         *token_embedding(s, "prediction embedding"),
         norm(s, "prediction embedding norm", s.sharded_tokens, h),
         norm(s, "prediction hidden norm", s.sharded_tokens, h),
-        joined,
+        concatenation,
         column_linear(s, "prediction", 2 * h, h // s.grid.tp),
         *_gather_prediction_columns(s),
         *block,
@@ -174,14 +180,14 @@ def _gather_prediction_columns(s: Shapes) -> tuple[Operator, ...]:
     return (Operator("prediction columns", tuple(forward), tuple(backward)),)
 
 
-def _gather_masked_tokens(s: Shapes, whole: int) -> Operator:
-    """Vectors of `whole` tokens → those to predict; backward their gradients are scattered."""
+def _gather_masked_tokens(s: Shapes, tokens: int) -> Operator:
+    """Hidden states of `tokens` tokens → those to predict; backward their gradients return."""
     e, h = s.element_size, s.model.hidden
     return Operator(
         "masked words",
         (elementwise("masked words", 2 * e * s.sharded_tokens * h),),
         (
-            elementwise("masked words fill", e * whole * h),
+            elementwise("masked words fill", e * tokens * h),
             elementwise("masked words backward", 3 * e * s.sharded_tokens * h),
         ),
     )

@@ -31,6 +31,14 @@ def recompute_module(
     """Operators of a module → an operator that runs them again; none if the plan does not say so.
 
     It belongs behind what reads their results: its backward pass is their forward.
+
+    Parameters
+    ----------
+    s : Shapes
+    module : {"layernorm", "moe_act", "mla_up_proj", "mlp"}
+        As in ``plan.recompute_modules``.
+    *operators : Operator
+        In the order of the forward pass.
     """
     if module not in s.plan.recompute_modules:
         return ()
@@ -39,7 +47,16 @@ def recompute_module(
 
 
 def capture_module(s: Shapes, module: str, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Operators of a module → the same launched as one CUDA graph a pass, if the plan says so."""
+    """Operators of a module → the same launched as one CUDA graph a pass, if the plan says so.
+
+    Parameters
+    ----------
+    s : Shapes
+    module : str
+        As in ``plan.cuda_graph_modules``.
+    operators : tuple of Operator
+        In the order of the forward pass.
+    """
     if module not in s.plan.cuda_graph_modules or not operators:
         return operators
     forward = [each.forward for each in operators]
@@ -52,7 +69,16 @@ def capture_module(s: Shapes, module: str, operators: tuple[Operator, ...]) -> t
 
 
 def capture_steps(s: Shapes, module: str, steps: Iterable[Task]) -> tuple[Task, ...]:
-    """Steps of a module → the same launched as one CUDA graph, if the plan says so."""
+    """Steps of a module → the same launched as one CUDA graph, if the plan says so.
+
+    Parameters
+    ----------
+    s : Shapes
+    module : str
+        As in ``plan.cuda_graph_modules``.
+    steps : iterable of Task
+        Of one pass.
+    """
     steps = tuple(steps)
     return _replayed([steps])[0] if module in s.plan.cuda_graph_modules else steps
 

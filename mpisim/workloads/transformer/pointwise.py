@@ -34,7 +34,14 @@ FP32 = BYTES["fp32"]
 
 
 def elementwise(name: str, traffic: int) -> Compute:
-    """A kernel that moves `traffic` bytes through memory."""
+    """A kernel that moves `traffic` bytes through memory.
+
+    Parameters
+    ----------
+    name : str
+    traffic : int
+        Bytes read and written.
+    """
     return Compute(name, Elementwise(traffic))
 
 
@@ -105,7 +112,15 @@ def norm(
 
 
 def branch(s: Shapes, name: str, size: int) -> Operator:
-    """A tensor of `size` elements that is used twice: backward its two gradients are added."""
+    """A tensor of `size` elements that is used twice: backward its two gradients are added.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    size : int
+        Elements.
+    """
     return Operator(f"{name} branch", (), tuple(_add_gradients(s, name, size)))
 
 
@@ -149,7 +164,15 @@ def dropout_add(s: Shapes, name: str, *, bias: bool) -> Operator:
 
 
 def dropout(s: Shapes, name: str, size: int) -> Operator:
-    """Elements → the same with some set to zero, as an operator; keeps the mask."""
+    """Elements → the same with some set to zero, as an operator; keeps the mask.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    size : int
+        Elements.
+    """
     backward = dropout_kernels(s, f"{name} backward", size, backward=True)
     return Operator(
         name, tuple(dropout_kernels(s, name, size)), tuple(backward), (), MASK_BYTES * size
@@ -162,6 +185,15 @@ def dropout_kernels(
     """The kernels of dropout of `size` elements.
 
     One, or TensorFlow's operations (``tf.nn.dropout`` of 1.15) where ``plan.primitive`` has them.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+    size : int
+        Elements.
+    backward : bool
+        Whether it is the way back, which applies the mask again.
     """
     e = s.element_size
     if "dropout" not in s.plan.primitive:

@@ -89,7 +89,16 @@ def cast(
 
 
 def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
-    """Output of a norm → operand of a matrix split by columns; nothing where the norm casts."""
+    """Output of a norm → operand of a matrix split by columns; nothing where the norm casts.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the operand.
+    elements : int
+        Of the operand on this rank.
+    """
     if not _norm_casts(s):
         yield cast(s, name, elements, gathered=s.sequence_parallel)
 
@@ -97,7 +106,17 @@ def cast_norm_output(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
 def cast_weight(
     s: Shapes, name: str, elements: int, *, backward: bool = False
 ) -> Iterator[Compute]:
-    """Weights → operand for one pass; forward their largest value is found before."""
+    """Weights → operand for one pass; forward their largest value is found before.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the matrix.
+    elements : int
+    backward : bool
+        Whether the pass is the backward, which takes the matrix transposed.
+    """
     if s.plan.fp8_weight_casts:
         reads = 1 if backward or s.plan.fp8_scaling == "delayed" else 2
         traffic = reads * s.element_size * elements + s.operand_bytes(elements)
@@ -108,13 +127,32 @@ def cast_weight(
 def transpose_column_input(
     s: Shapes, name: str, elements: int, after: tuple[str, ...] = ()
 ) -> Iterator[Compute]:
-    """Cast input of a matrix split by columns → its transpose, for the gradient of the matrix."""
+    """Cast input of a matrix split by columns → its transpose, for the gradient of the matrix.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the operand.
+    elements : int
+    after : tuple of str
+        Tokens of communications that bring the operand.
+    """
     if _by_transformer_engine(s) and _transposes_later(s, s.sequence_parallel or _norm_casts(s)):
         yield _transposition(s, name, elements, after)
 
 
 def transpose_gathered(s: Shapes, name: str, elements: int) -> Iterator[Compute]:
-    """Operand gathered in one layout → its transpose, for the gradient of a matrix."""
+    """Operand gathered in one layout → its transpose, for the gradient of a matrix.
+
+    Parameters
+    ----------
+    s : Shapes
+    name : str
+        Name of the operand.
+    elements : int
+        Of the gathered operand.
+    """
     if s.quantised and (
         s.gathers_batch_first
         or (_by_transformer_engine(s) and _transposes_later(s, s.sequence_parallel))
@@ -159,7 +197,14 @@ def _norm_casts(s: Shapes) -> bool:
 
 
 def split_accumulators(s: Shapes, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Operators → the same with fp8 gradients summed in split accumulators, if the plan says so."""
+    """Operators → the same with fp8 gradients summed in split accumulators, if the plan says so.
+
+    Parameters
+    ----------
+    s : Shapes
+    operators : tuple of Operator
+        Of a layer; only their backward passes change.
+    """
     if s.linear_format != "fp8" or not s.plan.fp8_split_sums:
         return operators
     return tuple(

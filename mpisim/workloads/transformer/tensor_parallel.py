@@ -14,10 +14,10 @@ gather, and the other way before each reduce-scatter (`all_gather_tensor` and
 `reduce_scatter_tensor` of torch/distributed/_functional_collectives.py). The input gradient is
 reduced after both products, the two outputs of one node of autograd.
 
-Matrices with one input stay apart with ``plan.separate_projections``, as torchtitan, MaxText and
+Matrices with one input are separate with ``plan.separate_projections``, as torchtitan, MaxText and
 Hugging Face have them (queries, keys and values; gate and value): the products are smaller, the
-gradients of their input are added up, and selective recomputation tells them apart. With PyTorch's
-tensor parallelism their input is gathered once, and its gradient reduced once.
+gradients of their input are added up, and selective recomputation can keep some of them. With
+PyTorch's tensor parallelism their input is gathered once, and its gradient reduced once.
 
 With fp8 or NVFP4, operands are cast (:mod:`.precision`) before they are gathered, so that gathers
 move a byte an element or less. Casts of weights are made once a step (by Megatron-LM, and not

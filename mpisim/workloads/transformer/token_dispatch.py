@@ -94,14 +94,28 @@ class Routing:
 
 
 def dispatch(s: Shapes, routing: Routing) -> Operator:
-    """Tokens where they were routed → rows of their experts; backward gradients return."""
+    """Tokens where they were routed → rows of their experts; backward gradients return.
+
+    Parameters
+    ----------
+    s : Shapes
+    routing : Routing
+        Rows before and after the exchange.
+    """
     if s.plan.moe_dispatcher == "all-to-all":
         return _all_to_all_dispatch(s, routing)
     return _flexible_dispatch(s, routing)
 
 
 def combine(s: Shapes, routing: Routing) -> Operator:
-    """Results of the experts → their sums where the tokens were routed."""
+    """Results of the experts → their sums where the tokens were routed.
+
+    Parameters
+    ----------
+    s : Shapes
+    routing : Routing
+        Rows before and after the exchange.
+    """
     if s.plan.moe_dispatcher == "all-to-all":
         return _all_to_all_combine(s, routing)
     return _flexible_combine(s, routing)
@@ -113,10 +127,10 @@ def combine(s: Shapes, routing: Routing) -> Operator:
 def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
     """As `dispatch`, a copy for each expert."""
     h, e, grid = s.model.hidden, s.element_size, s.grid
-    sent = _dispatch_element_size(s)
+    sent_size = _dispatch_element_size(s)
     ranks = grid.etp * grid.ep
-    copied = e * h * (routing.tokens + routing.copies)
-    quantised = (e + sent) * h
+    permutation_traffic = e * h * (routing.tokens + routing.copies)
+    cast_row_traffic = (e + sent_size) * h
 
     needs_counts = not s.plan.moe_capacity
     forward: list[Task] = []
@@ -130,29 +144,29 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
         counts = Copy(COUNT_BYTES * (2 * ranks + routing.local_experts), "host")
         forward.append(Compute(READ_COUNTS, counts, launches=COUNT_COPIES if ranks > 1 else 1))
     forward.append(_token_rows(routing.tokens, s.model.experts))
-    forward.append(elementwise("permutation", copied))
-    if sent != e:
-        forward.append(elementwise("dispatch cast", quantised * routing.copies))
+    forward.append(elementwise("permutation", permutation_traffic))
+    if sent_size != e:
+        forward.append(elementwise("dispatch cast", cast_row_traffic * routing.copies))
     forward = [*capture_steps(s, "moe_preprocess", forward)]
     if ranks > 1 and needs_counts:
         forward.append(WAIT_FOR_COUNTS)
     if grid.ep > 1:
         forward += [
-            _all_to_all("dispatch", sent * routing.received * h),
+            _all_to_all("dispatch", sent_size * routing.received * h),
             _all_to_all("probabilities", FP32 * routing.received),
         ]
     if grid.etp > 1:
         forward += [
-            _expert_tp_collective("dispatch", Operation.ALL_GATHER, sent * routing.rows * h),
+            _expert_tp_collective("dispatch", Operation.ALL_GATHER, sent_size * routing.rows * h),
             _expert_tp_collective("probabilities", Operation.ALL_GATHER, FP32 * routing.rows),
         ]
-    sort = sent if s.dispatches_fp8 else e
-    if sent != e and not s.dispatches_fp8:
-        forward.append(elementwise("dispatch cast back", quantised * routing.rows))
+    sort_size = sent_size if s.dispatches_fp8 else e
+    if sent_size != e and not s.dispatches_fp8:
+        forward.append(elementwise("dispatch cast back", cast_row_traffic * routing.rows))
     backward: list[Task] = []
     if routing.local_experts > 1:
         forward.append(_chunk_rows(routing.rows))
-        forward.append(elementwise("sort by expert", 2 * sort * routing.rows * h))
+        forward.append(elementwise("sort by expert", 2 * sort_size * routing.rows * h))
         backward.append(elementwise("sort by expert backward", 2 * e * routing.rows * h))
     if ranks == 1 and needs_counts:
         forward.append(WAIT_FOR_COUNTS)
@@ -171,37 +185,39 @@ def _all_to_all_dispatch(s: Shapes, routing: Routing) -> Operator:
             _all_to_all("probabilities gradient", FP32 * routing.received),
             _all_to_all("dispatch gradient", e * routing.received * h),
         ]
-    backward.append(elementwise("permutation backward", copied))
+    backward.append(elementwise("permutation backward", permutation_traffic))
     return Operator("dispatch", tuple(forward), tuple(backward))
 
 
 def _all_to_all_combine(s: Shapes, routing: Routing) -> Operator:
     """As `combine`, a copy from each expert."""
     h, e, grid = s.model.hidden, s.element_size, s.grid
-    sent = _dispatch_element_size(s)  # gradients go to the experts as tokens do
-    copied = e * h * (routing.tokens + routing.copies)
+    sent_size = _dispatch_element_size(s)  # gradients go to the experts as tokens do
+    permutation_traffic = e * h * (routing.tokens + routing.copies)
     forward: list[Task] = []
-    backward: list[Task] = [elementwise("unpermutation backward", copied)]
-    if sent != e:
-        backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.copies))
+    backward: list[Task] = [elementwise("unpermutation backward", permutation_traffic)]
+    if sent_size != e:
+        backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.copies))
     if grid.ep > 1:
-        backward.append(_all_to_all("combine gradient", sent * routing.received * h))
+        backward.append(_all_to_all("combine gradient", sent_size * routing.received * h))
     if grid.etp > 1:
-        size = sent * routing.rows * h
+        size = sent_size * routing.rows * h
         backward.append(_expert_tp_collective("combine gradient", Operation.ALL_GATHER, size))
-    sort = sent if s.dispatches_fp8 else e
-    if sent != e and not s.dispatches_fp8:
-        backward.append(elementwise("combine gradient cast back", (e + sent) * h * routing.rows))
+    sort_size = sent_size if s.dispatches_fp8 else e
+    if sent_size != e and not s.dispatches_fp8:
+        backward.append(
+            elementwise("combine gradient cast back", (e + sent_size) * h * routing.rows)
+        )
     if routing.local_experts > 1:
         forward.append(elementwise("unsort by expert", 2 * e * routing.rows * h))
-        backward.append(elementwise("unsort by expert backward", 2 * sort * routing.rows * h))
+        backward.append(elementwise("unsort by expert backward", 2 * sort_size * routing.rows * h))
     if grid.etp > 1:
         forward.append(
             _expert_tp_collective("combine", Operation.REDUCE_SCATTER, e * routing.rows * h)
         )
     if grid.ep > 1:
         forward.append(_all_to_all("combine", e * routing.received * h))
-    forward.append(elementwise("unpermutation", copied))
+    forward.append(elementwise("unpermutation", permutation_traffic))
     return Operator("combine", tuple(forward), tuple(backward))
 
 
@@ -227,9 +243,9 @@ def _dispatch_group(s: Shapes) -> str:
 def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     """As `dispatch`, a copy for each rank or node that has an expert of the token."""
     h, e = s.model.hidden, s.element_size
-    sent = _dispatch_element_size(s)
+    sent_size = _dispatch_element_size(s)
     arrived, exchanged = _arriving_tokens(s, routing)
-    received = sent if s.dispatches_fp8 else e
+    received_size = sent_size if s.dispatches_fp8 else e
 
     hybrid = s.plan.moe_dispatcher == "hybrid-ep"
     choices = routing.tokens * s.model.experts
@@ -240,19 +256,19 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
     elif s.grid.ep > 1:
         forward += _gather_token_maps(choices * s.grid.ep)
     forward.append(Compute(READ_COUNTS, Copy(COUNT_BYTES * (1 + routing.local_experts), "host")))
-    if sent != e:
-        forward.append(elementwise("dispatch cast", (e + sent) * h * routing.tokens))
+    if sent_size != e:
+        forward.append(elementwise("dispatch cast", (e + sent_size) * h * routing.tokens))
     forward = [*capture_steps(s, "moe_preprocess", forward)]
     forward.append(WAIT_FOR_COUNTS)
     backward: list[Task] = []
     # Probabilities of all experts of a node travel with each token, and their gradients back.
     probabilities = FP32 * s.model.experts // s.grid.nodes("ep") if hybrid else 0
     if s.grid.ep > 1:
-        forward.append(_all_to_all("dispatch", (sent * h + probabilities) * exchanged))
-    if received != sent:
-        forward.append(elementwise("dispatch cast back", (e + sent) * h * arrived))
+        forward.append(_all_to_all("dispatch", (sent_size * h + probabilities) * exchanged))
+    if received_size != sent_size:
+        forward.append(elementwise("dispatch cast back", (e + sent_size) * h * arrived))
     forward.append(_token_rows(arrived, routing.local_experts))
-    forward.append(elementwise("permutation", received * h * (arrived + routing.rows)))
+    forward.append(elementwise("permutation", received_size * h * (arrived + routing.rows)))
     backward.append(elementwise("permutation backward", e * h * (arrived + routing.rows)))
     if s.grid.ep > 1:  # gradients return in the activations' format
         backward.append(_all_to_all("dispatch gradient", (e * h + probabilities) * exchanged))
@@ -262,20 +278,22 @@ def _flexible_dispatch(s: Shapes, routing: Routing) -> Operator:
 def _flexible_combine(s: Shapes, routing: Routing) -> Operator:
     """As `combine`, a sum from each rank or node that has an expert of the token."""
     h, e = s.model.hidden, s.element_size
-    sent = _dispatch_element_size(s)  # gradients go to the experts as tokens do
+    sent_size = _dispatch_element_size(s)  # gradients go to the experts as tokens do
     arrived, exchanged = _arriving_tokens(s, routing)
-    received = sent if s.dispatches_fp8 else e
+    received_size = sent_size if s.dispatches_fp8 else e
 
     forward: list[Task] = [elementwise("unpermutation", e * h * (arrived + routing.rows))]
     backward: list[Task] = []
-    if sent != e:
-        backward.append(elementwise("combine gradient cast", (e + sent) * h * routing.tokens))
+    if sent_size != e:
+        backward.append(elementwise("combine gradient cast", (e + sent_size) * h * routing.tokens))
     if s.grid.ep > 1:
         forward.append(_all_to_all("combine", e * exchanged * h))
-        backward.append(_all_to_all("combine gradient", sent * exchanged * h))
-    if received != sent:
-        backward.append(elementwise("combine gradient cast back", (e + sent) * h * arrived))
-    backward.append(elementwise("unpermutation backward", received * h * (arrived + routing.rows)))
+        backward.append(_all_to_all("combine gradient", sent_size * exchanged * h))
+    if received_size != sent_size:
+        backward.append(elementwise("combine gradient cast back", (e + sent_size) * h * arrived))
+    backward.append(
+        elementwise("unpermutation backward", received_size * h * (arrived + routing.rows))
+    )
     return Operator("combine", tuple(forward), tuple(backward))
 
 

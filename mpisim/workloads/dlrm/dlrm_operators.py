@@ -13,60 +13,65 @@ from mpisim.kernels.operations import Embedding, Gemm, OptimizerStep
 from ...experiment.models import Dlrm
 from ...experiment.plan import Plan
 from ...program import Operation
-from ..eager_modules import FP32, INDEX, EagerModules, copy, fill, stream
+from ..eager_modules import FP32, INDEX, EagerModules, copy, elementwise, fill
 from ..grid import Grid
 from ..operators import Communicate, Compute, Operator, Parameter, Task
-from .sharding import Table
+from .sharding import EmbeddingTable
 
-__all__ = ["Modules"]
+__all__ = ["DlrmOperators"]
 
-ROWS, GRADIENTS = "rows", "gradients of rows"
+ROWS_ARRIVED, GRADIENTS_ARRIVED = "rows", "gradients of rows"
 """Tokens of the two all-to-alls."""
 
-UPDATE = {"sgd": 12, "adagrad": 20}
+SPARSE_UPDATE_BYTES = {"sgd": 12, "adagrad": 20}
 """Bytes of a sparse update for each element looked up: the gradient read, the weight (and the sum
 of squares) read and written."""
 
 
-class Modules(EagerModules):
-    """Writes the operators of a rank.
+class DlrmOperators(EagerModules):
+    """Factory of the operators of one rank.
 
     Parameters
     ----------
     model : Dlrm
     plan : Plan
     grid : Grid
-    own : sequence of Table
+    own : sequence of EmbeddingTable
         The tables this rank holds.
     counts : sequence of int
-        How many each rank holds.
+        Number of tables of each rank.
 
     Attributes
     ----------
     batch : int
         Samples of this rank.
-    everyone : int
+    global_batch : int
         Samples of all ranks.
     """
 
     def __init__(
-        self, model: Dlrm, plan: Plan, grid: Grid, own: Sequence[Table], counts: Sequence[int]
+        self,
+        model: Dlrm,
+        plan: Plan,
+        grid: Grid,
+        own: Sequence[EmbeddingTable],
+        counts: Sequence[int],
     ) -> None:
         super().__init__(plan, grid)
         self.model, self.plan = model, plan
         self.own, self.counts = own, counts
         self.batch = plan.micro_batch
-        self.everyone = grid.dp * plan.micro_batch
-        self.alone = grid.dp == 1
+        self.global_batch = grid.dp * plan.micro_batch
+        self.single_rank = grid.dp == 1
 
     @property
     def features(self) -> int:
-        """Vectors that meet: one of each table, and the dense one."""
+        """Vectors that interact in a sample: one of each table, and the dense one."""
         return len(self.model.table_entries) + 1
 
     @property
     def pairs(self) -> int:
-        """Pairs of them."""
+        """Pairs of these vectors."""
         return self.features * (self.features - 1) // 2
 
     @property
@@ -77,19 +82,19 @@ class Modules(EagerModules):
         return self.pairs + self.model.embedding
 
     @property
-    def own_rows(self) -> int:
+    def own_row_elements(self) -> int:
         """Elements this rank looks up for all."""
-        return self.everyone * len(self.own) * self.model.embedding
+        return self.global_batch * len(self.own) * self.model.embedding
 
     @property
-    def all_rows(self) -> int:
+    def all_row_elements(self) -> int:
         """Elements looked up for this rank by all."""
         return self.batch * (self.features - 1) * self.model.embedding
 
     # --- inputs and loss ------------------------------------------------------------------------
 
     def inputs(self) -> Operator:
-        """The samples of all ranks, on their way to the GPU: dense, offsets and indices."""
+        """Copies of the samples of all ranks to the GPU: dense features, offsets and indices."""
         dense, offsets, indices = self._inputs
         return Operator(
             "inputs",
@@ -110,9 +115,9 @@ class Modules(EagerModules):
         tables = len(self.model.table_entries)
         lookups = sum(map(self.model.lookups, range(tables)))
         return (
-            FP32 * self.everyone * self.model.dense_features,
-            INDEX * self.everyone * tables,
-            INDEX * self.everyone * lookups,
+            FP32 * self.global_batch * self.model.dense_features,
+            INDEX * self.global_batch * tables,
+            INDEX * self.global_batch * lookups,
         )
 
     def loss(self) -> Operator:
@@ -122,13 +127,13 @@ class Modules(EagerModules):
             "loss",
             (
                 copy("copy labels", size),
-                stream("binary cross-entropy", 3 * size),
-                stream("mean", size + FP32),
+                elementwise("binary cross-entropy", 3 * size),
+                elementwise("mean", size + FP32),
             ),
             (
                 fill("loss gradient", FP32),
-                stream("binary cross-entropy backward", 3 * size),
-                stream("mean backward", 2 * size),
+                elementwise("binary cross-entropy backward", 3 * size),
+                elementwise("mean backward", 2 * size),
             ),
             saved=size,
         )
@@ -136,12 +141,12 @@ class Modules(EagerModules):
     # --- matrices -------------------------------------------------------------------------------
 
     def bottom(self) -> Iterator[Operator]:
-        """The layers that dense features pass."""
+        """Dense features → vector that interacts."""
         widths = (self.model.dense_features, *self.model.bottom_mlp)
         yield from self._mlp("bottom", widths, first=True)
 
     def top(self) -> Iterator[Operator]:
-        """The layers that interactions pass; the last ends with a sigmoid."""
+        """Interactions → click probability; the last layer ends with a sigmoid."""
         yield from self._mlp("top", (self.interactions, *self.model.top_mlp), last="sigmoid")
 
     def _mlp(
@@ -163,59 +168,68 @@ class Modules(EagerModules):
     # --- tables ---------------------------------------------------------------------------------
 
     def tables(self) -> Iterator[Operator]:
-        """Look up this rank's tables for all ranks, and send the rows off."""
+        """Indices of all ranks' samples → rows of this rank's tables, sent to their ranks."""
         if not self.plan.fused:
             yield from self._updates()
             for i, table in enumerate(self.own):
-                yield self._bag(i, table)
+                yield self._embedding_bag(i, table)
         elif self.own:
-            yield self._batched()
-        if not self.alone:
+            yield self._table_batched_embeddings()
+        if not self.single_rank:
             yield self._exchange()
 
-    def _batched(self) -> Operator:
-        """All tables in one kernel; not counted is Adagrad's state, there one number a row."""
+    def _table_batched_embeddings(self) -> Operator:
+        """All tables in one kernel each way, FBGEMM's table-batched embeddings.
+
+        Not counted is Adagrad's state, there one number a row.
+        """
 
         def kernel(*, backward: bool) -> Embedding:
             return Embedding(
-                self.everyone * sum(table.pooling for table in self.own),
+                self.global_batch * sum(table.pooling for table in self.own),
                 self.model.embedding,
                 sum(table.entries for table in self.own),
                 backward=backward,
                 dtype="fp32",
-                outputs=self.everyone * len(self.own),
+                outputs=self.global_batch * len(self.own),
             )
 
         update = Compute(
-            "tables update", kernel(backward=True), weight=True, after=self._arrived(GRADIENTS)
+            "tables update",
+            kernel(backward=True),
+            weight=True,
+            after=self._arrived(GRADIENTS_ARRIVED),
         )
         return Operator(
             "tables",
             (Compute("tables", kernel(backward=False)),),
             (update,),
             tuple(self._parameter(i, table) for i, table in enumerate(self.own)),
-            saved=sum(map(self._kept, self.own)),
+            saved=sum(map(self._index_bytes, self.own)),
         )
 
-    def _bag(self, number: int, table: Table) -> Operator:
-        """One table; its gradient is a copy of the gradient of its output for each lookup."""
-        lookups = self.everyone * table.pooling
+    def _embedding_bag(self, number: int, table: EmbeddingTable) -> Operator:
+        """One table, ``EmbeddingBag(sparse=True)`` of PyTorch.
+
+        Its gradient is a copy of the gradient of its output for each lookup.
+        """
+        lookups = self.global_batch * table.pooling
         lookup = Embedding(lookups, table.width, table.entries, table.pooling, dtype="fp32")
         return Operator(
             f"table {number}",
             (Compute(f"table {number}", lookup),),
-            (stream(f"table {number} gradient", lookup.traffic, weight=True),),
+            (elementwise(f"table {number} gradient", lookup.traffic, weight=True),),
             (self._parameter(number, table),),
-            saved=self._kept(table),
+            saved=self._index_bytes(table),
         )
 
     def _updates(self) -> Iterator[Operator]:
         """The optimizer's sparse updates, after all gradients: backward goes from last to first."""
-        each = UPDATE[self.plan.optimizer]
+        each = SPARSE_UPDATE_BYTES[self.plan.optimizer]
         steps = tuple(
             Compute(
                 f"table {i} update",
-                OptimizerStep(self.everyone * table.pooling * table.width, each),
+                OptimizerStep(self.global_batch * table.pooling * table.width, each),
                 weight=True,
             )
             for i, table in enumerate(self.own)
@@ -223,36 +237,38 @@ class Modules(EagerModules):
         yield Operator("table updates", (), steps)
 
     def _exchange(self) -> Operator:
-        """Send the rows to the ranks whose samples they are; backward take in their gradients."""
+        """Rows → the ranks whose samples they are, by all-to-all; backward their gradients."""
         forward: list[Task] = []
         backward: list[Task] = []
         if not self.plan.fused and self.own:
-            forward.append(stream("rows concatenation", 2 * FP32 * self.own_rows))
-            each = 2 * FP32 * self.everyone * self.model.embedding
+            forward.append(elementwise("rows concatenation", 2 * FP32 * self.own_row_elements))
+            each = 2 * FP32 * self.global_batch * self.model.embedding
             for i in range(len(self.own)):
-                name, kernel = f"table {i} gradient copy", stream("", each).kernel
-                after = () if i else self._arrived(GRADIENTS)
+                name, kernel = f"table {i} gradient copy", elementwise("", each).kernel
+                after = () if i else self._arrived(GRADIENTS_ARRIVED)
                 backward.append(Compute(name, kernel, after=after))
-        forward.append(self._all_to_all("rows all-to-all", ROWS))
+        forward.append(self._all_to_all("rows all-to-all", ROWS_ARRIVED))
         return Operator("exchange", tuple(forward), tuple(backward))
 
-    def _parameter(self, number: int, table: Table) -> Parameter:
+    def _parameter(self, number: int, table: EmbeddingTable) -> Parameter:
         return Parameter(f"table {number} weight", table.size, local=True)
 
-    def _kept(self, table: Table) -> int:
+    def _index_bytes(self, table: EmbeddingTable) -> int:
         """Bytes of a table's indices and offsets, which the update needs again."""
-        return INDEX * self.everyone * (table.pooling + 1)
+        return INDEX * self.global_batch * (table.pooling + 1)
 
     # --- interaction ----------------------------------------------------------------------------
 
     def interaction(self) -> Operator:
-        """Where features meet: side by side, or all pairs of dot products."""
+        """Vectors of a sample → features of the top layers: side by side, or all dot products."""
         forward: list[Task]
         backward: list[Task]
         n, d, batch = self.features, self.model.embedding, self.batch
         vectors, dense = FP32 * batch * n * d, FP32 * batch * d
         joined = Compute(
-            "features concatenation", stream("", 2 * vectors).kernel, after=self._arrived(ROWS)
+            "features concatenation",
+            elementwise("", 2 * vectors).kernel,
+            after=self._arrived(ROWS_ARRIVED),
         )
         if self.model.interaction == "cat":
             forward, backward, saved = [joined], [], 0
@@ -267,31 +283,33 @@ class Modules(EagerModules):
             forward = [
                 joined,
                 product("interaction", n, n, d),
-                stream("pairs", 2 * picked + index),
-                stream("interaction concatenation", 2 * output),
+                elementwise("pairs", 2 * picked + index),
+                elementwise("interaction concatenation", 2 * output),
             ]
             backward = [
                 fill("products gradient", FP32 * batch * n * n),
-                stream("pairs backward", 3 * picked + index),
+                elementwise("pairs backward", 3 * picked + index),
                 product("features gradient", n, d, n),
                 product("transposed features gradient", d, n, n),
-                stream("features gradient sum", 3 * vectors),
-                stream("dense gradient sum", 3 * dense),
+                elementwise("features gradient sum", 3 * vectors),
+                elementwise("dense gradient sum", 3 * dense),
             ]
             saved = vectors + index
-        if not self.alone:
+        if not self.single_rank:
             for count in filter(None, self.counts):
-                backward.append(stream("rows gradient copy", 2 * dense * count))
-            backward.append(stream("rows gradient concatenation", 2 * FP32 * self.all_rows))
-            backward.append(self._all_to_all("rows gradient all-to-all", GRADIENTS))
+                backward.append(elementwise("rows gradient copy", 2 * dense * count))
+            backward.append(
+                elementwise("rows gradient concatenation", 2 * FP32 * self.all_row_elements)
+            )
+            backward.append(self._all_to_all("rows gradient all-to-all", GRADIENTS_ARRIVED))
         return Operator("interaction", tuple(forward), tuple(backward), saved=saved)
 
     # --- messages -------------------------------------------------------------------------------
 
     def _all_to_all(self, name: str, token: str) -> Communicate:
         """Rows of the rank that has the most tables, beside what follows."""
-        size = FP32 * self.everyone * max(self.counts) * self.model.embedding
+        size = FP32 * self.global_batch * max(self.counts) * self.model.embedding
         return Communicate(name, Operation.ALL_TO_ALL, "dp", size, token=token, carried=True)
 
     def _arrived(self, token: str) -> tuple[str, ...]:
-        return () if self.alone else (token,)
+        return () if self.single_rank else (token,)

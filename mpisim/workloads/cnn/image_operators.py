@@ -14,11 +14,11 @@ from typing import Literal
 from mpisim.kernels.operations import Convolution, Norm
 
 from ...experiment.plan import Plan
-from ..eager_modules import FP32, INDEX, EagerModules, copy, fill, stream
+from ..eager_modules import FP32, INDEX, EagerModules, copy, elementwise, fill
 from ..grid import Grid
 from ..operators import Compute, Operator, Parameter, Task
 
-__all__ = ["Image", "Modules"]
+__all__ = ["Image", "ImageOperators"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Image:
         return self.channels * self.side**2
 
 
-class Modules(EagerModules):
-    """Writes operators on a batch of images.
+class ImageOperators(EagerModules):
+    """Factory of operators on a batch of images, in the shapes of one rank.
 
     Parameters
     ----------
@@ -48,28 +48,30 @@ class Modules(EagerModules):
         Images of a micro-batch.
     norm_fusion : str
         As in the plan.
-    convolved : Precision
-        Format of convolutions.
-    turned : bool
-        Whether convolutions turn images, whose channels are first, for matrix units and back
+    convolution_format : Precision
+        Number format of convolutions.
+    transposes_layout : bool
+        Whether convolutions transpose images, whose channels are first, for matrix units and back
         (cuDNN's nchwToNhwcKernel and nhwcToNchwKernel): whatever each of the three reads and
-        writes, but for weights and the batch itself. Turning takes the time of reading and writing:
-        0.86 of an H100's bandwidth (github:sarchlab/triosim, sample_trace).
+        writes, but for weights and the batch itself. It takes the time of reading and writing: 0.86
+        of an H100's bandwidth (github:sarchlab/triosim, sample_trace).
     """
 
     def __init__(self, plan: Plan, grid: Grid) -> None:
         super().__init__(plan, grid)
         self.batch = plan.micro_batch
         self.norm_fusion = plan.norm_fusion
-        self.convolved = plan.convolution_precision or self.dtype
-        self.turned = plan.image_layout == "channels-first" and self.convolved != "fp32"
+        self.convolution_format = plan.convolution_precision or self.dtype
+        self.transposes_layout = (
+            plan.image_layout == "channels-first" and self.convolution_format != "fp32"
+        )
 
     def bytes(self, image: Image) -> int:
         """Bytes of a batch of images."""
         return self.element * self.batch * image.size
 
     def images(self, image: Image) -> Operator:
-        """The batch's way to the GPU, in fp32; as in PyTorch's examples on the compute stream."""
+        """Copy of the batch to the GPU, in fp32; as in PyTorch's examples on the compute stream."""
         return Operator("images", (copy("copy images", FP32 * self.batch * image.size),))
 
     def convolution(
@@ -83,21 +85,24 @@ class Modules(EagerModules):
         padding: int = 0,
         bias: bool = False,
         first: bool = False,
-        kept: bool = False,
+        input_kept: bool = False,
     ) -> tuple[Operator, Image]:
-        """A convolution.
+        """Image → image: a convolution (``torch.nn.Conv2d``).
 
         Parameters
         ----------
         name : str
         image : Image
             Input.
-        outputs, kernel, stride, padding : int
+        outputs : int
+            Channels out.
+        kernel, stride, padding : int
+            In pixels.
         bias : bool
-            A kernel of its own forward, a sum backward.
+            Whether it has a bias: a kernel of its own forward, a sum backward.
         first : bool
             Whether its input is the batch itself: no gradient, and in fp32.
-        kept : bool
+        input_kept : bool
             Whether another operator keeps the input.
 
         Returns
@@ -111,11 +116,11 @@ class Modules(EagerModules):
         size = self.batch * out.size
         local = self.element * self.batch * share * out.side**2
 
-        def turn(what: str, *sizes: int, weight: bool = False) -> list[Task]:
+        def layout_kernels(what: str, *sizes: int, weight: bool = False) -> list[Task]:
             # Three channels are too few for matrix units.
-            if first or not self.turned:
+            if first or not self.transposes_layout:
                 return []
-            return [stream(f"{what} layout", 2 * each, weight=weight) for each in sizes]
+            return [elementwise(f"{what} layout", 2 * each, weight=weight) for each in sizes]
 
         def run(what: str, direction: Literal["forward", "input", "weight"]) -> Compute:
             described = Convolution(
@@ -127,7 +132,7 @@ class Modules(EagerModules):
                 kernel,
                 stride,
                 direction=direction,
-                dtype=self.convolved,
+                dtype=self.convolution_format,
             )
             return Compute(what, described, weight=direction == "weight")
 
@@ -139,32 +144,32 @@ class Modules(EagerModules):
         forward: list[Task] = []
         if first and self.mixed:
             traffic = (FP32 + self.element) * self.batch * image.size
-            forward.append(stream(f"{name} input cast", traffic))
+            forward.append(elementwise(f"{name} input cast", traffic))
         forward += self.narrowed(parameters)
-        given = self.bytes(image)
-        forward += turn(name, given)
+        input_bytes = self.bytes(image)
+        forward += layout_kernels(name, input_bytes)
         forward.append(run(name, "forward"))
-        forward += turn(name, local)
+        forward += layout_kernels(name, local)
         if bias:
-            forward.append(stream(f"{name} bias", 2 * local))
+            forward.append(elementwise(f"{name} bias", 2 * local))
         forward += self.gather(name, size)
 
         backward: list[Task] = list(self.scatter(name, size))
         if not first:
-            backward += turn(f"{name} input gradient", local)
+            backward += layout_kernels(f"{name} input gradient", local)
             backward.append(run(f"{name} input gradient", "input"))
-            backward += turn(f"{name} input gradient", given)
-        backward += turn(f"{name} weight gradient", given, local, weight=True)
+            backward += layout_kernels(f"{name} input gradient", input_bytes)
+        backward += layout_kernels(f"{name} weight gradient", input_bytes, local, weight=True)
         backward.append(run(f"{name} weight gradient", "weight"))
         if bias:
             traffic = local + self.element * share
-            backward.append(stream(f"{name} bias gradient", traffic, weight=True))
+            backward.append(elementwise(f"{name} bias gradient", traffic, weight=True))
         backward += self.gradients(parameters)
-        saved = self.kept_input(self.batch * image.size, kept) + self.kept_weights(parameters)
+        saved = self.kept_input(self.batch * image.size, input_kept) + self.kept_weights(parameters)
         return Operator(name, tuple(forward), tuple(backward), parameters, saved), out
 
     def batch_norm(self, name: str, image: Image) -> Operator:
-        """Batch normalisation, which also counts its batches. Its weights stay in fp32."""
+        """Image → normalised image; counts its batches, too. Its weights stay in fp32."""
         parameters = tuple(
             Parameter(f"{name} {what}", image.channels, replicated=True, partial=True)
             for what in ("weight", "bias")
@@ -176,7 +181,7 @@ class Modules(EagerModules):
 
         return Operator(
             name,
-            (stream(f"{name} counter", 2 * INDEX), Compute(name, norm())),
+            (elementwise(f"{name} counter", 2 * INDEX), Compute(name, norm())),
             (
                 Compute(f"{name} backward", norm(backward=True)),
                 *self.gradients(parameters, narrow=False),
@@ -193,48 +198,62 @@ class Modules(EagerModules):
     def max_pool(
         self, name: str, image: Image, kernel: int, stride: int, padding: int = 0
     ) -> tuple[Operator, Image]:
-        """Maxima of windows; their input is a ReLU's output, which that keeps."""
+        """Image → maxima of windows; its input is a ReLU's output, which that keeps."""
         out = Image(image.channels, (image.side + 2 * padding - kernel) // stride + 1)
         indices = INDEX * self.batch * out.size
         traffic = self.bytes(image) + self.bytes(out) + indices
         return Operator(
             name,
-            (stream(name, traffic),),
+            (elementwise(name, traffic),),
             (
                 fill(f"{name} gradient", self.bytes(image)),
-                stream(f"{name} backward", traffic),
+                elementwise(f"{name} backward", traffic),
             ),
             saved=indices,
         ), out
 
     def average_pool(
-        self, name: str, image: Image, side: int, *, kept: bool = False, adaptive: bool = False
+        self,
+        name: str,
+        image: Image,
+        side: int,
+        *,
+        input_kept: bool = False,
+        adaptive: bool = False,
     ) -> Operator:
-        """Means of windows, as many as make an image of a side.
+        """Image → means of windows, as many as make an image of a side.
 
-        `adaptive`: by the kernel for windows of any size, which adds to zeros backward. `kept`: as
-        in `convolution`.
+        Parameters
+        ----------
+        name : str
+        image : Image
+        side : int
+            Of the output, in pixels.
+        input_kept : bool
+            Whether another operator keeps the input.
+        adaptive : bool
+            Whether the kernel is that for windows of any size, which adds to zeros backward.
         """
         traffic = self.bytes(image) + self.bytes(Image(image.channels, side))
-        backward = [stream(f"{name} backward", traffic)]
+        backward = [elementwise(f"{name} backward", traffic)]
         if adaptive:
             backward.insert(0, fill(f"{name} gradient", self.bytes(image)))
         return Operator(
             name,
-            (stream(name, traffic),),
+            (elementwise(name, traffic),),
             tuple(backward),
-            saved=0 if kept else self.bytes(image),
+            saved=0 if input_kept else self.bytes(image),
         )
 
     def add_gradients(self, image: Image) -> Operator:
-        """Where ways part: backward, their gradients meet."""
-        return Operator("branches", (), (stream("add gradients", 3 * self.bytes(image)),))
+        """Image that is used twice: backward its two gradients are added."""
+        return Operator("branches", (), (elementwise("add gradients", 3 * self.bytes(image)),))
 
     def add(self, image: Image) -> Operator:
-        """Where two ways meet: their sum, in place."""
-        return Operator("addition", (stream("addition", 3 * self.bytes(image)),))
+        """Two images → their sum, in place."""
+        return Operator("addition", (elementwise("addition", 3 * self.bytes(image)),))
 
     def concatenation(self, images: Sequence[Image], backward: tuple[Compute, ...]) -> Operator:
-        """Channels of several images side by side, and what becomes of their gradients."""
+        """Images → one with all their channels; `backward` says what becomes of its gradient."""
         traffic = 2 * sum(map(self.bytes, images))
-        return Operator("concatenation", (stream("concatenation", traffic),), backward)
+        return Operator("concatenation", (elementwise("concatenation", traffic),), backward)
