@@ -100,7 +100,7 @@ def _as_measured(network: NcclNetwork) -> Topology:
     payload = min(system.nic_efficiency * factors.bandwidth_across, 1.0)
     across = max(1.0, payload / system.nic_efficiency)
     inside = max(1.0, factors.bandwidth_inside)
-    reach = float(nccl.tables.raw["links"]["pcie-reach"])
+    reach = float(nccl.constants.raw["links"]["pcie-reach"])
     kind = topology.kind
     more = np.where(kind >= LinkKind.NIC, across, inside)
     more[kind == LinkKind.PCIE] = max(reach, inside)

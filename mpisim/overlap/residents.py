@@ -150,7 +150,7 @@ class Residents:
             algorithm, protocol, channels = choice.algorithm, choice.protocol, choice.channels
             if operation in SENDS and operation is not Operation.SEND_RECV:
                 # Connections to each peer, on thread blocks that peers share.
-                most = nccl.tables.raw["point-to-point"]["channels"]
+                most = nccl.constants.raw["point-to-point"]["channels"]
                 channels = min(channels * (ranks - 1), most)
         price = self.network.price(operation, max(size, 0), group)
         sent = max(size, 0) * bus_factor(operation, ranks)

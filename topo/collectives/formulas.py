@@ -169,7 +169,7 @@ class DeepEpFormula:
         """Return durations; see `Form`."""
         if operation is not Operation.ALL_TO_ALL:
             raise InputError(f"DeepEP does all-to-all, not {operation.name.lower()}")
-        n, per_node = shape.ranks, shape.most
+        n, per_node = shape.ranks, shape.max_per_node
         stay, leave = (per_node - 1) / n, (n - per_node) / n
         if NIC_ALONE in settings:
             stay, leave = 0.0, stay + leave
@@ -241,7 +241,7 @@ class EchoFormula:
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
         """Return durations; see `Form`."""
-        n, nodes, per_node = shape.ranks, shape.nodes, shape.most
+        n, nodes, per_node = shape.ranks, shape.nodes, shape.max_per_node
         inside, across = numbers["byte_inside"], numbers["byte_across"]
         alpha, reduce = numbers["alpha"], numbers["reduce"]
         # A ring passes every node's boundary once a round, on as many channels as GPUs.
