@@ -62,6 +62,8 @@ def network_of(
     choice = choice or NetworkChoice()
     if choice.model == "alpha-beta":
         return cluster.cost(nodes)
+    if choice.model == "echo":
+        return _echo_network(cluster)
     if cluster.graph or choice.calibration:  # files, which may have changed
         return _nccl_network(cluster, nodes, choice, folder)
     asked = cluster, nodes, choice
@@ -81,6 +83,22 @@ be built again, and has worked out much of what they ask of it."""
 def _remember(asked: Asked, network: Network) -> None:
     global _latest
     _latest = asked, network
+
+
+def _echo_network(cluster: Cluster) -> Network:
+    """Return the network of Echo's formulas, fitted to measured collectives."""
+    from ..topo.collectives.calibration import ANY
+    from ..topo.collectives.echo_network import EchoNetwork
+    from ..topo.nccl_system import cluster_system
+
+    if cluster.graph is not None:
+        raise InputError(
+            f"network.model is 'echo', but {cluster.title} lists its links in {cluster.graph}, "
+            "which this model does not look at; use model = 'nccl'"
+        )
+    system = cluster_system(cluster)
+    names = (cluster.nccl.platform, cluster.nccl.kindred, system.arch, ANY)
+    return EchoNetwork(system, [each for each in names if each is not None])
 
 
 def _nccl_network(
