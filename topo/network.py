@@ -40,7 +40,7 @@ WEIGHT_ONE = 1 << 20
 
 
 class Price(NamedTuple):
-    """What one communication costs with the network to itself.
+    """Cost of one communication that has the network to itself.
 
     Attributes
     ----------

@@ -111,7 +111,7 @@ def _nccl_network(
     topology = cluster.topology(nodes)
     if choice.changes:
         topology = apply_changes(topology, choice.changes)
-    if cluster.direct(topology):
+    if cluster.has_direct_gpus(topology):
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
     nccl, factor = calibrated(cluster, choice, folder, topology)

@@ -220,7 +220,7 @@ class LinkModel:
             latency = self._traffic.latency(
                 pattern, members, base, self._late_routes, self._latency
             )
-        fabric_rate[self._traffic.impossible(pattern, members, base)] = IMPOSSIBLE
+        fabric_rate[self._traffic.infeasible(pattern, members, base)] = IMPOSSIBLE
         return LimitArrays(node_rate, fabric_rate, link, latency)
 
     # --- which links count ------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class LinkModel:
 
     @cached_property
     def _loaded_routes(self) -> RouteFunction:
-        return self.topology.among(~self._unlimiting)
+        return self.topology.filtered(~self._unlimiting)
 
     @cached_property
     def _typical(self) -> Ints:
@@ -257,7 +257,7 @@ class LinkModel:
 
     @cached_property
     def _limiting_routes(self) -> RouteFunction:
-        return self.topology.among(self._limiting)
+        return self.topology.filtered(self._limiting)
 
     @cached_property
     def _latency(self) -> Ints:
@@ -266,7 +266,7 @@ class LinkModel:
 
     @cached_property
     def _late_routes(self) -> RouteFunction:
-        return self.topology.among(self._latency != 0)
+        return self.topology.filtered(self._latency != 0)
 
 
 def fingerprint(*arrays: NDArray[Any]) -> bytes:
