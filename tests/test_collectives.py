@@ -228,7 +228,7 @@ class TestPlatforms:
     def test_racks_are_nodes_where_nvlink_joins_them(self) -> None:
         row = measurement("rack", gpu="GB200", across="none", gpus=72, nodes=18)
         ((found,), _) = batches([row])
-        assert (found.shape.nodes, found.shape.most) == (1, 72)
+        assert (found.shape.nodes, found.shape.max_per_node) == (1, 72)
 
     def test_rows_without_a_platform_or_shape_are_counted(self) -> None:
         rows = [measurement("x", gpu="Z9"), measurement("y", gpus=15), measurement("z", gpus=1)]

@@ -37,7 +37,7 @@ def test_no_price_is_below_its_bound(name: str) -> None:
         # NCCL's tuner has n / (2 n - 2) of the NICs where trees of two nodes move half, n of 16.
         slack = 1 / 15 if found.choice.algorithm == "nvls-tree" else 1e-3
         assert found.seconds >= found.cut.seconds * (1 - slack), operation
-        assert found.allowed <= found.reached
+        assert found.link_rate <= found.nccl_rate
         assert found.limit
 
 

@@ -206,7 +206,7 @@ def test_any_fabric_joins_all(fabric: dict[str, Any], gpus: int, nics: int, node
     assert len(set(found.names)) == found.n_nodes
     assert len(set(found.link_names)) == found.n_links
     assert (found.bandwidth > 0).all()
-    assert found.cards == nics * nodes
+    assert found.nics == nics * nodes
 
 
 @pytest.mark.parametrize(

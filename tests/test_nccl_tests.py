@@ -28,9 +28,9 @@ TITLE = (
 )
 
 
-def found_in(text: str, said: RunOverrides | None = None) -> list[Measurement | str]:
+def found_in(text: str, overrides: RunOverrides | None = None) -> list[Measurement | str]:
     runs = read_output(text, "my.log")
-    return [row for run in runs for row in measurements(run, said or RunOverrides())]
+    return [row for run in runs for row in measurements(run, overrides or RunOverrides())]
 
 
 def log(
@@ -195,16 +195,16 @@ class TestPrinted:
 class TestSaid:
     def test_what_a_log_leaves_out(self) -> None:
         bare = log("alltoall", gpus=16, name=False, devices=False)
-        said = RunOverrides(
+        overrides = RunOverrides(
             operation="all-to-all", gpus=16, nodes=2, gpu="h100-sxm", network="RoCE"
         )
-        (row,) = found_in(bare, said)
+        (row,) = found_in(bare, overrides)
         assert isinstance(row, Measurement)
         assert row.operation is Operation.ALL_TO_ALL
         assert (row.gpus, row.nodes, row.across) == (16, 2, "RoCE")
 
     @pytest.mark.parametrize(
-        ("text", "said", "message"),
+        ("text", "overrides", "message"),
         [
             (
                 log("alltoall", name=False),
@@ -249,9 +249,9 @@ class TestSaid:
             (log("all_reduce").split("float")[0], RunOverrides(), "no row of size"),
         ],
     )
-    def test_unclear_logs(self, text: str, said: RunOverrides, message: str) -> None:
+    def test_unclear_logs(self, text: str, overrides: RunOverrides, message: str) -> None:
         with pytest.raises(InputError, match=message) as caught:
-            found_in(text, said)
+            found_in(text, overrides)
         assert "\n" not in str(caught.value)
 
     def test_tables_have_columns_for_it(self, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_card_of_another_rail_is_reached_over_nvlink() -> None:
 
 def test_many_cards_of_a_gpu_are_one_port() -> None:
     found = box("nvswitch", 2, nics=8, nic_path="pix").topology(2)
-    assert found.cards == 16
+    assert found.nics == 16
     assert (found.node_kind == NodeKind.NIC).sum() == 4
     ports = found.bandwidth[found.kind == LinkKind.NIC]
     assert ports == pytest.approx(4 * PORT)
@@ -169,7 +169,7 @@ def test_presets_have_topologies(name: str) -> None:
     nodes = 3 if found.fabric else 1
     topology = found.topology(nodes)
     assert topology.n_gpus == nodes * found.gpus_per_node
-    assert topology.cards == nodes * found.node.nics
+    assert topology.nics == nodes * found.node.nics
     check_routes(topology, 60)
     for each in sample_paths(topology):
         assert 0 < each.latency < 1e-5

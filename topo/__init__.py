@@ -1,15 +1,29 @@
-"""What connects GPUs: fabrics, routes and the collectives that run on them.
+"""What connects GPUs: topologies, collectives on their links, and NCCL's choices.
 
-``Network``, ``SharedNetwork``, ``Price``
-    What a model of the network offers: prices of communications, and the links they load.
-``rate_of(bytes_per_second)``, ``class_of(network, members)``
-    Rates as integers; the class of one communicator.
-``AlphaBeta``
-    The cost of a communication as latency and bandwidth.
-``Cluster``, ``find_cluster(name_or_path)``, ``cluster_names()``
-    Which GPUs stand together in a node, and the numbers of their links with error bars.
-``Topology``, ``read_topology(path)``
-    GPUs, switches, links and routes as arrays; from a cluster (``Cluster.topology``) or a file.
+Read in this order.
+
+The machine
+    ``topology`` (`Topology`: nodes, links and routes as arrays), ``routes`` (shortest-time routes
+    of any graph), ``nodes`` (the inside of a node), ``fabrics/`` (what joins nodes), ``assemble``
+    (nodes and fabric → topology), ``topology_files`` (a graph in TOML or GraphML → topology),
+    ``changes`` (links slowed or cut), ``cluster`` (`Cluster`: the file of a machine), ``speeds``
+    (a cluster with other bandwidths), ``units``.
+Collectives on links
+    ``traffic/``: bytes and hops of each algorithm, summed over links, and what the links allow.
+NCCL
+    ``nccl/``: its choice of algorithm and protocol, and the time to expect; ``nccl_system``: what
+    NCCL sees of a cluster.
+Prices, which the engine gets
+    ``network`` (`Network`, `SharedNetwork`, `Price`: the interface), ``nccl_network`` (NCCL on the
+    links of a topology), ``link_library`` (collectives without NICs), ``alpha_beta``.
+Measurements
+    ``collectives/``: measured collectives, and the calibration fitted to them.
+For people
+    ``bounds`` (cuts, bisection, lower bounds), ``explain``, ``describe``, ``draw``.
+
+To add a fabric, see ``fabrics``; a node, ``nodes``; an algorithm of a collective, ``traffic``; a
+network model, implement `Network` and name it in ``mpisim.experiment.NetworkChoice`` and
+``mpisim.prediction.network``.
 """
 
 from .alpha_beta import AlphaBeta

@@ -44,39 +44,41 @@ def assemble(
     gpus = gpus_per_node
     if nodes * gpus > MAX_GPUS:
         raise InputError(f"{title}: {nodes * gpus:,} GPUs; a topology has {MAX_GPUS:,} at most")
-    box = build_node_graph(node, gpus)
-    cables = None
+    node_graph = build_node_graph(node, gpus)
+    fabric_graph = None
     if fabric is not None:
-        cables = build_fabric(fabric, _ports(node, fabric, gpus, box, nodes))
+        fabric_graph = build_fabric(fabric, _ports(node, fabric, gpus, node_graph, nodes))
     elif nodes > 1:
         raise InputError(
             f"{title}: {nodes} nodes, but its GPUs have no NIC: give 'nics' of [node] and "
             "a [fabric], or use 1 node"
         )
-    wiring, here = box.wiring, len(box.wiring.names)
+    graph, here = node_graph.graph, len(node_graph.graph.names)
     first = np.arange(nodes)[:, None] * here
     ends = [
         (first + np.array(each, np.int64)[None, :]).reshape(-1)
-        for each in (wiring.source, wiring.target)
+        for each in (graph.source, graph.target)
     ]
-    columns = [np.tile(np.array(each, float), nodes) for each in (wiring.bandwidth, wiring.latency)]
-    kind = np.tile(np.array(wiring.link_kinds, np.uint8), nodes)
-    share, feed = np.ones(len(kind)), np.full(len(kind), np.inf)
-    node_kind = np.tile(np.array(wiring.kinds, np.uint8), nodes)
-    names = _NodeNames(wiring.names, nodes, [] if cables is None else cables.names)
-    if cables is not None:
-        inner = (first + box.ports[None, :]).reshape(-1)
-        outer = nodes * here + np.arange(len(cables.names))
+    columns = [np.tile(np.array(each, float), nodes) for each in (graph.bandwidth, graph.latency)]
+    kind = np.tile(np.array(graph.link_kinds, np.uint8), nodes)
+    share, max_inflow = np.ones(len(kind)), np.full(len(kind), np.inf)
+    node_kind = np.tile(np.array(graph.kinds, np.uint8), nodes)
+    names = _NodeNames(graph.names, nodes, [] if fabric_graph is None else fabric_graph.names)
+    if fabric_graph is not None:
+        inner = (first + node_graph.ports[None, :]).reshape(-1)
+        outer = nodes * here + np.arange(len(fabric_graph.names))
         number = np.concatenate([inner, outer])
-        for i, pieces in enumerate((cables.source, cables.target)):
+        for i, pieces in enumerate((fabric_graph.source, fabric_graph.target)):
             ends[i] = np.concatenate([ends[i], number[np.concatenate(pieces)]])
-        for i, values in enumerate((cables.bandwidth, cables.latency)):
+        for i, values in enumerate((fabric_graph.bandwidth, fabric_graph.latency)):
             columns[i] = np.concatenate([columns[i], *values])
-        at_port = np.minimum(*map(np.concatenate, (cables.source, cables.target))) < len(inner)
+        at_port = np.minimum(
+            *map(np.concatenate, (fabric_graph.source, fabric_graph.target))
+        ) < len(inner)
         outside = np.where(at_port, LinkKind.NIC, LinkKind.FABRIC)
         kind = np.concatenate([kind, outside]).astype(np.uint8)
-        share = np.concatenate([share, *cables.share])
-        feed = np.concatenate([feed, *cables.feed])
+        share = np.concatenate([share, *fabric_graph.share])
+        max_inflow = np.concatenate([max_inflow, *fabric_graph.max_inflow])
         switches = np.full(len(outer), NodeKind.SWITCH, np.uint8)
         node_kind = np.concatenate([node_kind, switches])
     return Topology(
@@ -91,47 +93,53 @@ def assemble(
         latency=columns[1],
         kind=kind,
         share=share,
-        paths=ClosedFormRoutes(box, cables, nodes, gpus),
-        feed=feed,
-        cards=nodes * node.nics,
-        period=1 if cables is None else cables.period,
+        paths=ClosedFormRoutes(node_graph, fabric_graph, nodes, gpus),
+        max_inflow=max_inflow,
+        nics=nodes * node.nics,
+        period=1 if fabric_graph is None else fabric_graph.period,
         labels=_parallel_link_names(names, ends[0], ends[1], kind == LinkKind.FABRIC),
-        tour=None if cables is None else _tour(cables, box, nodes, gpus),
-        grid=_grid(cables, box, nodes) if cables is not None and cables.grid is not None else None,
+        tour=None if fabric_graph is None else _tour(fabric_graph, node_graph, nodes, gpus),
+        grid=_grid(fabric_graph, node_graph, nodes)
+        if fabric_graph is not None and fabric_graph.grid is not None
+        else None,
     )
 
 
-def _own_ports(box: NodeGraph, nodes: int) -> NDArray[np.int64]:
+def _own_ports(node_graph: NodeGraph, nodes: int) -> NDArray[np.int64]:
     """Return the nearest port of each GPU."""
-    return (np.arange(nodes)[:, None] * len(box.ports) + box.nearest[None, :]).reshape(-1)
+    return (
+        np.arange(nodes)[:, None] * len(node_graph.ports) + node_graph.own_port[None, :]
+    ).reshape(-1)
 
 
-def _tour(cables: FabricGraph, box: NodeGraph, nodes: int, gpus: int) -> NDArray[np.int64] | None:
-    """Return the places of GPUs in a round trip; None if they go by their numbers.
+def _tour(
+    fabric_graph: FabricGraph, node_graph: NodeGraph, nodes: int, gpus: int
+) -> NDArray[np.int64] | None:
+    """Return the place of each GPU in the tour; None if the tour is in order of their numbers.
 
     Those of a node that are joined inside it stay together, where its first port has its place.
     """
-    if cables.tour is None:
+    if fabric_graph.tour is None:
         return None
-    port = _own_ports(box, nodes)
-    if box.inside.shape[2]:
+    port = _own_ports(node_graph, nodes)
+    if node_graph.gpu_routes.shape[2]:
         port = np.repeat(port[::gpus], gpus)
-    place = cables.tour[port] * gpus + np.tile(np.arange(gpus), nodes)
+    place = fabric_graph.tour[port] * gpus + np.tile(np.arange(gpus), nodes)
     return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place))
 
 
-def _grid(cables: FabricGraph, box: NodeGraph, nodes: int) -> Grid:
-    """Return the places of GPUs on a grid."""
-    assert cables.grid is not None
-    return replace(cables.grid, place=cables.grid.place[_own_ports(box, nodes)])
+def _grid(fabric_graph: FabricGraph, node_graph: NodeGraph, nodes: int) -> Grid:
+    """Return the coordinates of GPUs on the grid."""
+    assert fabric_graph.grid is not None
+    return replace(fabric_graph.grid, place=fabric_graph.grid.place[_own_ports(node_graph, nodes)])
 
 
 class _NodeNames(Sequence[str]):
-    """The names of nodes, made when asked for: there can be a million, and few are ever told."""
+    """Names of nodes, made on access: there can be a million, and few are ever printed."""
 
-    def __init__(self, box: Sequence[str], boxes: int, others: Sequence[str]) -> None:
-        self._box, self._others = box, others
-        self._inside = boxes * len(box)
+    def __init__(self, node_names: Sequence[str], nodes: int, others: Sequence[str]) -> None:
+        self._node_names, self._others = node_names, others
+        self._inside = nodes * len(node_names)
 
     def __len__(self) -> int:
         return self._inside + len(self._others)
@@ -142,8 +150,8 @@ class _NodeNames(Sequence[str]):
         at = range(len(self))[at]
         if at >= self._inside:
             return self._others[at - self._inside]
-        node, part = divmod(at, len(self._box))
-        return f"node{node}.{self._box[part]}"
+        node, part = divmod(at, len(self._node_names))
+        return f"node{node}.{self._node_names[part]}"
 
 
 def _parallel_link_names(
@@ -165,7 +173,7 @@ def _parallel_link_names(
     }
 
 
-def _ports(node: Node, fabric: Fabric, gpus: int, box: NodeGraph, nodes: int) -> Ports:
+def _ports(node: Node, fabric: Fabric, gpus: int, node_graph: NodeGraph, nodes: int) -> Ports:
     """Return the ports that a fabric joins, with their bandwidth and latency."""
     hop = hop_latency("switch", fabric.switch_latency)
     if node.nics:
@@ -177,20 +185,20 @@ def _ports(node: Node, fabric: Fabric, gpus: int, box: NodeGraph, nodes: int) ->
         assert node.link_bandwidth is not None
         total = gpus * node.link_bandwidth.si
         latency = hop_latency("link", node.link_latency)
-    return Ports(nodes, len(box.ports), total / len(box.ports), latency, hop)
+    return Ports(nodes, len(node_graph.ports), total / len(node_graph.ports), latency, hop)
 
 
 @dataclass(frozen=True, eq=False)
 class ClosedFormRoutes:
     """Routes in closed form: through a node, or out of one, across the fabric, into another."""
 
-    box: NodeGraph
-    cables: FabricGraph | None
+    node_graph: NodeGraph
+    fabric_graph: FabricGraph | None
     nodes: int
     gpus: int
 
     def __call__(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-        box, per_node = self.box, len(self.box.wiring.source)
+        node_graph, per_node = self.node_graph, len(self.node_graph.graph.source)
         (node_a, i), (node_b, j) = np.divmod(a, self.gpus), np.divmod(b, self.gpus)
         near = node_a == node_b
         hops: list[NDArray[np.int64]] = []
@@ -205,39 +213,41 @@ class ClosedFormRoutes:
                 if used.any():
                     hops.append(np.where(used, hop + shift, -1))
 
-        inside = box.inside.shape[2] > 0
+        inside = node_graph.gpu_routes.shape[2] > 0
         if inside and near.any():
-            add(box.inside[i, j], near, node_a * per_node)
+            add(node_graph.gpu_routes[i, j], near, node_a * per_node)
         # GPUs without links of their own inside reach their neighbours through the fabric.
         across = ~near if inside else a != b
-        if self.cables is not None and across.any():
-            port, each = box.port[i, j], len(box.ports)
-            links = self.cables.hops(node_a * each + port, node_b * each + box.nearest[j])
-            add(box.out[i, port], across, node_a * per_node)
+        if self.fabric_graph is not None and across.any():
+            port, each = node_graph.exit_port[i, j], len(node_graph.ports)
+            links = self.fabric_graph.hops(
+                node_a * each + port, node_b * each + node_graph.own_port[j]
+            )
+            add(node_graph.to_port[i, port], across, node_a * per_node)
             add(links, across, self.nodes * per_node)
-            add(box.into[j], across, node_b * per_node)
+            add(node_graph.from_port[j], across, node_b * per_node)
         return np.array(hops, np.int64).reshape(len(hops), len(a)).T
 
-    def crossings(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Count the ordered pairs of GPUs whose way leads over each link; see `Crowded`."""
-        if not self._bare or self.cables is None or self.cables.pairs is None:
+    def pairs_per_link(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Count the ordered pairs of GPUs whose route uses each link; see `AllPairsRoutes`."""
+        if not self._bare or self.fabric_graph is None or self.fabric_graph.all_pairs is None:
             return None
-        return self.cables.pairs.crossings(gpus)
+        return self.fabric_graph.all_pairs.pairs_per_link(gpus)
 
-    def longest(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
-        """Return the largest sum of values over the ways of all pairs; see `Crowded`."""
-        if not self._bare or self.cables is None or self.cables.pairs is None:
+    def max_route_sum(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
+        """Return the largest sum of values over the routes of all pairs; see `AllPairsRoutes`."""
+        if not self._bare or self.fabric_graph is None or self.fabric_graph.all_pairs is None:
             return None
-        return self.cables.pairs.longest(gpus, value)
+        return self.fabric_graph.all_pairs.max_route_sum(gpus, value)
 
     @property
     def _bare(self) -> bool:
         """Whether there is nothing but the fabric: GPUs are its ports."""
-        return not self.box.wiring.source and len(self.box.ports) == self.gpus
+        return not self.node_graph.graph.source and len(self.node_graph.ports) == self.gpus
 
-    def among(self, seen: NDArray[np.bool_]) -> ClosedFormRoutes:
-        """The same without links of nodes that are not to be seen, if nodes do not differ."""
-        per_node = len(self.box.wiring.source)
+    def filtered(self, seen: NDArray[np.bool_]) -> ClosedFormRoutes:
+        """Return the routes without links of nodes that are not in `seen`, if nodes are equal."""
+        per_node = len(self.node_graph.graph.source)
         of_node = seen[: self.nodes * per_node].reshape(self.nodes, per_node)
         if (of_node != of_node[0]).any():
             return self
@@ -246,5 +256,9 @@ class ClosedFormRoutes:
             table = np.where((table >= 0) & of_node[0][table], table, -1)
             return table[..., (table >= 0).any(axis=tuple(range(table.ndim - 1)))]
 
-        box = replace(self.box, out=left(self.box.out), into=left(self.box.into))
-        return replace(self, box=box)
+        node_graph = replace(
+            self.node_graph,
+            to_port=left(self.node_graph.to_port),
+            from_port=left(self.node_graph.from_port),
+        )
+        return replace(self, node_graph=node_graph)

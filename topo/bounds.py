@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SamplePath:
-    """The way from one GPU to another.
+    """A route from one GPU to another.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class SamplePath:
 
 
 def sample_paths(topology: Topology) -> list[SamplePath]:
-    """Return the ways from GPU 0 to the next, and to GPUs twice as far each time, and the last."""
+    """Return routes from GPU 0 to GPUs 1, 2, 4, 8, … and the last."""
     n = topology.n_gpus
     others = [1 << i for i in range(n.bit_length()) if 1 << i < n - 1]
     others += [n - 1] if n > 1 else []
@@ -216,10 +216,10 @@ def cut_bound(
     InputError
         For an operation without bytes of its own, and if no cut separates sender and receiver.
     """
-    everyone = np.asarray(members, np.int64)
+    group = np.asarray(members, np.int64)
     found: Cut | None = None
     chosen = [
-        np.isin(everyone, np.asarray(side, np.int64))
+        np.isin(group, np.asarray(side, np.int64))
         for side in (prefix_cuts(members) if sides is None else sides)
     ]
     if sides is None:
@@ -228,8 +228,8 @@ def cut_bound(
         if not 0 < here.sum() < len(here) or not _cut_counts(operation, here):
             continue
         need = bytes_across_cut(operation, bytes, int(here.sum()), len(here))
-        capacity = max_flow(topology, topology.gpu[everyone[here]], topology.gpu[everyone[~here]])
-        cut = Cut(need / capacity, need, capacity, tuple(everyone[here].tolist()))
+        capacity = max_flow(topology, topology.gpu[group[here]], topology.gpu[group[~here]])
+        cut = Cut(need / capacity, need, capacity, tuple(group[here].tolist()))
         if found is None or cut.seconds > found.seconds:
             found = cut
     if found is None:
@@ -291,7 +291,7 @@ def prefix_cuts(members: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _cut_counts(operation: Operation, here: NDArray[np.bool_]) -> bool:
-    """Say whether bytes must go from this side to the other, by who is on it."""
+    """Whether the operation must send bytes from this side of a cut to the other."""
     if operation in (Operation.BROADCAST, Operation.SCATTER):
         return bool(here[0])
     if operation in (Operation.REDUCE, Operation.GATHER):

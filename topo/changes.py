@@ -1,4 +1,4 @@
-"""Single links made slower, faster or gone."""
+"""Changes of single links: slower, faster or cut."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         scale, new = _read_change(name, key, value)
         values[key][hit] = values[key][hit] * scale if new is None else new
     if kept.all():
-        cards = topology.kind == LinkKind.NIC
-        ratio = values["bandwidth"][cards] / topology.bandwidth[cards]
-        feed = topology.feed * (ratio.max() if len(ratio) else 1.0)
-        return replace(topology, **values, feed=feed, period=0)
+        nics = topology.kind == LinkKind.NIC
+        ratio = values["bandwidth"][nics] / topology.bandwidth[nics]
+        max_inflow = topology.max_inflow * (ratio.max() if len(ratio) else 1.0)
+        return replace(topology, **values, max_inflow=max_inflow, period=0)
     number = np.where(kept, np.cumsum(kept) - 1, -1)
     columns = {
         key: getattr(topology, key)[kept]
@@ -89,7 +89,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
         paths=ReroutedPaths(topology.paths, number, around),
         labels=labels,
         **columns,
-        feed=np.full(int(kept.sum()), np.inf),
+        max_inflow=np.full(int(kept.sum()), np.inf),
         period=0,
     )
     check_connected(found)

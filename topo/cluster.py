@@ -85,7 +85,7 @@ class NcclChoice:
         The calibration of measured collectives that fits it.
     kindred : str, optional
         The calibration that stands in where its platform was not measured, inside nodes or across:
-        of a platform with the same cards, or of a family such as ``"hopper-infiniband"``.
+        of a platform with the same NICs, or of a family such as ``"hopper-infiniband"``.
     """
 
     version: str | None = None
@@ -159,9 +159,9 @@ class Cluster:
         if fabric is not None and node.nics == 0 and node.kind != "direct":
             raise InputError("[fabric] is given, but node.nics is 0: GPUs need a NIC to reach it")
         if fabric is not None and node.nics and fabric.nic_efficiency is None:
-            raise InputError("'fabric.nic_efficiency' is missing; cards need it")
+            raise InputError("'fabric.nic_efficiency' is missing; NICs need it")
 
-    def direct(self, topology: Topology) -> bool:
+    def has_direct_gpus(self, topology: Topology) -> bool:
         """Whether the GPUs of its topology are joined to a fabric themselves, without NICs.
 
         So it is where ``node.kind`` says so, and in a graph without NICs whose GPUs are on switches
@@ -170,10 +170,10 @@ class Cluster:
         if self.node is not None:
             return self.node.kind == "direct"
         switched = bool((topology.kind >= LinkKind.NIC).any())
-        return topology.cards == 0 and (switched or topology.n_gpus > self.gpus_per_node)
+        return topology.nics == 0 and (switched or topology.n_gpus > self.gpus_per_node)
 
     def topology(self, nodes: int = 1) -> Topology:
-        """Return what some nodes consist of: GPUs, switches, links and routes.
+        """Number of nodes → topology: GPUs, switches, links and routes.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Cluster:
                     f"{self.graph}: has {found.n_gpus} GPUs; {nodes} nodes of "
                     f"{self.gpus_per_node} need {wanted}"
                 )
-            found = found.only(wanted)
+            found = found.first_gpus(wanted)
         return apply_changes(found, self.changes) if self.changes else found
 
     def cost(self, nodes: int = 1) -> AlphaBeta:

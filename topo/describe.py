@@ -34,7 +34,7 @@ LINK_WORDS = {
 
 
 def topology_figures(topology: Topology) -> dict[str, Any]:
-    """Return what there is: counts, and links by kind and bandwidth.
+    """Topology → counts of nodes, and links by kind and bandwidth.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def topology_figures(topology: Topology) -> dict[str, Any]:
     return {
         "title": topology.title,
         "gpus": topology.n_gpus,
-        "nics": topology.cards,
+        "nics": topology.nics,
         "nodes": {kind.name.lower(): counts[kind] for kind in NodeKind if counts[kind]},
         "n_links": topology.n_links,
         "links": [
@@ -72,7 +72,7 @@ def topology_figures(topology: Topology) -> dict[str, Any]:
 
 
 def capacity_figures(topology: Topology) -> dict[str, Any]:
-    """Return what it can carry: sample paths, bisection and rails, in bytes/s and s."""
+    """Topology → sample routes, bisection and rails, in bytes/s and s."""
     return {
         "bisection": bisection(topology),
         "rails": rails(topology),

@@ -1,4 +1,4 @@
-"""Pictures of topologies: rows of switches, cards and GPUs, the fabric on top."""
+"""Pictures of topologies: rows of switches, NICs and GPUs, the fabric on top."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def draw(topology: Topology, path: str | Path) -> None:
 
 
 def positions(topology: Topology) -> NDArray[np.float64]:
-    """Return where each node stands, x and y, shape (n_nodes, 2).
+    """Return the position of each node, x and y, shape (n_nodes, 2).
 
     Rows by kind; the switches of a fabric in rows of their own, by their distance from ports. In a
     row nodes keep their order, and are spread evenly.

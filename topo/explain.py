@@ -28,12 +28,12 @@ class Explanation:
     choice : Choice
         NCCL's.
     seconds : float
-    latency, way : float
-        NCCL's latency, and what the way adds to it, which may be below 0.
-    reached : float
+    latency, route_latency : float
+        NCCL's latency, and what the route adds to it, which may be below 0.
+    nccl_rate : float
         Bandwidth of the full buffer that NCCL reaches where no link limits it.
-    allowed : float
-        What the links of this network let through; not above `reached`.
+    link_rate : float
+        What the links of this network let through; not above `nccl_rate`.
     limit : str
         What bounds the time (`NcclNetwork.limit_of`).
     cut : Cut or None
@@ -45,9 +45,9 @@ class Explanation:
     choice: Choice
     seconds: float
     latency: float
-    way: float
-    reached: float
-    allowed: float
+    route_latency: float
+    nccl_rate: float
+    link_rate: float
     limit: str
     cut: Cut | None
     others: list[tuple[Choice, float]]
@@ -56,7 +56,7 @@ class Explanation:
 def explain(
     network: NcclNetwork, operation: Operation, bytes: int, members: Sequence[int]
 ) -> Explanation:
-    """Return why a communication takes as long as it does.
+    """Network and communication → its price in parts, bounds and alternatives.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def explain(
         choice=choices[0][0],
         seconds=price.duration / PICOSECONDS,
         latency=plain.latency / PICOSECONDS,
-        way=(price.latency - plain.latency) / PICOSECONDS,
-        reached=_bandwidth(plain.rate),
-        allowed=_bandwidth(price.rate),
+        route_latency=(price.latency - plain.latency) / PICOSECONDS,
+        nccl_rate=_bandwidth(plain.rate),
+        link_rate=_bandwidth(price.rate),
         limit=network.limit_of(operation, bytes, group),
         cut=cut_bound(_as_measured(network), operation, bytes, members) if moves else None,
         others=sorted(
@@ -91,7 +91,7 @@ def explain(
 def _as_measured(network: NcclNetwork) -> Topology:
     """Return the topology with what measurements reached, where that is more than its numbers say.
 
-    Cards then carry up to their line rate, and links between switches as much more.
+    NICs then carry up to their line rate, and links between switches as much more.
     """
     topology, nccl = network.topology, network.nccl
     if nccl is None:
@@ -100,7 +100,7 @@ def _as_measured(network: NcclNetwork) -> Topology:
     payload = min(system.nic_efficiency * factors.bandwidth_across, 1.0)
     across = max(1.0, payload / system.nic_efficiency)
     inside = max(1.0, factors.bandwidth_inside)
-    reach = float(nccl.tables.raw["links"]["pcie-reach"])
+    reach = float(nccl.constants.raw["links"]["pcie-reach"])
     kind = topology.kind
     more = np.where(kind >= LinkKind.NIC, across, inside)
     more[kind == LinkKind.PCIE] = max(reach, inside)

@@ -62,7 +62,7 @@ def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> 
         raise InputError(f"{cluster.title}: NCCL's model needs a [node]; it has a graph alone")
     if node.pcie_bandwidth is None or node.kind not in _INTRA_OF_KIND:
         raise InputError(
-            f"{cluster.title}: NCCL's model needs GPUs in nodes with cards; node.kind is "
+            f"{cluster.title}: NCCL's model needs GPUs in nodes with NICs; node.kind is "
             f"{node.kind!r}"
         )
     nics = node.nics
@@ -98,7 +98,7 @@ def arch_of(gpu: str) -> str:
 
 
 def changed_system(system: System, topology: Topology) -> System:
-    """Return what NCCL sees where links were changed: the bandwidths that most of a kind have.
+    """Return the system NCCL sees after changes of links: the most frequent bandwidth of each kind.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
     """Return what NCCL sees of a cluster whose file names a graph.
 
     ``[node]`` and ``[fabric]``, where they are given, say what links cannot: the CPUs' maker,
-    whether cards reach the memory of GPUs, and the share of the line rate that cards' bandwidths
+    whether NICs reach the memory of GPUs, and the share of the line rate that NICs' bandwidths
     stand for.
 
     Parameters
@@ -165,30 +165,30 @@ def system_of_graph(
 ) -> System:
     """Return what NCCL sees of a listed topology.
 
-    Where GPUs, cards or nodes differ, the most frequent number counts, of equally frequent ones the
+    Where GPUs, NICs or nodes differ, the most frequent number counts, of equally frequent ones the
     lower: NCCL takes all nodes for equal. What single links carry limits communications besides.
 
     Parameters
     ----------
     topology : Topology
-        With cards (`NodeKind.NIC`) if it has several nodes.
+        With NICs (`NodeKind.NIC`) if it has several nodes.
     gpus_per_node : int
         Ranks r with the same r // gpus_per_node stand in one node.
     arch : str
         Of the GPUs.
     nic_efficiency : float
-        Share of the cards' line rate that the listed bandwidths stand for.
+        Share of the NICs' line rate that the listed bandwidths stand for.
     cpu : str
         Maker of the CPUs.
     gpudirect : bool
-        Whether cards reach the memory of GPUs.
+        Whether NICs reach the memory of GPUs.
     version : tuple of int
         NCCL's.
 
     Raises
     ------
     InputError
-        If the GPUs do not fill whole nodes, or nodes have different numbers of cards.
+        If the GPUs do not fill whole nodes, or nodes have different numbers of NICs.
     """
     if topology.n_gpus % gpus_per_node:
         raise InputError(
@@ -196,24 +196,24 @@ def system_of_graph(
             f"{gpus_per_node} ('gpus_per_node')"
         )
     nodes = topology.n_gpus // gpus_per_node
-    at_card = np.flatnonzero(topology.node_kind == NodeKind.NIC)
-    if len(at_card) % nodes:
+    nic_nodes = np.flatnonzero(topology.node_kind == NodeKind.NIC)
+    if len(nic_nodes) % nodes:
         raise InputError(
-            f"{topology.title}: {len(at_card)} cards on {nodes} nodes; every node must have as "
+            f"{topology.title}: {len(nic_nodes)} NICs on {nodes} nodes; every node must have as "
             "many as the others"
         )
-    each = len(at_card) // nodes
+    each = len(nic_nodes) // nodes
     fast = _bandwidth_out(topology, topology.gpu, (LinkKind.NVLINK,))
-    cards = _bandwidth_out(topology, at_card, (LinkKind.NIC, LinkKind.FABRIC))
-    # Several small cards a GPU are one to NCCL.
+    nics = _bandwidth_out(topology, nic_nodes, (LinkKind.NIC, LinkKind.FABRIC))
+    # Several small NICs a GPU are one to NCCL.
     bundled = max(1.0, each / gpus_per_node)
     sockets = topology.bandwidth[topology.kind == LinkKind.SOCKET]
-    # GPUs that hang on a CPU by links of its own have cards on PCIe.
-    of_gpus, of_cards = (
+    # GPUs that hang on a CPU by links of its own have NICs on PCIe.
+    of_gpus, of_nics = (
         _most_frequent(_bandwidth_out(topology, ends, (LinkKind.PCIE,)))
-        for ends in (topology.gpu, at_card)
+        for ends in (topology.gpu, nic_nodes)
     )
-    pcie = of_gpus or of_cards or _PCIE_PLACEHOLDER
+    pcie = of_gpus or of_nics or _PCIE_PLACEHOLDER
     return System(
         arch=arch,
         gpus_per_node=gpus_per_node,
@@ -222,7 +222,7 @@ def system_of_graph(
         pcie_bandwidth=pcie,
         socket_bandwidth=_most_frequent(sockets) or pcie,
         nics=min(each, gpus_per_node),
-        nic_bandwidth=_most_frequent(cards) / nic_efficiency * bundled,
+        nic_bandwidth=_most_frequent(nics) / nic_efficiency * bundled,
         nic_efficiency=nic_efficiency,
         nic_path=_nic_path(topology),
         cpu=cpu,
@@ -269,7 +269,7 @@ def _intra(topology: Topology, gpus_per_node: int) -> str:
 
 
 def _nic_path(topology: Topology) -> str:
-    """Return the distance from GPUs to their nearest cards, as nvidia-smi writes it."""
+    """Return the distance from GPUs to their nearest NICs, as nvidia-smi writes it."""
     near: dict[int, list[int]] = {}
     for a, b, kind in zip(
         topology.source.tolist(), topology.target.tolist(), topology.kind.tolist(), strict=True

@@ -26,6 +26,7 @@ __all__ = [
     "SharedNetwork",
     "bus_factor",
     "class_of",
+    "integer_rates",
     "rate_of",
 ]
 
@@ -39,7 +40,7 @@ WEIGHT_ONE = 1 << 20
 
 
 class Price(NamedTuple):
-    """What one communication costs with the network to itself.
+    """Cost of one communication that has the network to itself.
 
     Attributes
     ----------
@@ -98,6 +99,12 @@ def rate_of(bytes_per_second: float) -> int:
     if not 0 < bytes_per_second < float("inf"):
         raise InputError(f"bandwidth is {bytes_per_second} bytes/s; it must be above 0")
     return max(1, round(bytes_per_second * (1 << RATE_BITS) / PICOSECONDS))
+
+
+def integer_rates(bandwidth: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return bandwidths, bytes per second, as integer rates, at least 1; see `rate_of`."""
+    rates = np.rint(bandwidth * ((1 << RATE_BITS) / PICOSECONDS))
+    return np.maximum(rates, 1).astype(np.int64)
 
 
 @runtime_checkable

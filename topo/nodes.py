@@ -52,24 +52,24 @@ class Node:
     cpu : str
         Maker of the CPUs: ``"intel"``, ``"amd"``, ``"grace"``, ``"arm"``, ``"power"``.
     numa_nodes : int
-        CPUs of a node, or of a tray; GPUs and cards are spread over them evenly.
+        CPUs of a node, or of a tray; GPUs and NICs are spread over them evenly.
     socket_bandwidth : Quantity, optional
         Between two of the CPUs, one direction, usable. Needed where there are several.
     tray : int, optional
         GPUs that share CPUs, where those of a rack have one NVLink domain but many hosts.
     pcie_switches : int, optional
-        In a node; by default one for two GPUs if cards are reached through switches, else none.
+        In a node; by default one for two GPUs if NICs are reached through switches, else none.
     nics : int
-        Network cards of a node. 0: it stands alone, or is joined ``"direct"``.
+        Network NICs of a node. 0: it stands alone, or is joined ``"direct"``.
     nic_bandwidth : Quantity, optional
         Line rate of one of them, one direction.
     nic_path : str
-        What lies between a GPU and its card, as ``nvidia-smi topo`` says: ``"pix"`` one PCIe
+        What lies between a GPU and its nic, as ``nvidia-smi topo`` says: ``"pix"`` one PCIe
         switch, ``"pxb"`` several, ``"phb"`` the CPU, ``"sys"`` a connection between CPUs.
     gpudirect : bool
-        Whether cards read and write the memory of GPUs; otherwise data rests in the CPU's memory.
+        Whether NICs read and write the memory of GPUs; otherwise data rests in the CPU's memory.
     pxn : bool
-        Whether a GPU reaches the card of another rail over NVLink and that rail's GPU.
+        Whether a GPU reaches the NIC of another rail over NVLink and that rail's GPU.
     link_latency, pcie_latency, nic_latency : Quantity, optional
         Of one hop; by default those of ``data/links.toml``.
     """
@@ -120,7 +120,7 @@ class Node:
 
 
 class GraphBuilder:
-    """Nodes and links as lists.
+    """A small graph under construction: nodes and links as lists.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class GraphBuilder:
     bandwidth, latency : list of float
         In bytes per second and seconds.
     link_kinds : list of LinkKind
-    at : dict
+    link_between : dict
         The link from a node to another.
     """
 
@@ -143,31 +143,31 @@ class GraphBuilder:
         self.bandwidth: list[float] = []
         self.latency: list[float] = []
         self.link_kinds: list[LinkKind] = []
-        self.at: dict[tuple[int, int], int] = {}
+        self.link_between: dict[tuple[int, int], int] = {}
 
-    def add(self, kind: NodeKind, name: str) -> int:
+    def add_node(self, kind: NodeKind, name: str) -> int:
         """Add a node and return its number."""
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
 
-    def join(self, a: int, b: int, bandwidth: float, latency: float, kind: LinkKind) -> None:
+    def connect(self, a: int, b: int, bandwidth: float, latency: float, kind: LinkKind) -> None:
         """Join two nodes by a link in each direction."""
         for source, target in ((a, b), (b, a)):
-            self.at[source, target] = len(self.source)
+            self.link_between[source, target] = len(self.source)
             self.source.append(source)
             self.target.append(target)
             self.bandwidth.append(bandwidth)
             self.latency.append(latency)
             self.link_kinds.append(kind)
 
-    def path(self, nodes: Sequence[int]) -> list[int]:
+    def links_along(self, nodes: Sequence[int]) -> list[int]:
         """Return the links along some nodes."""
-        return [self.at[pair] for pair in pairwise(nodes)]
+        return [self.link_between[pair] for pair in pairwise(nodes)]
 
-    def width(self, a: int, b: int) -> float:
+    def bandwidth_between(self, a: int, b: int) -> float:
         """Return the bandwidth of the link between two nodes, 0 if there is none."""
-        return self.bandwidth[self.at[a, b]] if (a, b) in self.at else 0.0
+        return self.bandwidth[self.link_between[a, b]] if (a, b) in self.link_between else 0.0
 
     def adjacency(self, gpus: int) -> NDArray[np.bool_]:
         """Whether fast links join two of the first nodes, directly or by one NVSwitch."""
@@ -206,36 +206,36 @@ _HYPERCUBE_LINKS = 6
 
 @dataclass(frozen=True, eq=False)
 class NodeGraph:
-    """A node's graph and the ways through it. GPUs are its nodes 0 to g - 1.
+    """A node's graph and its routes. GPUs are its nodes 0 to g - 1.
 
-    A port is where the fabric begins: the cards of a GPU, or those that several share, taken
-    together; of a node without cards the GPU.
+    A port is where the fabric begins: the NICs of a GPU, or those that several share, taken
+    together; of a node without NICs the GPU.
 
     Attributes
     ----------
-    wiring : GraphBuilder
+    graph : GraphBuilder
         The graph.
     ports : int64, shape (r,)
         The node of each port.
-    inside : int64, shape (g, g, h)
+    gpu_routes : int64, shape (g, g, h)
         Links from GPU to GPU, padded with -1 anywhere.
-    port : int64, shape (g, g)
+    exit_port : int64, shape (g, g)
         The port by which a GPU here reaches a GPU of the same position in another node.
-    out : int64, shape (g, r, h)
+    to_port : int64, shape (g, r, h)
         Links from a GPU to a port.
-    into : int64, shape (g, h)
+    from_port : int64, shape (g, h)
         Links to a GPU from its own port.
-    nearest : int64, shape (g,)
+    own_port : int64, shape (g,)
         The own port of a GPU.
     """
 
-    wiring: GraphBuilder
+    graph: GraphBuilder
     ports: NDArray[np.int64]
-    inside: NDArray[np.int64]
-    port: NDArray[np.int64]
-    out: NDArray[np.int64]
-    into: NDArray[np.int64]
-    nearest: NDArray[np.int64]
+    gpu_routes: NDArray[np.int64]
+    exit_port: NDArray[np.int64]
+    to_port: NDArray[np.int64]
+    from_port: NDArray[np.int64]
+    own_port: NDArray[np.int64]
 
 
 def hop_latency(kind: str, own: Quantity | None = None) -> float:
@@ -246,7 +246,7 @@ def hop_latency(kind: str, own: Quantity | None = None) -> float:
 
 
 def build_node_graph(node: Node, gpus: int) -> NodeGraph:
-    """Wire a node.
+    """Node table and number of GPUs → graph and routes.
 
     Parameters
     ----------
@@ -254,27 +254,27 @@ def build_node_graph(node: Node, gpus: int) -> NodeGraph:
     gpus : int
         How many it has.
     """
-    wiring = GraphBuilder()
+    builder = GraphBuilder()
     for i in range(gpus):
-        wiring.add(NodeKind.GPU, f"gpu{i}")
-    _add_fast_links(wiring, node, gpus)
+        builder.add_node(NodeKind.GPU, f"gpu{i}")
+    _add_fast_links(builder, node, gpus)
     if node.kind == "direct":
-        everyone = np.arange(gpus)
+        all_gpus = np.arange(gpus)
         empty = np.empty((gpus, gpus, 0), np.int64)
         return NodeGraph(
-            wiring,
-            everyone,
+            builder,
+            all_gpus,
             empty,
-            np.tile(everyone[:, None], gpus),
+            np.tile(all_gpus[:, None], gpus),
             empty,
             np.empty((gpus, 0), np.int64),
-            everyone,
+            all_gpus,
         )
-    above, ports, nearest = _add_hosts(wiring, node, gpus)
-    inside = _inside_routes(wiring, node, gpus, above)
+    above, ports, nearest = _add_hosts(builder, node, gpus)
+    inside = _inside_routes(builder, node, gpus, above)
     if not len(ports):
         return NodeGraph(
-            wiring,
+            builder,
             ports,
             inside,
             np.zeros((gpus, gpus), np.int64),
@@ -283,28 +283,28 @@ def build_node_graph(node: Node, gpus: int) -> NodeGraph:
             nearest,
         )
     first = np.searchsorted(nearest, np.arange(len(ports)))  # of the GPUs at each port
-    fast = wiring.adjacency(gpus) if node.pxn else np.zeros((gpus, gpus), bool)
+    fast = builder.adjacency(gpus) if node.pxn else np.zeros((gpus, gpus), bool)
     # Over NVLink to the GPU at the receiver's rail, if there is a way (NCCL's PXN).
     own = nearest[:, None] == np.arange(len(ports))[None, :]
     via = np.where(own, np.arange(gpus)[:, None], first[None, :])
     reachable = own | fast[np.arange(gpus)[:, None], via]
     port = np.where(reachable[:, nearest], nearest[None, :], nearest[:, None])
 
-    ways = [_tree_route(wiring, above, i, int(ports[nearest[i]]), node) for i in range(gpus)]
-    up = _padded([wiring.path(way) for way in ways])
-    into = _padded([wiring.path(way[::-1]) for way in ways])
+    ways = [_tree_route(builder, above, i, int(ports[nearest[i]]), node) for i in range(gpus)]
+    up = _padded([builder.links_along(way) for way in ways])
+    into = _padded([builder.links_along(way[::-1]) for way in ways])
     out = np.concatenate([inside[np.arange(gpus)[:, None], via], up[via]], axis=2)
-    return NodeGraph(wiring, ports, inside, port, out, into, nearest)
+    return NodeGraph(builder, ports, inside, port, out, into, nearest)
 
 
-def _add_fast_links(wiring: GraphBuilder, node: Node, gpus: int) -> None:
+def _add_fast_links(builder: GraphBuilder, node: Node, gpus: int) -> None:
     """Add NVLink or xGMI."""
     if node.link_bandwidth is None or node.kind == "direct":
         return
     bandwidth = node.link_bandwidth.si
     latency = hop_latency("link", node.link_latency)
     if node.kind == "nvswitch":
-        switch = wiring.add(NodeKind.NVSWITCH, "nvswitch")
+        switch = builder.add_node(NodeKind.NVSWITCH, "nvswitch")
         pairs = [(i, switch, 1.0) for i in range(gpus)]
     elif node.kind == "hypercube-mesh":
         pairs = [(i, j, width / _HYPERCUBE_LINKS) for i, j, width in _HYPERCUBE]
@@ -313,19 +313,19 @@ def _add_fast_links(wiring: GraphBuilder, node: Node, gpus: int) -> None:
     else:
         pairs = [(i, j, 1 / (gpus - 1)) for i in range(gpus) for j in range(i + 1, gpus)]
     for i, j, part in pairs:
-        wiring.join(i, j, bandwidth * part, latency, LinkKind.NVLINK)
+        builder.connect(i, j, bandwidth * part, latency, LinkKind.NVLINK)
 
 
 def _add_hosts(
-    wiring: GraphBuilder, node: Node, gpus: int
+    builder: GraphBuilder, node: Node, gpus: int
 ) -> tuple[dict[int, int], NDArray[np.int64], NDArray[np.int64]]:
-    """Add CPUs, PCIe switches and cards; return what is above each, the ports, the nearest."""
+    """Add CPUs, PCIe switches and NICs; return what is above each, the ports, the nearest."""
     assert node.pcie_bandwidth is not None
     pcie, latency = node.pcie_bandwidth.si, hop_latency("pcie", node.pcie_latency)
     tray = node.tray or gpus
     trays = gpus // tray
-    cards = min(node.nics, gpus) // trays  # ports of a tray
-    switched = cards > 0 and node.nic_path in ("pix", "pxb")
+    nics_of_tray = min(node.nics, gpus) // trays  # ports of a tray
+    switched = nics_of_tray > 0 and node.nic_path in ("pix", "pxb")
     switches = (
         (-(-tray // 2) if switched else 0) if node.pcie_switches is None else (node.pcie_switches)
     )
@@ -334,60 +334,60 @@ def _add_hosts(
     nearest = np.zeros(gpus, np.int64)
 
     def attach(lower: int, upper: int, lanes: float = 1.0) -> None:
-        wiring.join(lower, upper, pcie * lanes, latency, LinkKind.PCIE)
+        builder.connect(lower, upper, pcie * lanes, latency, LinkKind.PCIE)
         above[lower] = upper
 
     for t in range(trays):
         mark = f"tray{t}." if trays > 1 else ""
-        cpus = [wiring.add(NodeKind.CPU, f"{mark}cpu{k}") for k in range(node.numa_nodes)]
+        cpus = [builder.add_node(NodeKind.CPU, f"{mark}cpu{k}") for k in range(node.numa_nodes)]
         for k, one in enumerate(cpus):
             for other in cpus[k + 1 :]:
                 assert node.socket_bandwidth is not None
-                wiring.join(
+                builder.connect(
                     one, other, node.socket_bandwidth.si, hop_latency("socket"), LinkKind.SOCKET
                 )
         tops = cpus
         if switches:
-            tops = [wiring.add(NodeKind.PCIE, f"{mark}pcie{k}") for k in range(switches)]
+            tops = [builder.add_node(NodeKind.PCIE, f"{mark}pcie{k}") for k in range(switches)]
             for k, switch in enumerate(tops):
                 attach(switch, cpus[k * len(cpus) // switches])
         for j in range(tray):
             gpu, top = t * tray + j, tops[j * len(tops) // tray]
             if node.host_bandwidth is not None and not switches:
-                wiring.join(gpu, top, node.host_bandwidth.si, latency, LinkKind.HOST)
+                builder.connect(gpu, top, node.host_bandwidth.si, latency, LinkKind.HOST)
                 above[gpu] = top
             else:
                 attach(gpu, top)
-            nearest[gpu] = t * cards + j * cards // tray
+            nearest[gpu] = t * nics_of_tray + j * nics_of_tray // tray
         bridges: dict[int, int] = {}
-        for k in range(cards):
-            card = wiring.add(NodeKind.NIC, f"nic{t * cards + k}")
-            ports.append(card)
-            gpu = t * tray + -(-k * tray // cards)  # the first at this card
+        for k in range(nics_of_tray):
+            nic = builder.add_node(NodeKind.NIC, f"nic{t * nics_of_tray + k}")
+            ports.append(nic)
+            gpu = t * tray + -(-k * tray // nics_of_tray)  # the first at this NIC
             lanes = node.nics / min(node.nics, gpus)
             if node.nic_path == "sys":
-                attach(card, cpus[(k * len(cpus) // cards + 1) % len(cpus)], lanes)
+                attach(nic, cpus[(k * len(cpus) // nics_of_tray + 1) % len(cpus)], lanes)
             elif node.nic_path == "phb" or not switches:
-                attach(card, cpus[k * len(cpus) // cards], lanes)
+                attach(nic, cpus[k * len(cpus) // nics_of_tray], lanes)
             elif node.nic_path == "pix":
-                attach(card, above[gpu], lanes)
+                attach(nic, above[gpu], lanes)
             else:
                 top = above[gpu]
                 if top not in bridges:
-                    name = wiring.names[top].replace("pcie", "bridge")
-                    bridges[top] = wiring.add(NodeKind.PCIE, name)
-                    below = max(1, cards // len(tops))
+                    name = builder.names[top].replace("pcie", "bridge")
+                    bridges[top] = builder.add_node(NodeKind.PCIE, name)
+                    below = max(1, nics_of_tray // len(tops))
                     attach(bridges[top], top, lanes * below)
-                attach(card, bridges[top], lanes)
+                attach(nic, bridges[top], lanes)
     return above, np.array(ports, np.int64), nearest
 
 
 def _tree_route(
-    wiring: GraphBuilder, above: dict[int, int], a: int, b: int, node: Node
+    builder: GraphBuilder, above: dict[int, int], a: int, b: int, node: Node
 ) -> list[int]:
     """Return the nodes from a to b up and down the PCIe tree, across CPUs where needed."""
     up, down = _ancestors(above, a), _ancestors(above, b)
-    if node.gpudirect or wiring.kinds[b] != NodeKind.NIC:
+    if node.gpudirect or builder.kinds[b] != NodeKind.NIC:
         shared = [each for each in up if each in down]
         if shared:  # turn where the ways meet first
             return up[: up.index(shared[0]) + 1] + down[: down.index(shared[0])][::-1]
@@ -405,18 +405,18 @@ def _ancestors(above: dict[int, int], node: int) -> list[int]:
 
 
 def _inside_routes(
-    wiring: GraphBuilder, node: Node, gpus: int, above: dict[int, int]
+    builder: GraphBuilder, node: Node, gpus: int, above: dict[int, int]
 ) -> NDArray[np.int64]:
     """Return the links from each GPU to each, shape (g, g, h)."""
     if node.kind == "nvswitch":
-        switch = wiring.names.index("nvswitch")
-        up = np.array([wiring.at[i, switch] for i in range(gpus)])
-        down = np.array([wiring.at[switch, i] for i in range(gpus)])
+        switch = builder.names.index("nvswitch")
+        up = np.array([builder.link_between[i, switch] for i in range(gpus)])
+        down = np.array([builder.link_between[switch, i] for i in range(gpus)])
         found = np.stack(np.broadcast_arrays(up[:, None], down[None, :]), axis=2)
         found[np.arange(gpus), np.arange(gpus)] = -1
         return found
     ways = [
-        wiring.path(_gpu_route(wiring, node, gpus, above, i, j)) if i != j else []
+        builder.links_along(_gpu_route(builder, node, gpus, above, i, j)) if i != j else []
         for i in range(gpus)
         for j in range(gpus)
     ]
@@ -425,19 +425,21 @@ def _inside_routes(
 
 
 def _gpu_route(
-    wiring: GraphBuilder, node: Node, gpus: int, above: dict[int, int], i: int, j: int
+    builder: GraphBuilder, node: Node, gpus: int, above: dict[int, int], i: int, j: int
 ) -> list[int]:
     """Return the nodes from GPU i to GPU j."""
-    if (i, j) in wiring.at:
+    if (i, j) in builder.link_between:
         return [i, j]
     if node.kind == "hypercube-mesh":
         # NCCL goes through one GPU between, by the widest links.
         width = [
-            min(wiring.width(i, k), wiring.width(k, j)) if k not in (i, j) else 0.0
+            min(builder.bandwidth_between(i, k), builder.bandwidth_between(k, j))
+            if k not in (i, j)
+            else 0.0
             for k in range(gpus)
         ]
         return [i, int(np.argmax(width)), j]
-    return _tree_route(wiring, above, i, j, node)
+    return _tree_route(builder, above, i, j, node)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Ways through any graph: the fastest for a message of a given size."""
+"""Routes of any graph: the shortest time for a message of a given size."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ShortestTimeRoutes:
 
 @dataclass(frozen=True, eq=False)
 class ReroutedPaths:
-    """Routes as they were, but around links that have been cut.
+    """Routes as before, except around links that were cut.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A cluster with other speeds than its file says, and what then limits its network cards."""
+"""A cluster with other bandwidths than its file has, and what then limits its NICs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_speeds(
     given: Mapping[str, str | int | None],
     label: Callable[[str], str] = "cluster.{}".format,
 ) -> Cluster:
-    """From a cluster and keys of its nodes to the cluster with these, as if its file had them.
+    """Cluster and keys of its nodes → the cluster with these, as if its file had them.
 
     A bandwidth keeps the relative error bar of the one that it replaces: that of a NIC's line rate
     is 0, that of NVLink and PCIe says how well the usable part is known.
@@ -68,7 +68,7 @@ def with_speeds(
     100000000000.0
     """
     changes: dict[str, Any] = {}
-    said = []
+    stated = []
     for key in SPEEDS:
         value = given.get(key)
         if value is None:
@@ -86,18 +86,18 @@ def with_speeds(
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{label(key)} is {value!r}; it must be a number, 1 or more")
             changes[key] = value
-            said.append(f"{value} NICs a node")
+            stated.append(f"{value} NICs a node")
         else:
             changes[key] = Quantity(
                 _bandwidth(value, label(key)), "B/s", old.error, SOURCE_OF_OVERRIDES
             )
-            said.append(f"{key} {value}")
+            stated.append(f"{key} {value}")
     if not changes:
         return cluster
     try:
         assert cluster.node is not None
         node = replace(cluster.node, **changes)
-        return replace(cluster, node=node, title=f"{cluster.title}; set: {', '.join(said)}")
+        return replace(cluster, node=node, title=f"{cluster.title}; set: {', '.join(stated)}")
     except InputError as error:
         keys = ", ".join(label(key) for key in changes)
         raise InputError(f"{keys}: {error}") from error
@@ -111,7 +111,7 @@ def _bandwidth(text: object, where: str) -> float:
 
 
 def nic_bottleneck(cluster: Cluster) -> str | None:
-    """From a cluster to what holds its network cards back, in a line; None if nothing does.
+    """Cluster → what limits its NICs below their line rate, in a line; None if nothing does.
 
     NCCL's model says: `mpisim.topo.nccl.channels.links`.
     """
@@ -123,7 +123,7 @@ def nic_bottleneck(cluster: Cluster) -> str | None:
 
     try:
         system = cluster_system(cluster)
-    except InputError:  # GPUs without cards
+    except InputError:  # GPUs without NICs
         return None
     if not system.nics:
         return None

@@ -42,26 +42,26 @@ with -1."""
 
 @runtime_checkable
 class FilterableRoutes(Protocol):
-    """Paths that can leave out links."""
+    """A route function that can leave out links."""
 
-    def among(self, seen: NDArray[np.bool_]) -> RouteFunction:
-        """Return the same paths, without some of the links that are not to be seen."""
+    def filtered(self, seen: NDArray[np.bool_]) -> RouteFunction:
+        """Return the same paths, which may leave out links that are not in `seen`."""
         ...
 
 
 @runtime_checkable
 class AllPairsRoutes(Protocol):
-    """Paths that know what the ways between all pairs of many GPUs have in common."""
+    """A route function that answers questions about all pairs of many GPUs in closed form."""
 
-    def crossings(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Count the ordered pairs of GPUs whose way leads over each link, shape (n_links,).
+    def pairs_per_link(self, gpus: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Count the ordered pairs of GPUs whose route uses each link, shape (n_links,).
 
         None if that has to be found pair by pair.
         """
         ...
 
-    def longest(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
-        """Return the largest sum of values of links, shape (n_links,), over the ways of all pairs.
+    def max_route_sum(self, gpus: NDArray[np.int64], value: NDArray[np.int64]) -> int | None:
+        """Return the largest sum of `value`, shape (n_links,), over the links of a route.
 
         None if that has to be found pair by pair.
         """
@@ -69,7 +69,7 @@ class AllPairsRoutes(Protocol):
 
 
 class NodeKind(IntEnum):
-    """What stands at an end of links."""
+    """Kind of a node of the graph."""
 
     GPU = 0
     NVSWITCH = 1
@@ -80,7 +80,7 @@ class NodeKind(IntEnum):
 
 
 class LinkKind(IntEnum):
-    """What a link is; NVLINK also stands for AMD's xGMI."""
+    """Kind of a link; NVLINK also stands for AMD's xGMI."""
 
     NVLINK = 0
     PCIE = 1
@@ -97,7 +97,7 @@ def all_pairs_routes(paths: object) -> AllPairsRoutes | None:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where GPUs stand on a torus, a mesh or a wafer.
+    """Coordinates of GPUs on a torus, a mesh or a wafer.
 
     Attributes
     ----------
@@ -118,12 +118,12 @@ class Grid:
 class Topology:
     """GPUs, what joins them, and routes.
 
-    Links are directed: a cable is two of them. Nodes are those of a graph: GPUs, cards, switches.
+    Links are directed: a cable is two of them. Nodes are those of a graph: GPUs, NICs, switches.
 
     Attributes
     ----------
     title : str
-        What it is, for people.
+        Name for messages and reports.
     gpu : int64, shape (n_gpus,)
         The node of GPU i; rank i runs on GPU i.
     names : sequence of str
@@ -145,11 +145,11 @@ class Topology:
         Part of a flow that a link carries if its route uses it: 1, but less where flows are spread
         over parallel links.
     paths : callable
-        Where the routes come from.
-    feed : float64, shape (n_links,)
+        Finds routes.
+    max_inflow : float64, shape (n_links,)
         The most that can come to a link of a fabric: the bandwidth of all ports whose routes lead
         over it, times their part there. Infinite where that is not known.
-    cards : int
+    nics : int
         NICs; those of one GPU may be a single node of the graph.
     period : int
         Groups that are this many nodes apart have equal routes, over links of equal bandwidth; 0
@@ -175,8 +175,8 @@ class Topology:
     kind: NDArray[np.uint8]
     share: NDArray[np.float64]
     paths: RouteFunction
-    feed: NDArray[np.float64]
-    cards: int = 0
+    max_inflow: NDArray[np.float64]
+    nics: int = 0
     period: int = 0
     labels: dict[int, str] = field(default_factory=dict)
     tour: NDArray[np.int64] | None = None
@@ -189,7 +189,7 @@ class Topology:
 
     @property
     def n_nodes(self) -> int:
-        """How many GPUs, switches, cards and so on."""
+        """How many GPUs, switches, NICs and so on."""
         return len(self.names)
 
     @property
@@ -210,7 +210,7 @@ class Topology:
         return [self.link_name(link) for link in range(self.n_links)]
 
     def routes(self, a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the links between pairs of GPUs: the way of NCCL's point-to-point transfers.
+        """Return the links between pairs of GPUs: the routes of NCCL's point-to-point transfers.
 
         Parameters
         ----------
@@ -242,12 +242,12 @@ class Topology:
         """Return the links from GPU a to GPU b, in order."""
         return self.routes([a], [b])[1]
 
-    def among(self, seen: NDArray[np.bool_]) -> RouteFunction:
-        """Return the paths for one who looks only at some links: others may be left out."""
-        return self.paths.among(seen) if isinstance(self.paths, FilterableRoutes) else self.paths
+    def filtered(self, seen: NDArray[np.bool_]) -> RouteFunction:
+        """Return the route function restricted to some links: others may be left out."""
+        return self.paths.filtered(seen) if isinstance(self.paths, FilterableRoutes) else self.paths
 
-    def only(self, gpus: int) -> Topology:
-        """Return the same with the first GPUs alone; all links and switches stay."""
+    def first_gpus(self, gpus: int) -> Topology:
+        """Return the topology of the first GPUs; all links and switches stay."""
         tour, grid = self.tour, self.grid
         return replace(
             self,
@@ -257,7 +257,7 @@ class Topology:
         )
 
     def graph(self) -> networkx.MultiDiGraph:
-        """Return it as a graph: nodes by name, with ``kind`` and ``rank`` (of GPUs).
+        """Return a networkx graph: nodes by name, with ``kind`` and ``rank`` (of GPUs).
 
         Edges have ``name``, ``kind``, ``bandwidth`` (bytes/s) and ``latency`` (s).
         """

@@ -233,9 +233,9 @@ def _build(source: str, title: str, nodes: list[NodeEntry], links: list[LinkEntr
         latency=time_,
         kind=np.array([row[2] for row in rows], np.uint8),
         share=np.ones(len(rows)),
-        feed=np.full(len(rows), np.inf),
+        max_inflow=np.full(len(rows), np.inf),
         paths=ShortestTimeRoutes(names, gpu, pairs[:, 0], pairs[:, 1], speed, time_),
-        cards=kinds.count(NodeKind.NIC),
+        nics=kinds.count(NodeKind.NIC),
         labels=labels,
         tour=_tour(gpu, pairs, len(names)),
     )

@@ -230,14 +230,14 @@ def _why(
     us, choice = 1e6, found.choice
     yield ""
     yield f"{size} B take {found.seconds * us:.2f} us, limited by: {found.limit or 'nothing'}"
-    way = f" {found.way * us:+.2f} us of the way" if found.way else ""
+    way = f" {found.route_latency * us:+.2f} us of the way" if found.route_latency else ""
     how = f" {choice.protocol}, {choice.channels} channels" if choice.channels else ""
     yield (
         f"  {choice.algorithm}{how}: latency "
-        f"{found.latency * us:.2f} us{way}, then {found.allowed / 1e9:.2f} GB/s"
+        f"{found.latency * us:.2f} us{way}, then {found.link_rate / 1e9:.2f} GB/s"
     )
-    if found.allowed < found.reached and network.nccl is not None:
-        yield f"  where no link limited it NCCL would reach {found.reached / 1e9:.2f} GB/s"
+    if found.link_rate < found.nccl_rate and network.nccl is not None:
+        yield f"  where no link limited it NCCL would reach {found.nccl_rate / 1e9:.2f} GB/s"
     if found.limit == PROTOCOL:
         yield "  protocol: so many channels of this protocol move no more; faster links do not help"
     if found.cut is not None:

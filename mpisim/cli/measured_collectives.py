@@ -52,8 +52,8 @@ def read_rows(args: argparse.Namespace) -> tuple[list[Measurement], Counter[str]
         if number is not None and number < 1:
             raise UsageError(f"--{name} is {number}; it must be 1 or more")
     gpu = None if args.cluster is None else find_cluster(args.cluster).gpu
-    said = RunOverrides(args.operation, args.gpus, args.nodes, gpu, args.network)
-    return read(args.paths, said)
+    overrides = RunOverrides(args.operation, args.gpus, args.nodes, gpu, args.network)
+    return read(args.paths, overrides)
 
 
 def sorted_rows(

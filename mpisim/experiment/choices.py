@@ -125,10 +125,10 @@ class NetworkChoice:
 
     Attributes
     ----------
-    model : {"nccl", "alpha-beta"}
+    model : {"nccl", "alpha-beta", "echo"}
         NCCL's own choices of algorithm and protocol on the links of the cluster, with factors
         calibrated on measured collectives (where GPUs are joined to a fabric without NICs, what the
-        links allow); or two latencies and two bandwidths.
+        links allow); two latencies and two bandwidths; or, for comparison, Echo's formulas.
     algorithm : {"library", "ring", "dimensions"}
         Of all-reduces, all-gathers and reduce-scatters: the library's choice; rings; or dimension
         by dimension, on a torus, a mesh or a wafer, where a group fills a block of it.
@@ -148,7 +148,7 @@ class NetworkChoice:
         relative to the experiment's. Those that come with mpisim if not given.
     """
 
-    model: Literal["nccl", "alpha-beta"] = "nccl"
+    model: Literal["nccl", "alpha-beta", "echo"] = "nccl"
     algorithm: Literal["library", "ring", "dimensions"] = "library"
     ring_order: Literal["ranks", "fabric"] | None = None
     contention: bool = True

@@ -159,7 +159,7 @@ class CommunicationKernels:
             algorithm, protocol, channels = choice.algorithm, choice.protocol, choice.channels
             if operation in SENDS and operation is not Operation.SEND_RECV:
                 # Connections to each peer, on thread blocks that peers share.
-                max_channels = nccl.tables.raw["point-to-point"]["channels"]
+                max_channels = nccl.constants.raw["point-to-point"]["channels"]
                 channels = min(channels * (ranks - 1), max_channels)
         price = self.network.price(operation, max(size, 0), group)
         sent = max(size, 0) * bus_factor(operation, ranks)

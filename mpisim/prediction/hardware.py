@@ -64,6 +64,11 @@ def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
     ------
     InputError
     """
+    if speeds and model == "echo":
+        raise InputError(
+            f"cluster.{next(iter(speeds))} is given; network.model = 'echo' has no use for it: "
+            "it takes the times of measured collectives"
+        )
     if speeds and model == "alpha-beta":
         raise InputError(
             f"cluster.{next(iter(speeds))} is given; network.model = 'alpha-beta' has no use for "

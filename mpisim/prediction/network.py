@@ -56,6 +56,8 @@ def network_of(
     choice = choice or NetworkChoice()
     if choice.model == "alpha-beta":
         return cluster.cost(nodes)
+    if choice.model == "echo":
+        return _echo_network(cluster)
     return _nccl_network(cluster, nodes, choice, folder)
 
 
@@ -74,7 +76,7 @@ class NetworkCache:
         self, cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None = None
     ) -> Network:
         """Return the network of some nodes of a cluster; parameters as of `network_of`. Local."""
-        if choice.model == "alpha-beta" or cluster.graph or choice.calibration:
+        if choice.model != "nccl" or cluster.graph or choice.calibration:
             return network_of(cluster, nodes, choice, folder)
         key = cluster, nodes, choice
         if self._built is None or self._built[0] != key:
@@ -135,6 +137,22 @@ class AskedNetwork:
             yield "network.calibration", replace(self, choice=choice)
 
 
+def _echo_network(cluster: Cluster) -> Network:
+    """Return the network of Echo's formulas, fitted to measured collectives."""
+    from ..topo.collectives.calibration import ANY
+    from ..topo.collectives.echo_network import EchoNetwork
+    from ..topo.nccl_system import cluster_system
+
+    if cluster.graph is not None:
+        raise InputError(
+            f"network.model is 'echo', but {cluster.title} lists its links in {cluster.graph}, "
+            "which this model does not look at; use model = 'nccl'"
+        )
+    system = cluster_system(cluster)
+    names = (cluster.nccl.platform, cluster.nccl.kindred, system.arch, ANY)
+    return EchoNetwork(system, [each for each in names if each is not None])
+
+
 def _nccl_network(
     cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None
 ) -> Network:
@@ -145,7 +163,7 @@ def _nccl_network(
     topology = cluster.topology(nodes)
     if choice.changes:
         topology = apply_changes(topology, choice.changes)
-    if cluster.direct(topology):
+    if cluster.has_direct_gpus(topology):
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
     nccl, factor = calibrated(cluster, choice, folder, topology)

@@ -41,8 +41,9 @@ def without_effect(program: Program, asked: AskedNetwork, networks: NetworkCache
     list of str
     """
     said = []
-    if asked.choice.model == "alpha-beta":
-        said.append("network.contention: no effect, links are not shared with 'alpha-beta'")
+    if asked.choice.model != "nccl":
+        model = asked.choice.model
+        said.append(f"network.contention: no effect, links are not shared with {model!r}")
     others = list(asked.without_each_key())
     alone = asked.choice.model == "nccl" and not asked.choice.contention
     if alone and priced(program) and not _can_share(program, asked.network(networks)):

@@ -113,7 +113,7 @@ def clusters(n: int, folder: Path) -> dict[str, Cluster]:
 
 def network(cluster: Cluster, topology: Topology) -> NcclNetwork:
     """Return NCCL's or no library on a topology, without calibrations: those are of cards."""
-    if cluster.direct(topology):
+    if cluster.has_direct_gpus(topology):
         return NcclNetwork(LinkLibrary(topology, cluster.gpus_per_node), topology)
     if cluster.graph:
         return NcclNetwork(Nccl(listed_system(cluster, topology)), topology, measured=False)

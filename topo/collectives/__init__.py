@@ -1,16 +1,15 @@
-"""Measured collectives, what is fitted to them, and models beside NCCL's own.
+"""Measured collectives, and the calibration of the network model. Read in this order.
 
-``measured.read(paths, said)``, ``batches.batches``, ``batches.select``
-    Outputs of nccl-tests and tables of measurements, rows sorted by curve and group, and halves
-    and grades of them.
-``platforms.platform_of(row)``
-    Which machine a measurement was taken on, and what NCCL sees of it.
-``calibration.ours()``, ``calibration.Calibration.read(path)``
-    Fitted numbers by platform, family and architecture, with their errors.
-``calibrate.calibrate(batches, split)``
-    Fits all tables that some measurements allow.
-``own.calibrate_own(name, batches, split)``, ``overlay.served(calibration, owners)``
-    Fits a user's own platform, and finds the numbers of a machine: a user's own before ours.
-``models.predictor(name, calibration, training)``
-    NCCL's model, and three that learn from measurements.
+Measurements
+    ``measurement`` (one measured communication), ``runs`` and ``nccl_tests`` (outputs of
+    nccl-tests), ``published_tables`` (tables in CSV), ``read`` (any of these files), ``platforms``
+    (the machine of a measurement), ``batches`` (rows sorted by curve and group; train and test
+    halves).
+Calibration
+    ``formulas`` (cost formulas and their numbers), ``fit`` (robust least squares, cross
+    validation), ``calibration`` (the file of fitted numbers and errors; which of them serve a
+    machine), ``calibrate`` (measurements → calibration).
+Models beside NCCL's
+    ``models`` (by name, for ``mpisim validate collectives``), ``echo_network`` (Echo's formulas as
+    the network of an experiment).
 """

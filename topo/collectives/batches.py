@@ -33,7 +33,7 @@ TEST: Split = "test"
 
 
 class SplitUnit(NamedTuple):
-    """What goes to one half together: the runs of one set-up.
+    """The unit of a split: the runs of one set-up go to one half together.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class SplitUnit(NamedTuple):
 
 
 def train_test_split(units: Iterable[SplitUnit]) -> dict[SplitUnit, Split]:
-    """Return the half of each unit: of every platform of a table every other one is for testing.
+    """Units → their halves: of every platform of a table every other unit is for testing.
 
     Which comes first depends on a CRC-32 of the names, not on the order of rows. A platform with a
     single unit is for training.
@@ -78,7 +78,7 @@ def _crc(unit: SplitUnit) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows that differ in size alone.
+    """Measurements that differ in size alone.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Batch:
 def batches(
     rows: Iterable[Measurement], where: Callable[[Measurement], Platform] = platform_of
 ) -> tuple[list[Batch], Counter[str]]:
-    """Sort measurements, in the order in which their curves are met.
+    """Sort measurements, into batches, in the order of their curves.
 
     Parameters
     ----------

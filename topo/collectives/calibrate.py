@@ -56,7 +56,7 @@ MIN_SETUPS = 2
 
 
 def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, OwnerCalibration]]:
-    """Fit all that some batches allow.
+    """Batches → calibrations of all platforms, families, architectures and ``any``.
 
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
@@ -278,7 +278,7 @@ def calibrate_platform(name: str, measured: Sequence[Batch], split: str) -> Owne
 
 
 def _common_owners(measured: Iterable[Batch]) -> tuple[str, ...]:
-    """Return the owners behind all batches: those across nodes know the fabric, if they say it."""
+    """Return the fall-back owners common to all batches; those across nodes name the fabric."""
     found = [
         (each.platform.behind or owners_behind(each.platform), each.regime == "across")
         for each in measured
@@ -287,7 +287,7 @@ def _common_owners(measured: Iterable[Batch]) -> tuple[str, ...]:
 
 
 def _regime_errors(wider: MachineCalibration, regime: Regime) -> tuple[ErrorBin, ...]:
-    """Return the errors of a regime behind a platform."""
+    """Return the errors of a regime that a platform falls back on."""
     return tuple(each for each in wider.tables[regime].errors if each.regime in ("", regime))
 
 

@@ -97,7 +97,7 @@ class ErrorBin:
 
 @dataclass(frozen=True)
 class OwnerCalibration:
-    """What was fitted for one owner.
+    """Fitted numbers of one owner, with their errors.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class OwnerCalibration:
 
 @dataclass(frozen=True)
 class CollectiveCalibration:
-    """Tables by owner.
+    """Fitted numbers by owner: a calibration file.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ class CollectiveCalibration:
         raise InputError(f"{self.source}: has no table for {', '.join(names)}")
 
     def text(self) -> str:
-        """Return what the file says."""
+        """Return the contents of the file."""
         own = any(table.behind for table in self.tables.values())
         tables = [_table_text(name, each) for name, each in self.tables.items()]
         return "\n".join([HEADER_OF_USERS if own else HEADER, *tables])
@@ -234,7 +234,7 @@ class CollectiveCalibration:
 
 @cache
 def packaged_calibration() -> CollectiveCalibration:
-    """Return the calibration that comes along."""
+    """Return the calibration that comes with mpisim."""
     return CollectiveCalibration.parse(text(FILE), FILE)
 
 
@@ -330,7 +330,7 @@ class MachineCalibration:
 
 
 def calibration_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> MachineCalibration:
-    """Return what serves a machine.
+    """Calibration and owners → the numbers that serve a machine.
 
     A user's own platform is taken where the machine names it, and where it is the only one of the
     calibration. What was not measured, inside nodes or across them, is that of the owners behind

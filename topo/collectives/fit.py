@@ -5,7 +5,8 @@ except that none costs more than the median platform; of a platform every set-up
 many rows and repetitions it has. What the rows leave open is decided by a weak prior, the numbers
 of a wider fit: a platform's numbers are drawn towards those of its family (architecture and kind of
 fabric), these towards its architecture's, those towards the ones of all machines, and these towards
-the formula's own start. Some numbers have a strong prior (`CostFormula.firm`). Nothing is random.
+the formula's own start. Some numbers have a strong prior (`CostFormula.strong_priors`). Nothing is
+random.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def least_squares(
     pull: Logs,
     reach: float = 50.0,
 ) -> Logs:
-    """Fit positive numbers.
+    """Robust least squares of positive numbers.
 
     Parameters
     ----------
@@ -136,7 +137,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """Fitted numbers.
+    """Numbers of a formula, fitted for one owner.
 
     Attributes
     ----------
@@ -164,7 +165,7 @@ def owner_chain(batch: Batch) -> tuple[str, ...]:
 
 def training_batches(owner: str, training: Iterable[Batch]) -> list[Batch]:
     """Return the batches that an owner's numbers are fitted to."""
-    return [each for each in training if owner in owner_chain(each) and each.platform.feeds(owner)]
+    return [each for each in training if owner in owner_chain(each) and each.platform.trains(owner)]
 
 
 def log_errors(
@@ -191,18 +192,19 @@ def fit_formula(
     owner: str = ANY,
     free: Sequence[str] | None = None,
 ) -> CollectiveFit:
-    """Fit a form's numbers.
+    """Formula and training batches → fitted numbers.
 
     Parameters
     ----------
     form : CostFormula
     training : sequence of Batch
-        Of which those that the form covers are used. Of none, the numbers to stay near come back.
+        Of which those that the formula covers are used. Without any, the result is
+        `towards`.
     towards : mapping of str to float, optional
-        Numbers to start from and to stay near; by default the form's own.
+        Numbers to start from and to stay near; by default the formula's own.
     owner : str
-        Whose numbers they are to be: those in `CostFormula.kindred` stay near the wider numbers on
-        a platform, and are the same in a family.
+        Whose numbers they are to be: those in `CostFormula.family_priors` stay near the wider
+        numbers on a platform, and are the same in a family.
     free : sequence of str, optional
         Names of the numbers to be fitted; by default all. The others stay as they are.
     """
@@ -218,13 +220,15 @@ def fit_formula(
         return np.concatenate([log_errors(form, each, numbers) for each in covered])
 
     start = np.array([wider[name] for name in names])
-    pull = PRIOR_SETUPS + weights.sum() * np.array([form.firm.get(name, 0.0) for name in names])
-    kindred = np.array([form.kindred.get(name, 0.0) for name in names])
+    pull = PRIOR_SETUPS + weights.sum() * np.array(
+        [form.strong_priors.get(name, 0.0) for name in names]
+    )
+    family = np.array([form.family_priors.get(name, 0.0) for name in names])
     if any(owner == each.platform.family for each in covered):
-        pull += PINNED_SETUPS * (kindred > 0)
+        pull += PINNED_SETUPS * (family > 0)
     elif any(owner == each.platform.name for each in covered):
         switched = all(each.platform.system.intra == "nvswitch" for each in covered)
-        pull += kindred * switched
+        pull += family * switched
     found = least_squares(errors, start, weights, towards=start, pull=pull)
     if len({each.platform.name for each in covered}) > 1:
         for _ in range(REWEIGHTING_ROUNDS):

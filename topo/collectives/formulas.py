@@ -46,11 +46,11 @@ class CostFormula(Protocol):
     start: Mapping[str, float]
     """The numbers, and where a fit starts: what is true of a machine that nobody measured."""
 
-    firm: Mapping[str, float]
+    strong_priors: Mapping[str, float]
     """Numbers that differ little between machines, and how firmly they stay near wider fits: a
     factor of e costs as much as so many times all set-ups."""
 
-    kindred: Mapping[str, float]
+    family_priors: Mapping[str, float]
     """Numbers of what GPUs of an architecture have in common whatever joins their nodes, and the
     set-ups that the wider fit counts as for a platform. Families, which are kinds of fabrics, have
     the architecture's."""
@@ -100,7 +100,7 @@ class FittedFormula:
 
 
 class NcclFormula:
-    """`Nccl`; the numbers are its `Factors`."""
+    """The model of :mod:`mpisim.topo.nccl`; the numbers are its `Factors`."""
 
     name = "nccl"
     start: Mapping[str, float] = {
@@ -110,10 +110,10 @@ class NcclFormula:
         "latency_across": 1.0,
         "latency_bulk": 1.0,
     }
-    firm: Mapping[str, float] = {"latency_inside": 0.75}
+    strong_priors: Mapping[str, float] = {"latency_inside": 0.75}
     """Across nodes the latencies inside and across can stand in for each other; those inside are
     the same GPUs' and links'."""
-    kindred: Mapping[str, float] = {"bandwidth_inside": 25.0}
+    family_priors: Mapping[str, float] = {"bandwidth_inside": 25.0}
     """Links of a kind differ by some hundredths from machine to machine, and single curves are off
     by as much."""
 
@@ -126,7 +126,7 @@ class NcclFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `Form`."""
+        """Return durations; see `CostFormula`."""
         model = _nccl(system, settings, tuple(numbers.items()))
         return model.seconds_of(operation, bytes, shape)
 
@@ -141,7 +141,11 @@ NIC_ALONE = ("nic_alone", "1")
 
 
 class DeepEpFormula:
-    """Dispatch and combine; `bytes` is all that one GPU sends, itself included.
+    """DeepEP's dispatch and combine; `bytes` is all that one GPU sends, itself included.
+
+    Each GPU writes what others need into their memory, in the node over NVLink and across through
+    its own NIC, at the same time; the slower of the two decides. The low-latency kernels of the
+    first release used the NIC for all of it (github:deepseek-ai/DeepEP).
 
     The numbers: shares of the links' bandwidth that are reached, and seconds, of any exchange and
     for each doubling of the nodes.
@@ -154,8 +158,8 @@ class DeepEpFormula:
         "latency_inside": 20e-6,
         "latency_across": 5e-6,
     }
-    firm: Mapping[str, float] = {}
-    kindred: Mapping[str, float] = {}
+    strong_priors: Mapping[str, float] = {}
+    family_priors: Mapping[str, float] = {}
 
     def seconds(
         self,
@@ -166,10 +170,10 @@ class DeepEpFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `Form`."""
+        """Return durations; see `CostFormula`."""
         if operation is not Operation.ALL_TO_ALL:
             raise InputError(f"DeepEP does all-to-all, not {operation.name.lower()}")
-        n, per_node = shape.ranks, shape.most
+        n, per_node = shape.ranks, shape.max_per_node
         stay, leave = (per_node - 1) / n, (n - per_node) / n
         if NIC_ALONE in settings:
             stay, leave = 0.0, stay + leave
@@ -192,8 +196,8 @@ class AlphaBetaFormula:
         "latency_across": 60e-6,
         "bandwidth_across": 100e9,
     }
-    firm: Mapping[str, float] = {}
-    kindred: Mapping[str, float] = {}
+    strong_priors: Mapping[str, float] = {}
+    family_priors: Mapping[str, float] = {}
 
     def seconds(
         self,
@@ -204,14 +208,20 @@ class AlphaBetaFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `Form`."""
+        """Return durations; see `CostFormula`."""
         where = "inside" if shape.nodes == 1 else "across"
         factor = bus_factor(operation, shape.ranks)
         return numbers[f"latency_{where}"] + factor * bytes / numbers[f"bandwidth_{where}"]
 
 
 class EchoFormula:
-    """Echo's formulas.
+    """Echo's formulas: collectives as hops and bytes of NCCL's rings and trees.
+
+    With N ranks on M nodes, K a node, a ring all-gather of S bytes takes alpha + gamma eta (N - 1),
+    where eta = S / N is what moves in a hop; a ring all-reduce makes twice as many hops and reduces
+    all bytes once, delta S; a tree passes K - 1 hops in a node and 2 log2 M across. (Feng et al.,
+    "Echo: simulating distributed training at scale", arXiv:2412.12487, equations 2 to 5.) The
+    parameters are profiled there; here they are fitted per platform.
 
     The numbers: `alpha`, of any collective, in seconds; `hop_inside` and `hop_across`, of a hop
     whatever its size; `byte_inside`, seconds a byte of what one GPU sends inside its node, and
@@ -228,8 +238,8 @@ class EchoFormula:
         "byte_across": 1 / 25e9,
         "reduce": 1 / 2000e9,
     }
-    firm: Mapping[str, float] = {}
-    kindred: Mapping[str, float] = {}
+    strong_priors: Mapping[str, float] = {}
+    family_priors: Mapping[str, float] = {}
 
     def seconds(
         self,
@@ -240,8 +250,8 @@ class EchoFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `Form`."""
-        n, nodes, per_node = shape.ranks, shape.nodes, shape.most
+        """Return durations; see `CostFormula`."""
+        n, nodes, per_node = shape.ranks, shape.nodes, shape.max_per_node
         inside, across = numbers["byte_inside"], numbers["byte_across"]
         alpha, reduce = numbers["alpha"], numbers["reduce"]
         # A ring passes every node's boundary once a round, on as many channels as GPUs.

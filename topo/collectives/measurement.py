@@ -11,7 +11,7 @@ __all__ = ["Measurement"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of a table: one operation, one size, one group.
+    """A measured communication: one operation, one size, one group.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SigmoidCurve:
-    """One fitted curve.
+    """A fitted curve: latency, sigmoid of the bandwidth, bandwidth.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class SigmoidCurve:
 
 
 class SigmoidModel:
-    """Curves for all that was measured.
+    """Sigmoid curves of all measured operations and groups.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class SigmoidModel:
         for batch in training:
             several = batch.shape.nodes > 1
             for owner in owner_chain(batch):
-                if batch.platform.feeds(owner):
+                if batch.platform.trains(owner):
                     key = (owner, batch.operation, several, batch.shape.ranks)
                     groups.setdefault(key, []).append(batch)
         self._groups = groups
@@ -168,7 +168,7 @@ def fitted_formula(batch: Batch, calibration: CollectiveCalibration) -> FittedFo
 def predictor(
     name: str, calibration: CollectiveCalibration, training: Sequence[Batch]
 ) -> Predictor:
-    """Return a model.
+    """Name of a model → predictor of measured batches.
 
     Parameters
     ----------

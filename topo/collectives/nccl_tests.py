@@ -107,7 +107,7 @@ def read_output(text: str, file: str) -> list[Run]:
 
 
 class _Preamble:
-    """What is said before a table."""
+    """Facts from the lines before a table."""
 
     def __init__(self) -> None:
         self.programs: set[str] = set()
@@ -120,7 +120,7 @@ class _Preamble:
         self.variables: list[tuple[str, str]] = []
 
     def read(self, line: str) -> None:
-        """Take what a line says."""
+        """Take the facts of a line."""
         rank = RANK_LINE.search(line)
         if rank:
             number, group = int(rank["rank"]), int(rank["group"] or 0)
@@ -152,7 +152,7 @@ class _Preamble:
 
     @property
     def program(self) -> str:
-        """The program that ran, if the lines leave no doubt."""
+        """The program that ran, if the lines name exactly one."""
         return self.started or (min(self.programs) if len(self.programs) == 1 else "")
 
     def run(self, file: str, line: int, rows: list[ResultRow], cut: int) -> Run:

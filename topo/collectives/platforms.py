@@ -107,7 +107,7 @@ class Definition:
     cpu: str | None = None
 
     def fits(self, gpu: str, across: str, notes: str, library: str) -> bool:
-        """Whether a row that says so was taken on this platform."""
+        """Whether a row with these words was taken on this platform."""
         return (
             library in self.libraries
             and any(gpu.casefold().startswith((each.casefold(), plain(each))) for each in self.gpus)
@@ -132,7 +132,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Platform:
-    """Where a measurement was taken.
+    """The machine a measurement was taken on.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Platform:
     teaches: str = "all"
     behind: tuple[str, ...] = ()
 
-    def feeds(self, owner: str) -> bool:
+    def trains(self, owner: str) -> bool:
         """Whether an owner of this platform's chain may be fitted to its rows."""
         if owner == self.name or self.teaches == "all":
             return True
@@ -188,7 +188,7 @@ def fabric_of(words: str) -> str:
 
 
 def platform_of(row: Measurement) -> Platform:
-    """Return where a measurement was taken.
+    """Measurement → the platform it was taken on.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
 
 
 def _preset_name(gpu: str) -> str:
-    """Return our name of a GPU where it is known: of ``"NVIDIA H100 80GB HBM3"`` ``"h100-sxm"``."""
+    """Printed name of a GPU → preset name: ``"NVIDIA H100 80GB HBM3"`` → ``"h100-sxm"``."""
     try:
         return match(gpu, packaged(GPUS), "GPU", "")
     except InputError:
@@ -296,7 +296,7 @@ def shape_of(row: Measurement, platform: Platform) -> Shape:
 
 
 def single_platform(name: str, cluster: Cluster | None) -> Callable[[Measurement], Platform]:
-    """Return what finds the platform of measurements that were all taken on one.
+    """Return a function measurement → platform, for measurements all taken on one.
 
     Parameters
     ----------

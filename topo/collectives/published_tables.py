@@ -37,7 +37,7 @@ OPERATIONS = {
 
 
 class TableFormat(NamedTuple):
-    """A kind of file: who publishes it, the columns it is known by, and how a row is read.
+    """A kind of table: its publisher, the columns it is recognised by, and the reader of a row.
 
     A reader returns why a row must be left out, where it must.
     """
@@ -78,7 +78,7 @@ def _operation(name: str) -> Operation | str:
 
 
 def _settings(notes: str) -> tuple[tuple[str, str], ...]:
-    """Return the variables that a note says were set."""
+    """Return the variables that a note states were set."""
     if "NVLS disabled" in notes or "NVLS off" in notes:
         return (("NCCL_NVLS_ENABLE", "0"),)
     return tuple(re.findall(r"\b(NCCL_ALGO|NCCL_PROTO)=(\w+)", notes))

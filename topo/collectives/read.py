@@ -42,7 +42,7 @@ GRADES_FILE = "curves_index.csv"
 
 
 def read(
-    paths: Iterable[str | Path], said: RunOverrides | None = None
+    paths: Iterable[str | Path], overrides: RunOverrides | None = None
 ) -> tuple[list[Measurement], Counter[str]]:
     """Read measured communications.
 
@@ -50,7 +50,7 @@ def read(
     ----------
     paths : iterable of str or Path
         Outputs of nccl-tests, tables, and perhaps the file of grades.
-    said : RunOverrides, optional
+    overrides : RunOverrides, optional
         What the user says of the outputs of nccl-tests.
 
     Returns
@@ -78,7 +78,9 @@ def read(
         if is_json(contents) or is_output(contents):
             outputs = True
             runs = (read_json if is_json(contents) else read_output)(contents, str(path))
-            for row in (each for run in runs for each in measurements(run, said or RunOverrides())):
+            for row in (
+                each for run in runs for each in measurements(run, overrides or RunOverrides())
+            ):
                 if isinstance(row, str):
                     skipped[row] += 1
                 else:
@@ -98,7 +100,7 @@ def read(
                 skipped[each] += 1
             else:
                 found.append(each)
-    if not outputs and (said or RunOverrides()) != RunOverrides():
+    if not outputs and (overrides or RunOverrides()) != RunOverrides():
         raise UsageError(
             "--operation, --gpus, --nodes and --network say what outputs of nccl-tests leave out; "
             "tables have columns for it"

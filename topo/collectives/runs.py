@@ -83,7 +83,7 @@ class ListedRank:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A line of a table.
+    """A row of a result table.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Run:
-    """What an output says of one run.
+    """One run of a program, as its output states it.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Run:
     settings : tuple of (str, str)
         ``NCCL_*`` variables that change a time.
     network : str
-        What NCCL said it uses between nodes.
+        What NCCL overrides it uses between nodes.
     aggregated : int
         Operations of one launch (``-m``).
     rows : tuple of ResultRow
@@ -175,7 +175,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunOverrides:
-    """What the user says of outputs that do not say it, or say it otherwise than it is.
+    """Facts of a run that the user states: they replace or complete those of the output.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class RunOverrides:
     network: str | None = None
 
 
-def measurements(run: Run, said: RunOverrides) -> Iterator[Measurement | str]:
+def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | str]:
     """Yield the measurement of each row, or why it is left out.
 
     Raises
@@ -207,13 +207,13 @@ def measurements(run: Run, said: RunOverrides) -> Iterator[Measurement | str]:
     yield from ("a row that is cut off" for _ in range(run.cut))
     if not run.rows:
         return
-    operation = _operation(run, said)
+    operation = _operation(run, overrides)
     if isinstance(operation, str):
         yield from (operation for _ in run.rows)
         return
-    gpus, nodes = _group_size(run, said)
-    gpu = _gpu_name(run, said)
-    across = "none" if nodes == 1 else said.network or run.network or "not stated"
+    gpus, nodes = _group_size(run, overrides)
+    gpu = _gpu_name(run, overrides)
+    across = "none" if nodes == 1 else overrides.network or run.network or "not stated"
     kinds = {each.kind for each in run.rows}
     first = Measurement(
         operation=operation,
@@ -275,17 +275,18 @@ def _why_unusable(run: Run, row: ResultRow) -> str:
     return "" if row.seconds > 0 else "a time of 0"
 
 
-def _operation(run: Run, said: RunOverrides) -> Operation | str:
-    """Return which operation it was; the columns of the table are held against what is said."""
+def _operation(run: Run, overrides: RunOverrides) -> Operation | str:
+    """Return which operation it was; the columns of the table must not contradict it."""
     possible = _possible_operations(run)
-    if said.operation is not None:
-        name = said.operation.casefold().replace("-", "_").removesuffix("_perf")
+    if overrides.operation is not None:
+        name = overrides.operation.casefold().replace("-", "_").removesuffix("_perf")
         known = PROGRAM_OPERATIONS | {
             each.name.lower(): each for each in PROGRAM_OPERATIONS.values()
         }
         if name not in known:
             raise InputError(
-                f"operation {said.operation!r} is unknown; allowed: {', '.join(PROGRAM_OPERATIONS)}"
+                f"operation {overrides.operation!r} is unknown; allowed: "
+                f"{', '.join(PROGRAM_OPERATIONS)}"
             )
         return known[name]
     if run.program:
@@ -298,7 +299,7 @@ def _operation(run: Run, said: RunOverrides) -> Operation | str:
                 f"{_listed(possible)}; say which with --operation"
             )
         return found
-    fitting = _fitting_operations(run, possible, said.gpus or run.devices or len(run.members))
+    fitting = _fitting_operations(run, possible, overrides.gpus or run.devices or len(run.members))
     if len(fitting) == 1:
         return fitting[0]
     raise InputError(
@@ -340,10 +341,10 @@ def _listed(operations: Iterable[Operation]) -> str:
     return ", ".join(names[each] for each in operations)
 
 
-def _group_size(run: Run, said: RunOverrides) -> tuple[int, int]:
+def _group_size(run: Run, overrides: RunOverrides) -> tuple[int, int]:
     """Return GPUs and nodes."""
     members = run.members
-    gpus = said.gpus or run.devices or len(members)
+    gpus = overrides.gpus or run.devices or len(members)
     if not gpus:
         raise InputError(
             f"{run.where}: no list of devices ('# Using devices', then a line a rank) stands "
@@ -352,13 +353,13 @@ def _group_size(run: Run, said: RunOverrides) -> tuple[int, int]:
         )
     numbers = sorted(each.number for each in run.ranks)
     whole = run.devices is not None or numbers == [*range(len(numbers))]
-    if not whole and (said.gpus is None or said.nodes is None):
+    if not whole and (overrides.gpus is None or overrides.nodes is None):
         raise InputError(
             f"{run.where}: the list of devices has the ranks {_shortened(numbers)}, not all up to "
             f"{numbers[-1]}, or some twice; say how many GPUs there were with --gpus, and on how "
             "many nodes with --nodes"
         )
-    if said.nodes is None:
+    if overrides.nodes is None:
         devices = [(each.host, each.device) for each in members]
         (host, device), times = Counter(devices).most_common(1)[0] if devices else (("", ""), 1)
         if times > 1:
@@ -366,7 +367,7 @@ def _group_size(run: Run, said: RunOverrides) -> tuple[int, int]:
                 f"{run.where}: {times} ranks use device {device} of host {host!r}; if several "
                 "nodes have one name, say how many there are with --nodes"
             )
-    nodes = said.nodes or len({each.host for each in members})
+    nodes = overrides.nodes or len({each.host for each in members})
     if not nodes:
         raise InputError(f"{run.where}: no list of devices; say on how many nodes with --nodes")
     if nodes > gpus:
@@ -379,11 +380,11 @@ def _shortened(numbers: list[int]) -> str:
     return f"{text}, …" if len(numbers) > 6 else text
 
 
-def _gpu_name(run: Run, said: RunOverrides) -> str:
-    """Return the name of the GPUs: ours where it is known, else as printed without the maker's."""
+def _gpu_name(run: Run, overrides: RunOverrides) -> str:
+    """Return the preset name of the GPUs where known, else as printed without the maker's."""
     printed = sorted({each.gpu.strip() for each in run.members} - {""})
-    if not printed and said.gpu is not None:
-        return said.gpu
+    if not printed and overrides.gpu is not None:
+        return overrides.gpu
     if len(printed) != 1:
         what = f"GPUs of several kinds, {', '.join(printed)}" if printed else "no name of a GPU"
         raise InputError(f"{run.where}: {what}; say which machine it is with --cluster")

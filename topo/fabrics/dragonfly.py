@@ -18,7 +18,7 @@ __all__ = ["dragonfly"]
 
 
 def dragonfly(fabric: Fabric, ports: Ports) -> FabricGraph:
-    """Wire as many groups as the ports need.
+    """Build a dragonfly of as many groups as the ports need.
 
     Global port j of a group, of router j // global_links, leads to the group that is number
     j modulo (groups - 1) of the others. What remains after each pair has the same number of links
@@ -46,26 +46,26 @@ def dragonfly(fabric: Fabric, ports: Ports) -> FabricGraph:
     copies = a * h // others if others else 0
     bandwidth = fabric.link_bandwidth.si if fabric.link_bandwidth else ports.bandwidth
 
-    cables = FabricGraph(ports)
+    graph = FabricGraph(ports)
     names = [f"group{g}.router{r}" for g in range(groups) for r in range(a)]
-    routers = cables.add(names).reshape(groups, a)
+    routers = graph.add_switches(names).reshape(groups, a)
     router_of = np.arange(ports.count) // p
-    up, down = cables.plug(routers.reshape(-1)[router_of])
+    up, down = graph.connect_ports(routers.reshape(-1)[router_of])
     if fabric.routing == "adaptive":
         totals = a_group * bandwidth / 2, copies * bandwidth
-        _adaptive(cables, routers, router_of, totals, (up, down))
+        _adaptive(graph, routers, router_of, totals, (up, down))
         if p % ports.each == 0:
-            cables.period = p * (a if groups > 1 else 1) // ports.each
-        return cables
+            graph.period = p * (a if groups > 1 else 1) // ports.each
+        return graph
     near = np.full((a, a), -1)
     one, two = np.nonzero(~np.eye(a, dtype=bool))
     near[one, two] = np.arange(len(one))
-    local = cables.lay(routers[:, one], routers[:, two], bandwidth, ports.hop)
+    local = graph.add_links(routers[:, one], routers[:, two], bandwidth, ports.hop)
     here, slot = np.divmod(np.arange(groups * copies * others), max(copies * others, 1))
     there = slot % others + (slot % others >= here) if others else slot
     back = np.where(here < there, here, here - 1)  # this group's number among the other's others
     arrival = (back + slot // max(others, 1) * others) // h
-    far = cables.lay(
+    far = graph.add_links(
         routers[here, slot // h], routers[there, arrival], bandwidth, ports.hop
     ).reshape(groups, copies * others)
 
@@ -90,18 +90,18 @@ def dragonfly(fabric: Fabric, ports: Ports) -> FabricGraph:
         columns.append(down[target])
         return np.stack(columns, axis=1)
 
-    cables.hops = hops
-    return cables
+    graph.hops = hops
+    return graph
 
 
 def _adaptive(
-    cables: FabricGraph,
+    graph: FabricGraph,
     routers: NDArray[np.int64],
     router_of: NDArray[np.int64],
     bandwidth: tuple[float, float],
     plugs: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
-    """Join routers of which each sends over whatever links are free (Slingshot).
+    """Add links of routers that route adaptively, over whatever links are free (Slingshot).
 
     What a router can send inside its group has one link here, into what stands for all links of the
     group. Of a routers, each sending X to another one, a link's worth b goes straight and the rest
@@ -110,13 +110,13 @@ def _adaptive(
     """
     groups, a = routers.shape
     (up, down), (local, between) = plugs, bandwidth
-    ports = cables.ports
+    ports = graph.ports
     brought = int(np.bincount(router_of).max()) * ports.bandwidth
-    whole = cables.add([f"group{g}" for g in range(groups)])
-    out, into = cables.both(routers, whole[:, None], local, feed=brought)
+    whole = graph.add_switches([f"group{g}" for g in range(groups)])
+    out, into = graph.add_cables(routers, whole[:, None], local, max_inflow=brought)
     one, two = np.nonzero(~np.eye(groups, dtype=bool))
     far = np.full((groups, groups), -1)
-    far[one, two] = cables.lay(whole[one], whole[two], between, ports.hop)
+    far[one, two] = graph.add_links(whole[one], whole[two], between, ports.hop)
 
     def hops(source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
         here, there = router_of[source], router_of[target]
@@ -131,7 +131,7 @@ def _adaptive(
         ]
         return np.stack(columns, axis=1)
 
-    cables.hops = hops
+    graph.hops = hops
 
 
 def _links_at(

@@ -40,41 +40,41 @@ class Fabric:
     Attributes
     ----------
     kind : str
-        ``"switch"``: one that never blocks; ``"fat-tree"``: leaves of neighbouring cards under
-        spines; ``"rail-fat-tree"``: the same, with leaves of the cards of one rail (the first of
-        every node, the second, …); ``"hpn"``: rails with two leaves for every card, each in a plane
+        ``"switch"``: one that never blocks; ``"fat-tree"``: leaves of neighbouring NICs under
+        spines; ``"rail-fat-tree"``: the same, with leaves of the NICs of one rail (the first of
+        every node, the second, …); ``"hpn"``: rails with two leaves for every NIC, each in a plane
         of its own (Alibaba's HPN, SIGCOMM 2024; SimAI); ``"dragonfly"``; ``"torus"``, ``"mesh"``:
         a router a node; ``"wafer"``: a mesh on every wafer, joined at the edges.
     nic_efficiency : Quantity, optional
-        Share of the cards' line rate that payload reaches; 1 where there are no cards.
+        Share of the NICs' line rate that payload reaches; 1 where there are no NICs.
     switch_latency : Quantity, optional
         Of one switch with its cable; by default that of ``data/links.toml``.
     leaf : int
-        Cards that one leaf switch can have.
+        NICs that one leaf switch can have.
     oversubscription : float
-        What the cards of a full leaf can send over what the leaf can send on.
+        What the NICs of a full leaf can send over what the leaf can send on.
     spines : int, optional
         Above a leaf (in each plane). Needed for ``ecmp = "ecmp"`` or ``"adaptive"``.
     ecmp : str
         How traffic is spread over them: ``"ideal"``, as if they were one; ``"ecmp"``, a hash of the
-        two cards chooses one; ``"adaptive"``, each carries an equal part.
+        two NICs chooses one; ``"adaptive"``, each carries an equal part.
     pod : int, optional
         Leaves (of one rail) that share spines; pods are joined by core switches. By default all.
     core_oversubscription : float
         What the leaves of a full pod can send to the spines over what those can send to the core.
     rails : int, optional
-        By default the cards of a node; card i of a node is on rail i modulo this.
+        By default the NICs of a node; NIC i of a node is on rail i modulo this.
     planes : int
         Of ``"hpn"``.
     router_ports, routers, global_links : int
-        Of a dragonfly: cards at a router, routers of a group, links to other groups of a router.
+        Of a dragonfly: NICs at a router, routers of a group, links to other groups of a router.
     routing : str
         Of a dragonfly: ``"minimal"``, over the fewest links, or ``"adaptive"``, over whatever links
         are free.
     dims : tuple of int
         Nodes along each dimension: of the torus, the mesh, or one wafer.
     link_bandwidth : Quantity, optional
-        Between two routers, one direction; of a dragonfly by default that of a card.
+        Between two routers, one direction; of a dragonfly by default that of a NIC.
     edge_bandwidth : Quantity, optional
         Between routers at the edges of neighbouring wafers; by default `link_bandwidth`.
     """

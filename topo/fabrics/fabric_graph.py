@@ -18,7 +18,7 @@ PortRoutes = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Ports:
-    """What a fabric joins: the ports of nodes, numbered node by node.
+    """The ports of nodes that a fabric joins, numbered node by node.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Ports:
     bandwidth : float
         Of a port, one direction, bytes per second.
     latency : float
-        Of a port, seconds: its card's part of a way.
+        Of a port, seconds: its NIC's part of a way.
     hop : float
         Of a switch with its cable, seconds.
     """
@@ -55,7 +55,7 @@ class FabricGraph:
     ports : Ports
     names : list of str
         Of the switches.
-    source, target, bandwidth, latency, share, feed : list of array
+    source, target, bandwidth, latency, share, max_inflow : list of array
         Of the links, in pieces (`Topology`).
     period : int
         Nodes after which all repeats (`Topology`).
@@ -65,7 +65,7 @@ class FabricGraph:
         The place of each port in a round trip (`Topology`); by default their own order.
     grid : Grid, optional
         The places of ports.
-    pairs : AllPairsRoutes, optional
+    all_pairs : AllPairsRoutes, optional
         The same ways as `hops`, of all pairs of many ports at once.
     """
 
@@ -76,28 +76,28 @@ class FabricGraph:
     bandwidth: list[NDArray[np.float64]] = field(default_factory=list)
     latency: list[NDArray[np.float64]] = field(default_factory=list)
     share: list[NDArray[np.float64]] = field(default_factory=list)
-    feed: list[NDArray[np.float64]] = field(default_factory=list)
+    max_inflow: list[NDArray[np.float64]] = field(default_factory=list)
     period: int = 0
     hops: PortRoutes = field(init=False)
     n_links: int = 0
     tour: NDArray[np.int64] | None = None
     grid: Grid | None = None
-    pairs: AllPairsRoutes | None = None
+    all_pairs: AllPairsRoutes | None = None
 
-    def add(self, names: Sequence[str]) -> NDArray[np.int64]:
+    def add_switches(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Add switches and return their numbers."""
         first = self.ports.count + len(self.names)
         self.names.extend(names)
         return np.arange(first, first + len(names))
 
-    def lay(
+    def add_links(
         self,
         source: ArrayLike,
         target: ArrayLike,
         bandwidth: ArrayLike,
         latency: float,
         share: float = 1.0,
-        feed: float = np.inf,
+        max_inflow: float = np.inf,
     ) -> NDArray[np.int64]:
         """Add links, broadcasting, and return their numbers in the shape of the ends."""
         ends = np.broadcast_arrays(np.asarray(source, np.int64), np.asarray(target, np.int64))
@@ -107,38 +107,38 @@ class FabricGraph:
         self.bandwidth.append(np.broadcast_to(np.asarray(bandwidth, float), shape).reshape(-1))
         self.latency.append(np.full(n, latency))
         self.share.append(np.full(n, share))
-        self.feed.append(np.full(n, feed))
+        self.max_inflow.append(np.full(n, max_inflow))
         self.n_links += n
         return np.arange(self.n_links - n, self.n_links).reshape(shape)
 
-    def both(
+    def add_cables(
         self,
         lower: ArrayLike,
         upper: ArrayLike,
         bandwidth: ArrayLike,
         share: float = 1.0,
-        feed: float = np.inf,
+        max_inflow: float = np.inf,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Add links between switches in both directions; return those up and those down."""
         return (
-            self.lay(lower, upper, bandwidth, self.ports.hop, share, feed),
-            self.lay(upper, lower, bandwidth, self.ports.hop, share, feed),
+            self.add_links(lower, upper, bandwidth, self.ports.hop, share, max_inflow),
+            self.add_links(upper, lower, bandwidth, self.ports.hop, share, max_inflow),
         )
 
-    def plug(
+    def connect_ports(
         self, switch: ArrayLike, part: float = 1.0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Join every port to its switch by a part of its bandwidth; return links up and down."""
-        ports, everyone = self.ports, np.arange(self.ports.count)
+        ports, all_ports = self.ports, np.arange(self.ports.count)
         bandwidth = ports.bandwidth * part
         return (
-            self.lay(everyone, switch, bandwidth, ports.latency + ports.hop, part),
-            self.lay(switch, everyone, bandwidth, ports.latency, part),
+            self.add_links(all_ports, switch, bandwidth, ports.latency + ports.hop, part),
+            self.add_links(switch, all_ports, bandwidth, ports.latency, part),
         )
 
 
 def ecmp_hash(a: NDArray[np.int64], b: NDArray[np.int64], n: ArrayLike) -> NDArray[np.int64]:
-    """Return a number below n for each pair, the same every time and spread evenly.
+    """Hash of each pair → number below n, spread evenly: which of n equal links ECMP takes.
 
     The mixing function of splitmix64 (Steele et al., OOPSLA 2014).
     """

@@ -12,19 +12,19 @@ __all__ = ["fat_tree", "switch"]
 
 
 def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
-    """Join every port to one switch."""
-    cables = FabricGraph(ports, period=1)
-    up, down = cables.plug(cables.add(["switch"])[0])
+    """Build one switch that never blocks: every port is joined to it."""
+    graph = FabricGraph(ports, period=1)
+    up, down = graph.connect_ports(graph.add_switches(["switch"])[0])
 
     def hops(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.stack([up[a], down[b]], axis=1)
 
-    cables.hops = hops
-    return cables
+    graph.hops = hops
+    return graph
 
 
 def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
-    """Wire leaves, spines and, between pods, core switches; once in each plane.
+    """Build leaves, spines and, between pods, core switches; once in each plane.
 
     Up from a full leaf leads what its ports bring, divided by the oversubscription; the same holds
     of a pod and the core. Both are built for full leaves and pods, however few ports are in use.
@@ -39,7 +39,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
 
     port = np.arange(ports.count)
     node, card = np.divmod(port, ports.each)
-    deepest = -(-ports.each // rails)  # cards of a node on one rail
+    deepest = -(-ports.each // rails)  # NICs of a node on one rail
     place = port if classic else node * deepest + card // rails
     step = ports.each if classic else deepest  # places of a node in its row of leaves
     row, rail = place // fabric.leaf, np.zeros_like(port) if classic else card % rails
@@ -50,9 +50,9 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
     pods = -(-rows // pod_rows)
     pod = np.arange(leaves) // rails // pod_rows
 
-    cables = FabricGraph(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
+    graph = FabricGraph(ports, tour=np.argsort(np.argsort(leaf, kind="stable")))
     if fabric.ecmp != "ecmp" and fabric.leaf % step == 0:
-        cables.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
+        graph.period = pod_rows * fabric.leaf // step if pods > 1 else fabric.leaf // step
     part = 1 / planes
     total = fabric.leaf * ports.bandwidth * part / fabric.oversubscription  # up from a leaf
     core = total * (fabric.pod or rows) * rails / fabric.core_oversubscription  # up from a pod
@@ -74,20 +74,26 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
             if rails == 1
             else [f"{mark}leaf{i}.rail{k}" for i in range(rows) for k in range(rails)]
         )
-        low = cables.add(leaf_names)
-        for links, into in zip(cables.plug(low[leaf], part), (port_up, port_down), strict=True):
+        low = graph.add_switches(leaf_names)
+        for links, into in zip(
+            graph.connect_ports(low[leaf], part), (port_up, port_down), strict=True
+        ):
             into.append(links)
         if leaves == 1:
             continue
         groups = [f"{mark}pod{i}." for i in range(pods)] if pods > 1 else [mark]
         names = [_name(f"{group}spine", s, spines) for group in groups for s in range(spines)]
-        middle = cables.add(names).reshape(pods, spines)
-        up, down = cables.both(low[:, None], middle[pod], total / spines, part / spread, brought)
+        middle = graph.add_switches(names).reshape(pods, spines)
+        up, down = graph.add_cables(
+            low[:, None], middle[pod], total / spines, part / spread, brought
+        )
         leaf_up.append(up)
         leaf_down.append(down)
         if pods > 1:
-            top = cables.add([_name(f"{mark}core", s, spines) for s in range(spines)])
-            up, down = cables.both(middle, top[None, :], core / spines, part / spread, gathered)
+            top = graph.add_switches([_name(f"{mark}core", s, spines) for s in range(spines)])
+            up, down = graph.add_cables(
+                middle, top[None, :], core / spines, part / spread, gathered
+            )
             pod_up.append(up)
             pod_down.append(down)
 
@@ -110,8 +116,8 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
             columns.append(port_down[plane][b][:, None])
         return np.concatenate(columns, axis=1)
 
-    cables.hops = hops
-    return cables
+    graph.hops = hops
+    return graph
 
 
 def _name(kind: str, i: int, n: int) -> str:

@@ -26,7 +26,7 @@ __all__ = ["DimensionOrderRoutes", "goes_up", "grid", "grid_tour"]
 
 
 def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
-    """Wire a grid; a message goes along the first dimension, then the second, and so on.
+    """Build a grid; a message goes along the first dimension, then the second, and so on.
 
     Neighbouring nodes are neighbours in the last dimension. On a torus it goes the shorter way
     round; where both are the same from even places up and from odd ones down, so that both
@@ -53,11 +53,11 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
         raise InputError(f"dims = {dims} has {places} places, and there are {ports.nodes} nodes")
     wraps = [fabric.kind == "torus" and size > 2 for size in dims]
 
-    cables = FabricGraph(ports)
+    graph = FabricGraph(ports)
     axes = np.indices(dims).reshape(len(dims), -1)
     names = ["router" + "-".join(map(str, each)) for each in axes.T.tolist()]
-    routers = cables.add(names)
-    up, down = cables.plug(routers[np.arange(ports.count) // ports.each])
+    routers = graph.add_switches(names)
+    up, down = graph.connect_ports(routers[np.arange(ports.count) // ports.each])
     strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
     steps = np.full((len(dims), 2, len(routers)), -1)  # by dimension and direction
     for d, (size, stride) in enumerate(zip(dims, strides, strict=True)):
@@ -69,7 +69,7 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
             if d == 0 and fabric.edge_bandwidth is not None:  # a wafer
                 low, high = axes[0][here] // fabric.dims[0], axes[0][there] // fabric.dims[0]
                 bandwidth[low != high] = fabric.edge_bandwidth.si
-            steps[d, direction, here] = cables.lay(
+            steps[d, direction, here] = graph.add_links(
                 routers[here], routers[there], bandwidth, ports.hop
             )
 
@@ -90,17 +90,17 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
         columns.append(down[b])
         return np.stack(columns, axis=1)
 
-    cables.hops = hops
+    graph.hops = hops
     router = np.arange(ports.count) // ports.each
-    cables.grid = Grid(axes.T[router], tuple(dims), tuple(wraps))
+    graph.grid = Grid(axes.T[router], tuple(dims), tuple(wraps))
     trip = np.argsort(grid_tour(dims, wraps))
-    cables.tour = trip[router] * ports.each + np.arange(ports.count) % ports.each
-    cables.pairs = DimensionOrderRoutes(dims, wraps, router, up, down, steps, cables.n_links)
-    return cables
+    graph.tour = trip[router] * ports.each + np.arange(ports.count) % ports.each
+    graph.all_pairs = DimensionOrderRoutes(dims, wraps, router, up, down, steps, graph.n_links)
+    return graph
 
 
 def grid_tour(dims: Sequence[int], wraps: Sequence[bool]) -> NDArray[np.int64]:
-    """From the sizes of a grid to the routers in the order of a round trip.
+    """Sizes of a grid → routers in the order of a tour that passes each link at most once.
 
     A comb: along the first row, back and forth through all others but for their first places, and
     home through these. A row lies along all dimensions but one, as a ring or back and forth itself.
@@ -157,7 +157,7 @@ def _tour(dims: list[int], wraps: list[bool]) -> tuple[NDArray[np.int64], bool]:
 
 
 def _snake(dims: list[int]) -> NDArray[np.int64]:
-    """Return coordinates along a way that goes back and forth, from neighbour to neighbour."""
+    """Return coordinates along a boustrophedon path, from neighbour to neighbour."""
     found = np.zeros((1, 0), np.int64)
     for size in reversed(dims):
         rows = [found[:: 1 if i % 2 == 0 else -1] for i in range(size)]
@@ -189,7 +189,7 @@ def goes_up(start: Ints, delta: Ints, size: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class DimensionOrderRoutes:
-    """All pairs of ports.
+    """Routes between all pairs of ports, in closed form.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class DimensionOrderRoutes:
         Of each port.
     up, down : int64, shape (n_ports,)
         Links to the router and from it.
-    steps : int64, shape (d, 2, n_routers)
+    neighbour_links : int64, shape (d, 2, n_routers)
         Links from each router upwards and downwards, -1 where there are none.
     n_links : int
     """
@@ -209,11 +209,11 @@ class DimensionOrderRoutes:
     router: Ints
     up: Ints
     down: Ints
-    steps: Ints
+    neighbour_links: Ints
     n_links: int
 
-    def crossings(self, gpus: Ints) -> Ints | None:
-        """Count the ordered pairs whose way leads over each link, shape (n_links,)."""
+    def pairs_per_link(self, gpus: Ints) -> Ints | None:
+        """Count the ordered pairs whose route uses each link, shape (n_links,)."""
         found = np.zeros(self.n_links, np.int64)
         for port in (self.up[gpus], self.down[gpus]):
             found[port] += len(gpus) - 1
@@ -224,13 +224,13 @@ class DimensionOrderRoutes:
             senders = there.sum(axis=tuple(range(axis))).reshape(size, -1).T  # (after, size)
             targets = there.sum(axis=tuple(range(axis + 1, d))).reshape(-1, size)  # (before, size)
             counts = _pairs_over_line(senders[None, :, :], targets[:, None, :], self.wraps[axis])
-            for links, count in zip(self.steps[axis], counts, strict=True):
+            for links, count in zip(self.neighbour_links[axis], counts, strict=True):
                 flat = np.moveaxis(count, 2, 1).reshape(-1)  # before, this, after
                 used = (links >= 0) & (flat > 0)
                 found[links[used]] += flat[used]
         return found
 
-    def longest(self, gpus: Ints, value: Ints) -> int | None:
+    def max_route_sum(self, gpus: Ints, value: Ints) -> int | None:
         """Return the largest sum of values of links, shape (n_links,), over the ways of pairs."""
         total = prod(self.dims)
         if total * max(self.dims) > MAX_TABLE_ENTRIES or len(gpus) < 2:
@@ -262,7 +262,7 @@ class DimensionOrderRoutes:
         size = self.dims[axis]
         padded = np.append(value, 0)  # the entry of -1
         along = []
-        for links in self.steps[axis]:
+        for links in self.neighbour_links[axis]:
             each = padded[links].reshape(prod(self.dims[:axis]), size, -1)
             twice = np.concatenate([np.moveaxis(each, 1, 2)] * 2, axis=2)
             zero = np.zeros((*twice.shape[:2], 1), np.int64)

@@ -1,13 +1,23 @@
-"""NCCL's own model: which algorithm and protocol it takes, and how long that lasts.
+"""NCCL's model: which algorithm and protocol it takes, and how long that lasts. Read in this order.
 
-``Nccl``, ``Choice``
-    The model, and what it says of one communication.
-``System``, ``Shape``
-    A kind of machine, and the geometry of a group of ranks on it.
-``Settings``
-    The variables ``NCCL_*`` that matter.
-``Factors``
-    The calibration of a platform.
+``constants``
+    NCCL's constants by version and architecture (``data/nccl.toml``).
+``settings``
+    `Settings`: the variables ``NCCL_*`` that change a time.
+``system``, ``shape``
+    `System`: what NCCL sees of a machine. `Shape`: how many ranks of a group are on which nodes.
+``channels``
+    Bandwidths of links for a group, a platform's calibration `Factors`, NCCL's channel search.
+``tuning``
+    The tuner's formulas of latency and bandwidth.
+``candidates``
+    Enabled pairs of algorithm and protocol: the tuner's estimate, and the time to expect.
+``point_to_point``
+    Sends and receives, and all-to-all, gather and scatter that are made of them.
+``model``
+    `Nccl`: the choice and its time. The module that others use.
+``bottleneck``
+    The part of the hardware that limits a communication.
 """
 
 from .channels import Factors

@@ -76,16 +76,16 @@ def bottleneck_of(nccl: Nccl, operation: Operation, bytes: int, shape: Shape) ->
     ['latency', 'GPU port (NVLink)']
     """
     time = nccl.seconds(operation, bytes, shape)
-    flowing = time - nccl.waiting(operation, bytes, shape)
+    flowing = time - nccl.due_to_latency(operation, bytes, shape)
     if flowing <= 0.5 * time:
         return LATENCY
     for factor in (1 + RELATIVE_CHANGE, 1 / (1 + RELATIVE_CHANGE)):
         changes = {}
         for name, part in _PART_OF.items():
-            value = getattr(nccl.machine, name)
+            value = getattr(nccl.hardware, name)
             if value:
-                machine = replace(nccl.machine, **{name: value * factor})
-                other = Nccl(nccl.system, nccl.settings, nccl.factors, machine)
+                hardware = replace(nccl.hardware, **{name: value * factor})
+                other = Nccl(nccl.system, nccl.settings, nccl.factors, hardware)
                 changes[part] = abs(other.seconds(operation, bytes, shape) - time)
         part = max(changes, key=changes.__getitem__)
         if changes[part] > MIN_EFFECT * RELATIVE_CHANGE * flowing:

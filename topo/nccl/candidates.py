@@ -1,9 +1,36 @@
-"""CANDDOC"""
+"""The pairs of algorithm and protocol that NCCL may use: the tuner's estimate, the time to expect.
+
+A `Candidate` has two models of its time, which are kept apart.
+
+- `TunerEstimate`: what NCCL *believes*, with the constants of its source and the speeds of its
+  channel search (src/graph/tuning.cc). `TunerRanking` evaluates it; the lowest is NCCL's choice.
+- `Candidate.seconds`: the time to *expect* of the hardware ::
+
+      seconds  = overhead + bytes / rate
+      rate     = min(bandwidth, channels used × bandwidth of a channel)
+      overhead = start latency + loss of a pipeline of chunks + filling of a chain
+
+Invariants
+----------
+1. The estimate depends on neither `Factors` nor `hardware`: a calibration, or a faster link that
+   NCCL does not know of, changes times and never the choice.
+2. Candidates are in NCCL's order (`ALGORITHMS`, then `PROTOCOLS`): of equal estimates the first
+   wins, as in NCCL, whose loop takes a later pair only if it is faster.
+3. There is a candidate for every operation: where no algorithm may run it is the ring, and where no
+   protocol may it is Simple, as in NCCL.
+4. A time is continuous in the size and never falls as it grows. Channels used are constant or
+   proportional to the bytes, so that bytes / rate is constant or grows. The start latency has a
+   factor that rises from 0 to 1 with bytes over channels used, which does not fall either. The loss
+   is the root of a multiple of bytes / rate. Filling, b f / (b + f), grows with b.
+5. `due_to_latency` is the derivative of a time by a common factor of all latencies: a root of
+   latency times bytes over bandwidth counts by half.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +52,14 @@ from .shape import Shape
 from .system import System
 from .tuning import step_latency, tuner_bandwidth, tuner_latency
 
-__all__ = ["Candidate", "TunerRanking", "bytes_per_channel", "candidates", "pipeline_fill"]
+__all__ = [
+    "Candidate",
+    "TunerEstimate",
+    "TunerRanking",
+    "bytes_per_channel",
+    "candidates",
+    "pipeline_fill",
+]
 
 Floats = np.float64 | NDArray[np.float64]
 
@@ -41,14 +75,33 @@ _GATHER_SCATTER_ALGORITHMS = frozenset(("ring", "pat", "nvls", "collnet-direct")
 _CHAIN_ALGORITHMS = frozenset(("ring",))
 
 
-_LOGARITHMS = np.arange(6, 31)
+_SIZE_LOGARITHMS = np.arange(6, 31)
 """Of the sizes for which the correction of trees is given: 64 bytes and on; the last is 1."""
 
-
-_POWERS = 2.0 ** _LOGARITHMS[1:]
-
+_SIZE_POWERS = 2.0 ** _SIZE_LOGARITHMS[1:]
 
 _NO_SPREAD = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class TunerEstimate:
+    """What NCCL's tuner believes of a candidate.
+
+    Attributes
+    ----------
+    latency, bandwidth : float
+        Seconds, and bytes per second.
+    plateau_from, plateau_factor : float
+        Size from which the tuner believes in so much longer a latency.
+    correction : float64, shape (25,), optional
+        Factor of the bandwidth by size (`_SIZE_LOGARITHMS`).
+    """
+
+    latency: float
+    bandwidth: float
+    plateau_from: float
+    plateau_factor: float
+    correction: NDArray[np.float64] | None
 
 
 @dataclass(frozen=True)
@@ -61,39 +114,35 @@ class Candidate:
     protocol : int
     channels : int
         Of the communicator.
-    quantum : int
+    bytes_per_channel : int
         Bytes a channel must have before one more is used; 0: all are.
-    expected_latency, expected_bandwidth : float
-        What NCCL's tuner believes, seconds and bytes per second.
-    latency, bandwidth : float
-        What to expect. `latency` is that of messages that a network sends at once.
+    tuner : TunerEstimate
+    latency : float
+        Seconds, of messages that a network sends at once.
+    bandwidth : float
+        Bytes per second with all channels.
     bulk : float
-        What larger messages add to it.
+        Seconds that larger messages add to the latency.
     growth : float
-        Power of the size, over `eager`, with which that grows.
+        Power of the size, over `eager`, with which `bulk` grows.
     eager : float
         Size from which messages are large: half of it still travels at once. Between the two,
         which no table tells apart, the latency of large messages sets in by degrees.
     pace : float
         Latency that every chunk of a pipeline meets again, times its tree's crossings; seconds.
     spread : float
-        How much of it counts: see `lasting`.
+        How much of it counts: see `_pipeline_loss`.
     channel_bandwidth : float
-        What one channel can move of payload.
+        Payload one channel can move, bytes per second.
     fill : float
         Bytes that pass before a pipeline is full, all channels together.
-    plateau_from, plateau_factor : float
-        Size from which NCCL believes in so much longer a latency.
-    correction : float64, shape (25,), optional
-        Of the bandwidth by size, in NCCL's belief.
     """
 
     algorithm: str
     protocol: int
     channels: int
-    quantum: int
-    expected_latency: float
-    expected_bandwidth: float
+    bytes_per_channel: int
+    tuner: TunerEstimate
     latency: float
     bandwidth: float
     bulk: float
@@ -103,72 +152,74 @@ class Candidate:
     spread: float
     channel_bandwidth: float
     fill: float
-    plateau_from: float
-    plateau_factor: float
-    correction: NDArray[np.float64] | None
 
-    def predicted(self, bytes: Sizes) -> Floats:
+    def seconds(self, bytes: Sizes) -> Floats:
         """Return the time to expect, for one size or an array of them."""
-        return self.lasting(bytes) + bytes / self.flowing(bytes)
+        return self.overhead(bytes) + bytes / self.rate(bytes)
 
-    def used(self, bytes: Sizes) -> Floats:
+    def channels_used(self, bytes: Sizes) -> Floats:
         """Return how many channels carry a message, not rounded."""
-        if not self.quantum:
+        if not self.bytes_per_channel:
             return np.float64(self.channels)
-        return np.minimum(np.maximum(np.divide(bytes, self.quantum), 1.0), self.channels)
+        wanted = np.maximum(np.divide(bytes, self.bytes_per_channel), 1.0)
+        return np.minimum(wanted, self.channels)
 
-    def flowing(self, bytes: Sizes) -> Floats:
+    def rate(self, bytes: Sizes) -> Floats:
         """Return bytes per second once they flow."""
-        rate: Floats = np.minimum(self.bandwidth, self.used(bytes) * self.channel_bandwidth)
+        by_channels = self.channels_used(bytes) * self.channel_bandwidth
+        rate: Floats = np.minimum(self.bandwidth, by_channels)
         return rate
 
-    def lasting(self, bytes: Sizes) -> Floats:
-        """Return the seconds in which no bytes flow.
-
-        What a message that is not sent at once costs beyond one that is grows with its size where
-        the CPU reads every line of it, looking for flags (LL): that passes from node to node before
-        the next may send. Others go in chunks. A pipeline whose steps take `pace` together moves
-        what would take t in chunks: few of them, and the last steps wait long for the first; many,
-        and each costs its steps. The best number loses 2 (pace t)^1/2. Steps that vary lose as much
-        of the same form, and each crossing of a tree adds its own: on 16 and on 64 nodes of Alps a
-        crossing costs the same. `spread` stands for all of these.
-        """
-        lasting = self._starting(bytes) + self._losing(bytes)
+    def overhead(self, bytes: Sizes) -> Floats:
+        """Return the seconds in which no bytes flow."""
+        overhead = self._start_latency(bytes) + self._pipeline_loss(bytes)
         if not self.fill:
-            return lasting
+            return overhead
         # Chunks shrink with the message: a small one fills with little, a large one with whole
         # buffers.
         filling: Floats = np.asarray(bytes * self.fill / (bytes + self.fill) / self.bandwidth)
-        return lasting + filling
+        return overhead + filling
 
-    def waiting(self, bytes: Sizes) -> Floats:
-        """Return the seconds that are due to latencies: twice as long ones would add as many.
+    def due_to_latency(self, bytes: Sizes) -> Floats:
+        """Return the seconds that latencies of twice the length would add.
 
         To first order: what a pipeline loses is due to its latency and its bandwidth in equal
         parts.
         """
-        return self._starting(bytes) + 0.5 * self._losing(bytes)
+        return self._start_latency(bytes) + 0.5 * self._pipeline_loss(bytes)
 
-    def _starting(self, bytes: Sizes) -> Floats:
-        """Return the latency of a message of some size."""
+    def _start_latency(self, bytes: Sizes) -> Floats:
+        """Return the latency of a message of some size.
+
+        What a message that is not sent at once costs beyond one that is grows with its size where
+        the CPU reads every line of it, looking for flags (LL): that passes from node to node before
+        the next may send.
+        """
         if not self.bulk:
             return np.float64(self.latency)
         more: Floats = np.float64(self.bulk)
         if self.growth:
             more = more * np.maximum(np.divide(bytes, self.eager), 1.0) ** self.growth
-        part = np.divide(bytes, self.eager * self.used(bytes))
+        part = np.divide(bytes, self.eager * self.channels_used(bytes))
         return self.latency + np.clip(2 * part - 1, 0.0, 1.0) * more
 
-    def _losing(self, bytes: Sizes) -> Floats:
-        """Return what a pipeline of chunks loses."""
+    def _pipeline_loss(self, bytes: Sizes) -> Floats:
+        """Return what a pipeline of chunks loses.
+
+        A pipeline whose steps take `pace` together moves what would take t in chunks: few of them,
+        and the last steps wait long for the first; many, and each costs its steps. The best number
+        loses 2 (pace t)^1/2. Steps that vary lose as much of the same form, and each crossing of a
+        tree adds its own: on 16 and on 64 nodes of Alps a crossing costs the same. `spread` stands
+        for all of these.
+        """
         if not self.spread:
             return np.float64(0.0)
-        lost: Floats = self.spread * np.sqrt(self.pace * bytes / self.flowing(bytes))
+        lost: Floats = self.spread * np.sqrt(self.pace * bytes / self.rate(bytes))
         return lost
 
 
 class TunerRanking:
-    """Candidates side by side, for NCCL's choice.
+    """The tuner's times of candidates, side by side: the lowest is NCCL's choice.
 
     Parameters
     ----------
@@ -178,26 +229,32 @@ class TunerRanking:
 
     def __init__(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
-        self._latency = np.array([[each.expected_latency] for each in candidates])
-        self._longer = self._latency * np.array([[each.plateau_factor - 1] for each in candidates])
-        self._plateau_from = np.array([[each.plateau_from] for each in candidates])
+        estimates = [each.tuner for each in candidates]
+        self._latency = np.array([[each.latency] for each in estimates])
+        self._longer = self._latency * np.array([[each.plateau_factor - 1] for each in estimates])
+        self._plateau_from = np.array([[each.plateau_from] for each in estimates])
         self._has_plateau = bool(self._longer.any())
-        even = np.ones(len(_LOGARITHMS))
+        even = np.ones(len(_SIZE_LOGARITHMS))
         self._per_byte = 1 / np.array(
             [
-                each.expected_bandwidth * (even if each.correction is None else each.correction)
-                for each in candidates
+                each.bandwidth * (even if each.correction is None else each.correction)
+                for each in estimates
             ]
         )
 
-    def expected(self, bytes: Sizes) -> NDArray[np.float64]:
-        """Return the tuner's times, shape (candidates, sizes)."""
+    def estimates(self, bytes: Sizes) -> NDArray[np.float64]:
+        """Return the tuner's times, shape (candidates, sizes), seconds."""
         sizes = np.atleast_1d(bytes)
-        times: NDArray[np.float64] = self._per_byte[:, _POWERS.searchsorted(sizes, "right")] * sizes
+        column = _SIZE_POWERS.searchsorted(sizes, "right")
+        times: NDArray[np.float64] = self._per_byte[:, column] * sizes
         times += self._latency
         if self._has_plateau:
             times += self._longer * (sizes >= self._plateau_from)
         return times
+
+    def choice(self, bytes: float) -> Candidate:
+        """Return NCCL's choice for one size."""
+        return self.candidates[int(self.estimates(bytes).argmin())]
 
 
 def candidates(
@@ -206,8 +263,8 @@ def candidates(
     system: System,
     settings: Settings,
     factors: Factors,
-    tables: NcclConstants,
-    machine: System | None = None,
+    constants: NcclConstants,
+    hardware: System | None = None,
 ) -> list[Candidate]:
     """Return the pairs that are enabled, in NCCL's order.
 
@@ -219,72 +276,131 @@ def candidates(
         Of at least two ranks.
     system : System
         What NCCL sees, searches and chooses by.
-    machine : System, optional
-        What carries the messages, where that is not the same.
+    settings : Settings
+        ``NCCL_*`` variables.
+    factors : Factors
+        Calibration; acts on the time to expect alone.
+    constants : NcclConstants
+        For the architecture and version of `system`.
+    hardware : System, optional
+        What carries the messages, where that is not `system`.
     """
-    machine = machine or system
-    seen = link_bandwidths(system, settings, shape, tables)
-    scaled = factors.of(link_bandwidths(machine, settings, shape, tables), machine)
-    graphs = search_channels(seen, shape, tables)
-    wired = graphs_at_link_speed(graphs, scaled, shape, tables)
-    counts = channel_counts(graphs, shape, settings, tables, system.arch)
-    pipeline = tables.raw["pipeline"]
+    hardware = hardware or system
+    seen = link_bandwidths(system, settings, shape, constants)
+    scaled = factors.of(link_bandwidths(hardware, settings, shape, constants), hardware)
+    searched = search_channels(seen, shape, constants)
+    actual = graphs_at_link_speed(searched, scaled, shape, constants)
+    counts = channel_counts(searched, shape, settings, constants, system.arch)
     found = []
-    for algorithm in _enabled_algorithms(operation, shape, system, settings, tables):
+    for algorithm in _enabled_algorithms(operation, shape, system, settings, constants):
+        channels = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
         for protocol in _enabled_protocols(
-            operation, algorithm, shape, system, settings, seen, tables
+            operation, algorithm, shape, system, settings, seen, constants
         ):
-            of = (operation, algorithm, protocol, shape)
-            expected = tuner_bandwidth(*of, graphs, system, tables)
-            reached = tuner_bandwidth(*of, wired, system, tables, factors.cap(shape.nodes))
-            if not expected or not reached:
+            pair = (operation, algorithm, protocol, shape)
+            believed = tuner_bandwidth(*pair, searched, system, constants)
+            reached = tuner_bandwidth(*pair, actual, system, constants, factors.cap(shape.nodes))
+            if not believed or not reached:
                 continue
-            step = step_latency(algorithm, protocol, system, settings, shape, seen, tables)
-            same = system.intra == "nvswitch" or shape.most == 1
-            believed = tuner_latency(*of, step, same, tables)
-            # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
-            felt = step_latency(algorithm, protocol, machine, settings, shape, seen, tables)
-            real = tuner_latency(*of, felt, False, tables)
-            count = counts[1] if algorithm in ("nvls", "nvls-tree") else counts[0]
-            several = shape.nodes > 1 and operation is Operation.ALL_REDUCE
-            plateau = algorithm == "ring" and protocol == SIMPLE and several
-            fewest = real  # what the factors are of
-            if algorithm in ("ring", "tree") and protocol != LL:
-                flags = step_latency(algorithm, LL, machine, settings, shape, seen, tables)
-                fewest = tuner_latency(operation, algorithm, LL, shape, flags, False, tables)
-            inside = real.inside + (factors.latency_inside - 1) * fewest.inside
-            eager = real.across + (factors.latency_across - 1) * fewest.across
-            bulk = factors.latency_bulk * fewest.across
+            tuner = _tuner_estimate(*pair, channels, believed, system, settings, seen, constants)
+            delays = _delays(*pair, hardware, settings, factors, seen, constants)
+            pipeline = constants.raw["pipeline"]
             parts = shape.ranks if algorithm == "ring" else 1
+            slow = _has_slow_ring(searched, constants)
             found.append(
                 Candidate(
-                    algorithm,
-                    protocol,
-                    count,
-                    bytes_per_channel(
-                        algorithm, protocol, shape, settings, _has_slow_ring(graphs, tables), tables
+                    algorithm=algorithm,
+                    protocol=protocol,
+                    channels=channels,
+                    bytes_per_channel=bytes_per_channel(
+                        algorithm, protocol, shape, settings, slow, constants
                     ),
-                    believed.inside + believed.across,
-                    expected,
-                    inside + eager,
-                    reached,
-                    bulk,
-                    pipeline["growth"][protocol],
-                    pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
-                    real.crossings * (inside + eager + bulk),
-                    pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],
-                    _channel_bandwidth(operation, algorithm, protocol, shape, tables),
-                    pipeline_fill(operation, algorithm, protocol, shape, count, settings, tables),
-                    tables.raw["plateau"]["bytes"] * count * shape.ranks,
-                    tables.plateau_factor if plateau else 1.0,
-                    np.append(tables.correction[protocol], 1.0) if algorithm == "tree" else None,
+                    tuner=tuner,
+                    latency=delays.latency,
+                    bandwidth=reached,
+                    bulk=delays.bulk,
+                    growth=pipeline["growth"][protocol],
+                    eager=pipeline["eager"] * parts if shape.nodes > 1 else float("inf"),
+                    pace=delays.pace,
+                    spread=pipeline["spread"].get(algorithm, _NO_SPREAD)[protocol],
+                    channel_bandwidth=_channel_bandwidth(*pair, constants),
+                    fill=pipeline_fill(*pair, channels, settings, constants),
                 )
             )
     return found
 
 
+def _tuner_estimate(
+    operation: Operation,
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    channels: int,
+    bandwidth: float,
+    system: System,
+    settings: Settings,
+    seen: LinkBandwidths,
+    constants: NcclConstants,
+) -> TunerEstimate:
+    """Return NCCL's belief: its constants, and the links as it sees them."""
+    step = step_latency(algorithm, protocol, system, settings, shape, seen, constants)
+    # NCCL counts one step for a chain on equal channels, as nothing else could be chosen.
+    same = system.intra == "nvswitch" or shape.max_per_node == 1
+    latency = tuner_latency(operation, algorithm, protocol, shape, step, same, constants)
+    plateau = (
+        algorithm == "ring"
+        and protocol == SIMPLE
+        and shape.nodes > 1
+        and operation is Operation.ALL_REDUCE
+    )
+    corrected = algorithm == "tree"
+    return TunerEstimate(
+        latency=latency.inside + latency.across,
+        bandwidth=bandwidth,
+        plateau_from=constants.raw["plateau"]["bytes"] * channels * shape.ranks,
+        plateau_factor=constants.plateau_factor if plateau else 1.0,
+        correction=np.append(constants.correction[protocol], 1.0) if corrected else None,
+    )
+
+
+class _Delays(NamedTuple):
+    """Latencies to expect, in seconds: `Candidate.latency`, `bulk` and `pace`."""
+
+    latency: float
+    bulk: float
+    pace: float
+
+
+def _delays(
+    operation: Operation,
+    algorithm: str,
+    protocol: int,
+    shape: Shape,
+    hardware: System,
+    settings: Settings,
+    factors: Factors,
+    seen: LinkBandwidths,
+    constants: NcclConstants,
+) -> _Delays:
+    """Return the latencies to expect on the hardware.
+
+    A platform's factors are of LL, the protocol with the lowest latency: what they add there, in
+    seconds, they add to the other protocols of rings and trees as well.
+    """
+    step = step_latency(algorithm, protocol, hardware, settings, shape, seen, constants)
+    own = tuner_latency(operation, algorithm, protocol, shape, step, False, constants)
+    lowest = own
+    if algorithm in ("ring", "tree") and protocol != LL:
+        step = step_latency(algorithm, LL, hardware, settings, shape, seen, constants)
+        lowest = tuner_latency(operation, algorithm, LL, shape, step, False, constants)
+    inside = own.inside + (factors.latency_inside - 1) * lowest.inside
+    across = own.across + (factors.latency_across - 1) * lowest.across
+    bulk = factors.latency_bulk * lowest.across
+    return _Delays(inside + across, bulk, own.crossings * (inside + across + bulk))
+
+
 def _enabled_algorithms(
-    operation: Operation, shape: Shape, system: System, settings: Settings, tables: NcclConstants
+    operation: Operation, shape: Shape, system: System, settings: Settings, constants: NcclConstants
 ) -> list[str]:
     """Return the algorithms that can run and may, in NCCL's order; the ring if none does."""
     if operation is Operation.ALL_REDUCE:
@@ -293,9 +409,9 @@ def _enabled_algorithms(
         can = _GATHER_SCATTER_ALGORITHMS if operation in _GATHER_SCATTER else _CHAIN_ALGORITHMS
     several = shape.nodes > 1
     switched = system.intra == "nvswitch" and not settings.p2p_disable
-    multicast = tables.multicast and switched and settings.nvls_enable is not False
+    multicast = constants.multicast and switched and settings.nvls_enable is not False
     without = set()
-    if not multicast or shape.least < tables.raw["channels"]["nvls-ranks"]:
+    if not multicast or shape.min_per_node < constants.raw["channels"]["nvls-ranks"]:
         without |= {"nvls", "nvls-tree"}
     if not several:
         without |= {"nvls-tree", "collnet-direct", "collnet-chain"}
@@ -303,12 +419,12 @@ def _enabled_algorithms(
         without |= {"collnet-direct", "collnet-chain"} | ({"nvls"} if several else set())
     if system.intra != "nvswitch":
         without.add("collnet-direct")
-    if operation in _GATHER_SCATTER and several and shape.nics < shape.most:
+    if operation in _GATHER_SCATTER and several and shape.nics < shape.max_per_node:
         without |= {"nvls", "collnet-direct"}
     if system.version < (2, 18):
         without |= {"nvls-tree"}
-    pat = shape.most == 1 and several and system.version >= (2, 23)
-    if not pat or settings.pat_enable is False or tables.generation < 60:
+    pat = shape.max_per_node == 1 and several and system.version >= (2, 23)
+    if not pat or settings.pat_enable is False or constants.generation < 60:
         without.add("pat")
     may = allowed(settings.algo, operation)
     wanted = [
@@ -326,7 +442,7 @@ def _enabled_protocols(
     system: System,
     settings: Settings,
     found: LinkBandwidths,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> list[int]:
     if algorithm not in ("ring", "tree"):
         return [SIMPLE]
@@ -334,20 +450,22 @@ def _enabled_protocols(
     if may is not None:
         return [i for i, name in enumerate(PROTOCOLS) if name in may] or [SIMPLE]
     # From Hopper on, a way to the NIC over Grace's own links is as good as one over PCIe switches.
-    near = system.nic_path in ("pix", "pxb") or (tables.generation >= 90 and system.cpu == "grace")
+    near = system.nic_path in ("pix", "pxb") or (
+        constants.generation >= 90 and system.cpu == "grace"
+    )
     ordered = found.fast and (shape.nodes == 1 or near)
-    if ordered and tables.generation >= 70 and tables.generation not in (75, 89):
+    if ordered and constants.generation >= 70 and constants.generation not in (75, 89):
         return [LL, LL128, SIMPLE]
     return [LL, SIMPLE]
 
 
-def _has_slow_ring(graphs: dict[str, ChannelGraph], tables: NcclConstants) -> bool:
+def _has_slow_ring(graphs: dict[str, ChannelGraph], constants: NcclConstants) -> bool:
     ring = graphs["ring"]
-    return ring.inside * ring.channels <= tables.raw["threads"]["slow"] * 1e9
+    return ring.inside * ring.channels <= constants.raw["threads"]["slow"] * 1e9
 
 
 def _channel_bandwidth(
-    operation: Operation, algorithm: str, protocol: int, shape: Shape, tables: NcclConstants
+    operation: Operation, algorithm: str, protocol: int, shape: Shape, constants: NcclConstants
 ) -> float:
     """Return the payload that one channel can move, in bytes of the full buffer.
 
@@ -355,7 +473,7 @@ def _channel_bandwidth(
     """
     if algorithm in ("nvls", "nvls-tree"):
         return float("inf")
-    most = tables.block * (1 / 2, 120 / 128, 1)[protocol]
+    most = constants.block * (1 / 2, 120 / 128, 1)[protocol]
     ranks = shape.ranks
     if algorithm == "ring" and operation is Operation.ALL_REDUCE:
         return most * ranks / (2 * (ranks - 1))
@@ -371,7 +489,7 @@ def bytes_per_channel(
     shape: Shape,
     settings: Settings,
     slow: bool,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> int:
     """Return the bytes that a channel must have before NCCL uses one more.
 
@@ -387,7 +505,7 @@ def bytes_per_channel(
     """
     if algorithm in ("nvls", "nvls-tree"):
         return 0
-    limits = tables.raw["threads"]
+    limits = constants.raw["threads"]
     of = limits[PROTOCOLS[protocol]]
     threads = of["most"]
     if protocol == SIMPLE and algorithm == "ring" and slow:
@@ -406,7 +524,7 @@ def pipeline_fill(
     shape: Shape,
     channels: int,
     settings: Settings,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> float:
     """Return the bytes, of all channels together, that pass before a pipeline flows.
 
@@ -414,8 +532,8 @@ def pipeline_fill(
     that the last rank is away from the first. Rings that all ranks feed (all-reduce and its halves)
     run at full speed from the first step; what trees lose is in NCCL's own correction.
     """
-    buffers = tables.raw["buffers"]
-    heads = min(shape.least, tables.raw["channels"]["nvls-heads"])
+    buffers = constants.raw["buffers"]
+    heads = min(shape.min_per_node, constants.raw["channels"]["nvls-heads"])
     if algorithm == "nvls":
         return float(buffers["nvls"] * channels * heads * (1 if shape.nodes == 1 else 3))
     if algorithm == "nvls-tree":
@@ -423,13 +541,13 @@ def pipeline_fill(
         return size * channels * heads * (2 + 2 * log2(shape.nodes))
     chains = operation in (Operation.BROADCAST, Operation.REDUCE)
     if algorithm == "ring" and chains:
-        return max(shape.ranks - 2, 0) * _chunk(protocol, settings, tables) * channels
+        return max(shape.ranks - 2, 0) * _chunk(protocol, settings, constants) * channels
     return 0.0
 
 
-def _chunk(protocol: int, settings: Settings, tables: NcclConstants) -> float:
+def _chunk(protocol: int, settings: Settings, constants: NcclConstants) -> float:
     """Return the payload of one step of a connection's buffer."""
-    buffers = tables.raw["buffers"]
+    buffers = constants.raw["buffers"]
     if protocol == SIMPLE:
         return (settings.buffsize or buffers["simple"]) / buffers["steps"]
     name = PROTOCOLS[protocol]

@@ -69,10 +69,10 @@ split into pairs; a quad has four of the links of each of its members."""
 
 
 def link_bandwidths(
-    system: System, settings: Settings, shape: Shape, tables: NcclConstants
+    system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
     """Return what the links carry of a group. A NIC is never faster than its PCIe slot."""
-    n, per_node = shape.most, system.gpus_per_node
+    n, per_node = shape.max_per_node, system.gpus_per_node
     slow = system.pcie_bandwidth
     if system.intra == "pcie" and n > per_node / 2 and per_node > 2:
         slow = min(slow, system.socket_bandwidth)  # the ring crosses between the sockets
@@ -89,14 +89,14 @@ def link_bandwidths(
     if shape.nodes == 1:
         return LinkBandwidths(inside, 0.0, fast)
     nics = shape.nics if settings.ib_hca is None else min(shape.nics, settings.ib_hca)
-    nic = min(system.nic_bandwidth, system.pcie_bandwidth * tables.raw["links"]["pcie-reach"])
+    nic = min(system.nic_bandwidth, system.pcie_bandwidth * constants.raw["links"]["pcie-reach"])
     if system.nic_path == "sys" or not system.gpudirect:
         nic = min(nic, system.socket_bandwidth)
     return LinkBandwidths(inside, max(nics, 1) * nic, fast)
 
 
 def search_channels(
-    found: LinkBandwidths, shape: Shape, tables: NcclConstants
+    found: LinkBandwidths, shape: Shape, constants: NcclConstants
 ) -> dict[str, ChannelGraph]:
     """Return the graphs that NCCL's search arrives at.
 
@@ -105,14 +105,14 @@ def search_channels(
     dict of str to ChannelGraph
         ``ring``, ``tree`` (which may be faster inside a node than across) and ``nvls``.
     """
-    most = tables.raw["channels"]["most-searched"]
-    n = shape.most
+    most = constants.raw["channels"]["most-searched"]
+    n = shape.max_per_node
     # A ring of n enters and leaves the node once on each channel: all GPUs but one pass it on.
     passing = (n - 1) / n if shape.nodes > 1 else 1.0
     if shape.nodes == 1:
-        speeds, limit = tables.inside_speeds, found.inside
+        speeds, limit = constants.inside_speeds, found.inside
     else:
-        speeds, limit = tables.across_speeds, found.across / max(shape.nics, 1)
+        speeds, limit = constants.across_speeds, found.across / max(shape.nics, 1)
     best = ChannelGraph(1, speeds[-1], speeds[-1])
     reached = 0.0
     for speed in speeds:
@@ -137,37 +137,37 @@ def search_channels(
         # Alone on its node a GPU has no others to reach, and no limit but the NIC's.
         tree = replace(best, inside=max(fits, default=best.inside))
     return {
-        "ring": _duplicated(best, tables),
-        "tree": _duplicated(tree, tables),
-        "nvls": _nvls_graph(found, shape, tables),
+        "ring": _duplicated(best, constants),
+        "tree": _duplicated(tree, constants),
+        "nvls": _nvls_graph(found, shape, constants),
     }
 
 
-def _duplicated(graph: ChannelGraph, tables: NcclConstants) -> ChannelGraph:
+def _duplicated(graph: ChannelGraph, constants: NcclConstants) -> ChannelGraph:
     """Split fast channels in two, for more threads to share the work."""
-    limits = tables.raw["channels"]
-    many = tables.generation >= 90 and graph.inside < 50e9 and graph.channels > 4
+    limits = constants.raw["channels"]
+    many = constants.generation >= 90 and graph.inside < 50e9 and graph.channels > 4
     if graph.inside < limits["duplicated-from"] * 1e9 or many:
         return graph
     times = min(2, limits["most-searched"] // graph.channels)
     return ChannelGraph(graph.channels * times, graph.inside / times, graph.across / times)
 
 
-def _nvls_graph(found: LinkBandwidths, shape: Shape, tables: NcclConstants) -> ChannelGraph:
+def _nvls_graph(found: LinkBandwidths, shape: Shape, constants: NcclConstants) -> ChannelGraph:
     """Return the graph of NVLS: each GPU of a node reduces a part, in a channel of its own."""
-    heads = min(shape.least, tables.raw["channels"]["nvls-heads"])
+    heads = min(shape.min_per_node, constants.raw["channels"]["nvls-heads"])
     one = found.inside / heads
-    inside = max((speed for speed in tables.inside_speeds if speed <= one), default=0.0)
+    inside = max((speed for speed in constants.inside_speeds if speed <= one), default=0.0)
     if shape.nodes == 1:
         return ChannelGraph(heads, inside, inside)
-    inside = max((speed for speed in tables.across_speeds if speed <= one), default=0.0)
+    inside = max((speed for speed in constants.across_speeds if speed <= one), default=0.0)
     out = found.across / heads
-    across = max((speed for speed in tables.across_speeds if speed <= out), default=0.0)
+    across = max((speed for speed in constants.across_speeds if speed <= out), default=0.0)
     return ChannelGraph(heads, inside, across)
 
 
 def graphs_at_link_speed(
-    graphs: dict[str, ChannelGraph], found: LinkBandwidths, shape: Shape, tables: NcclConstants
+    graphs: dict[str, ChannelGraph], found: LinkBandwidths, shape: Shape, constants: NcclConstants
 ) -> dict[str, ChannelGraph]:
     """Return the graphs with the speeds that the links truly have.
 
@@ -176,7 +176,7 @@ def graphs_at_link_speed(
     chain have a link to spare.
     """
     inside, across = found.inside, found.across if shape.nodes > 1 else found.inside
-    n = shape.most
+    n = shape.max_per_node
     ring = min(inside, across) if n > 1 else across
     chain = inside * n / (n - 1) if shape.nodes > 1 and n > 1 else inside
     tree = min(chain, 2 * across if shape.nodes == 2 else across)
@@ -184,7 +184,7 @@ def graphs_at_link_speed(
         tree = 2 * across if shape.nodes == 2 else across
     ring_channels, tree_channels = graphs["ring"].channels, graphs["tree"].channels
     heads = graphs["nvls"].channels
-    wide = tables.raw["multicast"]
+    wide = constants.raw["multicast"]
     reached = min(1.0, (wide["gpus"] / n) ** wide["power"]["value"])
     return {
         "ring": ChannelGraph(ring_channels, ring / ring_channels, ring / ring_channels),
@@ -203,14 +203,14 @@ def channel_counts(
     graphs: dict[str, ChannelGraph],
     shape: Shape,
     settings: Settings,
-    tables: NcclConstants,
+    constants: NcclConstants,
     arch: str,
 ) -> tuple[int, int]:
     """Return how many channels the communicator has: of rings and trees, and of NVLS."""
-    limits = tables.raw["channels"]
+    limits = constants.raw["channels"]
     ring = graphs["ring"]
     count = min(2 * min(ring.channels, graphs["tree"].channels), limits["most"])
-    if tables.generation >= 90 and shape.nodes > 1 and ring.inside > 45e9 and count < 16:
+    if constants.generation >= 90 and shape.nodes > 1 and ring.inside > 45e9 and count < 16:
         count *= 2
     low = settings.min_nchannels or 1
     high = settings.max_nchannels or limits["most"]

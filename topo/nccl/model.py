@@ -117,9 +117,9 @@ class Nccl:
         Environment variables.
     factors : Factors, optional
         Calibration of the platform.
-    machine : System, optional
+    hardware : System, optional
         What carries the messages, if not `system`, which is what NCCL sees: it then searches,
-        chooses and counts channels as on `system`, and times are those of the machine.
+        chooses and counts channels as on `system`, and times are those of the hardware.
 
     Examples
     --------
@@ -136,14 +136,14 @@ class Nccl:
         system: System,
         settings: Settings | None = None,
         factors: Factors | None = None,
-        machine: System | None = None,
+        hardware: System | None = None,
     ) -> None:
         self.system = system
-        self.machine = machine or system
+        self.hardware = hardware or system
         self.settings = settings or Settings()
         self.factors = factors or Factors()
-        self.tables = nccl_constants(system.arch, system.version)
-        self._contests: dict[tuple[Operation, Shape], TunerRanking] = {}
+        self.constants = nccl_constants(system.arch, system.version)
+        self._rankings: dict[tuple[Operation, Shape], TunerRanking] = {}
         self._choices: dict[tuple[Operation, int, Shape], Choice] = {}
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
@@ -197,12 +197,12 @@ class Nccl:
             # Sizes of sends are few, and the channels of each differ.
             each = [self.seconds(operation, int(size), shape) for size in sizes.flat]
             return np.reshape(each, sizes.shape)
-        contest = self._contest(operation, shape)
-        chosen = np.argmin(contest.expected(sizes.reshape(-1)), axis=0).reshape(sizes.shape)
+        ranking = self._ranking(operation, shape)
+        chosen = np.argmin(ranking.estimates(sizes.reshape(-1)), axis=0).reshape(sizes.shape)
         times = np.empty(sizes.shape)
         for i in np.unique(chosen):
             at = chosen == i
-            times[at] = contest.candidates[i].predicted(sizes[at])
+            times[at] = ranking.candidates[i].seconds(sizes[at])
         return times
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
@@ -210,9 +210,9 @@ class Nccl:
         self._check(operation, shape)
         if operation in SEND_OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
             return [self.choose(operation, bytes, shape)]
-        contest = self._contest(operation, shape)
-        order = np.argsort(contest.expected(bytes)[:, 0], kind="stable")
-        return [_choice(contest.candidates[i], bytes) for i in order]
+        ranking = self._ranking(operation, shape)
+        order = np.argsort(ranking.estimates(bytes)[:, 0], kind="stable")
+        return [_choice(ranking.candidates[i], bytes) for i in order]
 
     def better(self, operation: Operation, bytes: int, shape: Shape) -> Choice | None:
         """Return the fastest of all that is enabled, where NCCL's choice is clearly slower.
@@ -233,21 +233,21 @@ class Nccl:
 
     def clearly_slower(self, time: float, fastest: float) -> bool:
         """Say whether a time is longer than another by more than ``better.margin``."""
-        return time > (1 + float(self.tables.raw["better"]["margin"])) * fastest
+        return time > (1 + float(self.constants.raw["better"]["margin"])) * fastest
 
-    def waiting(self, operation: Operation, bytes: int, shape: Shape) -> float:
+    def due_to_latency(self, operation: Operation, bytes: int, shape: Shape) -> float:
         """Return the part of a duration that is due to latencies, in seconds.
 
         Were all latencies twice as long, a communication would take so much longer, to first order.
         """
         self._check(operation, shape)
         if operation is Operation.BARRIER:
-            return self.waiting(Operation.ALL_REDUCE, BARRIER_BYTES, shape)
+            return self.due_to_latency(Operation.ALL_REDUCE, BARRIER_BYTES, shape)
         if operation in SEND_OPERATIONS or shape.ranks == 1:
             return self.choose(operation, bytes, shape).latency
-        contest = self._contest(operation, shape)
-        chosen = contest.candidates[int(contest.expected(bytes).argmin())]
-        return float(chosen.waiting(bytes))
+        ranking = self._ranking(operation, shape)
+        chosen = ranking.choice(bytes)
+        return float(chosen.due_to_latency(bytes))
 
     def _choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
         self._check(operation, shape)
@@ -257,28 +257,30 @@ class Nccl:
             return self.choose(Operation.ALL_REDUCE, BARRIER_BYTES, shape)
         if operation in SEND_OPERATIONS:
             return self._sends(operation, bytes, shape)
-        contest = self._contest(operation, shape)
-        return _choice(contest.candidates[int(contest.expected(bytes).argmin())], bytes)
+        ranking = self._ranking(operation, shape)
+        return _choice(ranking.choice(bytes), bytes)
 
-    def _contest(self, operation: Operation, shape: Shape) -> TunerRanking:
+    def _ranking(self, operation: Operation, shape: Shape) -> TunerRanking:
         key = (operation, shape)
-        if key not in self._contests:
+        if key not in self._rankings:
             found = candidates(
                 operation,
                 shape,
                 self.system,
                 self.settings,
                 self.factors,
-                self.tables,
-                self.machine,
+                self.constants,
+                self.hardware,
             )
-            self._contests[key] = TunerRanking(found)
-        return self._contests[key]
+            self._rankings[key] = TunerRanking(found)
+        return self._rankings[key]
 
     def _sends(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        wires = link_bandwidths(self.machine, self.settings, shape, self.tables)
-        scaled = self.factors.of(wires, self.machine)
-        found = send_cost(operation, bytes, shape, scaled, self.machine, self.settings, self.tables)
+        wires = link_bandwidths(self.hardware, self.settings, shape, self.constants)
+        scaled = self.factors.of(wires, self.hardware)
+        found = send_cost(
+            operation, bytes, shape, scaled, self.hardware, self.settings, self.constants
+        )
         latency = (
             found.latency_inside
             + (self.factors.latency_inside - 1) * found.least_inside
@@ -299,11 +301,11 @@ class Nccl:
 
 
 def _choice(candidate: Candidate, bytes: float) -> Choice:
-    latency = float(candidate.lasting(bytes))
+    latency = float(candidate.overhead(bytes))
     return Choice(
         candidate.algorithm,
         PROTOCOLS[candidate.protocol],
-        int(candidate.used(bytes)),
+        int(candidate.channels_used(bytes)),
         latency,
-        float(candidate.flowing(bytes)),
+        float(candidate.rate(bytes)),
     )

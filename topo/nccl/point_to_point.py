@@ -59,7 +59,7 @@ def send_cost(
     found: LinkBandwidths,
     system: System,
     settings: Settings,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> SendCost:
     """Return what an operation does.
 
@@ -72,14 +72,14 @@ def send_cost(
     found : LinkBandwidths
         Of the wires.
     """
-    limits = tables.raw["point-to-point"]
+    limits = constants.raw["point-to-point"]
     part = bytes if operation is Operation.SEND_RECV else bytes / shape.ranks
     # So little that flags travel with the data.
     protocol = LL if part <= limits["ll-most"] else SIMPLE
-    step = _send_step(part, system, settings, shape, found, tables)
-    least = _send_step(0.0, system, settings, shape, found, tables)
-    n, r, nodes = shape.ranks, shape.most, shape.nodes
-    there = n - shape.least if nodes > 1 else 0  # peers on other nodes
+    step = _send_step(part, system, settings, shape, found, constants)
+    least = _send_step(0.0, system, settings, shape, found, constants)
+    n, r, nodes = shape.ranks, shape.max_per_node, shape.nodes
+    there = n - shape.min_per_node if nodes > 1 else 0  # peers on other nodes
     here = max(r - 1, 0)
     latency_across = least_across = 0.0
     if there:
@@ -87,29 +87,31 @@ def send_cost(
         least_across = least.across
     # On the way to another rail's NIC data crosses to the GPU next to it.
     relayed = settings.pxn_level == 2 and found.fast and r > 1
-    base = tables.base["ring"]
-    latency_inside, least_inside = _between(part, base[LL], base[SIMPLE], tables), base[LL]
+    base = constants.base["ring"]
+    latency_inside, least_inside = _between(part, base[LL], base[SIMPLE], constants), base[LL]
     if here or relayed:
         latency_inside += step.inside
         least_inside += least.inside
-    per_peer = _net_channels(shape, settings, tables)
+    per_peer = _net_channels(shape, settings, constants)
     connection = 0.0
     if there:
         one = found.across / max(shape.nics, 1)
         connection = min(
-            per_peer * _connection_bandwidth(one, nodes, settings, tables), found.across
+            per_peer * _connection_bandwidth(one, nodes, settings, constants), found.across
         )
     inside = across = 0.0
-    channels = per_peer if there else _channels(part, shape, settings, tables)
+    channels = per_peer if there else _channels(part, shape, settings, constants)
     if operation is Operation.SEND_RECV:
         if there:
             across = 1 / connection
         else:
-            inside = 1 / min(_pair_bandwidth(found, shape, system), channels * tables.block)
+            inside = 1 / min(_pair_bandwidth(found, shape, system), channels * constants.block)
     elif operation is Operation.ALL_TO_ALL:
         if here:
             relay = there / n * (r - 1) / r if relayed else 0.0
-            rate = min(found.inside, here * channels * tables.block) if not there else found.inside
+            rate = (
+                min(found.inside, here * channels * constants.block) if not there else found.inside
+            )
             inside = (here / n + relay) / rate
         if there:
             across = r * there / n / min(found.across, r * there * connection)
@@ -130,9 +132,9 @@ def send_cost(
     )
 
 
-def _between(part: float, small: float, large: float, tables: NcclConstants) -> float:
+def _between(part: float, small: float, large: float, constants: NcclConstants) -> float:
     """Return a latency between that of the smallest sends and that of whole messages to a NIC."""
-    full = tables.raw["point-to-point"]["message"]
+    full = constants.raw["point-to-point"]["message"]
     return small + (large - small) * min(part / full, 1.0)
 
 
@@ -142,7 +144,7 @@ def _send_step(
     settings: Settings,
     shape: Shape,
     found: LinkBandwidths,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> StepLatency:
     """Return the latencies of a send's step: with LL at first, with Simple for whole messages.
 
@@ -152,35 +154,35 @@ def _send_step(
     (github:argonne-lcf/alcf-nccl-tests).
     """
     small, large = (
-        step_latency("ring", protocol, system, settings, shape, found, tables)
+        step_latency("ring", protocol, system, settings, shape, found, constants)
         for protocol in (LL, SIMPLE)
     )
-    inside = _between(part, small.inside, large.inside, tables)
-    across = _between(part, small.across, large.across, tables)
+    inside = _between(part, small.inside, large.inside, constants)
+    across = _between(part, small.across, large.across, constants)
     return StepLatency(inside, across, large.post)
 
 
 def _connection_bandwidth(
-    nic: float, nodes: int, settings: Settings, tables: NcclConstants
+    nic: float, nodes: int, settings: Settings, constants: NcclConstants
 ) -> float:
     """Return what one connection over the network moves.
 
     A message takes as long as one of NCCL's default size does at the connection's speed, larger
     ones what the NIC takes for the rest besides, and none less than the NIC takes.
     """
-    message = tables.raw["point-to-point"]["message"]
+    message = constants.raw["point-to-point"]["message"]
     size = settings.p2p_net_chunksize or message
-    first = max(message / tables.connections[nodes > 2].si, min(size, message) / nic)
+    first = max(message / constants.connections[nodes > 2].si, min(size, message) / nic)
     return size / (first + max(size - message, 0) / nic)
 
 
-def _channels(part: float, shape: Shape, settings: Settings, tables: NcclConstants) -> int:
+def _channels(part: float, shape: Shape, settings: Settings, constants: NcclConstants) -> int:
     """Return the connections of a send inside a node: more for large ones.
 
     They begin with the peer's share of all channels, and double while each would carry more than
     32 steps of the buffer.
     """
-    limits = tables.raw["point-to-point"]
+    limits = constants.raw["point-to-point"]
     most = min(limits["channels"], settings.max_nchannels or limits["channels"])
     count = min(most, 1 << max(0, (limits["channels"] // shape.ranks).bit_length() - 1))
     while 2 * count <= most and part / count > limits["most-per-channel"]:
@@ -188,11 +190,11 @@ def _channels(part: float, shape: Shape, settings: Settings, tables: NcclConstan
     return count
 
 
-def _net_channels(shape: Shape, settings: Settings, tables: NcclConstants) -> int:
+def _net_channels(shape: Shape, settings: Settings, constants: NcclConstants) -> int:
     """Return the connections a send over the network has: fewer in large groups."""
     if settings.nchannels_per_net_peer is not None:
         return settings.nchannels_per_net_peer
-    limits = tables.raw["point-to-point"]
+    limits = constants.raw["point-to-point"]
     count: int = limits["most-per-net-peer"]
     while count > 1 and count * shape.ranks > 4 * limits["channels-across"]:
         count //= 2
@@ -201,6 +203,6 @@ def _net_channels(shape: Shape, settings: Settings, tables: NcclConstants) -> in
 
 def _pair_bandwidth(found: LinkBandwidths, shape: Shape, system: System) -> float:
     """Return what one GPU can send to one other of its node."""
-    if found.fast and system.intra == "mesh" and shape.most > 2:
-        return found.inside / (shape.most - 1)
+    if found.fast and system.intra == "mesh" and shape.max_per_node > 2:
+        return found.inside / (shape.max_per_node - 1)
     return found.inside

@@ -39,10 +39,10 @@ class Shape:
     ----------
     ranks : int
     nodes : int
-    most : int
+    max_per_node : int
         Ranks on the node that has the most of them.
-    least : int
-        And on the one that has the fewest.
+    min_per_node : int
+        Ranks on the node that has the fewest.
     nics : int
         NICs of a node that are nearest to some rank of the group, the fewest over its nodes. A
         group with one rank a node has that GPU's own NIC, one with all GPUs has them all.
@@ -52,8 +52,8 @@ class Shape:
 
     ranks: int
     nodes: int = 1
-    most: int = 1
-    least: int = 1
+    max_per_node: int = 1
+    min_per_node: int = 1
     nics: int = 1
     bridged: bool = True
 
@@ -82,7 +82,7 @@ class Shape:
         >>> from .system import System
         >>> dgx = System("hopper", 8, link_bandwidth=370e9, nics=8, nic_bandwidth=50e9)
         >>> Shape.of((0, 8, 16), dgx)
-        Shape(ranks=3, nodes=3, most=1, least=1, nics=1, bridged=False)
+        Shape(ranks=3, nodes=3, max_per_node=1, min_per_node=1, nics=1, bridged=False)
         """
         if not len(members):
             raise InputError("a group needs at least one member")
@@ -94,8 +94,8 @@ class Shape:
         return cls(
             ranks=len(members),
             nodes=len(counts),
-            most=max(counts.values()),
-            least=min(counts.values()),
+            max_per_node=max(counts.values()),
+            min_per_node=min(counts.values()),
             nics=min(near.values()),
             bridged=len(counts) == 1 and len({member % size // 2 for member in members}) == 1,
         )

@@ -64,7 +64,7 @@ def step_latency(
     settings: Settings,
     shape: Shape,
     found: LinkBandwidths,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> StepLatency:
     """Return the latencies of the steps of an algorithm.
 
@@ -72,14 +72,14 @@ def step_latency(
     and costs the CPU three posts. A node with one rank receives and sends at the same GPU, as
     inner nodes of trees do.
     """
-    inside = tables.hop["nvlink" if found.fast else "pcie"][algorithm][protocol]
-    network = tables.hop["network"]
+    inside = constants.hop["nvlink" if found.fast else "pcie"][algorithm][protocol]
+    network = constants.hop["network"]
     alone = algorithm == "ring" and shape.mean == 1
     across = network["tree" if alone else algorithm][protocol]
     across += system.nic_latency * (2 if protocol == SIMPLE else 1)
     post = 0.0
     if shape.nodes > 1:
-        post = tables.post.get(system.cpu, tables.post["other"])
+        post = constants.post.get(system.cpu, constants.post["other"])
         if settings.net_overhead is not None:
             post = settings.net_overhead * 1e-9
         if protocol == SIMPLE:
@@ -94,7 +94,7 @@ def tuner_latency(
     shape: Shape,
     step: StepLatency,
     same_channels: bool,
-    tables: NcclConstants,
+    constants: NcclConstants,
 ) -> TunerLatency:
     """Return the tuner's latency of an operation.
 
@@ -107,10 +107,10 @@ def tuner_latency(
     step : StepLatency
     same_channels : bool
         Whether all channels visit the GPUs in one order.
-    tables : NcclConstants
+    constants : NcclConstants
     """
     ranks, nodes = shape.ranks, shape.nodes
-    base = tables.base[algorithm][protocol]
+    base = constants.base[algorithm][protocol]
     per_node = ranks // nodes
     depth = int(log2(nodes))
     several = nodes > 1
@@ -162,7 +162,7 @@ def tuner_bandwidth(
     shape: Shape,
     graphs: dict[str, ChannelGraph],
     system: System,
-    tables: NcclConstants,
+    constants: NcclConstants,
     caps: float = 1.0,
 ) -> float:
     """Return bytes per second of the full buffer; 0 where the algorithm cannot run.
@@ -172,7 +172,7 @@ def tuner_bandwidth(
     graphs : dict of str to ChannelGraph
         Speeds of the search, or of the wires.
     caps : float
-        Factor of the highest bandwidths of the tables.
+        Factor of the highest bandwidths of the constants.
     """
     ranks = shape.ranks
     ring_share = ranks / ring_steps(operation, ranks)
@@ -180,18 +180,19 @@ def tuner_bandwidth(
         graph = graphs["ring"]
         bus = graph.channels * (graph.inside if shape.nodes <= 2 else graph.across)
         return (
-            _ring_bandwidth(bus, graph.channels, protocol, shape, system, tables, caps) * ring_share
+            _ring_bandwidth(bus, graph.channels, protocol, shape, system, constants, caps)
+            * ring_share
         )
     if algorithm == "tree":
         graph = graphs["tree"]
         bus = graph.channels * (graph.inside if shape.nodes <= 2 else graph.across)
-        return _tree_bandwidth(bus, graph.channels, protocol, shape, system, tables, caps) / 2
+        return _tree_bandwidth(bus, graph.channels, protocol, shape, system, constants, caps) / 2
     if protocol != SIMPLE:
         return 0.0
     if algorithm == "nvls":
-        return _nvls_bandwidth(operation, shape, graphs["nvls"], tables) * ring_share
+        return _nvls_bandwidth(operation, shape, graphs["nvls"], constants) * ring_share
     if algorithm == "nvls-tree":
-        return _nvls_tree_bandwidth(shape, graphs["nvls"], tables, caps) * ring_share
+        return _nvls_tree_bandwidth(shape, graphs["nvls"], constants, caps) * ring_share
     graph = graphs["ring"]
     bus = graph.channels * graph.inside
     if algorithm == "pat":
@@ -202,16 +203,16 @@ def tuner_bandwidth(
         # Fewer NICs than GPUs: half of what that costs is hidden.
         share = shape.mean / graph.channels
         bus /= share - (share - 1) / 2
-        if tables.generation >= 90:
+        if constants.generation >= 90:
             bus *= 0.85
     return bus / 2
 
 
-def max_ll_bandwidth(shape: Shape, system: System, tables: NcclConstants) -> float:
+def max_ll_bandwidth(shape: Shape, system: System, constants: NcclConstants) -> float:
     """Return the highest bandwidth of LL, which spends half of what it moves on flags."""
     if shape.nodes == 1:
-        return tables.caps["ll"][0]
-    by_cpu = tables.ll_cap_across
+        return constants.caps["ll"][0]
+    by_cpu = constants.ll_cap_across
     return by_cpu.get(system.cpu, by_cpu["other"])[nodes_column(shape)]
 
 
@@ -221,14 +222,14 @@ def _ring_bandwidth(
     protocol: int,
     shape: Shape,
     system: System,
-    tables: NcclConstants,
+    constants: NcclConstants,
     caps: float,
 ) -> float:
     most = channels * caps
     if protocol == LL:
-        return min(caps * max_ll_bandwidth(shape, system, tables), bus / 2)
+        return min(caps * max_ll_bandwidth(shape, system, constants), bus / 2)
     if protocol == LL128:
-        return min(_LL128_SHARE * bus, most * tables.caps["ring-ll128"][nodes_column(shape)])
+        return min(_LL128_SHARE * bus, most * constants.caps["ring-ll128"][nodes_column(shape)])
     return bus
 
 
@@ -238,36 +239,36 @@ def _tree_bandwidth(
     protocol: int,
     shape: Shape,
     system: System,
-    tables: NcclConstants,
+    constants: NcclConstants,
     caps: float,
 ) -> float:
     most = channels * caps
-    bus = min(_TREE_SHARE * bus, most * tables.caps["tree"][nodes_column(shape)])
+    bus = min(_TREE_SHARE * bus, most * constants.caps["tree"][nodes_column(shape)])
     if protocol == LL:
-        return min(bus / 3.8, caps * max_ll_bandwidth(shape, system, tables))
+        return min(bus / 3.8, caps * max_ll_bandwidth(shape, system, constants))
     if protocol == LL128:
         share = 7 / 9 if shape.nodes == 1 else 120 / 128
-        return min(bus * share, most * tables.caps["tree-ll128"][nodes_column(shape)])
+        return min(bus * share, most * constants.caps["tree-ll128"][nodes_column(shape)])
     return bus
 
 
 def _nvls_bandwidth(
-    operation: Operation, shape: Shape, graph: ChannelGraph, tables: NcclConstants
+    operation: Operation, shape: Shape, graph: ChannelGraph, constants: NcclConstants
 ) -> float:
     """NVLS: the switch reduces what it reads from all, and multicasts what it writes."""
     heads = graph.channels
-    share = tables.multicast * (heads - 1) / heads
+    share = constants.multicast * (heads - 1) / heads
     if operation is Operation.ALL_REDUCE:
         inside = graph.inside * share * 2
     else:
-        inside = graph.inside * tables.multicast * (shape.mean - 1) / shape.mean
+        inside = graph.inside * constants.multicast * (shape.mean - 1) / shape.mean
     return heads * (inside if shape.nodes == 1 else min(inside, graph.across))
 
 
 def _nvls_tree_bandwidth(
-    shape: Shape, graph: ChannelGraph, tables: NcclConstants, caps: float
+    shape: Shape, graph: ChannelGraph, constants: NcclConstants, caps: float
 ) -> float:
     heads = graph.channels
-    inside = 2 * graph.inside * tables.multicast * (heads - 1) / heads
+    inside = 2 * graph.inside * constants.multicast * (heads - 1) / heads
     across = graph.across * (2 if shape.nodes <= 2 else 1)
-    return heads * min(inside, across, caps * tables.caps["nvls-tree"][nodes_column(shape)])
+    return heads * min(inside, across, caps * constants.caps["nvls-tree"][nodes_column(shape)])

@@ -16,6 +16,8 @@
     `Pattern`: an operation by an algorithm; its loads and latencies for an arrangement.
 ``link_limits``
     The highest rate that links allow a communication that is alone; `Placement`.
+``link_model``
+    `LinkModel`: loads and limits of all groups on the links of a topology, cached.
 
 A new algorithm of a collective is a name in `transfers.ALGORITHMS`, its transfers in
 `transfers.transfers` and its chains of hops in `hops.hop_chains`.

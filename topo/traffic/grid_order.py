@@ -123,9 +123,9 @@ def order_by_block(
         Each base is a multiple of it.
     """
     grid = topology.grid
-    everyone = np.arange(len(base))
+    all_groups = np.arange(len(base))
     if grid is None:
-        return [OrderedGroups(everyone, members)]
+        return [OrderedGroups(all_groups, members)]
     found = []
     size = np.array([n if wraps else 0 for n, wraps in zip(grid.dims, grid.wraps, strict=True)])
     place = grid.place[base[:, None] + members]
@@ -137,7 +137,7 @@ def order_by_block(
 
 
 def _order_block(rows: Ints, members: Ints, place: Ints, seat: Ints, grid: Grid) -> OrderedGroups:
-    """Order one kind of groups: their places (s, d), and seats (s,) at a router."""
+    """Order groups of one kind by coordinates (s, d) and by position at a router (s,)."""
     axes = [(seat, 0), *zip(place.T, _ring_sizes(grid), strict=True)]
     sizes, rings, numbers = [], [], []
     for at, ring in axes:
@@ -179,7 +179,7 @@ BY_DIMENSION = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCA
 
 @cache
 def data_parts(block: Block) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    """From a block to the parts of the data: the share of each, and the axes in its order.
+    """Block → parts of the data: the share of each, and the axes in its order.
 
     Examples
     --------
@@ -231,7 +231,7 @@ def bytes_along_axes(block: Block, order: tuple[int, ...]) -> list[tuple[int, fl
 
 
 def rings_along(members: Ranks, block: Block, axis: int) -> list[tuple[Ranks, Ranks]]:
-    """Return the rings along an axis: next to each other's members, one row a ring.
+    """Return the rings along an axis, one row a ring.
 
     Returns
     -------

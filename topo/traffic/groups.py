@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """Groups of one arrangement.
+    """Groups that differ by whole nodes only.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Arrangement:
 
 
 def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) -> list[Arrangement]:
-    """Sort groups by arrangement: equal are those that differ by whole nodes only.
+    """Sort groups into arrangements.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def arrangements(index: Ints, members: NDArray[np.int32], gpus_per_node: int) ->
 
 
 def group_equal_rows(rows: Ints) -> list[NDArray[np.intp]]:
-    """Return the numbers of equal rows, together."""
+    """Rows of a matrix → indices of equal rows, an array for each distinct row."""
     # One word a row: sorting whole rows takes far longer. Rows of one word are compared after.
     # The factors are SplitMix64's, made odd; numpy.random takes longer to load than all of this.
     odd = np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

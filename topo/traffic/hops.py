@@ -35,7 +35,7 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class HopChains:
-    """Hops from rank to rank, by the chain that they are part of.
+    """Hops from rank to rank, sorted by chain.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ class LimitArrays(NamedTuple):
     Attributes
     ----------
     node_rate : int64, shape (g,)
-        Highest rate of the payload by links of nodes and by cards, in 2**-40 bytes per ps, or
+        Highest rate of the payload by links of nodes and by NICs, in 2**-40 bytes per ps, or
         `UNLIMITED`.
     fabric_rate : int64, shape (g,)
         The same by links between switches; `IMPOSSIBLE` where a group cannot do it by this pattern.
@@ -74,7 +74,7 @@ def typical_bandwidth(topology: Topology) -> Floats:
     Returns
     -------
     float64, shape (n_links,)
-        Of links of nodes and of cards; of all others their own. If two bandwidths are equally
+        Of links of nodes and of NICs; of all others their own. If two bandwidths are equally
         frequent, the lower.
     """
     found = topology.bandwidth.copy()
@@ -137,11 +137,11 @@ _TOLERANCE = 1 + 1e-12
 
 
 def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_]:
-    """Say which links can never be full, because NICs limit what comes to them.
+    """Return which links can never be full, because NICs limit what comes to them.
 
     A link between a GPU and its NICs carries only what these carry if every route over it goes
     through one of them, and so does a link between switches. If it can take what all of them bring
-    at once (`Topology.feed`), it holds nobody back, and need not be looked at.
+    at once (`Topology.max_inflow`), it holds nobody back, and need not be looked at.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_
     -------
     bool, shape (n_links,)
     """
-    found = topology.feed <= topology.bandwidth * _TOLERANCE
+    found = topology.max_inflow <= topology.bandwidth * _TOLERANCE
     nodes = topology.n_gpus // gpus_per_node
     inside = int((topology.kind < LinkKind.NIC).sum())
     changed = topology.nominal != topology.bandwidth
@@ -193,7 +193,7 @@ class LinkLimit:
     ----------
     pattern : Pattern
     node_rate, fabric_rate : int
-        Highest rates by links of nodes and cards that are slower than usual, and by links between
+        Highest rates by links of nodes and NICs that are slower than usual, and by links between
         switches; in 2**-40 bytes per ps, or `UNLIMITED`.
     latency : int
         ps to be added to NCCL's.
@@ -210,7 +210,7 @@ class LinkLimit:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a group stands on the network: all that the price of its communications depends on.
+    """Shape and link limits of a group: all that the price of its communications depends on.
 
     Attributes
     ----------

@@ -39,7 +39,7 @@ def link_weights(
     sent: Transfers | UniformAllToAll,
     seen: NDArray[np.bool_],
 ) -> tuple[Ints, Ints, Ints]:
-    """Sum up what the groups of one arrangement send over each link.
+    """Transfers and bases of groups of one arrangement → weights on links.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _uniform_loads(
         return None
     fine, found = round(sent.each * (WEIGHT_ONE << _FRACTION_BITS)), []
     for i, first in enumerate(base.tolist()):
-        crossings = crowd.crossings(sent.ranks + first)
+        crossings = crowd.pairs_per_link(sent.ranks + first)
         if crossings is None:
             return None
         links = np.flatnonzero(crossings)

@@ -21,7 +21,7 @@ __all__ = ["Pattern", "PatternTraffic"]
 
 
 class Pattern(NamedTuple):
-    """Which links a communication loads: what it does, and by which algorithm of the library."""
+    """An operation and the algorithm that carries it out: decides which links are loaded."""
 
     operation: Operation
     algorithm: str
@@ -32,10 +32,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PatternTraffic:
-    """How patterns are carried out by many groups of one arrangement.
+    """Loads and latencies of patterns, for many groups of one arrangement.
 
     Groups are given by `members`, shape (s,), less the `base` of each, shape (g,): see
-    `mpisim.topo.traffic.groups.Alike`.
+    `mpisim.topo.traffic.groups.Arrangement`.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class PatternTraffic:
     def latency(
         self, pattern: Pattern, members: Ints, base: Ints, paths: RouteFunction, excess: Ints
     ) -> Ints:
-        """Return the latency that the way adds, shape (g,), in ps; see `added_latency`."""
+        """Return the latency that the route adds, shape (g,), in ps; see `added_latency`."""
         found = np.zeros(len(base), np.int64)
         for each in self._ordered(pattern, members, base):
             algorithm = self._algorithm(pattern, each)
@@ -101,8 +101,8 @@ class PatternTraffic:
                 found[each.which] = added_latency(paths, excess, base[each.which], phases)
         return found
 
-    def impossible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
-        """Say which groups cannot do it by this pattern, shape (g,)."""
+    def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
+        """Return which groups cannot use this pattern, shape (g,)."""
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):

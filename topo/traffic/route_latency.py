@@ -54,7 +54,7 @@ def link_latency(topology: Topology) -> Ints:
 def excess_latency(topology: Topology) -> Ints:
     """Return each link's latency beyond what NCCL's constants hold, shape (n_links,), in 1e-3 ps.
 
-    These hold the links of nodes, a card at each end and one switch. Where a flow is spread over
+    These hold the links of nodes, a NIC at each end and one switch. Where a flow is spread over
     parallel links each counts for its part.
     """
     expected = np.zeros(topology.n_links)
@@ -136,7 +136,7 @@ def _all_pairs_latency(paths: RouteFunction, excess: Ints, base: Ints, ranks: In
     crowd, step = all_pairs_routes(paths), max(1, PAIRS_PER_BATCH // n)
     for i, first in enumerate(base.tolist()):
         here = ranks + first
-        longest = None if crowd is None else crowd.longest(here, excess)
+        longest = None if crowd is None else crowd.max_route_sum(here, excess)
         for low in range(0, n if longest is None else 0, step):
             source = np.repeat(here[low : low + step], n)
             target = np.tile(here, len(source) // n)

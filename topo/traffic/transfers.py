@@ -39,7 +39,7 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """What goes from rank to rank.
+    """Bytes from rank to rank.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class UniformAllToAll:
-    """The same number of bytes from every rank to every other, in place of a list of them.
+    """The same number of bytes from every rank to every other, without a list of pairs.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ def transfers(
     meshed: bool = False,
     block: Block | None = None,
 ) -> Transfers | UniformAllToAll:
-    """Return what the members of a group send to each other.
+    """Operation, algorithm and members → transfers.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ PAIRWISE_OPERATIONS = (
 
 
 def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
-    """Return the members of each node, nodes in the order in which the group meets them."""
+    """Return the members of each node, nodes in the order in which they appear in the group."""
     node = group // gpus_per_node
     _, first, number = np.unique(node, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[number.reshape(-1)]
@@ -224,7 +224,7 @@ def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
 
 
 def channel_count(nodes: list[Ranks]) -> int:
-    """On how many paths between nodes a collective is spread: one a member of each node."""
+    """Return the number of channels between nodes: one a member of each node."""
     return min(len(ranks) for ranks in nodes) if len(nodes) > 1 else 1
 
 
@@ -277,7 +277,7 @@ def chain_orders(
 def _chain_transfers(
     operation: Operation, algorithm: str, group: Ranks, nodes: list[Ranks]
 ) -> Transfers:
-    """Everything goes from the first to the second, and on to the last, by one way or several."""
+    """Chains: everything goes from the first to the second, and on to the last."""
     paths = chain_orders(operation, algorithm, group, nodes)
     return Transfers.joined(
         [Transfers(p[:-1], p[1:], np.full(len(p) - 1, 1 / len(paths))) for p in paths]
@@ -303,7 +303,7 @@ def _dimension_transfers(factor: float, group: Ranks, block: Block, meshed: bool
 
 
 def send_pairs(group: Ranks) -> tuple[Ranks, Ranks]:
-    """Return who sends to whom: the first to the second; of more, each to the next (nccl-tests)."""
+    """Return senders and receivers: first to second; of more, each to the next (nccl-tests)."""
     return (group[:1], group[1:2]) if len(group) == 2 else (group, np.roll(group, -1))
 
 

@@ -66,11 +66,11 @@ def test_what_all_pairs_have_in_common(
     index, links = found.routes(a[a != b], b[a != b])
     crowd = all_pairs_routes(found.paths)
     assert crowd is not None
-    counts = crowd.crossings(group)
+    counts = crowd.pairs_per_link(group)
     assert counts is not None
     assert counts.tolist() == np.bincount(links, minlength=found.n_links).tolist()
     value = np.random.default_rng(len(links)).integers(0, 1000, found.n_links)
-    assert crowd.longest(group, value) == np.add.reduceat(value[links], index[:-1]).max()
+    assert crowd.max_route_sum(group, value) == np.add.reduceat(value[links], index[:-1]).max()
 
 
 @given(data=st.data(), kind=KINDS)

@@ -1,0 +1,57 @@
+"""A least-recently-used cache with a byte budget.
+
+`functools.lru_cache` bounds the number of entries, not their size; a cache of `cachetools` refuses
+an entry that alone exceeds the budget, which would then be computed at every use.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["LruCache"]
+
+Value = TypeVar("Value")
+
+
+class LruCache(Generic[Value]):
+    """Values by key; the least recently used make room for new ones.
+
+    Parameters
+    ----------
+    max_bytes : int
+        Bytes that all values together may take. The latest is kept even if it takes more.
+    size_of : callable
+        Value → its bytes.
+
+    Examples
+    --------
+    >>> squares = LruCache(max_bytes=2, size_of=lambda value: 1)
+    >>> [squares.get(n, lambda: n * n) for n in (1, 2, 1, 3)]
+    [1, 4, 1, 9]
+    >>> 1 in squares, 2 in squares
+    (True, False)
+    """
+
+    def __init__(self, max_bytes: int, size_of: Callable[[Value], int]) -> None:
+        self._max_bytes, self._size_of = max_bytes, size_of
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self._bytes = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key; compute and keep it if it is not there."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        found = self._values[key] = compute()
+        self._bytes += self._size_of(found)
+        while self._bytes > self._max_bytes and len(self._values) > 1:
+            self._bytes -= self._size_of(self._values.popitem(last=False)[1])
+        return found

@@ -1,0 +1,283 @@
+"""What the links of a topology carry of groups' patterns, and what they allow a group alone.
+
+The work is done once an *arrangement*: groups that differ by whole nodes have the same transfers
+and hops, shifted by a base. Results are cached by the content of their arguments (a digest of the
+arrays), so that programs that are compared share what they have in common.
+
+Invariants
+----------
+- Weights and rates are integers, and all sums are of integers: the result does not depend on the
+  order of groups, of links, or of the parts in which pairs are looked at.
+- A link left out (`unlimiting_links`) can never be full, since the NICs behind it carry less: no
+  rate depends on it, alone or shared.
+- Alone and shared, a link means the same: `limits` divides the capacity by the same weight that
+  `loads` hands to the engine.
+- Groups that are `Topology.period` nodes apart have equal limits, because their routes are equal
+  over links of equal bandwidth: only one of them is computed (`_distinct`). A change of a link sets
+  the period to 0.
+- Where nodes are such as NCCL was measured on, measurements contain what their links carry, by
+  however many paths: at its highest rate an algorithm fills no link of a node or NIC beyond the
+  bandwidth that is typical of its kind. The weight on such a link is capped accordingly, and only
+  links below the typical bandwidth, and links between switches, limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpisim.base.lru_cache import LruCache
+
+from ..network import WEIGHT_ONE, integer_rates
+from ..topology import LinkKind, RouteFunction, Topology
+from .groups import Arrangement, arrangements
+from .link_limits import (
+    IMPOSSIBLE,
+    UNLIMITED,
+    LimitArrays,
+    highest_rates,
+    lowest_rate,
+    typical_bandwidth,
+    unlimiting_links,
+)
+from .patterns import Pattern, PatternTraffic
+from .route_latency import excess_latency, link_latency
+from .transfers import CHAIN_OPERATIONS
+
+__all__ = ["MAX_CACHE_BYTES", "LinkModel", "fingerprint", "size_of"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Loads = tuple[Ints, Ints, Ints]
+
+MAX_CACHE_BYTES = 1 << 26
+"""Bytes of each cache of results about groups."""
+
+_HOST_LINKS = (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
+
+
+class LinkModel:
+    """Loads and limits of patterns on the links of a topology.
+
+    Parameters
+    ----------
+    topology : Topology
+    gpus_per_node : int
+    traffic : PatternTraffic
+    highest_rate : callable
+        Pattern and members of a group (less their base) → the highest rate of the payload, in
+        2**-40 bytes per ps, that the library reaches where no link limits it.
+    measured : bool
+        Whether nodes and NICs are such as NCCL was measured on; otherwise all links limit.
+    host_links_limit : bool
+        Whether GPUs of a node share links of the host, each pair on its own route (PCIe nodes).
+    whole_latency : bool
+        Whether the whole latency of a route counts, not only what NCCL's constants do not hold.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        gpus_per_node: int,
+        traffic: PatternTraffic,
+        highest_rate: Callable[[Pattern, Ints], int],
+        *,
+        measured: bool,
+        host_links_limit: bool,
+        whole_latency: bool,
+    ) -> None:
+        self.topology = topology
+        self._gpus_per_node = gpus_per_node
+        self._traffic = traffic
+        self._highest_rate = highest_rate
+        self._measured = measured
+        self._host_links_limit = host_links_limit
+        self._whole_latency = whole_latency
+        self._loads: LruCache[Loads] = LruCache(MAX_CACHE_BYTES, size_of)
+        self._arrangement_loads: LruCache[Loads] = LruCache(MAX_CACHE_BYTES, size_of)
+        self._limits: LruCache[LimitArrays] = LruCache(MAX_CACHE_BYTES, size_of)
+
+    @cached_property
+    def capacity(self) -> Ints:
+        """What each link carries, shape (n_links,), in 2**-40 bytes per ps."""
+        return integer_rates(self.topology.bandwidth)
+
+    @cached_property
+    def neutral(self) -> bool:
+        """Whether no link limits or delays anything: prices are those of the library."""
+        return not (self._limiting.any() or self._latency.any())
+
+    # --- loads of many groups ---------------------------------------------------------------------
+
+    def loads(self, index: Ints, members: NDArray[np.int32], pattern: Pattern) -> Loads:
+        """Return the links that groups load: see `SharedNetwork.loads`."""
+        return self._loads.get(
+            (pattern, fingerprint(index, members)), lambda: self._all_loads(index, members, pattern)
+        )
+
+    def _all_loads(self, index: Ints, members: NDArray[np.int32], pattern: Pattern) -> Loads:
+        found = [
+            self._loads_of(each, pattern)
+            for each in arrangements(index, members, self._gpus_per_node)
+        ]
+        group = np.concatenate([np.empty(0, np.int64), *(each[0] for each in found)])
+        order = np.argsort(group, kind="stable")  # of one group links are ascending already
+        links = np.concatenate([np.empty(0, np.int64), *(each[1] for each in found)])
+        weights = np.concatenate([np.empty(0, np.int64), *(each[2] for each in found)])
+        counts = np.bincount(group, minlength=len(index) - 1)
+        return np.concatenate([[0], np.cumsum(counts)]), links[order], weights[order]
+
+    def _loads_of(self, groups: Arrangement, pattern: Pattern) -> Loads:
+        """Return (group, link, weight) of groups of one arrangement, by group and link."""
+        group, link, weight = self._arrangement_loads.get(
+            (pattern, fingerprint(groups.members, groups.base)),
+            lambda: self._weights(
+                groups.members, groups.base, pattern, ~self._unlimiting, self._loaded_routes
+            ),
+        )
+        return groups.groups[group], link, weight
+
+    def _weights(
+        self, members: Ints, base: Ints, pattern: Pattern, seen: Bools, routes: RouteFunction
+    ) -> Loads:
+        """Return (place in `base`, link, weight) of groups of one arrangement, on links `seen`."""
+        group, link, weight = self._traffic.weights(pattern, members, base, seen, routes)
+        if not self._measured:
+            return group, link, weight
+        highest = self._highest_rate(pattern, members)
+        # Links of nodes and NICs are never beyond the typical bandwidth at the highest rate.
+        whole, rest = np.divmod(self._typical[link], highest)
+        most = whole * WEIGHT_ONE + rest * WEIGHT_ONE // highest
+        exact = self.topology.kind[link] == LinkKind.FABRIC
+        if pattern.algorithm == "send" or pattern.operation in CHAIN_OPERATIONS:
+            exact |= self._host_links[link]  # no measurements of these there
+        weight = np.where(exact, weight, np.maximum(np.minimum(weight, most), 1))
+        return group, link, weight
+
+    # --- limits of a group that is alone ----------------------------------------------------------
+
+    def limits(
+        self, members: Ints, base: Ints, patterns: list[Pattern]
+    ) -> tuple[list[LimitArrays], Ints]:
+        """Return what links allow groups of one arrangement, each alone.
+
+        Parameters
+        ----------
+        members : int64, shape (s,)
+            Of each group, less its base.
+        base : int64, shape (g,)
+        patterns : list of Pattern
+
+        Returns
+        -------
+        list of LimitArrays
+            By pattern; of the distinct groups.
+        int64, shape (g,)
+            The distinct group that stands for each.
+        """
+        distinct, which = self._distinct(members, base)
+        found = [
+            self._limits.get(
+                (pattern, fingerprint(members, distinct)),
+                partial(self._limits_of, members, distinct, pattern),
+            )
+            for pattern in patterns
+        ]
+        return found, which
+
+    def _distinct(self, members: Ints, base: Ints) -> tuple[Ints, Ints]:
+        """Return the bases of groups that differ, and the one that stands for each group."""
+        period = self.topology.period
+        if not period:
+            return base, np.arange(len(base))
+        # Groups a whole number of periods apart are equal; members may stand before the base.
+        apart = period * self._gpus_per_node
+        lowest = max(0, -int(members.min()))
+        first = base % apart
+        first += -(np.minimum(first - lowest, 0) // apart) * apart
+        distinct, which = np.unique(first, return_inverse=True)
+        return distinct, which.reshape(-1)
+
+    def _limits_of(self, members: Ints, base: Ints, pattern: Pattern) -> LimitArrays:
+        n = len(base)
+        node_rate, fabric_rate, link = np.full(n, UNLIMITED), np.full(n, UNLIMITED), np.full(n, -1)
+        if self._limiting.any():
+            group, at, weight = self._weights(
+                members, base, pattern, self._limiting, self._limiting_routes
+            )
+            rate = highest_rates(self.capacity[at], weight)
+            fabric = self.topology.kind[at] == LinkKind.FABRIC
+            node_rate, node_link = lowest_rate(group[~fabric], at[~fabric], rate[~fabric], n)
+            fabric_rate, fabric_link = lowest_rate(group[fabric], at[fabric], rate[fabric], n)
+            link = np.where(node_rate < fabric_rate, node_link, fabric_link)
+        latency = np.zeros(n, np.int64)
+        if self._latency.any():
+            latency = self._traffic.latency(
+                pattern, members, base, self._late_routes, self._latency
+            )
+        fabric_rate[self._traffic.infeasible(pattern, members, base)] = IMPOSSIBLE
+        return LimitArrays(node_rate, fabric_rate, link, latency)
+
+    # --- which links count ------------------------------------------------------------------------
+
+    @cached_property
+    def _unlimiting(self) -> Bools:
+        """Links that can never be full."""
+        return unlimiting_links(self.topology, self._gpus_per_node)
+
+    @cached_property
+    def _loaded_routes(self) -> RouteFunction:
+        return self.topology.filtered(~self._unlimiting)
+
+    @cached_property
+    def _typical(self) -> Ints:
+        """Typical rate of each link of nodes and NICs, or its own if that is higher."""
+        return np.maximum(integer_rates(typical_bandwidth(self.topology)), self.capacity)
+
+    @cached_property
+    def _host_links(self) -> Bools:
+        """Links of hosts that GPUs without links of their own share."""
+        if not self._host_links_limit:
+            return np.zeros(self.topology.n_links, bool)
+        return np.isin(self.topology.kind, _HOST_LINKS)
+
+    @cached_property
+    def _limiting(self) -> Bools:
+        """Links that can limit a communication that is alone."""
+        if not self._measured:
+            return ~self._unlimiting
+        fabric = self.topology.kind == LinkKind.FABRIC
+        inside = (self.capacity < self._typical) | (self._host_links & ~self._unlimiting)
+        return np.where(fabric, ~self._unlimiting, inside)
+
+    @cached_property
+    def _limiting_routes(self) -> RouteFunction:
+        return self.topology.filtered(self._limiting)
+
+    @cached_property
+    def _latency(self) -> Ints:
+        """Latency of each link that the library's own does not hold, in 1e-3 ps."""
+        return (link_latency if self._whole_latency else excess_latency)(self.topology)
+
+    @cached_property
+    def _late_routes(self) -> RouteFunction:
+        return self.topology.filtered(self._latency != 0)
+
+
+def fingerprint(*arrays: NDArray[Any]) -> bytes:
+    """Return a digest of the contents of arrays."""
+    found = blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).data)
+        found.update(len(array).to_bytes(8, "little"))
+    return found.digest()
+
+
+def size_of(arrays: tuple[Any, ...]) -> int:
+    """Return the bytes of some arrays, and a little for what is around them."""
+    return 1024 + sum(part.nbytes for part in arrays if isinstance(part, np.ndarray))
