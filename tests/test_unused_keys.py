@@ -173,7 +173,12 @@ LARGE = (CASES["dense"] + HERE).replace("= 256", "= 4096").replace("= 128", "= 2
 """The GPUs, not their CPUs, set the pace."""
 
 OTHER_TABLES = {
-    "kernels": {"model": "roofline", "calibration": "none.toml", "gpu": "a100-sxm"},
+    "kernels": {
+        "model": "roofline",
+        "calibration": "none.toml",
+        "gpu": "a100-sxm",
+        "measurements": '["none.csv"]',
+    },
     "overlap": {
         "model": "coupled",
         "calibration": "none.toml",
@@ -233,7 +238,7 @@ def plain() -> str:
 )
 def test_no_key_of_other_tables_is_ignored_in_silence(plain: str, table: str, key: str) -> None:
     change = f"{table}.{key}={OTHER_TABLES[table][key]}"
-    if key in ("calibration", "pairs"):
+    if key in ("calibration", "measurements", "pairs"):
         with pytest.raises(InputError, match=rf"{key}|none\."):
             simulate(read(LARGE, "e.toml", [change]))
         return

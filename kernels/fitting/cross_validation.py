@@ -52,6 +52,14 @@ def cross_validate(
     shape are in one of five folds together: with the shape beside it among the rows, an error that
     a formula makes for shapes of a kind would not show.
 
+    Parameters
+    ----------
+    formula : Formula
+    batches : sequence of MeasuredKernels
+        Of one formula, one GPU and one format.
+    towards : mapping of str to float, optional
+        As for `least_squares.fit`.
+
     Returns
     -------
     str

@@ -61,7 +61,7 @@ class FormulaFit:
     growth: dict[str, float] = field(default_factory=dict)
 
 
-def predicted(
+def _predicted(
     formula: Formula,
     rows: MeasuredKernels,
     constants: Mapping[str, float],
@@ -80,6 +80,18 @@ def log_errors(
     """Return log(predicted / measured) of every row.
 
     A GPU without a launch time, or a growth, of its own has the median of the others'.
+
+    Parameters
+    ----------
+    formula : Formula
+    batches : sequence of MeasuredKernels
+        Of this formula, of any GPUs.
+    found : FormulaFit
+
+    Returns
+    -------
+    list of ndarray of float64, shape (rows,)
+        One for each batch.
     """
     other, grown = (
         float(np.median(list(each.values()))) if each else 0.0
@@ -87,7 +99,7 @@ def log_errors(
     )
     return [
         np.log(
-            predicted(
+            _predicted(
                 formula,
                 rows,
                 found.constants,

@@ -167,7 +167,15 @@ def _split(kernel: Kernel) -> str:
 def select(
     rows: Iterable[MeasuredKernels], *, gpus: Iterable[str] = (), splits: Iterable[str] = ()
 ) -> list[MeasuredKernels]:
-    """Return the rows of some GPUs and splits; none named means all.
+    """Return the rows of some GPUs and splits.
+
+    Parameters
+    ----------
+    rows : iterable of MeasuredKernels
+    gpus : iterable of str
+        Names as tables write them; all if empty.
+    splits : iterable of str
+        ``"train"``, ``"test"``, ``"aside"``; all if empty.
 
     Raises
     ------

@@ -1,0 +1,83 @@
+"""Variants of kernel families, and the empirical numbers that no calibration fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
+
+import pytest
+
+from mpisim.base.errors import InputError
+from mpisim.base.presets import packaged
+from mpisim.kernels import Roofline, find_gpu
+from mpisim.kernels.analytical import Analytical
+from mpisim.kernels.analytical.families import FORMULAS, VARIANTS
+from mpisim.kernels.measured.formats import COLLECTED_FAMILIES
+from mpisim.kernels.numbers import FILE, quantity
+from mpisim.kernels.operations import Attention, Gemm, Kernel, Norm
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+
+
+def test_descriptions_and_the_table_name_the_same_variants() -> None:
+    named = {
+        f"{family}_{variant}"
+        for family, kind in COLLECTED_FAMILIES.items()
+        if "variant" in {each.name for each in fields(kind)}
+        for choice in get_args(get_type_hints(kind)["variant"])
+        if choice is not NoneType
+        for variant in get_args(choice)
+    }
+    assert named == set(VARIANTS)
+
+
+def test_variants_are_kernels_of_their_own() -> None:
+    kernel = Gemm(512, 512, 512, dtype="fp8")
+    split = replace(kernel, variant="split")
+    assert kernel != split
+    assert len({kernel, split, replace(kernel, variant="split")}) == 2
+    assert (kernel.qualified_family, split.qualified_family) == ("gemm", "gemm_split")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ratio"), [("h100-sxm", 1.15), ("l4", 1.15), ("b200", 1.0), ("mi300x", 1.0)]
+)
+def test_a_ratio_by_architecture(gpu: str, ratio: float) -> None:
+    model = Analytical(find_gpu(gpu))
+    kernel = Gemm(4096, 4096, 4096, dtype="fp8")
+    plain, split = (model.estimate(each) for each in (kernel, replace(kernel, variant="split")))
+    assert split.duration == pytest.approx(ratio * plain.duration, abs=2)
+    assert split.error > plain.error
+
+
+def test_a_ratio_by_pass_is_over_the_base() -> None:
+    model = Analytical(find_gpu("h100-sxm"))
+    for backward, ratio in ((False, 1.4), (True, 2.0)):
+        kernel = Norm(4096, 8192, "rms", backward, variant="persistent")
+        columns = FORMULAS["memory_bound"].columns(kernel)
+        constants = model.look_up("memory_bound").constants
+        streaming = FORMULAS["memory_bound"].seconds(columns, model.parameters, constants)
+        assert model.estimate(kernel).duration == pytest.approx(ratio * streaming * 1e12, abs=1)
+
+
+def test_a_roofline_knows_no_variants() -> None:
+    model = Roofline(find_gpu("h100-sxm"))
+    kernel = Attention(2, 16, 16, 4096, 4096, 128, 128)
+    assert model.estimate(replace(kernel, variant="triton")) == model.estimate(kernel)
+
+
+def test_an_unknown_variant() -> None:
+    kernel: Kernel = Gemm(1, 1, 1, variant="fast")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"no analytical model of the family 'gemm_fast'; there"):
+        Analytical(find_gpu("h100-sxm")).estimate(kernel)
+
+
+def test_every_number_is_used_and_has_a_source() -> None:
+    text = "".join(path.read_text() for path in KERNELS.rglob("*.py"))
+    used = set(re.findall(r'(?<!\.)\b(?:number|quantity)\("(\w+)"\)', text))
+    assert used - {"name"} == set(packaged(FILE))  # "name" is an example
+    for name in packaged(FILE):
+        assert quantity(name).error > 0
