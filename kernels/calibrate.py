@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mpisim.base.toml import toml_value
+
 from .analytical.calibration import FEWEST, GPUS, Bin, HeldOut, Table
 from .analytical.family import ANY, FamilyModule, load
 from .fit import Fit, fit, machine
@@ -151,12 +153,12 @@ def write(tables: Sequence[tuple[Key, Table]]) -> str:
         constants = ", ".join(f"{name} = {value!r}" for name, value in table.constants.items())
         parts += [
             f"[{family}.{owner}.{dtype}]",
-            f"source = {_text(table.source)}",
-            f"files = {_texts(table.files)}",
-            f"gpus = {_texts(table.gpus)}",
-            f"splits = {_texts(table.splits)}",
+            f"source = {toml_value(table.source)}",
+            f"files = {toml_value(table.files)}",
+            f"gpus = {toml_value(table.gpus)}",
+            f"splits = {toml_value(table.splits)}",
             f"rows = {table.rows}",
-            f"held_out = {_text(table.held_out)}",
+            f"held_out = {toml_value(table.held_out)}",
             f"launch = {table.launch!r}",
             *([f"growth = {table.growth!r}"] if table.growth else []),
             f"constants = {{ {constants} }}",
@@ -170,12 +172,3 @@ def write(tables: Sequence[tuple[Key, Table]]) -> str:
             "",
         ]
     return "\n".join(parts)
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _texts(values: Sequence[str]) -> str:
-    return f"[{', '.join(_text(each) for each in values)}]"

@@ -13,9 +13,9 @@ from mpisim.base.errors import InputError, UsageError
 from mpisim.base.rank_ranges import span
 from mpisim.engine.run import Apart
 from mpisim.experiment import VariationChoice, read
-from mpisim.prediction.execution import sampled_steps, summary
-from mpisim.prediction.prepared import Case, prepare
-from mpisim.prediction.variation import varied
+from mpisim.prediction.execution import sample_statements, sampled_steps
+from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.variation import with_variation
 
 TEXT = """
 [model]
@@ -32,7 +32,7 @@ nodes = 2
 MIXED = ['cluster.other_gpus={"1"="a100-sxm"}']
 
 
-def case(*changes: str) -> Case:
+def case(*changes: str) -> PreparedExperiment:
     return prepare(read(TEXT, "x.toml", changes))
 
 
@@ -73,11 +73,11 @@ def test_speeds_of_ranks_that_are_not_there_or_twice() -> None:
 
 def test_gpus_differ_by_chance_and_seeds_are_reproducible() -> None:
     program = case().program
-    one = varied(program, VariationChoice(gpus=0.05, seed=4))
+    one = with_variation(program, VariationChoice(gpus=0.05, seed=4))
     assert len(set(one.speed.tolist())) == program.n_ranks
-    assert np.array_equal(one.speed, varied(program, VariationChoice(gpus=0.05), 4).speed)
-    assert not np.array_equal(one.speed, varied(program, VariationChoice(gpus=0.05)).speed)
-    assert varied(program, VariationChoice()).jitter is None
+    assert np.array_equal(one.speed, with_variation(program, VariationChoice(gpus=0.05), 4).speed)
+    assert not np.array_equal(one.speed, with_variation(program, VariationChoice(gpus=0.05)).speed)
+    assert with_variation(program, VariationChoice()).jitter is None
 
 
 def test_mixed_gpus_have_tables_of_their_own() -> None:
@@ -160,7 +160,7 @@ def test_samples_are_the_same_on_any_number_of_processes() -> None:
 
 
 def test_a_summary_by_hand() -> None:
-    said = summary(np.arange(1, 101))
+    said = sample_statements(np.arange(1, 101))
     assert said["sampled_mean"] == 50.5
     assert [said[f"sampled_p{q}"] for q in (50, 95, 99)] == [50, 95, 99]
 

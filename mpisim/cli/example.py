@@ -7,7 +7,6 @@ example can neither lack a key nor say something else than the reference.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..base.errors import InputError
+from ..base.toml import toml_value
 from ..experiment.choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -122,9 +122,9 @@ def example(
     said = (*chosen.said, *(f"plan: {each}" for each in start.why))
     first = {key: value for key, value in chosen.keys.items() if key in ("preset", "hf_config")}
     given = {key: value for key, value in chosen.keys.items() if key not in first}
-    head = "".join(f"{key} = {_value(value)}\n" for key, value in first.items())
+    head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
     parts = [
-        HEAD + f"\ntitle = {_value(f'{chosen.title} on {count} GPUs')}\n",
+        HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
         f"[model]\n{MODEL_NOTE}{_comment(chosen.said)}{head}\n"
         + _section(type(chosen.model), given, resolved),
         "[plan]\n" + _comment(start.why) + "\n" + _section(Plan, start.keys),
@@ -187,11 +187,11 @@ def _section(cls: type, given: Mapping[str, Any], resolved: Mapping[str, Any] | 
         lines += [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2)]
         for name in names:
             if name in given:
-                lines.append(f"{name} = {_value(given[name])}")
+                lines.append(f"{name} = {toml_value(given[name])}")
                 continue
             value = (resolved or {}).get(name, fields[name].default)
             unset = value is None or value is dataclasses.MISSING
-            lines.append(f"# {name} is not set" if unset else f"# {name} = {_value(value)}")
+            lines.append(f"# {name} is not set" if unset else f"# {name} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
@@ -212,12 +212,3 @@ def _choices(hint: Any) -> list[str]:
         if get_origin(each) is Literal:
             return [str(choice) for choice in get_args(each)]
     return []
-
-
-def _value(value: Any) -> str:
-    """Write a value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

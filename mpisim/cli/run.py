@@ -103,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
-        from ..prediction.prepared import Case, prepare
-        from ..prediction.prepared_program import prepare_program, with_experiment
-        from ..prediction.published import of_results
+        from ..prediction.prepared import PreparedExperiment, prepare
+        from ..prediction.prepared_program import prepare_program, saved_program
+        from ..prediction.published import compare_results
         from ..program import save
         from ..simulate import simulate
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
                 else prepare_program(experiment)
             )
             if comm.rank == 0 and args.save_program is not None:
-                save(with_experiment(case), args.save_program, overwrite=args.overwrite)
+                save(saved_program(case), args.save_program, overwrite=args.overwrite)
         results = simulate(
             case,
             comm,
@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
             progress=True,
         )
         extra: dict[str, Any] = {}
-        if results is not None and isinstance(case, Case):
-            found = of_results(case.experiment, results)
+        if results is not None and isinstance(case, PreparedExperiment):
+            found = compare_results(case.experiment, results)
             extra["published"] = [each.as_json() for each in found]
         report = deliver(results, args, comm, extra)
     if comm.rank == 0:

@@ -175,11 +175,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _constants(path: str | None) -> StepConstants | None:
     from ..experiment.serialization import PACKAGED_CONSTANTS
-    from ..prediction.step_constants import StepConstants, ours
+    from ..prediction.step_constants import StepConstants, packaged_constants
 
     if path is None:
         return None
-    return ours() if path == PACKAGED_CONSTANTS else StepConstants.read(path)
+    return packaged_constants() if path == PACKAGED_CONSTANTS else StepConstants.read(path)
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from itertools import combinations, islice, product
 from typing import Any
 
 from ..base.errors import InputError
+from ..base.toml import toml_value
 from ..experiment.plan import Plan
 from .verdict import GIB, Verdict
 
@@ -243,7 +244,7 @@ def _kinds(plan: Plan, which: str, node: int) -> list[Kind]:
 def _keys(plan: Plan, **keys: Any) -> list[Candidate]:
     """Change keys; nothing where the plan itself refuses."""
     given = {key: value for key, value in keys.items() if value is not None}
-    words = ", ".join(f"{key} = {_toml(value)}" for key, value in given.items())
+    words = ", ".join(f"{key} = {toml_value(value)}" for key, value in given.items())
     try:
         return [(words, replace(plan, **keys), 1)]
     except InputError:
@@ -284,9 +285,3 @@ def _grown(plan: Plan, times: int) -> Candidate:
 
 def _doubled() -> list[int]:
     return [2**i for i in range(1, MOST.bit_length())]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -17,14 +17,14 @@ from .rank import Device, Factors, Ranks
 from .residents import Residents
 
 if TYPE_CHECKING:
-    from ..prediction.prepared import Case
+    from ..prediction.prepared import PreparedExperiment
     from ..program import Program
     from ..workloads.pricing import Pricing
 
 __all__ = ["ranks_of"]
 
 
-def ranks_of(case: Case, network: Network) -> Ranks:
+def ranks_of(case: PreparedExperiment, network: Network) -> Ranks:
     """Return all that is needed to work out what overlap costs the ranks of a case. Local.
 
     Raises

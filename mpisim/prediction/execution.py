@@ -18,21 +18,21 @@ from ..mpi.parallel import progress as show_progress
 from ..mpi.reductions import largest
 from ..program import Program
 from ..topo import Network
-from .prepared import Case
-from .prepared_program import ProgramCase
+from .prepared import PreparedExperiment
+from .prepared_program import PreparedProgram
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..overlap import Overlap
 
-__all__ = ["check_seeds", "execute", "sampled_steps", "summary"]
+__all__ = ["check_seeds", "execute", "sample_statements", "sampled_steps"]
 
 QUANTILES = (50, 95, 99)
 
 
 def execute(
-    case: Case | ProgramCase | Program,
+    prepared: PreparedExperiment | PreparedProgram | Program,
     comm: Intracomm,
     *,
     network: Network | None = None,
@@ -42,16 +42,16 @@ def execute(
     progress: bool = False,
     timeline: bool = False,
 ) -> tuple[engine.Run, Overlap | None]:
-    """Run a case, or a program. **Collective.**
+    """Run a prepared experiment, a prepared program, or a program. **Collective.**
 
     Parameters
     ----------
-    case : Case, ProgramCase or Program
+    prepared : PreparedExperiment, PreparedProgram or Program
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
-        In place of the case's.
+        In place of the one that was prepared.
     contention : bool
-        Whether communications share the links of such a network; a case says so of its own.
+        Whether communications share the links of `network`; an experiment has a key for its own.
     fold, critical_path, timeline : bool
         As for `mpisim.engine.simulate`.
     progress : bool
@@ -61,17 +61,17 @@ def execute(
     -------
     run : Run
     overlap : Overlap or None
-        What slowed what overlaps, if that is modelled.
+        The slowdown of what overlaps, if that is modelled.
     """
-    program = case if isinstance(case, Program) else case.program
-    if network is None and not isinstance(case, Program):
-        network, contention = case.network, case.experiment.network.contention
+    program = prepared if isinstance(prepared, Program) else prepared.program
+    if network is None and not isinstance(prepared, Program):
+        network, contention = prepared.network, prepared.experiment.network.contention
 
-    settled: engine.Settled | None = None
+    setup: engine.Settled | None = None
     passes = 0
 
     def run(program: Program, last: bool, placement: NDArray[np.int32] | None = None) -> engine.Run:
-        nonlocal settled, passes
+        nonlocal setup, passes
         passes += 1
         label = "simulating" if passes == 1 else f"simulating, pass {passes}"
         # Runs that only tell what overlaps need not simulate every rank by itself, though the last
@@ -86,21 +86,21 @@ def execute(
             fold=fold if last and placement is None else None,
             progress=label if progress else "",
             timeline=last and timeline,
-            settled=settled,
+            settled=setup,
         )
-        settled = settled or found.settled  # what comes later differs in times alone
+        setup = setup or found.settled  # what comes later differs in times alone
         return found
 
-    if not isinstance(case, Case) or case.experiment.overlap.model == "off":
+    if not isinstance(prepared, PreparedExperiment) or prepared.experiment.overlap.model == "off":
         return run(program, True), None
 
     from ..overlap import Overlap, ranks_of, with_slowdown
 
-    choice = case.experiment.overlap
+    choice = prepared.experiment.overlap
     assert choice.model != "off"
     with show_progress(comm, "working out what overlaps" if progress else ""):
         with agreed(comm):
-            ranks = ranks_of(case, network or case.network)
+            ranks = ranks_of(prepared, network or prepared.network)
         outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
     return outcome.run, Overlap(ranks, outcome, choice.model)
 
@@ -108,14 +108,14 @@ def execute(
 # --- many seeds -----------------------------------------------------------------------------------
 
 
-def check_seeds(case: Case | ProgramCase, count: int) -> None:
+def check_seeds(prepared: PreparedExperiment | PreparedProgram, count: int) -> None:
     """Refuse a number of seeds that would all give the same.
 
     Raises
     ------
     UsageError
     """
-    if count > 1 and not case.experiment.variation.random:
+    if count > 1 and not prepared.experiment.variation.random:
         raise UsageError(
             f"{count} seeds would give the same step {count} times: set variation.kernels or "
             "variation.gpus above 0"
@@ -123,7 +123,7 @@ def check_seeds(case: Case | ProgramCase, count: int) -> None:
 
 
 def sampled_steps(
-    case: Case | ProgramCase,
+    prepared: PreparedExperiment | PreparedProgram,
     comm: Intracomm,
     count: int,
     *,
@@ -137,7 +137,7 @@ def sampled_steps(
 
     Parameters
     ----------
-    case : Case or ProgramCase
+    prepared : PreparedExperiment or PreparedProgram
     comm : mpi4py.MPI.Intracomm
     count : int
         The seeds are that of the experiment and the ``count - 1`` after it.
@@ -158,15 +158,15 @@ def sampled_steps(
     label = "simulating with other seeds" if show else ""
     with agreed(comm), show_progress(comm, label, count) as update:
         for number in range(mine, count, groups):
-            run, _ = execute(case.sample(number), own, fold=fold)
+            run, _ = execute(prepared.sample(number), own, fold=fold)
             steps[number] = run.step_time
             update(min(count, (number // groups + 1) * groups))
     own.Free()
     return largest(steps, comm)
 
 
-def summary(steps: NDArray[np.int64]) -> dict[str, Any]:
-    """Return what is said of sampled steps, as attributes of results.
+def sample_statements(steps: NDArray[np.int64]) -> dict[str, Any]:
+    """Return mean and quantiles of sampled steps, as attributes of results.
 
     Returns
     -------

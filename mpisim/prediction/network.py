@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..topo.nccl import Nccl
 
 
-__all__ = ["AskedNetwork", "NetworkCache", "calibrated", "network_of"]
+__all__ = ["NetworkCache", "NetworkRequest", "nccl_model", "network_of"]
 
 MESHES = ("mesh", "hypercube")
 """NCCL's kinds of nodes in which each pair of GPUs has links of its own."""
@@ -87,7 +87,7 @@ PER_ENTRY = ("changes", "nccl")
 
 
 @dataclass(frozen=True)
-class AskedNetwork:
+class NetworkRequest:
     """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
 
     Attributes
@@ -114,7 +114,7 @@ class AskedNetwork:
         build = network_of if networks is None else networks.network_of
         return build(cluster, self.nodes, self.choice, self.folder)
 
-    def without_each_key(self) -> Iterator[tuple[str, AskedNetwork]]:
+    def without_each_key(self) -> Iterator[tuple[str, NetworkRequest]]:
         """Yield each key that was given, with the request that lacks it."""
         for key in self.speeds:
             rest = {name: value for name, value in self.speeds.items() if name != key}
@@ -148,7 +148,7 @@ def _nccl_network(
     if cluster.direct(topology):
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
-    nccl, factor = calibrated(cluster, choice, folder, topology)
+    nccl, factor = nccl_model(cluster, choice, folder, topology)
     # A graph's nodes are as their links say, unless its file says where such were measured.
     measured = cluster.graph is None or cluster.nccl.platform is not None
     found = NcclNetwork(
@@ -181,7 +181,7 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
     return NcclNetwork(library, topology, library.factor)
 
 
-class Factor(Protocol):
+class ErrorFactor(Protocol):
     """The factor that times of NCCL's model rest on, 1 with its error bar, by message size."""
 
     def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
@@ -189,12 +189,12 @@ class Factor(Protocol):
         ...
 
 
-def calibrated(
+def nccl_model(
     cluster: Cluster,
     choice: NetworkChoice,
     folder: Path | None = None,
     topology: Topology | None = None,
-) -> tuple[Nccl, Factor]:
+) -> tuple[Nccl, ErrorFactor]:
     """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
 
     Parameters

@@ -1,4 +1,4 @@
-"""All that a report says, as numbers: for `mpisim report --json` and for other programs.
+"""The report as numbers, ready for JSON: for ``mpisim report --json`` and for other programs.
 
 Keys that end in ``_ps`` are whole picoseconds, which add up exactly; ``step_time`` and the values
 of ``rank_steps`` are seconds.
@@ -6,20 +6,22 @@ of ``rank_steps`` are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import CriticalPath, PieceKind
-from ..program import Kind, Operation
 from ..results import SECONDS, Results
+from .tables import COMMUNICATION_KEYS, KERNEL_KEYS, communication_rows, kernel_rows
 
 __all__ = ["figures", "path_by"]
 
+Row = TypeVar("Row")
+
 NOT_TIMES = ("process", "rows")
-"""Columns of ranks that are no times."""
+"""Columns of `Results.ranks` that are no times."""
 
 
 def figures(results: Results) -> dict[str, Any]:
@@ -55,8 +57,8 @@ def figures(results: Results) -> dict[str, Any]:
         "recorded": True,  # as in the file
         "ranks": _ranks(results),
         "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
-        "kernels": _kernels(results),
-        "communications": _communications(results),
+        "kernels": _as_dicts(KERNEL_KEYS, kernel_rows(results)),
+        "communications": _as_dicts(COMMUNICATION_KEYS, communication_rows(results)),
         "critical_path": None
         if path is None
         else {
@@ -125,40 +127,7 @@ def _ranks(results: Results) -> list[dict[str, int]]:
     ]
 
 
-def _kernels(results: Results) -> list[dict[str, Any]]:
-    columns = (results.kernels[c].tolist() for c in ("name", "kind", "count", "total", "longest"))
-    return [
-        {
-            "name": name,
-            "kind": Kind(kind).name.lower(),
-            "count": count,
-            "total_ps": total,
-            "mean_ps": total / count,
-            "longest_ps": longest,
-        }
-        for name, kind, count, total, longest in zip(*columns, strict=True)
-    ]
-
-
-def _communications(results: Results) -> list[dict[str, Any]]:
-    table = {name: column.tolist() for name, column in results.communications.items()}
-    rows = []
-    for values in zip(*table.values(), strict=True):
-        row = dict(zip(table, values, strict=True))
-        members = results.communicators.group(row["communicator"])
-        rows.append(
-            {
-                "communicator": row["communicator"],
-                "name": results.communicators.names[row["communicator"]],
-                "members": list(members),
-                "operation": Operation(row["operation"]).name.lower(),
-                "size": row["size"],
-                "count": row["count"],
-                "bytes": row["bytes"] if row["bytes"] >= 0 else None,
-                "wire_ps": row["wire"],
-                "waiting_ps": row["waiting"],
-                "bandwidth": row["bandwidth"],
-                "limit": row["limit"] or None,
-            }
-        )
-    return rows
+def _as_dicts(
+    keys: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
+    return [{key: value(row) for key, value in keys.items()} for row in rows]

@@ -11,7 +11,7 @@ from ..data import names
 from ..experiment import load
 from ..prediction.network import NetworkCache
 from ..prediction.prepared import prepare
-from ..prediction.published import Compared, of_results
+from ..prediction.published import PublishedComparison, compare_results
 from ..simulate import simulate
 from .cases import summary
 
@@ -38,7 +38,7 @@ class Run:
 
     name: str
     uncertainty: float
-    figures: tuple[Compared, ...]
+    figures: tuple[PublishedComparison, ...]
 
 
 def published_runs(words: Sequence[str] = ()) -> list[Run]:
@@ -64,7 +64,7 @@ def published_runs(words: Sequence[str] = ()) -> list[Run]:
         results = simulate(prepare(experiment, networks=networks))
         assert results is not None  # one process
         error = float(results.attributes["uncertainty"])
-        found.append(Run(name, error, tuple(of_results(experiment, results))))
+        found.append(Run(name, error, tuple(compare_results(experiment, results))))
     return found
 
 

@@ -10,11 +10,11 @@ inside nodes or across them, and leaves all others to the owners that it names (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
 from mpisim.base.schema import Limits, build, parse
+from mpisim.base.toml import toml_value
 from mpisim.data import text
 
 __all__ = [
@@ -253,20 +254,20 @@ def _written(owner: str, table: Table) -> str:
     numbers = ", ".join(f"{name} = {value!r}" for name, value in table.numbers.items())
     lines = [
         f"[{owner}]",
-        f"form = {_quoted(table.form)}",
+        f"form = {toml_value(table.form)}",
         f"numbers = {{ {numbers} }}",
-        f"source = {_quoted(table.source)}",
-        f"files = {_list(table.files)}",
-        f"split = {_quoted(table.split)}",
+        f"source = {toml_value(table.source)}",
+        f"files = {toml_value(table.files)}",
+        f"split = {toml_value(table.split)}",
         f"curves = {table.curves}",
         f"rows = {table.rows}",
-        f"held_out = {_quoted(table.held_out)}",
-        *([f"behind = {_list(table.behind)}"] if table.behind else []),
+        f"held_out = {toml_value(table.held_out)}",
+        *([f"behind = {toml_value(table.behind)}"] if table.behind else []),
         "errors = [",
         *(
             f"    {{ decade = {each.decade}, rows = {each.rows}, bias = {each.bias!r}, "
             f"median = {each.median!r}, p90 = {each.p90!r}"
-            + (f", regime = {_quoted(each.regime)}" if each.regime else "")
+            + (f", regime = {toml_value(each.regime)}" if each.regime else "")
             + " },"
             for each in table.errors
         ),
@@ -274,12 +275,3 @@ def _written(owner: str, table: Table) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _quoted(value: Any) -> str:
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _list(values: Sequence[str]) -> str:
-    return f"[{', '.join(map(_quoted, values))}]"

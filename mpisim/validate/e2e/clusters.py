@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ...base.errors import InputError
 from ...base.presets import folder
+from ...base.toml import toml_table
 from ...kernels import find_gpu
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
@@ -137,20 +138,5 @@ def _changed(preset: str, changes: tuple[str, ...]) -> Path:
             within = within[name]
         within[last] = value
     file = Path(_folder().name) / f"{'-'.join((preset, *changes))}.toml"
-    file.write_text(_toml(table), encoding="utf-8")
+    file.write_text(toml_table(table), encoding="utf-8")
     return file
-
-
-def _toml(table: Mapping[str, Any], path: str = "") -> str:
-    """Write a table of values and tables; tables of values alone as inline tables."""
-    lines, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, dict) and "value" not in value:
-            full = f"{path}.{key}" if path else key
-            tables.append(f"\n[{full}]\n{_toml(value, full)}")
-        elif isinstance(value, dict):
-            inner = ", ".join(f"{name} = {json.dumps(each)}" for name, each in value.items())
-            lines.append(f"{key} = {{ {inner} }}\n")
-        else:
-            lines.append(f"{key} = {json.dumps(value)}\n")
-    return "".join(lines) + "".join(tables)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
 from ...mpi.parallel import agreed
-from ...prediction.step_constants import ModelError, StepConstants, ours, sort_of
+from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict
 from .rows import Row, read
@@ -48,8 +48,8 @@ class Compared:
 
     @property
     def sort(self) -> str:
-        """Sort of its model (`mpisim.prediction.step_constants.SORTS`)."""
-        return sort_of(self.mapped.experiment.model)
+        """Sort of its model (`mpisim.prediction.step_constants.MODEL_CLASSES`)."""
+        return model_class(self.mapped.experiment.model)
 
     @property
     def measured(self) -> float:
@@ -224,7 +224,7 @@ def compare(
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
     outcomes = _outcomes(ready, comm, every, constants, known or {})
-    errors = (constants or ours()).model_error
+    errors = (constants or packaged_constants()).model_error
     with agreed(comm):
         if outcomes is not None:
             for mapped, outcome in zip(ready, outcomes, strict=True):
@@ -259,7 +259,7 @@ def _compared(mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain
         return Compared(mapped, outcome)
     fitted = errors.known if outcome.known else errors.unknown
     table = errors.plain if plain else fitted
-    return Compared(mapped, outcome, table[sort_of(mapped.experiment.model)].error)
+    return Compared(mapped, outcome, table[model_class(mapped.experiment.model)].error)
 
 
 def _check_any(path: str | Path, found: Sequence[object], skipped: Sequence[Skipped]) -> None:

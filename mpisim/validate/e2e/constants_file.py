@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from ...base.quantity import Quantity
+from ...base.toml import toml_key, toml_value
 from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants
 
 __all__ = ["written"]
@@ -26,13 +25,10 @@ def written(constants: StepConstants) -> str:
     for kind in (*MULTIPLIERS, OVERHEAD):
         table = getattr(constants, kind)
         if table:
-            lines = [_line(json.dumps(key), table[key]) for key in sorted(table)]
+            lines = [_line(key, table[key]) for key in sorted(table)]
             parts.append(f"[{kind}]\n" + "".join(lines))
     return "\n".join(parts)
 
 
 def _line(key: str, number: Quantity) -> str:
-    return (
-        f"{key} = {{ value = {number.value}, unit = {json.dumps(number.unit)}, "
-        f"error = {number.error}, source = {json.dumps(number.source)} }}\n"
-    )
+    return f"{toml_key(key)} = {toml_value(vars(number))}\n"

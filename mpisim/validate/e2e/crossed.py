@@ -11,7 +11,12 @@ import numpy as np
 
 from ...base.quantity import Quantity
 from ...mpi.parallel import agreed
-from ...prediction.step_constants import SORTS, ModelError, StepConstants, kind_of
+from ...prediction.step_constants import (
+    MODEL_CLASSES,
+    ModelError,
+    StepConstants,
+    parse_constant_name,
+)
 from .compare import NORMAL, Compared, Comparison
 from .families import Family, family
 from .fit import fit
@@ -197,10 +202,10 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
     found = []
     for each in rows:
         fitted = folds.without.get(folds.key(family(each.mapped)), folds.whole)
-        constants = fitted.serving(each.mapped.experiment.model)
+        constants = fitted.for_model(each.mapped.experiment.model)
         step = linear(each)
         seconds = max(foretold(step, at, constants), 1e-3 * each.measured)
-        known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
+        known = constants.fitted_to(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
         inputs = doubt(step, at, constants)
         if not covered(step, constants):
@@ -211,7 +216,7 @@ def _trials(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> list[
 
 def _gpu(step: Linear) -> str:
     """Return the kind of GPU of a step."""
-    found = (kind_of(name) for name in step.lengths)
+    found = (parse_constant_name(name) for name in step.lengths)
     return next((each[1] for each in found if each is not None and each[0] == "memory"), "")
 
 
@@ -220,7 +225,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_Trial]) -> ModelEr
 
     def numbers(group: Sequence[_Trial], what: str) -> dict[str, Quantity]:
         found = {}
-        for sort in SORTS:
+        for sort in MODEL_CLASSES:
             own = [each for each in group if each.sort == sort]
             used, which = (own, sort) if len(own) >= ENOUGH else (group, "all sorts of models")
             error = sufficient([each.residual for each in used], [each.inputs for each in used])

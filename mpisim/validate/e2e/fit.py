@@ -23,12 +23,12 @@ from ...base.presets import packaged
 from ...base.quantity import Quantity
 from ...base.schema import Limits, build
 from ...prediction.step_constants import (
+    MODEL_CLASSES,
     MULTIPLIERS,
     OVERHEAD,
-    SORTS,
     StepConstants,
-    is_stack,
-    kind_of,
+    is_framework_key,
+    parse_constant_name,
 )
 from .families import Family, Way
 from .linear import Linear, kind_in, names_in, value_of
@@ -161,7 +161,7 @@ def _layout(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Layou
         np.array([order.index(kind) for kind in kinds]),
         np.array([numbers[_place(step)] for step in steps]),
         np.array([families.index(group[:2]) for group in groups]),
-        np.array([SORTS.index(sort) for _, sort in families]),
+        np.array([MODEL_CLASSES.index(sort) for _, sort in families]),
     )
 
 
@@ -187,8 +187,8 @@ def _alike(one: Variances, other: Variances) -> bool:
 
 def _group(name: str) -> tuple[str, bool]:
     """Return the kind of a constant, and whether it is of a framework beside those of a GPU."""
-    kind, key = kind_of(name) or ("", "")
-    return kind, is_stack(key)
+    kind, key = parse_constant_name(name) or ("", "")
+    return kind, is_framework_key(key)
 
 
 def _constants(
@@ -203,7 +203,7 @@ def _constants(
             for each in names_in(name, step.framework):
                 resting[each].append((step, length))
     for i, name in enumerate(names):
-        kind, key = kind_of(name) or ("", "")
+        kind, key = parse_constant_name(name) or ("", "")
         families = {step.family for step, _ in resting[name]}
         sources = sorted({each[0] for each in families})
         rows = {step.row for step, _ in resting[name]}

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ...prediction.step_constants import (
+    MODEL_CLASSES,
     MULTIPLIERS,
     OVERHEAD,
-    SORTS,
     StepConstants,
-    kind_of,
-    name_of,
-    stack_of,
+    constant_name,
+    framework_key,
+    parse_constant_name,
 )
 from .compare import Compared
 from .families import Family, Way, family, way
@@ -45,7 +45,7 @@ class Linear(NamedTuple):
     framework : str
         Whose constants serve beside those of a kind of GPU or platform.
     sort : str
-        Of its model (`mpisim.prediction.step_constants.SORTS`).
+        Of its model (`mpisim.prediction.step_constants.MODEL_CLASSES`).
     way : tuple
         How it ran: rows of one family with one way are off alike.
     """
@@ -56,7 +56,7 @@ class Linear(NamedTuple):
     predicted: float
     lengths: Mapping[str, float]
     framework: str = OTHER
-    sort: str = SORTS[0]
+    sort: str = MODEL_CLASSES[0]
     way: Way = ()
 
 
@@ -73,7 +73,7 @@ def linear(each: Compared) -> Linear:
     # Also a framework whose launches are hidden has been seen.
     framework = experiment.calibration.framework or OTHER
     for kind in ("host", OVERHEAD):
-        lengths.setdefault(name_of(kind, framework), 0.0)
+        lengths.setdefault(constant_name(kind, framework), 0.0)
     return Linear(
         each.row.id,
         family(each.mapped),
@@ -109,21 +109,25 @@ def doubt(step: Linear, start: StepConstants, constants: StepConstants) -> float
             continue
         names = names_in(name, step.framework)
         change = sum(value_of(constants, each) - value_of(start, each) for each in names)
-        errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
+        errors = [
+            constants.multiplier(*key).error for key in map(parse_constant_name, names) if key
+        ]
         squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
     return math.sqrt(squares)
 
 
 def covered(step: Linear, constants: StepConstants) -> bool:
     """Whether all parts of a step rest on fitted constants, that were fitted with all that these
-    parts rest on (`mpisim.prediction.step_constants.Known.covers`)."""
-    parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
+    parts rest on (`mpisim.prediction.step_constants.AppliedConstants.covers`)."""
+    parts = [
+        parse_constant_name(name) or ("", "") for name, length in step.lengths.items() if length
+    ]
     return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
 
 
 def kind_in(name: str) -> str:
     """Return the kind of a constant, by its name."""
-    found = kind_of(name)
+    found = parse_constant_name(name)
     assert found is not None
     return found[0]
 
@@ -131,13 +135,13 @@ def kind_in(name: str) -> str:
 def names_in(name: str, framework: str) -> tuple[str, ...]:
     """Return the constants that multiply what rests on a name: its own, and the framework's."""
     kind = kind_in(name)
-    stack = stack_of(kind, framework)
-    return (name,) if stack is None else (name, name_of(kind, stack))
+    stack = framework_key(kind, framework)
+    return (name,) if stack is None else (name, constant_name(kind, stack))
 
 
 def value_of(constants: StepConstants, name: str) -> float:
     """Logarithm of a multiplier, or seconds of an overhead."""
-    kind, key = kind_of(name) or ("", "")
+    kind, key = parse_constant_name(name) or ("", "")
     if kind == OVERHEAD:
         found = constants.overhead.get(key)
         return 0.0 if found is None else found.si
