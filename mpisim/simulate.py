@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .base.errors import UsageError
 from .base.files import check_output
 from .experiment import Experiment, ProgramExperiment
-from .mpi.parallel import agreed
+from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
 from .prediction.launches import launch_bound_statement
@@ -102,7 +102,10 @@ def simulate(
 
         comm = MPI.COMM_SELF
 
-    with show_progress(comm, "generating what every rank does" if progress else ""), agreed(comm):
+    with (
+        show_progress(comm, "generating what every rank does" if progress else ""),
+        collective_errors(comm),
+    ):
         if output is not None and comm.rank == 0:
             check_output(output, overwrite=overwrite)  # before the work, not after
         prepared = _prepared(what)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError, UsageError
-from mpisim.base.rank_ranges import span
+from mpisim.base.rank_ranges import parse_ranges
 from mpisim.engine.run import Apart
 from mpisim.experiment import VariationChoice, read
 from mpisim.prediction.execution import sample_statements, sampled_steps
@@ -45,13 +45,13 @@ def step(*changes: str) -> int:
     ("text", "found"), [("3", [3]), ("0-2,8", [0, 1, 2, 8]), ("4, 1 - 2", [1, 2, 4])]
 )
 def test_numbers_as_people_write_them(text: str, found: list[int]) -> None:
-    assert span(text, "speeds", "rank") == found
+    assert parse_ranges(text, "speeds", "rank") == found
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "-3", "5-2", "1,,2", "1.5"])
 def test_what_names_no_numbers_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="speeds"):
-        span(text, "speeds", "rank")
+        parse_ranges(text, "speeds", "rank")
 
 
 def test_a_slow_gpu_slows_the_step_and_is_told_apart() -> None:

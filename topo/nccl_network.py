@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
+from mpisim.base.lru_cache import LruCache
 from mpisim.base.quantity import PICOSECONDS, Quantity
-from mpisim.base.recent import Recent
 
 from .alone import (
     IMPOSSIBLE,
@@ -129,10 +129,10 @@ class NcclNetwork:
         self._highest: dict[tuple[Pattern, Shape], int] = {}
         # One program is often run several times, and asked about several times a run; programs
         # that are compared have many groups in common.
-        self._placed: Recent[tuple[Ints, list[Placement]]] = Recent(_MOST_KNOWN, _size)
-        self._loaded: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
-        self._arranged: Recent[tuple[Ints, Ints, Ints]] = Recent(_MOST_KNOWN, _size)
-        self._limited: Recent[Limits] = Recent(_MOST_KNOWN, _size)
+        self._placed: LruCache[tuple[Ints, list[Placement]]] = LruCache(_MOST_KNOWN, _size)
+        self._loaded: LruCache[tuple[Ints, Ints, Ints]] = LruCache(_MOST_KNOWN, _size)
+        self._arranged: LruCache[tuple[Ints, Ints, Ints]] = LruCache(_MOST_KNOWN, _size)
+        self._limited: LruCache[Limits] = LruCache(_MOST_KNOWN, _size)
 
     # --- prices ---------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class NcclNetwork:
     ) -> tuple[Ints, list[Placement]]:
         """Return how groups stand on the network; see `Network`."""
         asked = np.full(len(index) - 1, -1) if operations is None else operations
-        return self._placed.answer(
+        return self._placed.get(
             _fingerprint(index, members, asked), lambda: self._placements(index, members, asked)
         )
 
@@ -286,7 +286,7 @@ class NcclNetwork:
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
         """Return the links that groups load: see `SharedNetwork`."""
-        return self._loaded.answer(
+        return self._loaded.get(
             (pattern, _fingerprint(index, members)),
             lambda: self._all_loads(index, members, pattern),
         )
@@ -307,7 +307,7 @@ class NcclNetwork:
 
     def _loads(self, groups: Alike, pattern: Pattern) -> tuple[Ints, Ints, Ints]:
         """Return (group, link, weight) of groups of one arrangement, by group and link."""
-        group, link, weight = self._arranged.answer(
+        group, link, weight = self._arranged.get(
             (pattern, _fingerprint(groups.members, groups.base)),
             lambda: self._weights(groups.members, groups.base, pattern, ~self._wide, self._paths),
         )
@@ -451,7 +451,7 @@ class NcclNetwork:
 
     def _limits(self, members: Ints, base: Ints, pattern: Pattern) -> Limits:
         """Return what the links allow groups of one arrangement."""
-        return self._limited.answer(
+        return self._limited.get(
             (pattern, _fingerprint(members, base)),
             lambda: self._limits_of(members, base, pattern),
         )

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import names, packaged
+from mpisim.base.presets import packaged, table_names
 
 from ..gpu import FILE, Gpu, find_gpu
 
@@ -134,7 +134,9 @@ def _top(gpu: Gpu) -> tuple[str, float]:
 def _sibling(gpu: Gpu) -> Gpu:
     """Return the GPU of an architecture that has all numbers and the nearest peak rate."""
     dtype, rate = _top(gpu)
-    known = [find_gpu(name) for name in names(FILE) if packaged(FILE)[name]["family"] == gpu.family]
+    known = [
+        find_gpu(name) for name in table_names(FILE) if packaged(FILE)[name]["family"] == gpu.family
+    ]
     whole = [each for each in known if each.sms and each.clock and each.l2]
     whole = [each for each in whole if dtype in each.formats] or whole
     if not whole:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpisim.base.presets import match, packaged
+from mpisim.base.presets import match_name, packaged
 
 from ..gpu import FILE
 
@@ -28,4 +28,4 @@ has the units, the clock and the bandwidth of an MI210."""
 
 def gpu_name(text: str) -> str:
     """Return the name of a preset for a GPU as these files write it."""
-    return GPUS.get(text) or match(text, packaged(FILE), "GPU", f"see {FILE}")
+    return GPUS.get(text) or match_name(text, packaged(FILE), "GPU", f"see {FILE}")

@@ -9,7 +9,7 @@ rows for training another than that of those for tests.
 
 from __future__ import annotations
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 
 from ..operations import Convolution, Elementwise, Gemm, Kernel, Norm, Softmax
 from .rows import Form, Row
@@ -24,7 +24,7 @@ LINEAR = 1.8
 algorithm in every call. The shortest rows for training say so: 1.5 to 2.1 on five GPUs."""
 
 
-def _product(row: Cells) -> Row:
+def _product(row: CsvRow) -> Row:
     b, m = row.whole("B"), row.whole("M")
     k, n = row.whole("N_contract"), row.whole("K_out")
     if row["op"] == "linear":
@@ -35,7 +35,7 @@ def _product(row: Cells) -> Row:
     return Row(row["gpu"], row["op"], kernel, seconds, row["split"], calls, _run(row))
 
 
-def _vector(row: Cells) -> Row:
+def _vector(row: CsvRow) -> Row:
     rows, width, op = row.whole("B"), row.whole("H"), row["op"]
     kernel: Kernel
     if op == "softmax":
@@ -48,20 +48,20 @@ def _vector(row: Cells) -> Row:
     return Row(row["gpu"], op, kernel, seconds, row["split"], run=_run(row))
 
 
-def _convolution(row: Cells) -> Row:
+def _convolution(row: CsvRow) -> Row:
     side, stride = row.whole("ksize"), row.whole("stride")
     out = (row.whole("in_size") + 2 * row.whole("pad") - side) // stride + 1
     sizes = (row.whole("batch"), row.whole("c_in"), row.whole("c_out"), out, out, side, stride)
     return Row(row["gpu"], row["op"], Convolution(*sizes), row.number("latency_ms") * 1e-3)
 
 
-def _half(row: Cells) -> Row:
+def _half(row: CsvRow) -> Row:
     b, m, k, n = (row.whole(name) for name in ("B", "M", "N", "K"))
     kernel = Gemm(m, n, k, b, dtype="fp16", output="fp16")
     return Row("H100-SXM-80GB", "bmm", kernel, row.number("Latency") * 1e-3)
 
 
-def _run(row: Cells) -> str:
+def _run(row: CsvRow) -> str:
     return f"{row['op']} {row['split']}"
 
 

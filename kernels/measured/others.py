@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 
 from .. import collected
 from ..fused_attention import ATTENTION
@@ -14,7 +14,7 @@ from .rows import ASIDE, Form, Row
 __all__ = ["FORMS"]
 
 
-def _deepgemm(row: Cells) -> Row:
+def _deepgemm(row: CsvRow) -> Row:
     groups, m, n, k = (row.whole(name) for name in ("groups", "M_per_group", "N", "K"))
     kernel: Kernel
     if row["kind"] == "dense":
@@ -24,7 +24,7 @@ def _deepgemm(row: Cells) -> Row:
     return Row(row["gpu"], row["kind"], kernel, row.number("derived_time_us") * 1e-6)
 
 
-def _attention(row: Cells) -> Row:
+def _attention(row: CsvRow) -> Row:
     batch, heads, kv_heads, tokens, size = (
         row.whole(name) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
@@ -43,7 +43,7 @@ def _attention(row: Cells) -> Row:
     return Row(row["gpu"], row["operation"], kernel, seconds)
 
 
-def _fastest(row: Cells) -> Row:
+def _fastest(row: CsvRow) -> Row:
     sizes = row["best_MxNxK"].split("x")
     if len(sizes) != 3 or not all(each.strip().isdigit() for each in sizes):
         raise row.error("best_MxNxK", "three whole numbers, as 4096x4096x8192")
@@ -54,7 +54,7 @@ def _fastest(row: Cells) -> Row:
     return Row(row["gpu"], "fastest", kernel, seconds, ASIDE)
 
 
-def _collected(row: Cells) -> Row:
+def _collected(row: CsvRow) -> Row:
     kernel = collected.description(row)
     return Row(row["gpu"], row["operation"], kernel, row.number("median_us") * 1e-6)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpisim.base.csv_files import read_table
 from mpisim.base.errors import InputError, nearest
-from mpisim.base.presets import names
+from mpisim.base.presets import table_names
 
 from ..analytical.family import ANY, MODULES, stack
 from ..gpu import FILE
@@ -53,7 +53,7 @@ def read(path: str | Path) -> tuple[list[Rows], dict[str, int]]:
     form = _form(path, header)
     found: dict[tuple[str, str, str, float], list[tuple[int, Row]]] = {}
     skipped: dict[str, int] = {}
-    presets = set(names(FILE))
+    presets = set(table_names(FILE))
     known_gpus: dict[str, str | None] = {}
     for line, row in table:
         try:

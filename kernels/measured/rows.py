@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 
 from ..operations import Kernel
 
@@ -124,6 +124,6 @@ class Form(NamedTuple):
 
     publisher: str
     columns: tuple[str, ...]
-    row: Callable[[Cells], Row]
+    row: Callable[[CsvRow], Row]
     launched: bool
     growing: bool = False

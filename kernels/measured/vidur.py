@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 
 from ..operations import Elementwise, Embedding, Gemm, Kernel, Norm
 from .rows import ASIDE, Form, Row
@@ -25,14 +25,14 @@ VOCABULARIES = {
 """Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
 
 
-def _product(row: Cells) -> Row:
+def _product(row: CsvRow) -> Row:
     m, n, k = (row.whole(name) for name in ("M", "N", "K"))
     kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
     seconds = row.number("median_ms") * 1e-3
     return Row(row["gpu"], row["op"], kernel, seconds, run=row["model"])
 
 
-def _other(row: Cells) -> Row:
+def _other(row: CsvRow) -> Row:
     rows, width, op = row.whole("tokens"), row.whole("width"), row["op"]
     kernel: Kernel
     if op == "emb":

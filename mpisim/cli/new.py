@@ -83,11 +83,11 @@ def _is_path(name: str) -> bool:
 
 
 def _write(text: str, args: argparse.Namespace) -> None:
-    from ..base.files import staged
+    from ..base.files import write_whole
 
     if args.file is None:
         print(text, end="")
         return
-    with staged(args.file, overwrite=args.overwrite) as file:
+    with write_whole(args.file, overwrite=args.overwrite) as file:
         file.write(text.encode())
     print(f"{args.file} is written; run it with: mpisim run {args.file}")

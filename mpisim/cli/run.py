@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
     from ..base.files import check_output
     from ..experiment import Experiment, load_any
-    from ..mpi.parallel import agreed, progress
+    from ..mpi.parallel import collective_errors, progress
     from .launch import world
     from .processes import advise
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
     changes += [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
     read: tuple[str, Experiment | ProgramExperiment] | None = None
-    with agreed(comm):
+    with collective_errors(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
             read = load_any(args.file, changes)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         from ..program import save
         from ..simulate import simulate
 
-        with agreed(comm):
+        with collective_errors(comm):
             case = (
                 prepare(experiment)
                 if isinstance(experiment, Experiment)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
 from ._core import asked, joined, several_at_once
@@ -107,7 +107,7 @@ def find(
     """
     if not isinstance(network, SharedNetwork):
         return None
-    with agreed(comm):
+    with collective_errors(comm):
         use = _use(program, network)
     if partial:
         use = _joined(comm.allgather(use))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..mpi import parallel
-from ..mpi.reductions import anywhere, largest
+from ..mpi.reductions import allreduce_any, allreduce_max
 from ..program import Program
 from ..topo import Network
 from ._core import core as core_class
@@ -131,10 +131,10 @@ def simulate(
         settled = settle(program, comm, network, placement, fold, contention, settled)
         cast, placed, shared = settled.cast, settled.placement, settled.shared
         hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             more = needed(count(cast, hosted), shared is not None, timeline)
         memory = on_this_machine(more, several)
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             memory.check(folded=cast.folded, timeline=timeline)
             ranks = cast.classes.representative[hosted]
             spread = several if placed.max() > 0 else None
@@ -158,7 +158,7 @@ def simulate(
         ends, part = engine.finish()
         end = np.full(cast.n, np.iinfo(np.int64).min, np.int64)
         end[plan.hosted] = ends
-        end = largest(end, several)
+        end = allreduce_max(end, several)
         digest = summed_over_processes(part, several)
         solution = Solution(plan.layout, engine, core)
 
@@ -229,7 +229,7 @@ def _execute(
             if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
             if not state.goes_on:
-                if contended or not anywhere(core.split(), several):
+                if contended or not allreduce_any(core.split(), several):
                     return None
                 continue
             if several and not state.moving:

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import UsageError
 from ..mpi import parallel
-from ..mpi.reductions import anywhere
+from ..mpi.reductions import allreduce_any
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..program.table import UNPRICED, Table
@@ -133,7 +133,7 @@ def settle(
         # Otherwise processes have tables of their own, and prices to agree on.
         again = known.cast.folded and known.fold == fold and placement is None and not partial
         known = known if again else None
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         if fold and (partial or placement is not None):
             raise UsageError("a program that is partial or placed cannot be folded")
         if known is not None and not known.holds_for(program, network, contention):
@@ -153,7 +153,7 @@ def settle(
     else:
         _match(program, hosted, partial, comm, several)
         shared = find(program, network, comm, partial) if contention else None
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         few = comm.size < program.n_ranks and placement is None and not partial
         routes = None if shared is None else shared.routes
         cast = whole(program, routes)
@@ -169,7 +169,7 @@ def settle(
 
 def _is_partial(program: Program, comm: Intracomm | None) -> bool:
     """Whether some process does not hold all tables. **Collective**."""
-    return anywhere(program.is_partial, comm)
+    return allreduce_any(program.is_partial, comm)
 
 
 def _match(
@@ -181,7 +181,7 @@ def _match(
 ) -> None:
     """Check that communications match. **Collective**."""
     if not (several and partial):
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             check_matching(program)
         return
     own = signatures(program)
@@ -194,7 +194,7 @@ def _match(
         mine = {(c, rank): sequence(program, rank, c) for c, rank in pairs if rank in here}
         for part in several.allgather(mine):
             sequences.update(part)
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         check_matching(program, found, sequences)
 
 

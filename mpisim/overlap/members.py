@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Classes
-from ..mpi.reductions import largest
+from ..mpi.reductions import allreduce_max
 from ..program import Program
 from .timeline import alike
 
@@ -77,7 +77,7 @@ def slowest(
         if count and number in own:
             part = found[at[c] : at[c] + count]
             np.maximum(part, own[number][rows[number][s]], out=part)
-    found = largest(found, comm)
+    found = allreduce_max(found, comm)
 
     longest: dict[int, Ints] = {}
     for number, mine in own.items():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
-from ..mpi.reductions import added, added_words
+from ..mpi.reductions import allreduce_sum, allreduce_sum_words
 from ..program import Program, Table
 from .members import slowest
 from .rank import Ranks
@@ -136,7 +136,7 @@ def _settled(run: Run, times: Mapping[int, Times], comm: Intracomm) -> bool:
         [sum(each.differing(Times.of(_table(run, number))) for number, each in times.items())],
         np.int64,
     )
-    return not added(moved, comm)[0]
+    return not allreduce_sum(moved, comm)[0]
 
 
 def _table(run: Run, number: int) -> Table:
@@ -169,6 +169,6 @@ def _look(ranks: Ranks, run: Run, comm: Intracomm, mode: Literal["static", "coup
         sums[2, -1] += times[number].differing(Times.of(current))
         if mode == "coupled":
             state += np.uint64(count) * times[number].hash()
-    sums, state = added(sums, comm), added_words(state, comm)
+    sums, state = allreduce_sum(sums, comm), allreduce_sum_words(state, comm)
     spent, terms, beside = sums[:, :2], sums[:, 2:-1], sums[:, -1]
     return _Pass(times, spent, beside[:2], terms, int(beside[2]), bytes(state))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.run import Classes, Run
-from ..mpi.reductions import added_words
+from ..mpi.reductions import allreduce_sum_words
 from ..program import UNPRICED, Program, Table
 from ._core.rows import fingerprint
 
@@ -134,7 +134,7 @@ def _numbered(
         base = program.table_of(int(classes.representative[number]))
         if each.differing(Times.of(base)):
             digests[number] = each.hash()
-    digests = added_words(digests, comm)  # each is known to one process, 0 on the others
+    digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
     key = np.concatenate([table[:, None], digests], axis=1)
     different, which = np.unique(key, axis=0, return_inverse=True)

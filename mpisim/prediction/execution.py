@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from .. import engine
 from ..base.errors import UsageError
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..mpi.parallel import progress as show_progress
-from ..mpi.reductions import largest
+from ..mpi.reductions import allreduce_max
 from ..program import Program
 from ..topo import Network
 from .prepared import PreparedExperiment
@@ -99,7 +99,7 @@ def execute(
     choice = prepared.experiment.overlap
     assert choice.model != "off"
     with show_progress(comm, "working out what overlaps" if progress else ""):
-        with agreed(comm):
+        with collective_errors(comm):
             ranks = ranks_of(prepared, network or prepared.network)
         outcome = with_slowdown(ranks, run, choice.model, comm, choice.passes)
     return outcome.run, Overlap(ranks, outcome, choice.model)
@@ -156,13 +156,13 @@ def sampled_steps(
     own = cast("Intracomm", comm.Split(mine, comm.rank))
     steps = np.zeros(count, np.int64)
     label = "simulating with other seeds" if show else ""
-    with agreed(comm), show_progress(comm, label, count) as update:
+    with collective_errors(comm), show_progress(comm, label, count) as update:
         for number in range(mine, count, groups):
             run, _ = execute(prepared.sample(number), own, fold=fold)
             steps[number] = run.step_time
             update(min(count, (number // groups + 1) * groups))
     own.Free()
-    return largest(steps, comm)
+    return allreduce_max(steps, comm)
 
 
 def sample_statements(steps: NDArray[np.int64]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
-from ..mpi.reductions import largest
+from ..mpi.reductions import allreduce_max
 from ..program import Flag
 from ..topo import find_cluster
 from .execution import execute
@@ -283,7 +283,7 @@ def _extrapolated(
         if times:
             prepared = prepared.with_micro_batches(number)
         run, _ = execute(prepared, comm)
-        load = largest(busy_times(prepared, run), comm)
+        load = allreduce_max(busy_times(prepared, run), comm)
         times.append(run.step_time)
         loads.append(load)
         tokens = prepared.workload.tokens // number * rounds.whole

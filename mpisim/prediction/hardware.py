@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..experiment import ClusterChoice, Cnn, Experiment
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster, find_cluster
@@ -94,7 +94,9 @@ def gpu_kinds(
         return None
     kinds = np.zeros(choice.nodes, np.int64)
     for nodes, name in choice.other_gpus.items():
-        kinds[span(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(name)
+        kinds[parse_ranges(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(
+            name
+        )
     return np.repeat(kinds, cluster.gpus_per_node)
 
 

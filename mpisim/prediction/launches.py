@@ -9,7 +9,7 @@ from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..base.text import duration
 from ..engine.run import PieceKind, Run
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Kind, Program
 from .execution import execute
 from .prepared import PreparedExperiment, prepare
@@ -71,7 +71,7 @@ def launch_bound_statement(
     if share < MIN_LAUNCH_SHARE or plan.cuda_graphs or plan.launch_blocking:
         return {}
     captured = replace(prepared.experiment, plan=replace(plan, cuda_graphs=True))
-    with agreed(comm):
+    with collective_errors(comm):
         try:
             other = prepare(captured, memory=prepared.memory, networks=prepared.networks)
         except InputError:  # what this plan does cannot be captured

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 
 from ..base.errors import InputError
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
 from ..experiment.load import experiment_of
 from ..program import COLUMNS, Program, Table
@@ -359,7 +359,7 @@ def _unused_gpus(prepared: PreparedExperiment) -> list[str]:
     return [
         f"cluster.other_gpus.{nodes!r}: no effect, nodes 0 to {used - 1} are used"
         for nodes in choice.other_gpus
-        if np.min(span(nodes, "other_gpus", "node", choice.nodes)) >= used
+        if np.min(parse_ranges(nodes, "other_gpus", "node", choice.nodes)) >= used
     ]
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import Quantity
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..base.schema import build, parse
 from ..data import text
 from ..engine.variation import ONE, jitter_factors
@@ -112,7 +112,7 @@ def _given_speeds(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
     speed = np.ones(n_ranks)
     known = np.zeros(n_ranks, bool)
     for numbers, value in choice.speeds.items():
-        ranks = span(numbers, "variation.speeds", "rank", n_ranks)
+        ranks = parse_ranges(numbers, "variation.speeds", "rank", n_ranks)
         if known[ranks].any():
             rank = ranks[int(np.argmax(known[ranks]))]
             raise InputError(f"variation.speeds: rank {rank} is given a speed twice")

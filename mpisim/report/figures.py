@@ -34,14 +34,13 @@ def figures(results: Results) -> dict[str, Any]:
     Returns
     -------
     dict
-        digest, step_time (s), step_time_ps, n_ranks, n_classes (of ranks that do the same at the
-        same times, of which one was simulated), n_processes, rounds, recorded, ranks,
-        rank_steps, kernels, communications, critical_path (by kind, name and rank; None if there
-        is none), attributes, program, versions, seed, experiment. step_time is the mean over
-        the steps of a recording, which has `job_steps` (s, by number), `shown_step` and
-        `recording_ps`, the time of the whole of it; ranks, kernels, communications and
-        critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps is
-        shown_ps, the time of that step (without a recording: step_time_ps), and exposed_ps is
+        digest, step_time (s), step_time_ps, n_ranks, n_classes (equivalence classes of ranks),
+        n_processes, rounds, ranks, rank_steps, kernels, communications, critical_path (by kind,
+        name and rank; None if there is none), attributes, program, versions, seed, experiment.
+        step_time is the mean over the steps of a recording, which has `job_steps` (s, by number),
+        `shown_step` and `recording_ps`, the time of the whole of it; ranks, kernels, communications
+        and critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps
+        is shown_ps, the time of that step (without a recording: step_time_ps), and exposed_ps is
         exposed_waiting_ps + exposed_wire_ps; each list of the critical path adds up to shown_ps.
     """
     path, numbers = results.critical_path, results.rank_numbers
@@ -54,7 +53,6 @@ def figures(results: Results) -> dict[str, Any]:
         "n_classes": results.n_classes,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
-        "recorded": True,  # as in the file
         "ranks": _ranks(results),
         "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
         "kernels": _as_dicts(KERNEL_KEYS, kernel_rows(results)),

@@ -39,7 +39,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..base.hdf5 import Stored
+from ..base.hdf5 import StoredType
 from ..engine.run import Apart, Binding, PieceKind
 from ..program import Kind, Operation, Phase
 from .accounting import BREAKDOWN
@@ -63,7 +63,7 @@ __all__ = [
 FORMAT = "mpisim-results"
 VERSION = 5
 
-Layout: TypeAlias = dict[str, tuple[Stored, str | None]]
+Layout: TypeAlias = dict[str, tuple[StoredType, str | None]]
 """Type and unit of each column; the type `object` stands for texts, an enumeration for numbers that
 it names."""
 

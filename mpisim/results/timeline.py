@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.hdf5 import CHUNK, built, create_column, joined, write_column, write_texts
+from ..base.hdf5 import CHUNK, build_file, copy_part, create_column, write_column, write_texts
 from ..engine.run import Run
 from ..program import Program, Table
 from . import layout
@@ -97,7 +97,7 @@ def _write_index(
 def _packed(run: Run, tables: list[Table], numbers: NDArray[np.int64], pad: int) -> memoryview:
     """Return the rows of the ranks simulated here as an HDF5 file, behind some that are empty."""
     total = pad + sum(map(len, tables))
-    with built(layout.FORMAT, layout.VERSION) as (part, image):
+    with build_file(layout.FORMAT, layout.VERSION) as (part, image):
         for name, (stored, _) in layout.TIMELINE.items():
             create_column(part, name, total, stored)
         part.attrs["pad"] = pad
@@ -147,7 +147,7 @@ def _join(timeline: Group, first: int, image: bytearray) -> None:
     with h5py.File(io.BytesIO(image), "r") as part:
         pad = int(part.attrs["pad"])
         for name in layout.TIMELINE:
-            joined(timeline[name], first, part[name], pad)
+            copy_part(timeline[name], first, part[name], pad)
 
 
 def _send(image: memoryview, comm: Intracomm) -> None:

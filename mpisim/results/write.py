@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.files import check_output, staged
-from ..base.hdf5 import built, write_attributes, write_column, write_texts
+from ..base.files import check_output, write_whole
+from ..base.hdf5 import build_file, write_attributes, write_column, write_texts
 from ..engine.run import Run
-from ..mpi.parallel import agreed, progress
+from ..mpi.parallel import collective_errors, progress
 from ..topo import Network
 from . import layout
 from .collect import collect, shared_names
@@ -112,7 +112,7 @@ def write_results(
         network=network,
         step=step,
     )
-    with agreed(comm):
+    with collective_errors(comm):
         if results is not None:
             check_output(path, overwrite=overwrite)
     names, numbers = shared_names(run.program, comm) if timeline else ((), np.zeros(0, np.int64))
@@ -120,15 +120,15 @@ def write_results(
     with ExitStack() as stack:
         file = image = None
         if results is not None:
-            file, image = stack.enter_context(built(layout.FORMAT, layout.VERSION))
+            file, image = stack.enter_context(build_file(layout.FORMAT, layout.VERSION))
             _write_main(results, file)
         if timeline:
             write_timeline(run, results, file, names, numbers, comm)
         if file is not None:
             file.close()
-        with progress(comm, f"writing {path}"), agreed(comm):
+        with progress(comm, f"writing {path}"), collective_errors(comm):
             if image is not None:
-                with staged(path, overwrite=overwrite) as target:
+                with write_whole(path, overwrite=overwrite) as target:
                     target.write(image.getbuffer())
     return results
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.text import aligned, between, markdown_table
+from ..base.text import aligned, markdown_table, replace_between
 from ..data import names
 from ..experiment import load
 from ..prediction.network import NetworkCache
@@ -76,7 +76,7 @@ def render(runs: Sequence[Run]) -> str:
 def markdown(runs: Sequence[Run], page: str) -> str:
     """Return a page with the figures between the lines `BEGIN` and `END` written anew."""
     text = "\n\n".join([markdown_table([HEAD, *_cells(runs)]), *_summaries(runs)])
-    return between(page, BEGIN, END, text)
+    return replace_between(page, BEGIN, END, text)
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:

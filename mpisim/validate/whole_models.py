@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..base.csv_files import Cells, read_table
+from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..base.schema import build
@@ -109,7 +109,7 @@ def validate_whole_models(
     return found
 
 
-def _unfit(row: Cells) -> str:
+def _unfit(row: CsvRow) -> str:
     """Say why a row cannot be predicted; nothing if it can."""
     if row["model"] not in MODELS:
         return f"no generator for {row['model']}"
@@ -118,7 +118,7 @@ def _unfit(row: Cells) -> str:
     return ""
 
 
-def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
+def _case(row: CsvRow, gpu: str, kernels: KernelModel) -> Case:
     training = row["mode"] == "train"
     fused = row["option"] == "fusion"
     batch, seq_len = (_positive(row.whole, row, each) for each in ("batch", "seq_len"))
@@ -146,7 +146,7 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     return Case(f"{name} {row['option']}".strip(), measured, predicted, columns, extra)
 
 
-def _positive(read: Callable[[str], T], row: Cells, column: str) -> T:
+def _positive(read: Callable[[str], T], row: CsvRow, column: str) -> T:
     """Return a number above 0, as `read` reads it from the row."""
     value = read(column)
     if value <= 0:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.numbered import Numbered
+from ..base.numbered_texts import NumberedTexts
 from ..program import Communicators, Program, Table
 from .grid import Grid
 
@@ -166,7 +166,7 @@ def program_of(
         communicators=Communicators(
             np.concatenate([[0], *sizes]).cumsum(),
             np.concatenate([np.zeros(0, np.int64), *members]).astype(np.int32),
-            Numbered(labels),
+            NumberedTexts(labels),
         ),
         table=table.astype(np.int32),
         slot_index=slot_index,

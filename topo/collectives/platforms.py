@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mpisim.base.errors import InputError, nearest
-from mpisim.base.presets import match, packaged, plain
+from mpisim.base.presets import match_name, normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
@@ -91,7 +91,10 @@ class Definition:
         """Whether a row that says so was taken on this platform."""
         return (
             library in self.libraries
-            and any(gpu.casefold().startswith((each.casefold(), plain(each))) for each in self.gpus)
+            and any(
+                gpu.casefold().startswith((each.casefold(), normalized_name(each)))
+                for each in self.gpus
+            )
             and (not self.across or any(each in across for each in self.across))
             and (not self.notes or any(re.search(each, notes) for each in self.notes))
         )
@@ -218,19 +221,19 @@ def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
 def _ours(gpu: str) -> str:
     """Return our name of a GPU where it is known: of ``"NVIDIA H100 80GB HBM3"`` ``"h100-sxm"``."""
     try:
-        return match(gpu, packaged(GPUS), "GPU", "")
+        return match_name(gpu, packaged(GPUS), "GPU", "")
     except InputError:
-        return plain(gpu)
+        return normalized_name(gpu)
 
 
 def _arch(gpu: str) -> str:
     """Return the family of a GPU as tables write it: ``"H100-SXM(inferred)"`` is an H100."""
     tables = packaged(GPUS)
-    text = plain(re.split(r"[(,]", gpu)[0])
+    text = normalized_name(re.split(r"[(,]", gpu)[0])
     parts = text.split("-")
     for length in range(len(parts), 0, -1):
         try:
-            found = match("-".join(parts[:length]), tables, "GPU", "")
+            found = match_name("-".join(parts[:length]), tables, "GPU", "")
         except InputError:
             continue
         return str(tables[found]["family"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import find
+from mpisim.base.presets import find_table
 
 from .tables import archs
 
@@ -153,7 +153,7 @@ class System:
 
 def arch_of(gpu: str) -> str:
     """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
-    family = str(find(gpu, "gpus.toml", "GPU").table.get("family", ""))
+    family = str(find_table(gpu, "gpus.toml", "GPU").table.get("family", ""))
     return "cdna" if family.startswith("cdna") else family
 
 

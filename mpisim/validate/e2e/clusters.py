@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import InputError
-from ...base.presets import folder
+from ...base.presets import packaged_folder
 from ...base.toml import toml_table
 from ...kernels import find_gpu
 from .rows import Row
@@ -108,7 +108,7 @@ def _alone(gpu: str, gpus: int) -> Chosen:
 
 def _named(best: ClusterFor) -> tuple[str, int]:
     """Return the name or path of a cluster, and its GPUs a node."""
-    per_node = int(folder("clusters")[best.preset]["gpus_per_node"])
+    per_node = int(packaged_folder("clusters")[best.preset]["gpus_per_node"])
     if not best.changes:
         return best.preset, per_node
     changes = dict(assigned(each) for each in best.changes)
@@ -129,7 +129,7 @@ def nameless(text: str) -> str:
 @cache
 def _changed(preset: str, changes: tuple[str, ...]) -> Path:
     """Write a changed copy of a preset; its name says what was changed."""
-    table = json.loads(json.dumps(folder("clusters")[preset]))
+    table = json.loads(json.dumps(packaged_folder("clusters")[preset]))
     for change in changes:
         key, value = assigned(change)
         *path, last = key.split(".")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
-from ...mpi.parallel import agreed
+from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, predict
@@ -210,7 +210,7 @@ def compare(
     InputError
         If the table is not as it must be, or no row can be predicted.
     """
-    with agreed(comm):
+    with collective_errors(comm):
         rules = settings()
         rows = select(read(path), where or {}, limit, rules)
         timed = sum(row.seconds is not None for row in rows)
@@ -225,7 +225,7 @@ def compare(
         _check_any(path, ready, found.skipped)
     outcomes = _outcomes(ready, comm, every, constants, known or {})
     errors = (constants or packaged_constants()).model_error
-    with agreed(comm):
+    with collective_errors(comm):
         if outcomes is not None:
             for mapped, outcome in zip(ready, outcomes, strict=True):
                 if outcome.failed:

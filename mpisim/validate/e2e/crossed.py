@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...base.quantity import Quantity
-from ...mpi.parallel import agreed
+from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import (
     MODEL_CLASSES,
     ModelError,
@@ -152,7 +152,7 @@ def _again(
     """Predict rows with constants; rows that process 0 has. **Collective.**"""
     mapped = comm.bcast([each.mapped for each in rows])
     outcomes = predict(mapped, comm, constants=tables)
-    with agreed(comm):
+    with collective_errors(comm):
         return [
             Compared(each, outcome)
             for each, outcome in zip(mapped, outcomes or (), strict=outcomes is not None)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ...base.errors import InputError
-from ...base.files import check_output, staged
+from ...base.files import check_output, write_whole
 from .compare import Compared
 
 __all__ = ["check_plot", "scatter"]
@@ -71,5 +71,5 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(fontsize="small")
-    with staged(path, overwrite=True) as file:
+    with write_whole(path, overwrite=True) as file:
         figure.savefig(file, format=Path(path).suffix[1:], dpi=150)

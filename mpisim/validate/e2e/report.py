@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...base.text import aligned, between, markdown_table, shortened
+from ...base.text import aligned, markdown_table, replace_between, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
@@ -84,7 +84,7 @@ def markdown(found: Comparison, text: str) -> str:
     left_out = [("rows", "left out because")]
     left_out += [(str(count), why) for why, count in found.reasons.most_common(12)]
     parts = [*_parts(found, markdown_table), markdown_table(left_out) if len(left_out) > 1 else ""]
-    return between(text, BEGIN, END, "\n\n".join(filter(None, parts)))
+    return replace_between(text, BEGIN, END, "\n\n".join(filter(None, parts)))
 
 
 def _parts(found: Comparison, lay: Lay) -> list[str]:

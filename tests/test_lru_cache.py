@@ -3,32 +3,32 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.base.recent import Recent
+from mpisim.base.lru_cache import LruCache
 
 
 @given(st.lists(st.integers(1, 12), max_size=60), st.integers(1, 30))
 def test_answers_are_right_and_never_take_more_than_allowed(asked: list[int], most: int) -> None:
     """The answer to n is n letters, so that it takes n."""
-    kept: Recent[str] = Recent(most, len)
+    kept: LruCache[str] = LruCache(most, len)
     for n in asked:
-        assert kept.answer(n, lambda n=n: "x" * n) == "x" * n  # type: ignore[misc]
+        assert kept.get(n, lambda n=n: "x" * n) == "x" * n  # type: ignore[misc]
         held = [i for i in range(13) if i in kept]
         assert n in held
         assert sum(held) <= most or held == [n]
 
 
 def test_what_was_asked_lately_stays() -> None:
-    kept: Recent[str] = Recent(2, lambda text: 1)
+    kept: LruCache[str] = LruCache(2, lambda text: 1)
     for n in (1, 2, 1, 3):
-        kept.answer(n, lambda: "x")
+        kept.get(n, lambda: "x")
     assert [n for n in (1, 2, 3) if n in kept] == [1, 3]
 
 
 def test_an_answer_that_is_kept_is_not_made_again() -> None:
-    kept: Recent[str] = Recent(2, len)
+    kept: LruCache[str] = LruCache(2, len)
     made = []
     for _ in range(3):
-        kept.answer("a", lambda: made.append(1) or "x")  # type: ignore[func-returns-value]
-    kept.answer("b", lambda: made.append(2) or "xxx")  # type: ignore[func-returns-value]
+        kept.get("a", lambda: made.append(1) or "x")  # type: ignore[func-returns-value]
+    kept.get("b", lambda: made.append(2) or "xxx")  # type: ignore[func-returns-value]
     assert made == [1, 2]
     assert len(kept) == 1  # the other had to go
