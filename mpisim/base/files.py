@@ -236,7 +236,7 @@ _REFUSED = {
 
 
 def reason(error: Exception) -> str:
-    """Say what the operating system, or HDF5, said; without its numbers and names."""
+    """Return the message of an error of the operating system or HDF5, without numbers and names."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

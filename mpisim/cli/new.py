@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     name = path or args.model
     found = example(name, args.cluster, args.gpus, config=path is not None, folder=folder)
     _write(found.text, args)
-    for line in found.said:
+    for line in found.notes:
         print(f"mpisim: {line}", file=sys.stderr)
     return 0
 

@@ -126,7 +126,7 @@ def _is_hdf5(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
-    except (OSError, ValueError):  # whoever reads it says why
+    except (OSError, ValueError):  # reading it as a text says why
         return False
 
 

@@ -1,7 +1,7 @@
 """Reductions over processes that give the same on every MPI and for any number of processes.
 
 The only place where values of several processes become one. What may be reduced is narrow on
-purpose: 64-bit signed integers by sum, largest and smallest. MPI libraries are not alike in the
+purpose: 64-bit signed integers by sum, largest and smallest. MPI libraries differ in the
 rest: Open MPI 4.1 compares unsigned integers as if they were signed, and a sum of floating point
 numbers depends on the order of the processes. Unsigned words are therefore added in halves.
 

@@ -134,7 +134,7 @@ class CalibratedNetwork:
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Return what bounds the time of a communication, as the network says it."""
+        """Return what limits a communication, in words of the network."""
         return self._network.limit_named(
             operation,
             bytes,

@@ -88,7 +88,7 @@ def execute(
             timeline=last and timeline,
             settled=setup,
         )
-        setup = setup or found.settled  # what comes later differs in times alone
+        setup = setup or found.settled  # later runs differ in durations alone
         return found
 
     if not isinstance(prepared, PreparedExperiment) or prepared.experiment.overlap.model == "off":

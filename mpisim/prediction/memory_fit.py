@@ -34,7 +34,7 @@ def verdict(experiment: Experiment) -> Verdict:
 
 
 def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | None]:
-    """Return whether a layout fits; where not, also what says whether another plan does.
+    """Return whether a layout fits; where not, also the function that assesses other plans.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def _remedy_arguments(experiment: Experiment) -> dict[str, Any]:
 
 
 def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> InputError:
-    """Return the error for a plan that does not fit, with what would."""
+    """Return the error for a plan that does not fit, with changes that would make it fit."""
     others = remedies(
         _with_even_batches(experiment).plan, evaluate, **_remedy_arguments(experiment)
     )
@@ -92,8 +92,8 @@ def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> Inpu
 
 
 def _shorter_sequences(experiment: Experiment) -> list[str]:
-    """Return sentences about sequences so long that only a config.json asks for them: where the
-    length comes from, and what fits with a shorter one; none otherwise."""
+    """Return sentences on a sequence length that is only the longest a config.json allows: where it
+    comes from, and what fits with a shorter one; none for other lengths."""
     model = experiment.model
     if not experiment.config_length or not isinstance(model, Transformer):
         return []

@@ -60,7 +60,7 @@ def network_of(
 
 
 class NetworkCache:
-    """The network built last, kept for whoever asks for the same one again.
+    """The network built last, kept for the next request for the same one.
 
     Plans that are compared run on one network, which then need not be built again and remembers the
     prices it has worked out. Whoever prepares several experiments makes one cache and passes it
@@ -174,7 +174,7 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
         if getattr(choice, key):
             raise InputError(
                 f"network.{key} is given, but the GPUs of {cluster.title} have no NICs: NCCL's "
-                "model does not serve them"
+                "model does not apply to them"
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
     library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
@@ -238,11 +238,11 @@ def nccl_model(
     found = served(calibration, (*names, system.arch, ANY))
 
     def factor(bytes: float, regime: Regime | None = None) -> Quantity:
-        asked = REGIMES if regime is None else (regime,)
-        errors = {each: float(found.error(np.array([bytes]), each)[0]) for each in asked}
-        least = max(asked, key=errors.__getitem__)
-        source = f"{found.sources[least]}: curves that the fit did not see"
-        return Quantity(1, "1", errors[least], source)
+        regimes = REGIMES if regime is None else (regime,)
+        errors = {each: float(found.error(np.array([bytes]), each)[0]) for each in regimes}
+        worst = max(regimes, key=errors.__getitem__)
+        source = f"{found.sources[worst]}: curves that the fit did not see"
+        return Quantity(1, "1", errors[worst], source)
 
     variables = choice.nccl | ({} if choice.algorithm == "library" else {"NCCL_ALGO": "ring"})
     return Nccl(system, Settings.of(variables), Factors(**found.numbers)), factor

@@ -50,7 +50,7 @@ class PreparedExperiment:
         Whether it fits.
     evaluate : callable, optional
         The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
-    constants : Known, optional
+    constants : AppliedConstants, optional
         Step constants of the first kind of GPU, if the experiment uses any.
     notes : tuple of str
         What else is assumed of it; lines for people.

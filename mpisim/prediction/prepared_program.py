@@ -99,7 +99,7 @@ def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | Prepa
     Returns
     -------
     PreparedExperiment
-        Of a program that says which experiment it is of.
+        Of a program that holds the experiment it was written from.
     PreparedProgram
         Of any other.
 
@@ -108,7 +108,7 @@ def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | Prepa
     InputError
         If a file cannot be read, or the choices contradict each other.
     UsageError
-        For keys that do not serve such a program.
+        For keys that do not apply to such a program.
     """
     path = Path(experiment.source).parent / experiment.program
     program = load(path)

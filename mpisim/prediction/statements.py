@@ -207,7 +207,7 @@ def _unused_constants(prepared: PreparedExperiment) -> list[str]:
     given = prepared.experiment.calibration.file is not None
     if not given or model_class(prepared.experiment.model) != "experts":
         return []
-    return ["calibration.file: constants fitted to steps do not serve models with experts"]
+    return ["calibration.file: constants fitted to steps do not apply to models with experts"]
 
 
 def _rank_assumptions(prepared: PreparedExperiment) -> list[str]:

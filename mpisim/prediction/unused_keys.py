@@ -33,7 +33,7 @@ __all__ = [
 
 
 Condition = Callable[[Experiment], bool]
-"""Whether an experiment is of some kind: has experts, is a pipeline, …"""
+"""A condition of `EFFECTIVE_KEYS`: whether an experiment has experts, is a pipeline, …"""
 
 
 def _always(experiment: Experiment) -> bool:
@@ -207,7 +207,7 @@ EFFECTIVE_KEYS: dict[str, Condition] = {
         _mla,
     ),
 }
-"""Keys that change every step of some experiments, and which these are: no step is made to see."""
+"""Keys that change the step of every experiment for which the condition holds."""
 
 
 def unused_keys(prepared: PreparedExperiment) -> list[str]:
@@ -238,7 +238,7 @@ def _given(experiment: Experiment) -> Iterator[str]:
 
 
 def _is_effective(name: str, experiment: Experiment) -> bool:
-    """Whether a key surely counts, or says nothing but what is so without it."""
+    """Whether a key is known to have an effect, or has the value it has by default."""
     table, _, key = name.partition(".")
     sure = EFFECTIVE_KEYS.get(name)
     if sure is not None and sure(experiment):
@@ -282,7 +282,7 @@ def _is_equivalent_with(name: str, value: object, prepared: PreparedExperiment) 
             replace(experiment, model=other.model, plan=other.plan, run=run),
             networks=prepared.networks,
         )
-    except InputError:  # it is what makes the experiment possible
+    except InputError:  # there is no such experiment without the key
         return False
     return equivalent(prepared, found)
 
@@ -371,7 +371,7 @@ GROUPS = ("index", "members")
 
 
 def equivalent(one: PreparedExperiment, other: PreparedExperiment) -> bool:
-    """Return whether two cases of equal networks take the same time and memory, and why. Local.
+    """Return whether two prepared experiments have equal programs and memory. Local.
 
     Titles do not count.
     """

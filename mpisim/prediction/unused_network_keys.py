@@ -1,8 +1,8 @@
-"""From a program and the network that an experiment asks for to the keys that change nothing of it.
+"""Keys of ``[network]`` and speeds of ``[cluster]`` that were given and change nothing of a run.
 
 A key has no effect if without it every communication of the program has the same price, is carried
 by the same channels, and loads the same links with the same bandwidth. The networks with and
-without the key say so themselves; nothing is simulated again.
+without the key are asked for prices and loads; nothing is simulated again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def unused_network_keys(
     for key, other in others:
         try:
             plain = other.network()
-        except InputError:  # it is what makes the network possible
+        except InputError:  # there is no such network without the key
             continue
         if _equal_for(program, network, plain, request.choice.contention):
             lines.append(f"{key}: no effect, without it all communications take the same")
@@ -71,7 +71,7 @@ def needs_prices(program: Program) -> bool:
 
 
 def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return (operation, bytes) of what is to be priced, by table and slot."""
+    """Return (operation, bytes) of the communications to be priced, by table and slot."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, table in enumerate(program.tables):
         if table is None:
@@ -86,7 +86,7 @@ def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]
 
 
 class _CommunicatorKind(NamedTuple):
-    """Communications of one kind: those of communicators that either network finds alike."""
+    """Communications by communicators that are of one class on both networks."""
 
     groups: tuple[Hashable, Hashable]
     communicators: Ints

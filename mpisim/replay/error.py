@@ -12,7 +12,7 @@ Its error has four parts, added as squares:
   affected the rest: its share of the recorded steps, times the change.
 
 The error is relative to the changed time, and so is the change that the last two are shares of: a
-step that falls from 100 ms to 80 ms is said to change by -20 %, and counts with 20 / 80 = 25 %.
+step that falls from 100 ms to 80 ms changes by -20 %, and counts with 20 / 80 = 25 %.
 """
 
 from __future__ import annotations

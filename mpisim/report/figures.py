@@ -72,7 +72,7 @@ def figures(results: Results) -> dict[str, Any]:
 
 
 def _steps(results: Results) -> dict[str, Any]:
-    """Return what is said of the steps of a recording, and the time of the step shown."""
+    """Return the steps of a recording, and the time of the step shown."""
     of = results.recorded
     if of is None:
         return {"shown_ps": results.shown_ps}

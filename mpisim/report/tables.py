@@ -374,7 +374,7 @@ class LinkRow:
 
 
 LINK_COLUMNS: tuple[Column[LinkRow], ...] = (
-    Column("alike", lambda row: f"{row.count:,}"),
+    Column("count", lambda row: f"{row.count:,}"),
     Column("capacity", lambda row: quantity(row.capacity, "B/s")),
     Column("bytes", lambda row: quantity(row.bytes, "B", 1024)),
     Column(

@@ -48,7 +48,7 @@ SPLIT_REASONS = {
     Apart.SPEED: "their speed",
     Apart.START: "their start",
     Apart.GROUPS: "the size or cost of their communicators",
-    Apart.NEIGHBOURS: "the ranks they meet",
+    Apart.NEIGHBOURS: "the ranks they communicate with",
 }
 MAX_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
