@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mpisim.base.errors import InputError, nearest
-from mpisim.base.presets import SUFFIX, find, names, packaged
+from mpisim.base.presets import SUFFIX, find_table, packaged, table_names
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
@@ -205,7 +205,7 @@ def _packaged_gpu(name: str) -> Gpu:
 
 
 def _build(name: str | Path) -> Gpu:
-    preset = find(name, FILE, "GPU")
+    preset = find_table(name, FILE, "GPU")
     families = packaged(FAMILIES)
     family = preset.table.get("family")
     if family not in families:
@@ -219,4 +219,4 @@ def _build(name: str | Path) -> Gpu:
 
 def gpu_names() -> list[str]:
     """Return the names of the GPUs of ``data/gpus.toml``."""
-    return names(FILE)
+    return table_names(FILE)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import names, packaged
+from mpisim.base.presets import packaged, table_names
 
 from .gpu import FILE, Gpu, find_gpu
 from .numbers import number
@@ -146,7 +146,9 @@ def _fastest_format(gpu: Gpu) -> tuple[str, float]:
 def _nearest_complete(gpu: Gpu) -> Gpu:
     """Return the GPU of the same architecture with all numbers and the nearest peak rate."""
     dtype, rate = _fastest_format(gpu)
-    known = [find_gpu(name) for name in names(FILE) if packaged(FILE)[name]["family"] == gpu.family]
+    known = [
+        find_gpu(name) for name in table_names(FILE) if packaged(FILE)[name]["family"] == gpu.family
+    ]
     complete = [each for each in known if each.sms and each.clock and each.l2]
     complete = [each for each in complete if dtype in each.formats] or complete
     if not complete:

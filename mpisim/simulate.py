@@ -1,10 +1,11 @@
-"""The hall: what is to be simulated comes in, its result goes out.
+"""Simulate an experiment or a program: the entry of the library and of the command line.
 
-    experiment, of a model or a program file ─► case: program and network ─► engine ─► results
-    program ─────────────────────────────────────────────────────────────────┘
+    experiment, or program file ─► prepare ─► execute ─► statements ─► results
+    program ────────────────────────────────────┘
 
-Each arrow is one line of `simulate`. The command line and whoever uses mpisim as a library come
-through here.
+`simulate` is one line for each arrow: `prepared` looks up the hardware, the memory and the network
+and writes the program; `execution` runs the engine; `statements` adds uncertainty, assumptions and
+limits; and `results` collects or writes it all.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from .base.errors import UsageError
 from .base.files import check_output
 from .experiment import Experiment, ProgramExperiment
-from .mpi.parallel import agreed
-from .mpi.parallel import progress as show
-from .prediction.execution import check_seeds, execute, sampled_steps, summary
-from .prediction.launches import launch_bound
-from .prediction.prepared import Case, prepare
-from .prediction.prepared_program import ProgramCase, prepare_program
+from .mpi.parallel import collective_errors
+from .mpi.parallel import progress as show_progress
+from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
+from .prediction.launches import launch_bound_statement
+from .prediction.prepared import PreparedExperiment, prepare
+from .prediction.prepared_program import PreparedProgram, prepare_program
 from .prediction.statements import program_statements, statements
 from .program import Program
 from .results import Results, collect, write_results
@@ -34,7 +35,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    what: Experiment | ProgramExperiment | Case | ProgramCase | Program,
+    what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram | Program,
     comm: Intracomm | None = None,
     *,
     network: Network | None = None,
@@ -52,9 +53,9 @@ def simulate(
 
     Parameters
     ----------
-    what : Experiment, ProgramExperiment, Case, ProgramCase or Program
-        A case is an experiment that `mpisim.prediction.prepared.prepare` or
-        `mpisim.prediction.prepared_program.prepare_program` has made ready.
+    what : Experiment, ProgramExperiment, PreparedExperiment, PreparedProgram or Program
+        The prepared ones are what `mpisim.prediction.prepared.prepare` and
+        `mpisim.prediction.prepared_program.prepare_program` return.
     comm : mpi4py.MPI.Intracomm, optional
         The processes that share the work; by default this one alone.
     network : Network, optional
@@ -72,10 +73,10 @@ def simulate(
     attributes : mapping, optional
         What else is to be kept with the result.
     fold : bool, optional
-        Whether to simulate one rank for all that are alike; see `mpisim.engine.simulate`.
+        Whether to simulate one rank of each equivalence class; see `mpisim.engine.simulate`.
     seeds : int
-        Run an experiment with random factors so often, with seeds in sequence, and tell how the
-        step time spreads. All else that is told is of the first.
+        Runs of an experiment with random factors, with seeds in sequence. The results have the
+        spread of the step time; everything else in them is of the first run.
     progress : bool
         Show the progress of a long run, if a person is watching.
 
@@ -101,17 +102,20 @@ def simulate(
 
         comm = MPI.COMM_SELF
 
-    with show(comm, "generating what every rank does" if progress else ""), agreed(comm):
+    with (
+        show_progress(comm, "generating what every rank does" if progress else ""),
+        collective_errors(comm),
+    ):
         if output is not None and comm.rank == 0:
             check_output(output, overwrite=overwrite)  # before the work, not after
-        case = _ready(what)
+        prepared = _prepared(what)
         if seeds > 1:
-            if isinstance(case, Program):
+            if isinstance(prepared, Program):
                 raise UsageError("seeds are for experiments; a program has no random factors")
-            check_seeds(case, seeds)
+            check_seeds(prepared, seeds)
 
     run, overlap = execute(
-        case,
+        prepared,
         comm,
         network=network,
         contention=contention,
@@ -121,20 +125,21 @@ def simulate(
         timeline=timeline,
     )
 
-    said = dict(attributes or {})
-    if not isinstance(case, Program) and seeds > 1:
-        said |= summary(sampled_steps(case, comm, seeds, fold=fold, show=progress))
-    if isinstance(case, Case):
-        said |= launch_bound(case, run, comm)  # simulates a second time if need be
-    with show(comm, "adding up what every rank did" if progress else ""):
-        if isinstance(case, Case) and comm.rank == 0:
-            said |= statements(case, run, case.experiment.left_to_defaults(), overlap)
-        if isinstance(case, ProgramCase) and comm.rank == 0:
-            said |= program_statements(case, run)
-        if network is None and not isinstance(case, Program):
-            network = case.network
+    stated = dict(attributes or {})
+    if not isinstance(prepared, Program) and seeds > 1:
+        steps = sampled_steps(prepared, comm, seeds, fold=fold, show=progress)
+        stated |= sample_statements(steps)
+    if isinstance(prepared, PreparedExperiment):
+        stated |= launch_bound_statement(prepared, run, comm)  # may simulate a second time
+    with show_progress(comm, "adding up what every rank did" if progress else ""):
+        if isinstance(prepared, PreparedExperiment) and comm.rank == 0:
+            stated |= statements(prepared, run, prepared.experiment.left_to_defaults(), overlap)
+        if isinstance(prepared, PreparedProgram) and comm.rank == 0:
+            stated |= program_statements(prepared, run)
+        if network is None and not isinstance(prepared, Program):
+            network = prepared.network
         if output is None:
-            return collect(run, comm=comm, experiment=text, attributes=said, network=network)
+            return collect(run, comm=comm, experiment=text, attributes=stated, network=network)
         return write_results(
             run,
             output,
@@ -142,14 +147,14 @@ def simulate(
             timeline=timeline,
             experiment=text,
             overwrite=overwrite,
-            attributes=said,
+            attributes=stated,
             network=network,
         )
 
 
-def _ready(
-    what: Experiment | ProgramExperiment | Case | ProgramCase | Program,
-) -> Case | ProgramCase | Program:
+def _prepared(
+    what: Experiment | ProgramExperiment | PreparedExperiment | PreparedProgram | Program,
+) -> PreparedExperiment | PreparedProgram | Program:
     if isinstance(what, Experiment):
         return prepare(what)
     return prepare_program(what) if isinstance(what, ProgramExperiment) else what

@@ -60,13 +60,13 @@ def read(path: Path = TABLE) -> dict[str, Figure | None]:
 
 def write(figures: Mapping[str, Figure], path: Path = TABLE) -> None:
     """Figures by command → the table, whole or not at all."""
-    from mpisim.base.files import staged
+    from mpisim.base.files import write_whole
 
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
     rows.writerows((command, *figure) for command, figure in figures.items())
-    with staged(path, overwrite=True) as file:
+    with write_whole(path, overwrite=True) as file:
         file.write(text.getvalue().encode())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpisim.cli import main
 from mpisim.experiment import NetworkChoice
-from mpisim.prediction.network import calibrated
+from mpisim.prediction.network import nccl_model
 from mpisim.program import Operation
 from mpisim.topo import find_cluster
 from mpisim.topo.nccl import Factors, Nccl, Settings, Shape, System
@@ -150,7 +150,7 @@ def test_longer_latencies_take_longer(
 def test_nics_of_twice_the_speed(nodes: int) -> None:
     """NCCL's search asks for what a GPU's own links carry: it has as many channels as before."""
     found = find_cluster("dgx-h100")
-    model, _ = calibrated(found, NetworkChoice())
+    model, _ = nccl_model(found, NetworkChoice())
     fast = replace(model.system, nic_bandwidth=100e9, pcie_bandwidth=108e9)
     faster = Nccl(fast, model.settings, model.factors)
     shape = Shape.regular(nodes, 8, model.system)
@@ -204,7 +204,7 @@ class TestLimits:
 class TestBetter:
     def test_wide_all_gather(self) -> None:
         """Multicast of 64 GPUs pays every chunk; NCCL's tuner does not count filling."""
-        model, _ = calibrated(find_cluster("gb200-nvl72"), NetworkChoice())
+        model, _ = nccl_model(find_cluster("gb200-nvl72"), NetworkChoice())
         shape = Shape.regular(1, 64, model.system)
         chosen = model.choose(ALL_GATHER, 64 * MiB, shape)
         better = model.better(ALL_GATHER, 64 * MiB, shape)
@@ -265,6 +265,6 @@ def test_one_nvlink_one_speed(gigabytes: int) -> None:
     """DGX B200 and B300, GB200 and GB300 have the same links: eight of them agree."""
     times = []
     for name in ("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"):
-        model, _ = calibrated(find_cluster(name), NetworkChoice())
+        model, _ = nccl_model(find_cluster(name), NetworkChoice())
         times.append(model.seconds(ALL_REDUCE, gigabytes * GiB, Shape.regular(1, 8, model.system)))
     assert max(times) / min(times) < 1.03

@@ -20,7 +20,7 @@ from recorded import US, recordable_programs, replayed
 from mpisim.cli.launch import launched_size
 from mpisim.engine import simulate
 from mpisim.program import Kind, Operation, Program, ProgramBuilder
-from mpisim.replay.what_if import WhatIf, change
+from mpisim.replay.what_if import WhatIf, apply_what_if
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -53,7 +53,7 @@ def world() -> Iterator[Intracomm]:
 def changed_ends(program: Program, what: WhatIf, comm: Intracomm) -> np.ndarray:
     """When each rank ends if the program itself is changed, in ps."""
     ranks = list(range(program.n_ranks))
-    return simulate(change(program, what, ranks), comm).rank_end
+    return simulate(apply_what_if(program, what, ranks), comm).rank_end
 
 
 @given(program=recordable_programs(), seed=st.integers(0, 1000), hosts=st.booleans())
@@ -78,7 +78,7 @@ def test_new_style_is_exact(world: Intracomm, program: Program, seed: int, hosts
 @given(program=recordable_programs(max_events=20))
 @settings(max_examples=15 if ALONE else 5)
 def test_rounding_to_ns_is_all_that_is_lost(world: Intracomm, program: Program) -> None:
-    uneven = change(
+    uneven = apply_what_if(
         program, WhatIf(compute=0.9371, comm=1.0713, host=1.0917), range(program.n_ranks)
     )
     _, runs = replayed(uneven, world, WhatIf(), WhatIf(compute=2.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import folder
+from mpisim.base.presets import packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.kernels import find_gpu
 from mpisim.program import Operation
@@ -97,7 +97,7 @@ def test_clusters_of_any_size_have_a_cost(name: str) -> None:
 
 
 def test_names_and_aliases_are_unique() -> None:
-    tables = folder("clusters")
+    tables = packaged_folder("clusters")
     names = [n.casefold() for name, t in tables.items() for n in (name, *t.get("aliases", ()))]
     assert len(set(names)) == len(names)
     assert find_cluster("HGX-H100") == find_cluster("dgx-h100")

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
-from mpisim.prediction.step_constants import Known, StepConstants
+from mpisim.prediction.step_constants import AppliedConstants, StepConstants
 from mpisim.validate.e2e import (
     as_json,
     calibrate,
@@ -73,7 +73,7 @@ def made(
 
 def whole(found: StepConstants, kind: str, gpu: str, framework: str) -> float:
     """The multiplier of times with a framework."""
-    return Known(found, gpu.split()[0], "dgx-h100", framework).number(kind, gpu)[1].value
+    return AppliedConstants(found, gpu.split()[0], "dgx-h100", framework).number(kind, gpu)[1].value
 
 
 def test_constants_are_found_again() -> None:
@@ -84,8 +84,8 @@ def test_constants_are_found_again() -> None:
     # Nothing rests on launches here.
     assert found.host["theirs"].value == 1
     assert found.host["theirs"].error == pytest.approx(0.4, rel=0.05)  # what is declared
-    assert found.knows("theirs", "h100")
-    assert not found.knows("theirs", "a100")
+    assert found.fitted_to("theirs", "h100")
+    assert not found.fitted_to("theirs", "a100")
 
 
 def test_steps_of_models_with_experts_tell_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mpisim.engine import simulate
 from mpisim.experiment import read
-from mpisim.prediction.prepared import Case, prepare
+from mpisim.prediction.prepared import PreparedExperiment, prepare
 
 TEXT = """
 [model]
@@ -27,7 +27,7 @@ allow_oom = true
 NIC = 'network.changes={"links.node5.nic2->*.bandwidth"="20 %"}'
 
 
-def case(*changes: str) -> Case:
+def case(*changes: str) -> PreparedExperiment:
     return prepare(read(TEXT, "gpt.toml", changes))
 
 

@@ -105,7 +105,7 @@ def test_reports_say_why_ranks_are_apart(comm: Intracomm) -> None:
     assert "24 on 1 process, 4 classes, 0 rounds" in text
     assert (
         "classes 3 of 4 differ from the largest with the same rows: 1 by their speed, 2 by the "
-        "ranks they meet"
+        "ranks they communicate with"
     ) in " ".join(text.split())
     assert figures(results)["n_classes"] == 4
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import packaged, plain
+from mpisim.base.presets import normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.kernels import Gpu, find_gpu, gpu_names
 
@@ -217,7 +217,7 @@ def test_a_name_means_one_gpu() -> None:
     known = {}
     for name, table in packaged(GPUS).items():
         for each in (name, *table.get("aliases", ())):
-            assert known.setdefault(plain(each), name) == name, each
+            assert known.setdefault(normalized_name(each), name) == name, each
 
 
 def test_a_gpu_that_is_not_here_is_not_mistaken_for_another() -> None:

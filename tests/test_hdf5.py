@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisim.base.hdf5 import SMALL, read_texts, write_texts
+from mpisim.base.hdf5 import MAX_PLAIN_COLUMN, read_texts, write_texts
 
 TEXTS = st.lists(st.text(st.characters(), max_size=6), max_size=8)
 
@@ -26,17 +26,23 @@ def stored(texts: Sequence[str]) -> tuple[tuple[str, ...], Any]:
 @given(texts=TEXTS, many=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_texts_are_read_as_they_were(texts: list[str], many: bool) -> None:
-    texts = texts * (1 + SMALL if many else 1)
+    texts = texts * (1 + MAX_PLAIN_COLUMN if many else 1)
     assert stored(texts)[0] == tuple(texts)
 
 
 @pytest.mark.parametrize(
     ("texts", "length"),
     [
-        ([f"group {i}" for i in range(2 * SMALL)], len(f"group {2 * SMALL - 1}")),
-        ([f"groupe numéro {i:05}" for i in range(2 * SMALL)], len("groupe numéro 00000") + 1),
-        (["short"] * 2 * SMALL + ["long " * 100], None),
-        (["few"] * SMALL, None),
+        (
+            [f"group {i}" for i in range(2 * MAX_PLAIN_COLUMN)],
+            len(f"group {2 * MAX_PLAIN_COLUMN - 1}"),
+        ),
+        (
+            [f"groupe numéro {i:05}" for i in range(2 * MAX_PLAIN_COLUMN)],
+            len("groupe numéro 00000") + 1,
+        ),
+        (["short"] * 2 * MAX_PLAIN_COLUMN + ["long " * 100], None),
+        (["few"] * MAX_PLAIN_COLUMN, None),
     ],
 )
 def test_many_texts_of_like_lengths_have_one(texts: list[str], length: int | None) -> None:

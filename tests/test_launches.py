@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, load
 from mpisim.kernels.operations import Convolution, Gemm
-from mpisim.prediction.launches import launch_bound, launch_share
+from mpisim.prediction.launches import launch_bound_statement, launch_share
 from mpisim.prediction.prepared import prepare
 from mpisim.results import Results
 from mpisim.simulate import simulate
@@ -63,7 +63,7 @@ def test_processes_agree(comm: MPI.Intracomm) -> None:
     from mpisim.prediction.execution import execute
 
     run, _ = execute(case, comm, critical_path=True)
-    said = launch_bound(case, run, comm)
+    said = launch_bound_statement(case, run, comm)
     assert len(set(comm.allgather(said["launch_bound"]))) == 1
     if comm.rank == 0:
         assert said["launch_share"] == launch_share(run)

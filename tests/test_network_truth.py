@@ -17,7 +17,7 @@ from test_fold import check
 from mpisim import engine
 from mpisim.base.quantity import Quantity
 from mpisim.experiment import read
-from mpisim.prediction.prepared import Case, prepare
+from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.program import Operation
 from mpisim.topo import Cluster, Topology, class_of, find_cluster
 from mpisim.topo.bounds import cut_bound
@@ -321,7 +321,7 @@ KINDS = {
 }
 
 
-def case_on(folder: Path, kind: str, plan: str) -> Case:
+def case_on(folder: Path, kind: str, plan: str) -> PreparedExperiment:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cluster.toml"
     path.write_text(THIN.replace("KIND", kind).replace("KEYS", KINDS[kind]))

@@ -147,12 +147,12 @@ def test_plans_fit_or_it_is_said_that_none_does(name: str, cluster: str, gpus: i
     assert plan.tp <= hardware.cluster.gpus_per_node
     if verdict.fits:
         assert verdict.certain
-        assert f"GiB ± {verdict.worst.error / GIB:.1f} of" in found.said[0]
-        assert f"the fullest GPU needs {verdict.peak / GIB:.1f} GiB" in found.said[0]
+        assert f"GiB ± {verdict.worst.error / GIB:.1f} of" in found.notes[0]
+        assert f"the fullest GPU needs {verdict.peak / GIB:.1f} GiB" in found.notes[0]
         return
-    assert "no plan that was tried fits" in found.said[0]
-    assert re.search(r"[\d,]+ GPUs have room, with tp = [248]", found.said[1])
-    assert f"#   {found.said[0].removeprefix('plan: ')[:60]}" in found.text
+    assert "no plan that was tried fits" in found.notes[0]
+    assert re.search(r"[\d,]+ GPUs have room, with tp = [248]", found.notes[1])
+    assert f"#   {found.notes[0].removeprefix('plan: ')[:60]}" in found.text
     # 16 bytes of each parameter, shared by all GPUs, nearly fill them.
     assert isinstance(experiment.model, Transformer)
     assert 16 * parameters(experiment.model) / gpus > 0.75 * capacity(gpu)
@@ -205,7 +205,7 @@ def test_a_config_has_sequences_as_models_are_trained_on(tmp_path: Path) -> None
     assert isinstance(experiment.model, Transformer)
     assert (experiment.model.seq_len, experiment.model.layers) == (8192, 32)
     assert experiment.title == "Llama-3.1-8B on 8 GPUs"
-    assert found.said[0] == (
+    assert found.notes[0] == (
         f"seq_len = 8192, a usual length in training: {path} allows 131,072 tokens "
         "(max_position_embeddings)"
     )
@@ -213,7 +213,7 @@ def test_a_config_has_sequences_as_models_are_trained_on(tmp_path: Path) -> None
     short = checkpoint(tmp_path / "short", max_position_embeddings=2048)
     kept = example(str(short), "dgx-h100", 8, config=True)
     assert read(kept.text, "kept").model.seq_len == 2048  # type: ignore[union-attr]
-    assert len(kept.said) == 1 or "seq_len" not in kept.said[0]
+    assert len(kept.notes) == 1 or "seq_len" not in kept.notes[0]
 
 
 @pytest.mark.parametrize("option", ["--config", "--model"])

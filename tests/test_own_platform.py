@@ -10,7 +10,7 @@ import pytest
 
 from mpisim.base.errors import InputError, UsageError
 from mpisim.experiment import NetworkChoice
-from mpisim.prediction.network import calibrated
+from mpisim.prediction.network import nccl_model
 from mpisim.program import Operation
 from mpisim.topo import Cluster, find_cluster
 from mpisim.topo.cluster import NcclChoice
@@ -277,8 +277,8 @@ class TestExperiments:
     def test_a_single_platform_serves_every_cluster_of_its_kind(self, file: Path) -> None:
         choice = NetworkChoice(calibration=file.name)
         cluster = find_cluster("dgx-h100")
-        nccl, factor = calibrated(cluster, choice, file.parent)
-        shipped, before = calibrated(cluster, NetworkChoice())
+        nccl, factor = nccl_model(cluster, choice, file.parent)
+        shipped, before = nccl_model(cluster, NetworkChoice())
         one, two = (Shape.regular(nodes, 8, nccl.system) for nodes in (1, 2))
         for shape, slower in ((one, 1.3), (two, 1.0)):
             ours_, theirs = (
@@ -296,9 +296,9 @@ class TestExperiments:
         file.write_text(text)
         choice = NetworkChoice(calibration=str(file))
         cluster: Cluster = replace(find_cluster("dgx-h100"), nccl=NcclChoice(platform="other"))
-        assert "[other]" in calibrated(cluster, choice)[1](1e6, "inside").source
+        assert "[other]" in nccl_model(cluster, choice)[1](1e6, "inside").source
         with pytest.raises(InputError, match="name one of them"):
-            calibrated(find_cluster("dgx-h100"), choice)
+            nccl_model(find_cluster("dgx-h100"), choice)
 
 
 def test_old_files_are_read() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mpisim.base import errors
 from mpisim.base.errors import InputError, MatchError, MpisimError, TraceError, nearest
-from mpisim.mpi.parallel import agreed, progress
+from mpisim.mpi.parallel import collective_errors, progress
 
 
 class FieldError(MatchError):
@@ -21,7 +21,7 @@ class FieldError(MatchError):
 
 @pytest.mark.mpi
 def test_agreed_passes_when_no_rank_fails(comm):
-    with agreed(comm):
+    with collective_errors(comm):
         mine = comm.rank + 1
     assert comm.allreduce(mine) == comm.size * (comm.size + 1) // 2
 
@@ -29,7 +29,7 @@ def test_agreed_passes_when_no_rank_fails(comm):
 @pytest.mark.mpi
 def test_agreed_raises_the_same_error_on_every_rank(comm):
     last = comm.size - 1
-    with pytest.raises(TraceError, match=f"^file of rank {last}$"), agreed(comm):
+    with pytest.raises(TraceError, match=f"^file of rank {last}$"), collective_errors(comm):
         if comm.rank == last:
             raise TraceError(f"file of rank {last}")
     assert comm.allreduce(1) == comm.size  # nobody was left behind
@@ -38,14 +38,14 @@ def test_agreed_raises_the_same_error_on_every_rank(comm):
 @pytest.mark.mpi
 def test_agreed_raises_the_error_of_the_lowest_rank(comm):
     first = min(1, comm.size - 1)  # rank 0 is well, unless it is alone
-    with pytest.raises(InputError, match=f"^rank {first}$"), agreed(comm):
+    with pytest.raises(InputError, match=f"^rank {first}$"), collective_errors(comm):
         if comm.rank >= first:
             raise InputError(f"rank {comm.rank}")
 
 
 @pytest.mark.mpi
 def test_agreed_keeps_class_fields_and_exit_code(comm):
-    with pytest.raises(FieldError) as caught, agreed(comm):
+    with pytest.raises(FieldError) as caught, collective_errors(comm):
         if comm.rank == comm.size - 1:
             raise FieldError("dp", 7)
     assert caught.value.position == 7
@@ -55,7 +55,7 @@ def test_agreed_keeps_class_fields_and_exit_code(comm):
 
 @pytest.mark.mpi
 def test_agreed_lets_bugs_through_at_once(comm):
-    with pytest.raises(ZeroDivisionError), agreed(comm):
+    with pytest.raises(ZeroDivisionError), collective_errors(comm):
         raise ZeroDivisionError
 
 

@@ -28,9 +28,9 @@ from mpisim.experiment import (
     read,
 )
 from mpisim.kernels import Roofline
-from mpisim.prediction.prepared import Case, prepare
+from mpisim.prediction.prepared import PreparedExperiment, prepare
 from mpisim.prediction.statements import statements
-from mpisim.prediction.step_constants import ours
+from mpisim.prediction.step_constants import packaged_constants
 from mpisim.prediction.uncertainty import PathShares, error_bar, propagate
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.simulate import simulate
@@ -49,7 +49,7 @@ SMALL = Experiment(
 )
 
 
-def run_of(case: Case) -> engine.Run:
+def run_of(case: PreparedExperiment) -> engine.Run:
     return engine.simulate(case.program, network=case.network, critical_path=True)
 
 
@@ -92,7 +92,7 @@ def test_a_step_without_overlap_takes_the_sum(sp: bool) -> None:
     assert run.rows(0).end[first].max() == before + kernels + sum(wire)
 
 
-def numbers_scaled(case: Case, name: str, factor: float) -> int:
+def numbers_scaled(case: PreparedExperiment, name: str, factor: float) -> int:
     """Step time with one number of the GPU or the cluster scaled."""
     hardware: dict[str, Any] = {"gpu": case.gpu, "cluster": case.cluster.alpha_beta}
     for key, part in hardware.items():
@@ -142,7 +142,7 @@ def test_statements() -> None:
     run = run_of(case)
     said = statements(case, run, {"plan.dp_overlap": True, "plan.cp_style": "ring", "plan.pp": 1})
     inputs = error_bar(case, run, model_error=False).relative
-    left_out = ours().model_error
+    left_out = packaged_constants().model_error
     assert left_out is not None
     assert 0.02 < inputs < 0.2
     assert said["uncertainty"] == pytest.approx(math.hypot(inputs, left_out.plain["dense"].error))

@@ -13,7 +13,7 @@ from mpisim.data import names, path
 from mpisim.experiment import load
 from mpisim.experiment.experiment import PUBLISHED_UNITS
 from mpisim.experiment.load import read
-from mpisim.prediction.published import compared
+from mpisim.prediction.published import compare_published
 from mpisim.validate.published import BEGIN, END
 
 RUN = """
@@ -61,7 +61,7 @@ def test_figures_are_compared_in_their_unit(
     figure: str, unit: str, published: float, own: float
 ) -> None:
     table = f'[published.{figure}]\nvalue = {published}\nunit = "{unit}"\nsource = "a log"\n'
-    (found,) = compared(read(RUN + table, "x.toml"), 2.0, SAID)
+    (found,) = compare_published(read(RUN + table, "x.toml"), 2.0, SAID)
     assert (found.figure, found.published, found.unit) == (figure, published, unit)
     assert found.predicted == pytest.approx(own)
     assert found.error == pytest.approx(own / published - 1)
@@ -70,9 +70,9 @@ def test_figures_are_compared_in_their_unit(
 
 def test_a_changed_run_is_another_run() -> None:
     text = RUN + STEP
-    assert compared(read(text, "x.toml", ["network.contention=false"]), 2.0, SAID)
+    assert compare_published(read(text, "x.toml", ["network.contention=false"]), 2.0, SAID)
     for change in ("plan.tp=2", "model.layers=4", "cluster.nodes=2"):
-        assert not compared(read(text, "x.toml", [change]), 2.0, SAID)
+        assert not compare_published(read(text, "x.toml", [change]), 2.0, SAID)
 
 
 @pytest.mark.parametrize(

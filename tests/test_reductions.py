@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from mpisim.base.errors import UsageError
 from mpisim.mpi.library import check_library
-from mpisim.mpi.reductions import added, added_words, anywhere, largest, smallest
+from mpisim.mpi.reductions import (
+    allreduce_any,
+    allreduce_max,
+    allreduce_min,
+    allreduce_sum,
+    allreduce_sum_words,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 REDUCING = {
@@ -40,7 +46,7 @@ def test_unsigned_words_above_the_signed_range(comm):
     """Open MPI 4.1 takes these for negative when it looks for the largest."""
     own = np.zeros((comm.size, 2), np.uint64)
     own[comm.rank] = (2**63 + 5 + comm.rank, 7)
-    found = added_words(own, comm)
+    found = allreduce_sum_words(own, comm)
     assert found.dtype == np.uint64
     assert found.tolist() == [[2**63 + 5 + rank, 7] for rank in range(comm.size)]
 
@@ -52,7 +58,7 @@ def test_sums_of_words_wrap_around(words):
 
     comm = MPI.COMM_WORLD
     each = [[(word * (rank + 1)) % WORD for word in words] for rank in range(comm.size)]
-    found = added_words(np.array(each[comm.rank], np.uint64), comm)
+    found = allreduce_sum_words(np.array(each[comm.rank], np.uint64), comm)
     assert found.tolist() == [sum(column) % WORD for column in zip(*each)]
 
 
@@ -64,37 +70,39 @@ def test_signed_values(values):
     comm = MPI.COMM_WORLD
     each = np.array([[(-1) ** rank * v // (rank + 1) for v in values] for rank in range(comm.size)])
     own = each[comm.rank].copy()
-    assert largest(own, comm).tolist() == each.max(axis=0).tolist()
-    assert smallest(own, comm).tolist() == each.min(axis=0).tolist()
-    assert added(own // comm.size, comm).tolist() == (each // comm.size).sum(axis=0).tolist()
+    assert allreduce_max(own, comm).tolist() == each.max(axis=0).tolist()
+    assert allreduce_min(own, comm).tolist() == each.min(axis=0).tolist()
+    assert (
+        allreduce_sum(own // comm.size, comm).tolist() == (each // comm.size).sum(axis=0).tolist()
+    )
     assert own.tolist() == each[comm.rank].tolist()  # what is given stays
 
 
 @pytest.mark.mpi
 def test_parts_of_arrays_and_empty_ones(comm):
     grid = np.arange(6, dtype=np.int64).reshape(2, 3) * (comm.rank + 1)
-    assert largest(grid[:, ::2], comm).tolist() == [
+    assert allreduce_max(grid[:, ::2], comm).tolist() == [
         [0, 2 * comm.size],
         [3 * comm.size, 5 * comm.size],
     ]
-    assert added(np.zeros((0, 4), np.int64), comm).shape == (0, 4)
+    assert allreduce_sum(np.zeros((0, 4), np.int64), comm).shape == (0, 4)
 
 
 @pytest.mark.mpi
 def test_anywhere(comm):
-    assert anywhere(comm.rank == comm.size - 1, comm)
-    assert not anywhere(False, comm)
-    assert anywhere(True, None)
+    assert allreduce_any(comm.rank == comm.size - 1, comm)
+    assert not allreduce_any(False, comm)
+    assert allreduce_any(True, None)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("dtype", [np.uint64, np.float64, np.int32, np.bool_])
 def test_other_types_are_refused(comm, dtype):
-    for reduce in (added, largest, smallest):
+    for reduce in (allreduce_sum, allreduce_max, allreduce_min):
         with pytest.raises(TypeError, match="int64 is reduced"):
             reduce(np.zeros(1, dtype), comm)
     with pytest.raises(TypeError, match="words are uint64"):
-        added_words(np.zeros(1, np.int64), comm)
+        allreduce_sum_words(np.zeros(1, np.int64), comm)
 
 
 def test_nothing_else_reduces():

@@ -10,12 +10,12 @@ from mpi4py import MPI
 
 from mpisim import engine, simulate
 from mpisim.base.errors import InputError, UsageError
-from mpisim.base.rank_ranges import span
+from mpisim.base.rank_ranges import parse_ranges
 from mpisim.engine.fold import SplitReason
 from mpisim.experiment import VariationChoice, read
-from mpisim.prediction.execution import sampled_steps, summary
-from mpisim.prediction.prepared import Case, prepare
-from mpisim.prediction.variation import varied
+from mpisim.prediction.execution import sample_statements, sampled_steps
+from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.variation import with_variation
 
 TEXT = """
 [model]
@@ -32,7 +32,7 @@ nodes = 2
 MIXED = ['cluster.other_gpus={"1"="a100-sxm"}']
 
 
-def case(*changes: str) -> Case:
+def case(*changes: str) -> PreparedExperiment:
     return prepare(read(TEXT, "x.toml", changes))
 
 
@@ -45,13 +45,13 @@ def step(*changes: str) -> int:
     ("text", "found"), [("3", [3]), ("0-2,8", [0, 1, 2, 8]), ("4, 1 - 2", [1, 2, 4])]
 )
 def test_numbers_as_people_write_them(text: str, found: list[int]) -> None:
-    assert span(text, "speeds", "rank") == found
+    assert parse_ranges(text, "speeds", "rank") == found
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "-3", "5-2", "1,,2", "1.5"])
 def test_what_names_no_numbers_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="speeds"):
-        span(text, "speeds", "rank")
+        parse_ranges(text, "speeds", "rank")
 
 
 def test_a_slow_gpu_slows_the_step_and_is_told_apart() -> None:
@@ -73,11 +73,11 @@ def test_speeds_of_ranks_that_are_not_there_or_twice() -> None:
 
 def test_gpus_differ_by_chance_and_seeds_are_reproducible() -> None:
     program = case().program
-    one = varied(program, VariationChoice(gpus=0.05, seed=4))
+    one = with_variation(program, VariationChoice(gpus=0.05, seed=4))
     assert len(set(one.speed.tolist())) == program.n_ranks
-    assert np.array_equal(one.speed, varied(program, VariationChoice(gpus=0.05), 4).speed)
-    assert not np.array_equal(one.speed, varied(program, VariationChoice(gpus=0.05)).speed)
-    assert varied(program, VariationChoice()).jitter is None
+    assert np.array_equal(one.speed, with_variation(program, VariationChoice(gpus=0.05), 4).speed)
+    assert not np.array_equal(one.speed, with_variation(program, VariationChoice(gpus=0.05)).speed)
+    assert with_variation(program, VariationChoice()).jitter is None
 
 
 def test_mixed_gpus_have_tables_of_their_own() -> None:
@@ -160,7 +160,7 @@ def test_samples_are_the_same_on_any_number_of_processes() -> None:
 
 
 def test_a_summary_by_hand() -> None:
-    said = summary(np.arange(1, 101))
+    said = sample_statements(np.arange(1, 101))
     assert said["sampled_mean"] == 50.5
     assert [said[f"sampled_p{q}"] for q in (50, 95, 99)] == [50, 95, 99]
 

@@ -13,7 +13,13 @@ from mpisim.base.quantity import Quantity
 from mpisim.experiment import CalibrationChoice, Cnn, Experiment, NetworkChoice, load
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
-from mpisim.prediction.step_constants import Known, StepConstants, chip, ours, served
+from mpisim.prediction.step_constants import (
+    AppliedConstants,
+    StepConstants,
+    chip,
+    gpu_key,
+    packaged_constants,
+)
 from mpisim.prediction.uncertainty import PathShares
 
 CHANGES = ["plan.tp=2", "plan.dp=4", "plan.zero=1", "plan.global_batch=32"]
@@ -128,7 +134,7 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_ours() -> None:
-    assert ours().model_error is not None
+    assert packaged_constants().model_error is not None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
         across={"dgx-h100": times(1.3), "theirs on any network": times(0.8)},
         host={"theirs": times(2.0)},
     )
-    theirs = Known(constants, "h100", "dgx-h100", "theirs")
+    theirs = AppliedConstants(constants, "h100", "dgx-h100", "theirs")
     name, number = theirs.number("attention", "h100")
     assert name == "attention of h100"
     assert number.value == pytest.approx(1.2 * 1.1)
@@ -164,7 +170,7 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
     assert theirs.number("across", "other")[1].value == pytest.approx(0.8)
     assert theirs.number("host", "theirs")[1].value == 2
     for framework in ("new", None):
-        new = Known(constants, "h100", "dgx-h100", framework)
+        new = AppliedConstants(constants, "h100", "dgx-h100", framework)
         assert new.number("attention", "h100")[1].value == pytest.approx(1.2)
         assert new.number("across", "dgx-h100")[1].value == pytest.approx(1.3)
     # Products and communications in nodes are the GPU's and the platform's alone.
@@ -173,8 +179,8 @@ def test_a_framework_has_constants_beside_those_of_the_gpu() -> None:
 
 
 def test_models_that_are_no_transformers_have_constants_of_their_own() -> None:
-    assert served("H100-SXM-80GB", EXPERIMENT.model) == "h100"
-    assert served("H100-SXM-80GB", Cnn(family="resnet", depth=50)) == "h100-other"
+    assert gpu_key("H100-SXM-80GB", EXPERIMENT.model) == "h100"
+    assert gpu_key("H100-SXM-80GB", Cnn(family="resnet", depth=50)) == "h100-other"
 
 
 def test_models_with_experts_have_none() -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpisim.base.errors import InputError, OutputError, ProgramError, UsageError
-from mpisim.base.files import check_output, staged, write_json
+from mpisim.base.files import check_output, write_json, write_whole
 from mpisim.program import Flag, Operation, Phase, Program, ProgramBuilder
 from mpisim.program.show import overview, rows
 from mpisim.program.store import load, save
@@ -262,7 +262,7 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), staged(tmp_path / "f") as file:
+    with pytest.raises(ZeroDivisionError), write_whole(tmp_path / "f") as file:
         file.write(b"half")
         _ = 1 // 0
     assert os.listdir(tmp_path) == []

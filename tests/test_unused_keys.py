@@ -11,9 +11,15 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
 from mpisim.experiment.load import TABLES
-from mpisim.prediction.prepared import Case, prepare
-from mpisim.prediction.statements import _matters
-from mpisim.prediction.unused_keys import SURE, _counts_surely, alike, other_values, unused_keys
+from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.statements import _worth_listing
+from mpisim.prediction.unused_keys import (
+    EFFECTIVE_KEYS,
+    _is_effective,
+    equivalent,
+    other_values,
+    unused_keys,
+)
 from mpisim.simulate import simulate
 
 WORDS = '[model]\nfamily = "{}"\nlayers = 4\nhidden = 256\nheads = 4\nvocab = 1000\nseq_len = 128\n'
@@ -47,7 +53,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request: pytest.FixtureRequest) -> PreparedExperiment:
     """Return a case of each kind."""
     return prepare(read(CASES[request.param] + HERE, "e.toml"))
 
@@ -60,7 +66,7 @@ def settings(experiment: Experiment) -> Iterator[tuple[str, Any]]:
             yield name, other_values(experiment, name)
 
 
-def changed(case: Case, name: str, value: object) -> Case | None:
+def changed(case: PreparedExperiment, name: str, value: object) -> PreparedExperiment | None:
     """Return the case with another value of a key; None where that is refused."""
     table, _, key = name.partition(".")
     experiment = case.experiment
@@ -71,26 +77,26 @@ def changed(case: Case, name: str, value: object) -> Case | None:
         return None
 
 
-def test_no_key_of_model_or_plan_is_ignored_in_silence(case: Case) -> None:
+def test_no_key_of_model_or_plan_is_ignored_in_silence(case: PreparedExperiment) -> None:
     """A key counts, is refused, or is looked at by the test of what has no effect."""
     for name, values in settings(case.experiment):
         alike_with = []
         for value in values:
             found = changed(case, name, value)
-            if found is None or not alike(case, found):
+            if found is None or not equivalent(case, found):
                 break  # it counts, or says what must be so
             alike_with.append(found)
         else:
             for found in alike_with:
-                assert not _counts_surely(name, found.experiment), (name, found.experiment)
+                assert not _is_effective(name, found.experiment), (name, found.experiment)
 
 
-def test_defaults_that_are_told_can_have_changed_the_answer(case: Case) -> None:
+def test_defaults_that_are_told_can_have_changed_the_answer(case: PreparedExperiment) -> None:
     """Of a GPT in bf16 no report speaks of fp8; of a DLRM none of positions."""
     for name, value in case.experiment.left_to_defaults().items():
-        if name.startswith("plan.") and _matters(name, value, case):
+        if name.startswith("plan.") and _worth_listing(name, value, case):
             found = [changed(case, name, each) for each in other_values(case.experiment, name)]
-            assert any(each is None or not alike(case, each) for each in found), name
+            assert any(each is None or not equivalent(case, each) for each in found), name
 
 
 UNUSED = [
@@ -222,7 +228,7 @@ def test_there_is_a_value_for_every_key() -> None:
         if table != "plan":
             assert {each.name for each in fields(cls)} == set(OTHER_TABLES[table])
     known = {f"{table}.{each.name}" for table, cls in TABLES.items() for each in fields(cls)}
-    assert {each for each in SURE if each.startswith("plan.")} <= known
+    assert {each for each in EFFECTIVE_KEYS if each.startswith("plan.")} <= known
 
 
 @pytest.fixture(scope="module")

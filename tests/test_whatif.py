@@ -11,7 +11,7 @@ from programs import partial
 from mpisim.base.errors import InputError
 from mpisim.engine import simulate
 from mpisim.program import UNPRICED, Kind, Operation, Program, ProgramBuilder
-from mpisim.replay.what_if import WhatIf, change
+from mpisim.replay.what_if import WhatIf, apply_what_if
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -34,13 +34,13 @@ def program() -> Program:
 
 
 def changed(what: WhatIf, rank: int = 0) -> dict[str, list[int]]:
-    table = change(program(), what, [10, 11]).table_of(rank)
+    table = apply_what_if(program(), what, [10, 11]).table_of(rank)
     return {c: getattr(table, c).tolist() for c in ("duration", "host", "launch_cost", "launch")}
 
 
 def test_nothing() -> None:
     before = program()
-    after = change(before, WhatIf(), [10, 11])
+    after = apply_what_if(before, WhatIf(), [10, 11])
     for rank in (0, 1):
         for column in ("duration", "host", "launch_cost", "gap"):
             np.testing.assert_array_equal(
@@ -73,7 +73,7 @@ def test_caps() -> None:
 
 
 def test_delay_is_for_one_rank() -> None:
-    after = change(program(), WhatIf(delay={11: 5e-12}), [10, 11])
+    after = apply_what_if(program(), WhatIf(delay={11: 5e-12}), [10, 11])
     assert after.start.tolist() == [0, 5]
 
 
@@ -84,7 +84,7 @@ def test_ranks_that_share_a_table_can_differ() -> None:
     table = builder.add_table(rows.build())
     for _ in range(3):
         builder.add_rank(table)
-    after = change(builder.build(), WhatIf(cap_rank_gap={1: 30e-12}), [0, 1, 2])
+    after = apply_what_if(builder.build(), WhatIf(cap_rank_gap={1: 30e-12}), [0, 1, 2])
     assert simulate(after).rank_end.tolist() == [110, 40, 110]
     assert len(after.tables) == 2
 
@@ -109,7 +109,7 @@ def test_describe() -> None:
 )
 def test_what_is_not_there(what: WhatIf, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        change(program(), what, [10, 11])
+        apply_what_if(program(), what, [10, 11])
 
 
 @pytest.mark.mpi
@@ -120,9 +120,9 @@ def test_patterns_are_looked_for_on_all_processes(comm: Intracomm) -> None:
     foreign = {f"gemm {rank}" for rank in (0, 1) if rank not in hosted}
     names = tuple("" if name in foreign else name for name in whole.names)
     mine = partial(whole, hosted).replace(names=names)
-    after = change(mine, WhatIf(kernels=[("gemm 1", 2.0)]), [10, 11], comm)
+    after = apply_what_if(mine, WhatIf(kernels=[("gemm 1", 2.0)]), [10, 11], comm)
     for rank, expected in ((0, 101), (1, 202)):
         if rank in hosted:
             assert after.table_of(rank).duration[0] == expected
     with pytest.raises(InputError, match="no kernel name matches 'relu'"):
-        change(mine, WhatIf(kernels=[("relu", 2.0)]), [10, 11], comm)
+        apply_what_if(mine, WhatIf(kernels=[("relu", 2.0)]), [10, 11], comm)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import SUFFIX, find_file, folder
+from mpisim.base.presets import SUFFIX, find_file, packaged_folder
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits, build
 
@@ -277,4 +277,4 @@ def find_cluster(name: str | Path) -> Cluster:
 
 def cluster_names() -> list[str]:
     """Return the names of the clusters of ``data/clusters``."""
-    return list(folder(FOLDER))
+    return list(packaged_folder(FOLDER))

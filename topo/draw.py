@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
-from mpisim.base.files import staged
+from mpisim.base.files import write_whole
 
 from .topology import LinkKind, NodeKind, Topology
 
@@ -71,7 +71,7 @@ def draw(topology: Topology, path: str | Path) -> None:
             f"{MAX_NODES:,}; draw fewer nodes of the cluster (--nodes)"
         )
     if ending == ".svg":
-        with staged(path, overwrite=True) as file:
+        with write_whole(path, overwrite=True) as file:
             file.write(_svg(topology).encode())
         return
     try:
@@ -98,7 +98,7 @@ def draw(topology: Topology, path: str | Path) -> None:
             color="white",
             bbox={"facecolor": colour, "edgecolor": "none", "boxstyle": "round"},
         )
-    with staged(path, overwrite=True) as file:
+    with write_whole(path, overwrite=True) as file:
         figure.savefig(file, format=ending[1:], dpi=150)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
-from mpisim.base.presets import find
+from mpisim.base.presets import find_table
 
 from .cluster import Cluster
 from .nccl import System
@@ -93,7 +93,7 @@ def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> 
 
 def arch_of(gpu: str) -> str:
     """Return the architecture of a GPU by its name, as ``[arch]`` of ``data/nccl.toml`` has it."""
-    family = str(find(gpu, "gpus.toml", "GPU").table.get("family", ""))
+    family = str(find_table(gpu, "gpus.toml", "GPU").table.get("family", ""))
     return "cdna" if family.startswith("cdna") else family
 
 

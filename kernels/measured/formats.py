@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 from mpisim.base.errors import InputError, nearest
 
 from .. import operations
@@ -51,7 +51,7 @@ class TableFormat(NamedTuple):
 
     publisher: str
     columns: tuple[str, ...]
-    row: Callable[[Cells], MeasuredKernel]
+    row: Callable[[CsvRow], MeasuredKernel]
     launched: bool
     growing: bool = False
 
@@ -72,7 +72,7 @@ NEUSIGHT_LINEAR_LAUNCHES = number("neusight_linear_launches")
 """Launches of a batched product that a linear layer takes on the CPU."""
 
 
-def _neusight_product(row: Cells) -> MeasuredKernel:
+def _neusight_product(row: CsvRow) -> MeasuredKernel:
     b, m = row.whole("B"), row.whole("M")
     k, n = row.whole("N_contract"), row.whole("K_out")
     if row["op"] == "linear":
@@ -85,7 +85,7 @@ def _neusight_product(row: Cells) -> MeasuredKernel:
     )
 
 
-def _neusight_vector(row: Cells) -> MeasuredKernel:
+def _neusight_vector(row: CsvRow) -> MeasuredKernel:
     rows, width, op = row.whole("B"), row.whole("H"), row["op"]
     kernel: Kernel
     if op == "softmax":
@@ -98,7 +98,7 @@ def _neusight_vector(row: Cells) -> MeasuredKernel:
     return MeasuredKernel(row["gpu"], op, kernel, seconds, row["split"], run=_neusight_run(row))
 
 
-def _neusight_convolution(row: Cells) -> MeasuredKernel:
+def _neusight_convolution(row: CsvRow) -> MeasuredKernel:
     side, stride = row.whole("ksize"), row.whole("stride")
     out = (row.whole("in_size") + 2 * row.whole("pad") - side) // stride + 1
     sizes = (row.whole("batch"), row.whole("c_in"), row.whole("c_out"), out, out, side, stride)
@@ -107,13 +107,13 @@ def _neusight_convolution(row: Cells) -> MeasuredKernel:
     )
 
 
-def _neusight_half(row: Cells) -> MeasuredKernel:
+def _neusight_half(row: CsvRow) -> MeasuredKernel:
     b, m, k, n = (row.whole(name) for name in ("B", "M", "N", "K"))
     kernel = Gemm(m, n, k, b, dtype="fp16", output="fp16")
     return MeasuredKernel("H100-SXM-80GB", "bmm", kernel, row.number("Latency") * 1e-3)
 
 
-def _neusight_run(row: Cells) -> str:
+def _neusight_run(row: CsvRow) -> str:
     return f"{row['op']} {row['split']}"
 
 
@@ -137,14 +137,14 @@ VIDUR_VOCABULARIES = {
 """Entries of the models' tables, from their ``config.json``; Vidur's rows do not say."""
 
 
-def _vidur_product(row: Cells) -> MeasuredKernel:
+def _vidur_product(row: CsvRow) -> MeasuredKernel:
     m, n, k = (row.whole(name) for name in ("M", "N", "K"))
     kernel = Gemm(m, n, k, dtype="fp16", output="fp16")
     seconds = row.number("median_ms") * 1e-3
     return MeasuredKernel(row["gpu"], row["op"], kernel, seconds, run=row["model"])
 
 
-def _vidur_other(row: Cells) -> MeasuredKernel:
+def _vidur_other(row: CsvRow) -> MeasuredKernel:
     rows, width, op = row.whole("tokens"), row.whole("width"), row["op"]
     kernel: Kernel
     if op == "emb":
@@ -171,7 +171,7 @@ VIDUR = "Vidur (github:microsoft/vidur)"
 # --- DeepGEMM, FlashAttention, ml-engineering: tables of rates ------------------------------------
 
 
-def _deepgemm(row: Cells) -> MeasuredKernel:
+def _deepgemm(row: CsvRow) -> MeasuredKernel:
     groups, m, n, k = (row.whole(name) for name in ("groups", "M_per_group", "N", "K"))
     kernel: Kernel
     if row["kind"] == "dense":
@@ -181,7 +181,7 @@ def _deepgemm(row: Cells) -> MeasuredKernel:
     return MeasuredKernel(row["gpu"], row["kind"], kernel, row.number("derived_time_us") * 1e-6)
 
 
-def _flash_attention(row: Cells) -> MeasuredKernel:
+def _flash_attention(row: CsvRow) -> MeasuredKernel:
     batch, heads, kv_heads, tokens, size = (
         row.whole(name) for name in ("batch", "heads", "kv_heads", "tokens", "head_size")
     )
@@ -200,7 +200,7 @@ def _flash_attention(row: Cells) -> MeasuredKernel:
     return MeasuredKernel(row["gpu"], row["operation"], kernel, seconds)
 
 
-def _fastest(row: Cells) -> MeasuredKernel:
+def _fastest(row: CsvRow) -> MeasuredKernel:
     sizes = row["best_MxNxK"].split("x")
     if len(sizes) != 3 or not all(each.strip().isdigit() for each in sizes):
         raise row.error("best_MxNxK", "three whole numbers, as 4096x4096x8192")
@@ -278,7 +278,7 @@ def _cell_value(text: str, hint: Any, name: str) -> Any:
         raise InputError(f"{name} is {text!r}; it must be a whole number") from None
 
 
-def _collected(row: Cells) -> MeasuredKernel:
+def _collected(row: CsvRow) -> MeasuredKernel:
     kernel = collected_kernel(row)
     return MeasuredKernel(row["gpu"], row["operation"], kernel, row.number("median_us") * 1e-6)
 

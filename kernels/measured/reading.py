@@ -13,7 +13,7 @@ import numpy as np
 
 from mpisim.base.csv_files import read_table
 from mpisim.base.errors import InputError, nearest
-from mpisim.base.presets import match, names, packaged
+from mpisim.base.presets import match_name, packaged, table_names
 
 from ..analytical.families import formula_of, stack_columns
 from ..analytical.formula import ANY
@@ -44,7 +44,7 @@ has the units, the clock and the bandwidth of an MI210."""
 
 def gpu_name(text: str) -> str:
     """Return the name of a preset for a GPU as these files write it."""
-    return GPU_ALIASES.get(text) or match(text, packaged(FILE), "GPU", f"see {FILE}")
+    return GPU_ALIASES.get(text) or match_name(text, packaged(FILE), "GPU", f"see {FILE}")
 
 
 def read(path: str | Path) -> tuple[list[MeasuredKernels], dict[str, int]]:
@@ -74,7 +74,7 @@ def read(path: str | Path) -> tuple[list[MeasuredKernels], dict[str, int]]:
     table_format = _format_of(path, header)
     found: dict[tuple[str, str, str, float], list[tuple[int, MeasuredKernel]]] = {}
     skipped: dict[str, int] = {}
-    presets = set(names(FILE))
+    presets = set(table_names(FILE))
     preset_names: dict[str, str | None] = {}
     for line, row in table:
         try:

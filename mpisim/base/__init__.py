@@ -1,18 +1,20 @@
-"""The ground floor: errors, files, quantities, presets, kinds of rows and operations.
+"""The ground floor: errors, files, text, schemas, quantities, presets, kinds of rows.
 
 Read in this order. Nothing here imports another part of mpisim, and ``kernels`` and ``topo`` import
 nothing of mpisim but this package.
 
 ``errors``
-    The errors a user can mend, and nearest valid names.
-``text``, ``rank_ranges``, ``numbered``
-    Columns, times and sizes for people; "0-7,16" → ranks; texts that differ in a number.
+    The errors reported to users, and nearest valid names.
+``text``, ``rank_ranges``, ``numbered_texts``
+    Columns, times and sizes for people; ``"0-7,16"`` → ranks; texts that differ in a number.
 ``files``, ``csv_files``, ``hdf5``
-    Text files and outputs that appear whole; comma-separated tables; HDF5 stores.
-``schema``, ``presets``
-    TOML tables → frozen dataclasses; tables with named presets, laid over one another.
-``quantity``
-    A number with a unit, an error and a source.
+    Text files, output files that are complete or absent; tables of CSV; HDF5 files.
+``schema``, ``toml``
+    TOML → frozen dataclasses, strictly; values and tables → TOML.
+``quantity``, ``presets``
+    A number with unit, error and source; tables found by name in packaged or user's files.
 ``kinds``
-    Kinds of rows, communication operations and phases of a training step.
+    Kinds of rows, operations of communications, phases of a training step.
+``lru_cache``
+    A cache bounded in bytes.
 """

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from .errors import InputError, nearest
 from .files import read_text
 
-__all__ = ["Cells", "Table", "parse_table", "read_table"]
+__all__ = ["CsvRow", "CsvTable", "parse_table", "read_table"]
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[list[str]], object]
@@ -20,8 +20,8 @@ Check: TypeAlias = Callable[[list[str]], object]
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-class Cells(Mapping[str, str]):
-    """A row: texts by heading. What cannot be read as it is asked for is a `ValueError`.
+class CsvRow(Mapping[str, str]):
+    """A row: texts by heading. A cell that is not of the type asked for raises `ValueError`.
 
     Its message names the column, what it holds, and what it may hold; whoever reads the table puts
     the file and the line in front.
@@ -61,7 +61,7 @@ class Cells(Mapping[str, str]):
         return value
 
     def choice(self, column: str, values: Mapping[str, T]) -> T:
-        """Return what a name stands for."""
+        """Return the value of `values` for the name in a cell."""
         text = self[column]
         if text not in values:
             names = ", ".join(values)
@@ -69,14 +69,14 @@ class Cells(Mapping[str, str]):
         return values[text]
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """Headings, and rows with the numbers of their lines; the headings are in line 1."""
 
     headings: list[str]
-    rows: list[tuple[int, Cells]]
+    rows: list[tuple[int, CsvRow]]
 
 
-def read_table(path: str | Path, check: Check | None = None) -> Table:
+def read_table(path: str | Path, check: Check | None = None) -> CsvTable:
     """Read a file of comma-separated values in UTF-8; see `parse_table`.
 
     Raises
@@ -87,7 +87,7 @@ def read_table(path: str | Path, check: Check | None = None) -> Table:
     return parse_table(read_text(path), path, check)
 
 
-def parse_table(contents: str, path: str | Path, check: Check | None = None) -> Table:
+def parse_table(contents: str, path: str | Path, check: Check | None = None) -> CsvTable:
     """Read the text of a file of comma-separated values; blank lines are left out.
 
     Parameters
@@ -131,5 +131,5 @@ def parse_table(contents: str, path: str | Path, check: Check | None = None) -> 
                 f"{path}, line {line}: has {len(cells)} cells; there are {len(headings)} headings"
             )
         texts = {name: cell.strip() for name, cell in zip(headings, cells, strict=True)}
-        rows.append((line, Cells(texts)))
-    return Table(headings, rows)
+        rows.append((line, CsvRow(texts)))
+    return CsvTable(headings, rows)

@@ -1,9 +1,9 @@
-"""The errors a user can meet, each with the exit code of the command line.
+"""The errors reported to users, each with the exit code of the command line.
 
-Every message stands alone: it names the file, key or row, says what was found and what is
-allowed. An error is raised where the mistake is noticed, on one rank or on all; errors cross MPI
-(see :func:`mpisim.mpi.parallel.agreed`), so each one pickles, subclasses with fields of their own
-included.
+Every message stands alone: it names the file, key or row, says what was found and what is allowed.
+An error is raised where the mistake is noticed, on one rank or on all; errors cross MPI (see
+:func:`mpisim.mpi.parallel.collective_errors`), so each one pickles, subclasses with fields of their
+own included.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
-FEW = 12
+MAX_LISTED = 12
 """Names that are listed even where one of them is near."""
 
 
@@ -146,6 +146,6 @@ def one_of(name: str, allowed: Iterable[str], listed: str = "") -> str:
     """
     allowed = list(allowed)
     near = nearest(name, allowed)
-    if len(allowed) > FEW and (near or listed):
+    if len(allowed) > MAX_LISTED and (near or listed):
         return near + (f"; {listed}" if listed else "")
     return f"{near}; allowed: {', '.join(allowed)}"

@@ -1,7 +1,7 @@
-"""Text files as they come, and output files that are whole or absent.
+"""Reading text files, and writing output files that are complete or absent.
 
-What is written has another name until it is complete. Only then it gets its own, and only if no
-file has that by now, whichever program made it; there are no locks that a killed program leaves.
+A file has a hidden name until it is complete. Only then it gets its own, and only if there is no
+such file by now, whichever program made it; there are no locks that a killed program leaves.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .errors import DestinationError, InputError, OutputError
 
 __all__ = [
     "check_output",
-    "decoded",
+    "decode_text",
     "is_full",
     "is_refused",
-    "named",
     "read_text",
-    "staged",
+    "rename_into_place",
     "write_json",
+    "write_whole",
 ]
 
 WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-"""What file systems without hard links answer."""
+"""Error numbers of file systems without hard links."""
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -51,10 +51,10 @@ def read_text(path: str | Path) -> str:
         contents = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise InputError(f"{path}: cannot be read: {reason(error)}") from error
-    return decoded(contents, path)
+    return decode_text(contents, path)
 
 
-def decoded(contents: bytes, path: str | Path) -> str:
+def decode_text(contents: bytes, path: str | Path) -> str:
     """Return the bytes of a file as text, as `read_text` does; all lines end in a line feed.
 
     Raises
@@ -122,8 +122,8 @@ def _is_device(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name when the block ends without an error.
+def write_whole(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears under its name when the block ends without an error.
 
     Parameters
     ----------
@@ -144,21 +144,21 @@ def staged(path: str | Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
     """
     target = check_output(path, overwrite=overwrite)
     hidden = hidden_name(target)
-    with reported(path):
+    with os_errors_reported(path):
         try:
             with open(hidden, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # some file systems only now notice that they are full
-            named(hidden, target, path, overwrite=overwrite)
+            rename_into_place(hidden, target, path, overwrite=overwrite)
         except BaseException:
             with contextlib.suppress(OSError):
                 hidden.unlink()
             raise
 
 
-def named(hidden: Path, target: Path, path: str | Path, *, overwrite: bool) -> None:
-    """Give a complete file its name; local.
+def rename_into_place(hidden: Path, target: Path, path: str | Path, *, overwrite: bool) -> None:
+    """Give a complete file its own name. Local.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def hidden_name(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def reported(path: str | Path) -> Iterator[None]:
+def os_errors_reported(path: str | Path) -> Iterator[None]:
     """Turn an error of the operating system into an `OutputError` about `path`."""
     try:
         yield
@@ -236,7 +236,7 @@ _REFUSED = {
 
 
 def reason(error: Exception) -> str:
-    """Say what the operating system, or HDF5, said; without its numbers and names."""
+    """Return the message of an error of the operating system or HDF5, without numbers and names."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
@@ -267,15 +267,15 @@ def write_json(path: str | Path, data: object) -> None:
     target = check_output(path, overwrite=True, device=True)
     if _is_device(target):
         # Appending, since whatever else is printed there must not be written over.
-        with reported(path), open(target, "ab") as device:
+        with os_errors_reported(path), open(target, "ab") as device:
             device.write(text)
         return
-    with staged(path, overwrite=True) as file:
+    with write_whole(path, overwrite=True) as file:
         file.write(text)
 
 
 def _encodable(data: object) -> object:
-    """Return the same with texts that can be encoded."""
+    """Return the same data with texts that can be encoded in UTF-8."""
     if isinstance(data, str):
         return data.encode("utf-8", "replace").decode()
     if isinstance(data, dict):

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .errors import InputError, nearest
-from .files import reason, staged
-from .numbered import Numbered
+from .files import reason, write_whole
+from .numbered_texts import NumberedTexts
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK",
-    "DAMAGES",
-    "Stored",
-    "built",
+    "READ_ERRORS",
+    "StoredType",
+    "build_file",
+    "copy_part",
     "create_column",
-    "created",
-    "damage",
-    "joined",
-    "opened",
+    "create_file",
+    "describe_damage",
+    "open_file",
     "read_column",
     "read_texts",
     "write_column",
@@ -48,16 +48,16 @@ CHUNK = 1 << 16
 """Elements of a chunk."""
 _QUOTES = "'\""
 _INNER = re.compile(r"\(([^()]+)\)$")
-MOST_PACKED = 1100
+MAX_PACKED_RATIO = 1100
 """Bytes that a byte of a column may stand for: deflate makes 1,032 of one at most."""
-SMALL = 1 << 12
+MAX_PLAIN_COLUMN = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 
-LONGEST_ATTRIBUTE = 1 << 15
+MAX_ATTRIBUTE = 1 << 15
 
 
 @contextmanager
-def created(
+def create_file(
     path: str | Path, format: str, version: int, *, overwrite: bool = False
 ) -> Iterator[File]:
     """Build an HDF5 file; it appears under its name when the block ends without an error.
@@ -77,14 +77,17 @@ def created(
     OutputError
         If it cannot be written; nothing is left behind.
     """
-    with staged(path, overwrite=overwrite) as file, built(format, version) as (content, image):
+    with (
+        write_whole(path, overwrite=overwrite) as file,
+        build_file(format, version) as (content, image),
+    ):
         yield content
         content.close()
         file.write(image.getbuffer())
 
 
 @contextmanager
-def built(format: str, version: int) -> Iterator[tuple[File, io.BytesIO]]:
+def build_file(format: str, version: int) -> Iterator[tuple[File, io.BytesIO]]:
     """Build an HDF5 file in memory; once the file is closed, the second value is its image."""
     import h5py
 
@@ -100,7 +103,7 @@ def built(format: str, version: int) -> Iterator[tuple[File, io.BytesIO]]:
 
 
 @contextmanager
-def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
+def open_file(path: str | Path, format: str, version: int) -> Iterator[File]:
     """Open an HDF5 file of a format for reading.
 
     Errors of HDF5 inside the block (a damaged file) are reported as errors of this file, and an
@@ -124,8 +127,8 @@ def opened(path: str | Path, format: str, version: int) -> Iterator[File]:
     except InputError as error:  # of any kind, and with all it has
         error.args = (f"{path}: {error}",)
         raise
-    except DAMAGES as error:
-        raise InputError(f"{path}: {damage(error)}") from error
+    except READ_ERRORS as error:
+        raise InputError(f"{path}: {describe_damage(error)}") from error
 
 
 def _hdf5(bare: BinaryIO, format: str) -> File:
@@ -141,7 +144,7 @@ def _hdf5(bare: BinaryIO, format: str) -> File:
         raise InputError(f"is {found}; {format} files are HDF5") from error
 
 
-DAMAGES = (
+READ_ERRORS = (
     AttributeError,
     LookupError,
     MemoryError,
@@ -153,7 +156,7 @@ DAMAGES = (
 """What reading a damaged HDF5 file raises."""
 
 
-def damage(error: Exception) -> str:
+def describe_damage(error: Exception) -> str:
     """Say in plain words what an error of reading an HDF5 file means."""
     text = reason(error).strip(_QUOTES)
     if isinstance(error, OSError) and error.strerror:
@@ -186,23 +189,23 @@ def text_of(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-Stored: TypeAlias = DTypeLike | type[IntEnum] | Mapping[str, int]
+StoredType: TypeAlias = DTypeLike | type[IntEnum] | Mapping[str, int]
 """Type of a column: a numpy type, or names of the numbers 0 to 255, which are stored with them."""
 
 
-def _names(stored: Stored) -> dict[str, int] | None:
+def _names(stored: StoredType) -> dict[str, int] | None:
     """The names of numbers of a type, None of one that has none."""
     if isinstance(stored, type) and issubclass(stored, IntEnum):
         return {each.name: each.value for each in stored}
     return {**stored} if isinstance(stored, Mapping) else None  # type: ignore[dict-item]
 
 
-def _dtype(stored: Stored) -> np.dtype[Any]:
+def _dtype(stored: StoredType) -> np.dtype[Any]:
     """The type of a column in memory."""
     return np.dtype(np.uint8 if _names(stored) is not None else stored)  # type: ignore[arg-type]
 
 
-def _in_file(stored: Stored) -> np.dtype[Any]:
+def _in_file(stored: StoredType) -> np.dtype[Any]:
     """The type of a column in the file."""
     import h5py
 
@@ -217,7 +220,7 @@ def write_column(
     units: str | None = None,
     about: str | None = None,
     *,
-    stored: Stored | None = None,
+    stored: StoredType | None = None,
 ) -> None:
     """Write an array as a dataset, compressed where that pays.
 
@@ -248,7 +251,7 @@ def write_column(
 
 
 def create_column(
-    group: Group, name: str, length: int, stored: Stored, units: str | None = None
+    group: Group, name: str, length: int, stored: StoredType, units: str | None = None
 ) -> Dataset:
     """Make a column as `write_column` does, to be filled part after part from its begin.
 
@@ -262,7 +265,7 @@ def create_column(
     return dataset
 
 
-def joined(column: Dataset, first: int, part: Dataset, pad: int) -> None:
+def copy_part(column: Dataset, first: int, part: Dataset, pad: int) -> None:
     """Copy a part of a column from another file, whole chunks as they are.
 
     Parameters
@@ -294,13 +297,13 @@ def joined(column: Dataset, first: int, part: Dataset, pad: int) -> None:
 
 def _packed(length: int) -> dict[str, Any]:
     """How a column of a length is stored."""
-    if length <= SMALL:
+    if length <= MAX_PLAIN_COLUMN:
         return {}
     return {"chunks": (min(CHUNK, length),), "compression": 1, "shuffle": True}
 
 
 def read_column(
-    group: Group, name: str, stored: Stored, units: str | None = None, length: int | None = None
+    group: Group, name: str, stored: StoredType, units: str | None = None, length: int | None = None
 ) -> NDArray:
     """Read a one-dimensional dataset, refusing what `write_column` would not have written.
 
@@ -334,7 +337,7 @@ def read_column(
 def _check_stored(dataset: Dataset, where: str) -> None:
     """Refuse a dataset of which parts were never written: they would be read as zeros."""
     stored = dataset.id.get_storage_size()
-    if not dataset.is_virtual and dataset.nbytes > MOST_PACKED * stored:
+    if not dataset.is_virtual and dataset.nbytes > MAX_PACKED_RATIO * stored:
         raise InputError(
             f"{where}: the file is damaged: {dataset.size} entries, and {stored} bytes of them"
         )
@@ -349,7 +352,7 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
     import h5py
 
     stored: list[bytes] | NDArray[np.bytes_]
-    if isinstance(texts, Numbered) and len(texts) > SMALL:
+    if isinstance(texts, NumberedTexts) and len(texts) > MAX_PLAIN_COLUMN:
         plain, stored = True, texts.encoded()
         longest = stored.dtype.itemsize
     else:
@@ -357,7 +360,7 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
         plain = "\0" not in together and _is_utf8(together)
         stored = [(text if plain else json.dumps(text)).encode() for text in texts]
         longest = max(map(len, stored), default=0)
-    if len(stored) > SMALL and (
+    if len(stored) > MAX_PLAIN_COLUMN and (
         isinstance(stored, np.ndarray) or 0 < longest * len(stored) <= 2 * sum(map(len, stored))
     ):
         # Texts of one length are compressed; HDF5 keeps others one by one.
@@ -414,7 +417,7 @@ def write_attributes(group: Group, values: Mapping[str, str]) -> None:
     An attribute of HDF5 holds 64 kB: what is longer becomes a dataset of that name.
     """
     text = json.dumps(dict(values))
-    if len(text) <= LONGEST_ATTRIBUTE:
+    if len(text) <= MAX_ATTRIBUTE:
         group.attrs["attributes"] = text
     else:
         write_texts(group, "attributes", [text])

@@ -1,4 +1,4 @@
-"""The vocabulary of a program: what a row is, and what a communication does."""
+"""Kinds of rows, operations of communications, flags, and phases of a training step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Flag", "Kind", "Operation", "Phase"]
 
 
 class Kind(IntEnum):
-    """What one row of a table is."""
+    """Kind of a row."""
 
     KERNEL = 0
     """A compute kernel on a device stream."""
@@ -27,7 +27,7 @@ class Kind(IntEnum):
 
     @property
     def is_communication(self) -> bool:
-        """Whether the row meets other ranks on a communicator."""
+        """Whether the row is an operation on a communicator."""
         return self in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 
     @property
@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
 
 class Operation(IntEnum):
-    """What a communication does. All members of a group must agree on it."""
+    """Operation of a communication: the same for all members of its communicator."""
 
     NONE = 0
     ALL_REDUCE = 1

@@ -1,8 +1,9 @@
-"""Hardware by name: tables of a data file of ours, or of a file of the user's.
+"""Presets: tables found by name in packaged data files, or in a file of the user's.
 
-Both have the same form: one table a name. In ours the names are lower-case with hyphens, and a
-table may list `aliases`, the names that others use. A user's file holds one table. Names are found
-as tools print them, too: ``"NVIDIA H100 80GB HBM3"`` is the alias ``H100-80GB-HBM3`` (`plain`).
+Both have the same form: one table a name. In packaged files the names are lower-case with hyphens,
+and a table may list `aliases`, the names that others use. A user's file holds one table. Names are
+found as tools print them, too: ``"NVIDIA H100 80GB HBM3"`` is the alias ``H100-80GB-HBM3``
+(`normalized_name`).
 
 What takes more than a few lines has a folder, with one file a name; a user's file is like one of
 those, and the name is the file's.
@@ -25,21 +26,21 @@ from .schema import parse
 __all__ = [
     "SUFFIX",
     "Preset",
-    "find",
     "find_file",
-    "folder",
+    "find_table",
     "load_file",
-    "match",
-    "names",
+    "match_name",
+    "normalized_name",
     "packaged",
-    "plain",
+    "packaged_folder",
+    "table_names",
 ]
 
 SUFFIX = ".toml"
 """What a path to a user's file ends in; names of presets do not."""
 
 MAKERS = ("nvidia", "amd", "tesla", "instinct", "geforce")
-"""Words that tools print before the name of a GPU."""
+"""Makers' names that tools print before the name of a GPU."""
 
 
 class Preset(NamedTuple):
@@ -61,16 +62,16 @@ class Preset(NamedTuple):
 
 @cache
 def packaged(file: str) -> dict[str, dict[str, Any]]:
-    """Return the tables of a data file of ours; they are shared: copy before changing one."""
+    """Return the tables of a packaged data file; they are shared: copy before changing one."""
     return parse(text(file), file)
 
 
-def names(file: str) -> list[str]:
-    """Return the names of the tables of a data file of ours, in its order."""
+def table_names(file: str) -> list[str]:
+    """Return the names of the tables of a packaged data file, in its order."""
     return list(packaged(file))
 
 
-def find(wanted: str | Path, file: str, kind: str) -> Preset:
+def find_table(wanted: str | Path, file: str, kind: str) -> Preset:
     """Look up a table by name, by alias, or by the path of a file that holds it.
 
     Parameters
@@ -78,7 +79,7 @@ def find(wanted: str | Path, file: str, kind: str) -> Preset:
     wanted : str or Path
         A name or alias, in any case of letters, or a path that ends in ``.toml``.
     file : str
-        The data file of ours.
+        The packaged data file.
     kind : str
         What its tables describe (``"GPU"``), for messages.
 
@@ -90,13 +91,13 @@ def find(wanted: str | Path, file: str, kind: str) -> Preset:
     if str(wanted).endswith(SUFFIX):
         return _from_file(Path(wanted), kind)
     tables = packaged(file)
-    name = match(str(wanted), tables, kind, _choices(kind))
+    name = match_name(str(wanted), tables, kind, _choices(kind))
     return Preset(name, tables[name], file)
 
 
 @cache
-def folder(name: str) -> dict[str, dict[str, Any]]:
-    """Return the contents of the files of a data folder of ours by name; copy before changing."""
+def packaged_folder(name: str) -> dict[str, dict[str, Any]]:
+    """Return the contents of a packaged data folder by file name; copy before changing."""
     return {each: packaged(f"{name}/{each}{SUFFIX}") for each in file_names(name)}
 
 
@@ -108,7 +109,7 @@ def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
     wanted : str or Path
         A name or alias, in any case of letters, or a path that ends in ``.toml``.
     name : str
-        The data folder of ours.
+        The packaged data folder.
     kind : str
         What its files describe (``"cluster"``), for messages.
 
@@ -122,8 +123,8 @@ def find_file(wanted: str | Path, name: str, kind: str) -> Preset:
         return Preset(path.stem, load_file(path), str(path))
     found = str(wanted).casefold()
     if found not in file_names(name):  # an alias, or a mistake: a look into every file
-        tables = folder(name)
-        found = match(str(wanted), tables, kind, _choices(kind))
+        tables = packaged_folder(name)
+        found = match_name(str(wanted), tables, kind, _choices(kind))
     file = f"{name}/{found}{SUFFIX}"
     return Preset(found, packaged(file), file)
 
@@ -132,7 +133,7 @@ def _choices(kind: str) -> str:
     return f"'mpisim list {kind.lower()}s' shows them; or give the path of a {SUFFIX} file"
 
 
-def plain(name: str) -> str:
+def normalized_name(name: str) -> str:
     """Return a name in lower case, with hyphens between its words and without its maker's.
 
     Examples
@@ -146,13 +147,15 @@ def plain(name: str) -> str:
     return "-".join(words)
 
 
-def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choices: str) -> str:
+def match_name(
+    wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choices: str
+) -> str:
     """Return the name of the table that has a name or alias.
 
     Parameters
     ----------
     wanted : str
-        In any case of letters, or in any writing with the same `plain` one.
+        In any case of letters, or in any writing with the same `normalized_name` one.
     tables : mapping
         Tables by name, each perhaps with `aliases`.
     kind : str
@@ -170,9 +173,11 @@ def match(wanted: str, tables: Mapping[str, Mapping[str, Any]], kind: str, choic
         known |= {alias.casefold(): name for alias in table.get("aliases", ())}
     found = known.get(wanted.casefold())
     if found is None:
-        found = {plain(each): name for each, name in known.items()}.get(plain(wanted))
+        found = {normalized_name(each): name for each, name in known.items()}.get(
+            normalized_name(wanted)
+        )
     if found is None:
-        near = nearest(wanted.casefold(), known) or nearest(plain(wanted), known)
+        near = nearest(wanted.casefold(), known) or nearest(normalized_name(wanted), known)
         raise InputError(f"unknown {kind} {wanted!r}{near}; {choices}")
     return found
 

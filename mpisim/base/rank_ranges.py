@@ -1,21 +1,21 @@
-"""Numbers written as people write them: ``"0-7,16"``."""
+"""Ranges of ranks or nodes in experiments: ``"0-7,16"`` → numbers."""
 
 from __future__ import annotations
 
 from .errors import InputError
 
-__all__ = ["span"]
+__all__ = ["parse_ranges"]
 
 
-def span(text: str, key: str, what: str, count: int | None = None) -> list[int]:
-    """Return the numbers a text names, ascending.
+def parse_ranges(text: str, key: str, what: str, count: int | None = None) -> list[int]:
+    """Text → the numbers it names, ascending.
 
     Parameters
     ----------
     text : str
         Numbers and ranges, both ends included, with commas between them.
     key : str
-        Where it stands, for messages.
+        Of the experiment, for messages.
     what : str
         What is numbered: "rank".
     count : int, optional

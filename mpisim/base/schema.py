@@ -1,7 +1,7 @@
-"""Strict reading of TOML into frozen dataclasses.
+"""Strict reading of TOML into frozen dataclasses; `mpisim.base.toml` writes it.
 
-The dataclass is the schema: its fields are the keys, their types say what may stand there, fields
-without a default are required. Numbers get `Limits` by ``Annotated``; what spans several keys is
+The dataclass is the schema: its fields are the keys, their types the values allowed, fields without
+a default are required. Numbers get `Limits` by ``Annotated``; what spans several keys is
 checked by the dataclass itself, in ``__post_init__``, which raises
 :class:`~mpisim.base.errors.InputError`.
 """
@@ -13,7 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -117,7 +117,7 @@ def build(
         outside its limits, or a combination that the dataclass refuses. The message names the
         file and the key.
     """
-    fields = _fields(cls)
+    fields = _fields(cls)  # type: ignore[arg-type]
     where = f"in [{path}]" if path else "at the top level"
     for key in values:
         if key not in fields:
@@ -142,7 +142,7 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
 
 
 def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the keys that a parsed TOML table leaves to their defaults.
+    """Return the keys that a parsed TOML table leaves to their defaults, with the default values.
 
     Parameters
     ----------
@@ -177,22 +177,20 @@ def defaults(cls: type, values: Mapping[str, Any], path: str = "") -> dict[str, 
 
 
 Check = Callable[[Any, str, str], Any]
-"""Checks a value of a file and a key, and returns it as its field's type."""
-
-_FIELDS: dict[type, dict[str, tuple[Check, bool]]] = {}
-"""Of dataclasses, how values of their fields are checked, and whether they may be missing: types
-take long to look into, and files have many tables of one kind."""
+"""(value, file, key) → value of the field's type; refuses others."""
 
 
+@cache
 def _fields(cls: type) -> dict[str, tuple[Check, bool]]:
-    """Return the entry of a dataclass in `_FIELDS`."""
-    if cls not in _FIELDS:
-        types = get_type_hints(cls, include_extras=True)
-        _FIELDS[cls] = {
-            field.name: (_check(types[field.name]), _optional(field))
-            for field in dataclasses.fields(cls)
-        }
-    return _FIELDS[cls]
+    """Return of each field of a dataclass how its values are checked, and whether it is optional.
+
+    Kept, since types take long to look into and files have many tables of one kind.
+    """
+    types = get_type_hints(cls, include_extras=True)
+    return {
+        field.name: (_check(types[field.name]), _optional(field))
+        for field in dataclasses.fields(cls)
+    }
 
 
 def _without_none(expected: Any) -> Any:
@@ -203,7 +201,7 @@ def _without_none(expected: Any) -> Any:
 
 
 def _check(expected: Any) -> Check:
-    """Return how values of a type are checked."""
+    """Return the function that checks values of a type."""
     expected = _without_none(expected)
     if dataclasses.is_dataclass(expected):
         return partial(_table, expected)
@@ -227,8 +225,8 @@ def _table(expected: Any, found: Any, source: str, key: str) -> Any:
 
 def _choice(choices: tuple[str, ...], found: Any, source: str, key: str) -> Any:
     if not isinstance(found, str) or found not in choices:
-        said = one_of(found if isinstance(found, str) else "", choices)
-        raise InputError(f"{source}: key {key!r} is {found!r}{said}")
+        choice = one_of(found if isinstance(found, str) else "", choices)
+        raise InputError(f"{source}: key {key!r} is {found!r}{choice}")
     return found
 
 
@@ -245,7 +243,7 @@ def _tables(check: Check, found: Any, source: str, key: str) -> Any:
 
 
 def _single(expected: Any, limits: Limits | None, found: Any, source: str, key: str) -> Any:
-    # A bool is an int to Python, and an integer is a fine value for a number: neither by accident.
+    # A bool is an int to Python, but no integer here; an integer is accepted for a float.
     accepted = type(found) is expected or (expected is float and type(found) is int)
     if accepted and expected is float:
         accepted = math.isfinite(found)

@@ -13,12 +13,12 @@ __all__ = [
     "TimeUnit",
     "aligned",
     "apportioned",
-    "between",
     "duration",
     "markdown_table",
     "one_line",
     "percent",
     "quantity",
+    "replace_between",
     "rounded",
     "shortened",
     "unit_for",
@@ -62,7 +62,7 @@ def markdown_table(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "| --- " * len(cells[0]) + "|", *lines[1:]])
 
 
-def between(page: str, begin: str, end: str, text: str) -> str:
+def replace_between(page: str, begin: str, end: str, text: str) -> str:
     """Return a page with a text in place of what stands between two lines.
 
     They are added at its end where the page lacks them.

@@ -66,25 +66,25 @@ def run(args: argparse.Namespace) -> int:
     if args.passes < 0:
         raise UsageError(f"--passes is {args.passes}; it must be 0 or more")
     where = {"trust": TRUST, **conditions(args.where)}
-    from ..base.files import check_output, staged
-    from ..mpi.parallel import agreed
+    from ..base.files import check_output, write_whole
+    from ..mpi.parallel import collective_errors
     from ..validate.e2e import calibrate, compare, stored, written
 
     comm = world()
-    with agreed(comm):
+    with collective_errors(comm):
         if comm.rank == 0:
             check_output(args.output, overwrite=args.overwrite)
         known = {} if args.predicted is None else stored(args.predicted)
     path = args.paths[0]
     found = compare(path, comm, where=where, known=known)
-    with agreed(comm):
+    with collective_errors(comm):
         if found is not None and all(each.row.texts["trust"] != "A" for each in found.compared):
             raise InputError(f"{path}: no row of trust A could be predicted: nothing to fit")
     constants = calibrate(found, comm, args.passes)
-    with agreed(comm):
+    with collective_errors(comm):
         if constants is not None:
             text = written(constants)
             print(text, end="")
-            with staged(args.output, overwrite=args.overwrite) as file:
+            with write_whole(args.output, overwrite=args.overwrite) as file:
                 file.write(text.encode())
     return 0

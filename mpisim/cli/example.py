@@ -7,7 +7,6 @@ example can neither lack a key nor say something else than the reference.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..base.errors import InputError
+from ..base.toml import toml_value
 from ..experiment.choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -56,12 +56,12 @@ class Example(NamedTuple):
     ----------
     text : str
         TOML with a comment for every key.
-    said : tuple of str
+    notes : tuple of str
         Sentences: which plan was chosen and why, what was chosen for the model.
     """
 
     text: str
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class _Chosen(NamedTuple):
@@ -71,7 +71,7 @@ class _Chosen(NamedTuple):
     keys: dict[str, Any]
     model: Model
     title: str
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def example(
@@ -107,25 +107,25 @@ def example(
         If a name is not known, a file cannot be read, or the cluster has no so many GPUs.
     """
     chosen = _of_config(Path(name), Path(folder)) if config else _of_preset(name)
-    where = find_cluster(cluster)
-    count = where.gpus_per_node if gpus is None else gpus
-    nodes = -(-count // where.gpus_per_node)
-    if nodes > 1 and where.fabric is None:
+    found = find_cluster(cluster)
+    count = found.gpus_per_node if gpus is None else gpus
+    nodes = -(-count // found.gpus_per_node)
+    if nodes > 1 and found.fabric is None:
         raise InputError(
-            f"{count} GPUs are more than the {where.gpus_per_node} of {cluster!r}, which is one box"
+            f"{count} GPUs are more than the {found.gpus_per_node} of {cluster!r}, which is one box"
         )
     choice: dict[str, Any] = {"preset": cluster, "nodes": nodes}
-    if count != nodes * where.gpus_per_node:
+    if count != nodes * found.gpus_per_node:
         choice["gpus"] = count
-    start = starting_plan(chosen.model, cluster, where, count)
+    start = starting_plan(chosen.model, cluster, found, count)
     resolved = {f.name: getattr(chosen.model, f.name) for f in dataclasses.fields(chosen.model)}
-    said = (*chosen.said, *(f"plan: {each}" for each in start.why))
+    notes = (*chosen.notes, *(f"plan: {each}" for each in start.why))
     first = {key: value for key, value in chosen.keys.items() if key in ("preset", "hf_config")}
     given = {key: value for key, value in chosen.keys.items() if key not in first}
-    head = "".join(f"{key} = {_value(value)}\n" for key, value in first.items())
+    head = "".join(f"{key} = {toml_value(value)}\n" for key, value in first.items())
     parts = [
-        HEAD + f"\ntitle = {_value(f'{chosen.title} on {count} GPUs')}\n",
-        f"[model]\n{MODEL_NOTE}{_comment(chosen.said)}{head}\n"
+        HEAD + f"\ntitle = {toml_value(f'{chosen.title} on {count} GPUs')}\n",
+        f"[model]\n{MODEL_NOTE}{_comment(chosen.notes)}{head}\n"
         + _section(type(chosen.model), given, resolved),
         "[plan]\n" + _comment(start.why) + "\n" + _section(Plan, start.keys),
         "[cluster]\n" + _section(ClusterChoice, choice),
@@ -136,7 +136,7 @@ def example(
         "[calibration]\n" + _section(CalibrationChoice, {}),
         "[run]\n" + _section(RunChoice, {}),
     ]
-    return Example("\n".join(parts), said)
+    return Example("\n".join(parts), notes)
 
 
 def _of_preset(name: str) -> _Chosen:
@@ -152,22 +152,23 @@ def _of_config(path: Path, folder: Path) -> _Chosen:
     given = str(path) if path.is_absolute() else os.path.relpath(path, folder)
     keys: dict[str, Any] = {"hf_config": given}
     length = found.get("seq_len")
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if length is None or length > USUAL_LENGTH:
         keys["seq_len"] = USUAL_LENGTH
         why = f"{path} names no length"
         if length is not None:
             why = f"{path} allows {length:,} tokens (max_position_embeddings)"
-        said = (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
+        notes = (f"seq_len = {USUAL_LENGTH}, a usual length in training: {why}",)
     read = {**keys, "hf_config": os.path.abspath(path)}
     name = path.parent if path.name == "config.json" else path.with_suffix("")
-    return _Chosen(keys, model_of(read, str(path)), name.resolve().name, said)
+    return _Chosen(keys, model_of(read, str(path)), name.resolve().name, notes)
 
 
-def _comment(said: Iterable[str]) -> str:
+def _comment(notes: Iterable[str]) -> str:
     """Return sentences as lines of comments, set in: nobody is to take them for keys."""
     filled = (
-        textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ") for each in said
+        textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ")
+        for each in notes
     )
     return "".join(f"{line}\n" for lines in filled for line in lines)
 
@@ -187,11 +188,11 @@ def _section(cls: type, given: Mapping[str, Any], resolved: Mapping[str, Any] | 
         lines += [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2)]
         for name in names:
             if name in given:
-                lines.append(f"{name} = {_value(given[name])}")
+                lines.append(f"{name} = {toml_value(given[name])}")
                 continue
             value = (resolved or {}).get(name, fields[name].default)
             unset = value is None or value is dataclasses.MISSING
-            lines.append(f"# {name} is not set" if unset else f"# {name} = {_value(value)}")
+            lines.append(f"# {name} is not set" if unset else f"# {name} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
@@ -212,12 +213,3 @@ def _choices(hint: Any) -> list[str]:
         if get_origin(each) is Literal:
             return [str(choice) for choice in get_args(each)]
     return []
-
-
-def _value(value: Any) -> str:
-    """Write a value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

@@ -43,14 +43,14 @@ def writing(fit: Callable[[argparse.Namespace], str]) -> Callable[[argparse.Name
     """
 
     def run(args: argparse.Namespace) -> int:
-        from ..base.files import check_output, staged
+        from ..base.files import check_output, write_whole
         from .output import check_outputs
 
         check_outputs(args)
 
         check_output(args.output, overwrite=args.overwrite)
         text = fit(args)
-        with staged(args.output, overwrite=args.overwrite) as file:
+        with write_whole(args.output, overwrite=args.overwrite) as file:
             file.write(text.encode())
         return 0
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     name = path or args.model
     found = example(name, args.cluster, args.gpus, config=path is not None, folder=folder)
     _write(found.text, args)
-    for line in found.said:
+    for line in found.notes:
         print(f"mpisim: {line}", file=sys.stderr)
     return 0
 
@@ -83,11 +83,11 @@ def _is_path(name: str) -> bool:
 
 
 def _write(text: str, args: argparse.Namespace) -> None:
-    from ..base.files import staged
+    from ..base.files import write_whole
 
     if args.file is None:
         print(text, end="")
         return
-    with staged(args.file, overwrite=args.overwrite) as file:
+    with write_whole(args.file, overwrite=args.overwrite) as file:
         file.write(text.encode())
     print(f"{args.file} is written; run it with: mpisim run {args.file}")

@@ -166,10 +166,10 @@ def deliver(
     extra : mapping, optional
         Figures beside those of the report.
     """
-    from ..mpi.parallel import agreed
+    from ..mpi.parallel import collective_errors
 
     report = ""
-    with agreed(comm):
+    with collective_errors(comm):
         if results is not None:  # the others need not even load what follows
             from ..base.files import write_json
             from ..report import figures, render

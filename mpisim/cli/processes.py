@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..mpi.parallel import watched
+from ..mpi.parallel import progress_is_shown
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -37,7 +37,7 @@ def advise(comm: Intracomm, seconds: float, parts: int, of: str) -> None:
     if comm.size == 1:
         return
     cores = _cores(comm)
-    if comm.rank == 0 and watched():
+    if comm.rank == 0 and progress_is_shown():
         note = advice(comm.size, cores, seconds, parts, of)
         if note:
             print(f"mpisim: note: {note}", file=sys.stderr)

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print; the first process prints."""
     check_options(args)
     from ..base.files import check_output
-    from ..mpi.parallel import agreed, progress
+    from ..mpi.parallel import collective_errors, progress
     from ..program import gather, save
     from ..replay import read_job, replay
     from ..replay.what_if import WhatIf
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
     comm = world()
     first = comm.rank == 0
-    with agreed(comm):
+    with collective_errors(comm):
         if first and args.output is not None:
             check_output(args.output, overwrite=args.overwrite)
         if first and args.save_program is not None:
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.save_program is not None:
             whole = gather(asked.program, comm)
-            with agreed(comm):
+            with collective_errors(comm):
                 if whole is not None:
                     if asked.changes:
                         said = {**whole.attributes, "changed": "; ".join(asked.changes)}

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seeds is {args.seeds}; it must be from 1 to {MOST_SEEDS}")
     from ..base.files import check_output
     from ..experiment import Experiment, load_any
-    from ..mpi.parallel import agreed, progress
+    from ..mpi.parallel import collective_errors, progress
     from .launch import world
     from .processes import advise
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     changes = [] if args.cluster is None else [f"cluster.preset={args.cluster}"]
     changes += [*args.set, *(["run.allow_oom=true"] if args.allow_oom else [])]
     read: tuple[str, Experiment | ProgramExperiment] | None = None
-    with agreed(comm):
+    with collective_errors(comm):
         # One process reads: the file may be on the first machine alone, or change in between.
         if comm.rank == 0:
             read = load_any(args.file, changes)
@@ -103,20 +103,20 @@ def run(args: argparse.Namespace) -> int:
     text, experiment = comm.bcast(read, root=0)
 
     with progress(comm, "generating what every rank does"):
-        from ..prediction.prepared import Case, prepare
-        from ..prediction.prepared_program import prepare_program, with_experiment
-        from ..prediction.published import of_results
+        from ..prediction.prepared import PreparedExperiment, prepare
+        from ..prediction.prepared_program import prepare_program, saved_program
+        from ..prediction.published import compare_results
         from ..program import save
         from ..simulate import simulate
 
-        with agreed(comm):
+        with collective_errors(comm):
             case = (
                 prepare(experiment)
                 if isinstance(experiment, Experiment)
                 else prepare_program(experiment)
             )
             if comm.rank == 0 and args.save_program is not None:
-                save(with_experiment(case), args.save_program, overwrite=args.overwrite)
+                save(saved_program(case), args.save_program, overwrite=args.overwrite)
         results = simulate(
             case,
             comm,
@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
             progress=True,
         )
         extra: dict[str, Any] = {}
-        if results is not None and isinstance(case, Case):
-            found = of_results(case.experiment, results)
+        if results is not None and isinstance(case, PreparedExperiment):
+            found = compare_results(case.experiment, results)
             extra["published"] = [each.as_json() for each in found]
         report = deliver(results, args, comm, extra)
     if comm.rank == 0:

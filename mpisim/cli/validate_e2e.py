@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--predicted has steps without constants, --calibration gives them: choose one"
         )
-    from ..mpi.parallel import agreed
+    from ..mpi.parallel import collective_errors
     from ..validate.e2e import (
         as_json,
         check_plot,
@@ -130,11 +130,11 @@ def run(args: argparse.Namespace) -> int:
 
     comm = world()
     if args.composition:
-        with agreed(comm):
+        with collective_errors(comm):
             if comm.rank == 0:
                 print(composition(args.paths[0]))
         return 0
-    with agreed(comm):
+    with collective_errors(comm):
         if comm.rank == 0:
             check_json(args)
             if args.plot is not None:
@@ -153,16 +153,16 @@ def run(args: argparse.Namespace) -> int:
         constants=constants,
         known=known,
     )
-    with agreed(comm):
+    with collective_errors(comm):
         if found is not None:
             if args.cross_validate:
                 cross_validate(found)
             print(render(found, args.top))
             if args.markdown is not None:
-                from ..base.files import staged
+                from ..base.files import write_whole
                 from ..validate.e2e import markdown
 
-                with staged(args.markdown, overwrite=True) as file:
+                with write_whole(args.markdown, overwrite=True) as file:
                     file.write(markdown(found, page).encode())
             if args.json is not None:
                 from ..base.files import write_json
@@ -175,11 +175,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _constants(path: str | None) -> StepConstants | None:
     from ..experiment.serialization import PACKAGED_CONSTANTS
-    from ..prediction.step_constants import StepConstants, ours
+    from ..prediction.step_constants import StepConstants, packaged_constants
 
     if path is None:
         return None
-    return ours() if path == PACKAGED_CONSTANTS else StepConstants.read(path)
+    return packaged_constants() if path == PACKAGED_CONSTANTS else StepConstants.read(path)
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

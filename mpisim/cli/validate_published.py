@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
         )
     print(render(runs))
     if args.markdown is not None:
-        from ..base.files import staged
+        from ..base.files import write_whole
 
-        with staged(args.markdown, overwrite=True) as file:
+        with write_whole(args.markdown, overwrite=True) as file:
             file.write(markdown(runs, page).encode())
     if args.json is not None:
         from ..base.files import write_json

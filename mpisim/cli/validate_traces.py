@@ -52,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     """
     check_outputs(args)
     from ..base.files import check_output, write_json
-    from ..mpi.parallel import agreed
+    from ..mpi.parallel import collective_errors
     from ..validate import Validation, cross_steps, perturb_traces, validate_traces
     from ..validate.traces import add_to
     from .launch import world
 
     comm = world()
     first = comm.rank == 0
-    with agreed(comm):
+    with collective_errors(comm):
         if first and args.json is not None:
             check_output(args.json, overwrite=True, device=True)
     validation = Validation("traces")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             failed[result.name] = str(error)
             if first:
                 print(f"    FAILS: {error}")
-    with agreed(comm):
+    with collective_errors(comm):
         if first:
             print(_summary(validation, _of_changes(moves, across)))
             if args.json is not None:

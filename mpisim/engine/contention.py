@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
 from ._core import asked, full_links, joined, several_at_once
@@ -119,7 +119,7 @@ def find_contention(
     """
     if not isinstance(network, SharedNetwork):
         return None
-    with agreed(comm):
+    with collective_errors(comm):
         use = _use(program, network, wire_delays)
     if partial:
         use = _joined(comm.allgather(use))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..mpi import parallel
-from ..mpi.reductions import anywhere, largest
+from ..mpi.reductions import allreduce_any, allreduce_max
 from ..program import Program
 from ..topo import Network
 from ._core import core as core_class
@@ -135,10 +135,10 @@ def simulate(
         setup = set_up(program, comm, network, placement, fold, contention, wire_delays, setup)
         simulated, placed, shared = setup.simulated, setup.placement, setup.shared
         hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             more = needed(count(simulated, hosted), shared is not None, timeline)
         memory = on_this_machine(more, several)
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             memory.check(folded=simulated.folded, timeline=timeline)
             ranks = simulated.classes.representative[hosted]
             spread = several if placed.max() > 0 else None
@@ -168,7 +168,7 @@ def simulate(
         ends, part = engine.finish()
         end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
         end[plan.hosted] = ends
-        end = largest(end, several)
+        end = allreduce_max(end, several)
         digest = summed_over_processes(part, several)
         solution = Solution(plan.layout, engine, core)
 
@@ -239,7 +239,7 @@ def _execute(
             if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
             if not state.goes_on:
-                if contended or not anywhere(core.split(), several):
+                if contended or not allreduce_any(core.split(), several):
                     return None
                 continue
             if several and not state.moving:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mpi.reductions import added
+from ..mpi.reductions import allreduce_sum
 from ..program import Table
 
 if TYPE_CHECKING:
@@ -118,5 +118,5 @@ def summed_over_processes(part: int, comm: Intracomm | None) -> str:
     total = part
     if comm is not None and comm.size > 1:
         limbs = np.array([(part >> shift) & 0xFFFFFFFF for shift in (0, 32, 64, 96)], np.int64)
-        total = sum(limb << (32 * i) for i, limb in enumerate(added(limbs, comm).tolist()))
+        total = sum(limb << (32 * i) for i, limb in enumerate(allreduce_sum(limbs, comm).tolist()))
     return f"{total % (1 << 128):032x}"

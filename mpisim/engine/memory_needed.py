@@ -23,7 +23,7 @@ from ..base.errors import InputError
 from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.schema import build
-from ..mpi.reductions import added
+from ..mpi.reductions import allreduce_sum
 from .fold import SimulatedRanks
 from .refine import ranges
 
@@ -230,7 +230,7 @@ def on_this_machine(more: int, comm: Intracomm | None) -> Memory:
         from mpi4py import MPI
 
         machine = cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED))
-        total = added(total, machine)
+        total = allreduce_sum(total, machine)
         machine.Free()
     return Memory(int(total[0]), capacity())
 

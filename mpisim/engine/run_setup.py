@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..base.errors import ProgramError, UsageError
 from ..mpi import parallel
-from ..mpi.reductions import anywhere
+from ..mpi.reductions import allreduce_any
 from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..program.table import UNPRICED, Table
@@ -165,7 +165,7 @@ def set_up(
         # Unfolded or placed, processes may hold different tables, and would have to agree.
         takes_over = known.simulated.folded and known.fold == fold
         known = known if takes_over and placement is None and not partial else None
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         _check_wire_delays(program, wire_delays)
         if fold and (partial or placement is not None):
             raise UsageError("a program that is partial or placed cannot be folded")
@@ -190,7 +190,7 @@ def set_up(
         shared = (
             find_contention(program, network, comm, partial, wire_delays) if contention else None
         )
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         may_fold = comm.size < program.n_ranks and placement is None and not partial
         routes = None if shared is None else shared.routes
         simulated = every_rank(program, routes)
@@ -219,7 +219,7 @@ def _check_wire_delays(program: Program, delays: Sequence[NDArray[np.int64] | No
 
 def _is_partial(program: Program, comm: Intracomm | None) -> bool:
     """Return whether some process does not hold all tables. **Collective**."""
-    return anywhere(program.is_partial, comm)
+    return allreduce_any(program.is_partial, comm)
 
 
 def _check_matching(
@@ -231,7 +231,7 @@ def _check_matching(
 ) -> None:
     """Refuse communications that differ between members. **Collective**."""
     if not (several and partial):
-        with parallel.agreed(comm):
+        with parallel.collective_errors(comm):
             check_matching(program)
         return
     own = signatures(program)
@@ -244,7 +244,7 @@ def _check_matching(
         mine = {(c, rank): sequence(program, rank, c) for c, rank in pairs if rank in here}
         for part in several.allgather(mine):
             sequences.update(part)
-    with parallel.agreed(comm):
+    with parallel.collective_errors(comm):
         check_matching(program, found, sequences)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mpi.reductions import largest, smallest
+from ..mpi.reductions import allreduce_max, allreduce_min
 from .fold import SimulatedRanks
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def count_operations(
         on_slot = simulated.program.table_of(int(simulated.classes.representative[i])).operations
         first = simulated.slot_index[i]
         np.maximum.at(count, simulated.slots[first : first + len(on_slot)], on_slot)
-    return largest(count, comm)
+    return allreduce_max(count, comm)
 
 
 def open_window(core: Any, earliest: int, comm: Intracomm) -> None:
@@ -49,7 +49,7 @@ def open_window(core: Any, earliest: int, comm: Intracomm) -> None:
         When the next event of all processes is, in ps.
     comm : mpi4py.MPI.Intracomm
     """
-    safe = smallest(np.array([core.horizon(earliest)], np.int64), comm)
+    safe = allreduce_min(np.array([core.horizon(earliest)], np.int64), comm)
     until = max(int(safe[0]), earliest)
     if _shortened is not None:
         until = _shortened(earliest, until)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ..base.errors import InputError
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..base.schema import Limits
 from .models import Count
 
@@ -70,7 +70,7 @@ class ClusterChoice:
     def __post_init__(self) -> None:
         known: set[int] = set()
         for nodes in self.other_gpus:
-            for node in span(nodes, "other_gpus", "node", self.nodes):
+            for node in parse_ranges(nodes, "other_gpus", "node", self.nodes):
                 if node in known:
                     raise InputError(f"other_gpus: node {node} is given GPUs twice")
                 known.add(node)
@@ -231,7 +231,7 @@ class VariationChoice:
 
     def __post_init__(self) -> None:
         for ranks in self.speeds:
-            span(ranks, "speeds", "rank")
+            parse_ranges(ranks, "speeds", "rank")
         if self.slowest and self.gpus:
             raise InputError("slowest is true and gpus is above 0; allowed: one of the two")
 

@@ -21,7 +21,7 @@ from typing import Any
 from ..base.errors import InputError, nearest
 from ..base.files import read_text
 
-__all__ = ["MODEL_TYPES", "from_config"]
+__all__ = ["MODEL_TYPES", "from_config", "read_config"]
 
 Keys = dict[str, Any]
 
@@ -65,7 +65,7 @@ def from_config(path: str | Path) -> Keys:
         sense; the message names file and key.
     """
     file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    config = _read_config(file)
+    config = read_config(file)
     model_type = config.text("model_type", "")
     if not model_type:
         raise InputError(f"{file}: key 'model_type' is missing")
@@ -77,7 +77,7 @@ def from_config(path: str | Path) -> Keys:
     return {key: value for key, value in MODEL_TYPES[model_type](config).items() if value != ()}
 
 
-def _read_config(file: Path) -> Config:
+def read_config(file: Path) -> Config:
     """Read a ``config.json``.
 
     Raises

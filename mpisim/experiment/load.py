@@ -7,7 +7,6 @@ are checked one by one by `mpisim.base.schema.build`; ``[model]`` is resolved fi
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from ..base.errors import InputError, UsageError, nearest, one_of
 from ..base.files import read_text
 from ..base.schema import build, defaults, parse
+from ..base.toml import toml_value
 from .choices import (
     CalibrationChoice,
     ClusterChoice,
@@ -112,7 +112,7 @@ def load_any(
     """
     named = DEFAULT if path is None else str(path)
     if _is_hdf5(named):
-        contents, source = f"[workload]\nprogram = {json.dumps(Path(named).name)}\n", named
+        contents, source = f"[workload]\nprogram = {toml_value(Path(named).name)}\n", named
     else:
         contents, source = _text_of(named)
     table = _with_changes(parse(contents, source), changes)
@@ -126,7 +126,7 @@ def _is_hdf5(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE
-    except (OSError, ValueError):  # whoever reads it says why
+    except (OSError, ValueError):  # reading it as a text says why
         return False
 
 

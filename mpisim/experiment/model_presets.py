@@ -7,7 +7,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..base.presets import match, packaged
+from ..base.presets import match_name, packaged
 from ..data import names
 
 __all__ = ["ModelPreset", "find_model", "model_presets"]
@@ -84,7 +84,7 @@ def find_model(name: str) -> dict[str, Any]:
     >>> find_model("GPT-3-175B") == find_model("gpt3-175b")
     True
     """
-    found = match(name, _tables(), "model", "'mpisim list models' shows them")
+    found = match_name(name, _tables(), "model", "'mpisim list models' shows them")
     return dict(model_presets()[found].table)
 
 

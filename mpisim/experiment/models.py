@@ -1,4 +1,4 @@
-"""Models as numbers: what ``[model]`` of an experiment resolves to.
+"""Models as dataclasses: ``[model]`` of an experiment with all of its numbers.
 
 A model is one of three dataclasses, chosen by its `family`; the fields are the keys a user may
 write. A family sets what its members share (`FAMILIES`), a preset adds sizes, and the user's keys
@@ -23,7 +23,7 @@ ones: 8,192 of Llama 3 (arXiv:2407.21783, section 3.4), 4,096 of DeepSeek-V3 (ar
 Count = Annotated[int, Limits(least=1, most=1_000_000)]
 Classes = Annotated[int, Limits(least=2, most=1_000_000)]
 Large = Annotated[int, Limits(least=1, most=1_000_000_000)]
-Optional = Annotated[int, Limits(least=0, most=1_000_000)]
+OptionalCount = Annotated[int, Limits(least=0, most=1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -123,20 +123,20 @@ class Transformer:
     window_every: Count = 1
     yarn: bool = False
     attention: Literal["mha", "mla"] = "mha"
-    q_lora_rank: Optional = 0
-    kv_lora_rank: Optional = 0
-    qk_nope_head_size: Optional = 0
-    qk_rope_head_size: Optional = 0
-    v_head_size: Optional = 0
-    experts: Optional = 0
+    q_lora_rank: OptionalCount = 0
+    kv_lora_rank: OptionalCount = 0
+    qk_nope_head_size: OptionalCount = 0
+    qk_rope_head_size: OptionalCount = 0
+    v_head_size: OptionalCount = 0
+    experts: OptionalCount = 0
     topk: Count = 2
     expert_groups: Count = 1
     topk_groups: Count = 1
     moe_ffn_hidden: Count | None = None
-    shared_experts: Optional = 0
+    shared_experts: OptionalCount = 0
     shared_ffn_hidden: Count | None = None
     swiglu_limit: Annotated[float, Limits(least=0, most=1e9)] | None = None
-    dense_layers: Optional = 0
+    dense_layers: OptionalCount = 0
     moe_every: Count = 1
     mtp_layers: Annotated[int, Limits(least=0, most=100)] = 0
     predicted: Large | None = None
@@ -341,7 +341,7 @@ class Dlrm:
     bottom_mlp, top_mlp : tuple of int
         Widths of the layers; the bottom one ends with `embedding`, the top one with 1.
     interaction : {"dot", "cat"}
-        How embeddings meet: all pairs of dot products, or side by side.
+        How embeddings are combined: dot products of all pairs, or concatenation.
     """
 
     family: Literal["dlrm"]

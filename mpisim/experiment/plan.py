@@ -564,7 +564,7 @@ def _check_replicas(plan: Plan) -> None:
             )
     if plan.zero > 1:
         raise InputError(
-            f"replica_batch is given with zero = {plan.zero}: replicas meet in every "
+            f"replica_batch is given with zero = {plan.zero}: replicas communicate in every "
             "micro-batch, so they need equally many; allowed: zero = 0, 1"
         )
     if plan.ep > 1:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import DestinationError, UsageError
-from ..base.files import hidden_name, reported
+from ..base.files import hidden_name, os_errors_reported
 from ..program import UNPRICED, Flag, Kind, Operation, Program
 from .chakra_schema import (
     COLUMNS,
@@ -84,7 +84,7 @@ def write_chakra(
 @contextlib.contextmanager
 def _staged_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a new folder that gets its name when the block ends without an error."""
-    with reported(folder):
+    with os_errors_reported(folder):
         target = Path(os.path.realpath(folder))
         if target.exists():
             _check_replaceable(folder, target, overwrite)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..base.csv_files import parse_table
 from ..base.errors import InputError, nearest
-from ..base.files import decoded
+from ..base.files import decode_text
 from ..program import Phase, Program, ProgramBuilder
 from ..traces.raw import open_text
 
@@ -242,7 +242,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
                 f"{path}: line 1: {said if missing else ''}the columns must be {','.join(columns)}"
             )
 
-    _, rows = parse_table(decoded(open_text(path), path), path, check)
+    _, rows = parse_table(decode_text(open_text(path), path), path, check)
     return (_Row(path, line, cells) for line, cells in rows)
 
 

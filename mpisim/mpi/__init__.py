@@ -1,4 +1,4 @@
-"""Idioms over an MPI communicator, the only module that reduces, and the test of the MPI library.
+"""Idioms over an MPI communicator, reductions, and a check of the MPI library. Read in this order.
 
 ``parallel``
     Errors that all processes share; progress on one.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UsageError
-from .reductions import added, largest, smallest
+from .reductions import allreduce_max, allreduce_min, allreduce_sum
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -88,11 +88,11 @@ def _tried(comm: Intracomm) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np
     # odd processes, so that a comparison of unsigned or of 32-bit integers would be seen.
     each = all_ranks[:, None] + np.array([-(2**62), 0, 2**62], np.int64)
     each[1::2] *= np.array([1, -1, 1])
-    yield "MAX", largest(each[rank], comm), each.max(axis=0)
-    yield "MIN", smallest(each[rank], comm), each.min(axis=0)
+    yield "MAX", allreduce_max(each[rank], comm), each.max(axis=0)
+    yield "MIN", allreduce_min(each[rank], comm), each.min(axis=0)
     halves = np.array([-rank, 2**32 * rank], np.int64)
     triangle = n * (n - 1) // 2
-    yield "SUM", added(halves, comm), np.array([-triangle, 2**32 * triangle], np.int64)
+    yield "SUM", allreduce_sum(halves, comm), np.array([-triangle, 2**32 * triangle], np.int64)
 
     # To every other process nothing: process r sends to those p for which p + r is odd, the number
     # p * n + r, and gets as many back.

@@ -1,4 +1,7 @@
-"""Idioms for code that every rank runs: failing together, and showing progress once."""
+"""Idioms for code that every process runs: errors raised on all, progress shown on one.
+
+Simulated ranks are called ranks elsewhere; here a rank is that of a process in its communicator.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpisim.base.errors import MpisimError
-from mpisim.mpi.reductions import smallest
+from ..base.errors import MpisimError
+from .reductions import allreduce_min
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["agreed", "progress", "watched"]
+__all__ = ["collective_errors", "progress", "progress_is_shown"]
 
 
 @contextmanager
-def agreed(comm: Intracomm) -> Iterator[None]:
+def collective_errors(comm: Intracomm) -> Iterator[None]:
     """Run local code that may fail, and fail on all ranks if it failed on any.
 
     **Collective** at the end of the block. The code inside must not communicate on `comm`: a rank
@@ -56,7 +59,7 @@ def agreed(comm: Intracomm) -> Iterator[None]:
         return
 
     own = np.array([comm.size if error is None else comm.rank], np.int64)
-    first = int(smallest(own, comm)[0])
+    first = int(allreduce_min(own, comm)[0])
     if first == comm.size:
         return
     shared: MpisimError = comm.bcast(error, root=first)
@@ -94,7 +97,7 @@ def progress(
     callable
         ``update(done)``, cheap enough to be called once a round.
     """
-    if comm.rank != 0 or not label or not watched():
+    if comm.rank != 0 or not label or not progress_is_shown():
         yield _nothing
         return
     phase = _Phase(label, total)
@@ -176,10 +179,10 @@ class _Line:
         self.width = len(text)
 
 
-_line = _Line()
+_line = _Line()  # standard error is one for the whole process, and so is its line
 
 
-def watched() -> bool:
+def progress_is_shown() -> bool:
     """Whether a person reads standard error: a terminal, or ``MPISIM_PROGRESS`` says so."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     return (os.environ.get("MPISIM_PROGRESS") or ("1" if terminal else "0")) != "0"

@@ -1,7 +1,7 @@
 """Reductions over processes that give the same on every MPI and for any number of processes.
 
 The only place where values of several processes become one. What may be reduced is narrow on
-purpose: 64-bit signed integers by sum, largest and smallest. MPI libraries are not alike in the
+purpose: 64-bit signed integers by sum, largest and smallest. MPI libraries differ in the
 rest: Open MPI 4.1 compares unsigned integers as if they were signed, and a sum of floating point
 numbers depends on the order of the processes. Unsigned words are therefore added in halves.
 
@@ -19,13 +19,19 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["added", "added_words", "anywhere", "largest", "smallest"]
+__all__ = [
+    "allreduce_any",
+    "allreduce_max",
+    "allreduce_min",
+    "allreduce_sum",
+    "allreduce_sum_words",
+]
 
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def added(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
+def allreduce_sum(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
     """Add up the values of all processes, element by element. **Collective.**
 
     Parameters
@@ -41,23 +47,23 @@ def added(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64
     return _reduced(values, "SUM", comm)
 
 
-def largest(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the largest values of all processes, as `added`. **Collective.**"""
+def allreduce_max(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
+    """Return the largest values of all processes, as `allreduce_sum`. **Collective.**"""
     return _reduced(values, "MAX", comm)
 
 
-def smallest(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the smallest values of all processes, as `added`. **Collective.**"""
+def allreduce_min(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
+    """Return the smallest values of all processes, as `allreduce_sum`. **Collective.**"""
     return _reduced(values, "MIN", comm)
 
 
-def anywhere(here: bool, comm: Intracomm | None) -> bool:
+def allreduce_any(here: bool, comm: Intracomm | None) -> bool:
     """Say whether something is so on any process. **Collective.**"""
-    return bool(largest(np.array([here], np.int64), comm)[0])
+    return bool(allreduce_max(np.array([here], np.int64), comm)[0])
 
 
-def added_words(words: NDArray[np.uint64], comm: Intracomm | None) -> NDArray[np.uint64]:
-    """Add up the words of all processes modulo 2^64, as `added`. **Collective.**
+def allreduce_sum_words(words: NDArray[np.uint64], comm: Intracomm | None) -> NDArray[np.uint64]:
+    """Add up the words of all processes modulo 2^64, as `allreduce_sum`. **Collective.**
 
     Parameters
     ----------
@@ -74,7 +80,7 @@ def added_words(words: NDArray[np.uint64], comm: Intracomm | None) -> NDArray[np
         return words
     # A sum of halves stays below 2^63 for 2^31 processes.
     halves = np.stack([words & _LOW, words >> _HALF]).astype(np.int64)
-    low, high = added(halves, comm).astype(np.uint64)
+    low, high = allreduce_sum(halves, comm).astype(np.uint64)
     found: NDArray[np.uint64] = low + (high << _HALF)
     return found
 

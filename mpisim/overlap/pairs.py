@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.csv_files import Cells, read_table
+from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError, nearest, one_of
 from ..base.text import shortened
 from ..kernels import find_gpu
@@ -158,7 +158,7 @@ def read_pairs(path: str | Path) -> Pairs:
     )
 
 
-def _rows(path: str | Path) -> list[tuple[int, Cells]]:
+def _rows(path: str | Path) -> list[tuple[int, CsvRow]]:
     """Return the rows of a file with their line numbers."""
 
     def check(head: list[str]) -> None:
@@ -186,7 +186,7 @@ def _one_of(
     return choices.index(text)
 
 
-def _numbers(row: Cells, where: str) -> dict[str, float]:
+def _numbers(row: CsvRow, where: str) -> dict[str, float]:
     found = {
         "seconds": _number(row, "kernel_us", where, 0, math.inf) * 1e-6,
         "comm_seconds": _number(row, "comm_us", where, 0, math.inf) * 1e-6,
@@ -203,7 +203,7 @@ def _numbers(row: Cells, where: str) -> dict[str, float]:
     return found | {name: _number(row, name, where, 0, 1) for name in SHARES}
 
 
-def _number(row: Cells, column: str, where: str, lowest: float, highest: float) -> float:
+def _number(row: CsvRow, column: str, where: str, lowest: float, highest: float) -> float:
     """Return a number within limits; nan for an empty cell of an optional column."""
     text = row.get(column, "")
     if not text and column in OPTIONAL:

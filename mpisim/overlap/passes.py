@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
-from ..mpi.reductions import added, added_words
+from ..mpi.reductions import allreduce_sum, allreduce_sum_words
 from ..program import Program
 from .model import OverlapModel
 from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_times
@@ -154,7 +154,7 @@ def run_with_slowdown(
 def _is_fixed_point(run: Run, times: Mapping[int, RowTimes], comm: Intracomm) -> bool:
     """Return whether a run had these times already. **Collective.**"""
     changed = sum(each.n_differing(RowTimes.of_class(run, n)) for n, each in times.items())
-    return not added(np.array([changed], np.int64), comm)[0]
+    return not allreduce_sum(np.array([changed], np.int64), comm)[0]
 
 
 def _work_out(
@@ -185,6 +185,6 @@ def _work_out(
         sums[2, -1] += times[number].n_differing(RowTimes.of_class(run, number))
         if mode == "coupled":
             words += np.uint64(count) * times[number].hash()
-    sums, words = added(sums, comm), added_words(words, comm)
+    sums, words = allreduce_sum(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))

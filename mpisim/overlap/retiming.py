@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..engine.fold import EquivalenceClasses
 from ..engine.run import Run
-from ..mpi.reductions import added_words, largest
+from ..mpi.reductions import allreduce_max, allreduce_sum_words
 from ..program import UNPRICED, Program, Table
 from ._core.rows import fingerprint
 from .timeline import distinct_rows
@@ -156,7 +156,7 @@ def _numbered(
         base = program.table_of(int(classes.representative[number]))
         if each.n_differing(RowTimes.of_table(base)):
             digests[number] = each.hash()
-    digests = added_words(digests, comm)  # each is known to one process, 0 on the others
+    digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
     key = np.concatenate([table[:, None], digests], axis=1)
     different, which = np.unique(key, axis=0, return_inverse=True)
@@ -219,7 +219,7 @@ def longest_of_members(
         if count and number in own:
             part = found[at[c] : at[c] + count]
             np.maximum(part, own[number][rows[number][s]], out=part)
-    found = largest(found, comm)
+    found = allreduce_max(found, comm)
 
     longest: dict[int, Ints] = {}
     for number, mine in own.items():

@@ -1,17 +1,19 @@
-"""From an experiment to a predicted step, and what a prediction says of itself.
+"""From an experiment to a predicted step, with its uncertainty, assumptions and limits.
 
-``case``
-    An experiment ready to be simulated: its hardware, program, network and memory.
-``execution``, ``steady``, ``samples``
-    A case through the engine: with the slowdown of what overlaps; only its step time, from shorter
-    steps; many times, with random factors.
-``statements``, ``error_bar``
-    What a prediction says of itself: error bar, assumptions, what was left out.
-``hardware``, ``network``, ``variation``, ``slowest``, ``memory_fit``
-    Of an experiment: its GPUs, its network, how its ranks differ, at whose pace they work, whether
-    it fits into memory.
+Read in this order, which is that of one prediction (`mpisim.simulate`).
+
+``prepared``, ``prepared_program``
+    Experiment, or program file, → all that its simulation needs; `prepare` calls the modules below.
+``hardware``, ``memory_fit``, ``network``, ``variation``
+    Its cluster and GPUs; whether it fits into memory; its network; how its ranks differ.
 ``step_constants``, ``calibrated``
-    Constants fitted to measured steps, and the models of kernels and networks that have them.
-``path_shares``, ``uncertainty``
-    What a critical path rests on, and from that how far a step time may be off.
+    Constants fitted to measured steps; kernel models and networks multiplied by them.
+``execution``, ``extrapolation``, ``launches``
+    A run of the engine, or many; a long step's time from two shorter ones; what CUDA graphs gain.
+``uncertainty``
+    How far a step time may be off, from the numbers its critical path rests on.
+``statements``, ``unused_keys``, ``unused_network_keys``
+    Statements of a prediction: uncertainty, assumptions, limits; keys that change nothing.
+``published``
+    A prediction beside the published figures of its experiment.
 """

@@ -1,4 +1,4 @@
-"""Kernels and networks with their times multiplied by constants fitted to steps."""
+"""Kernel models and networks whose times are multiplied by step constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..program import Operation
 from ..topo.network import Price
 from ..topo.topology import LinkKind
 from ..topo.traffic.groups import shapes_of
-from .step_constants import Known
+from .step_constants import AppliedConstants
 
 if TYPE_CHECKING:
     from ..topo.nccl import Nccl
@@ -28,18 +28,18 @@ Ints = NDArray[np.int64]
 
 
 class CalibratedKernels:
-    """A kernel model with its times, and those of launches, multiplied.
+    """A kernel model whose kernel and launch times are multiplied by step constants.
 
     Parameters
     ----------
     model : KernelModel
-    known : Known
+    constants : AppliedConstants
     """
 
-    def __init__(self, model: KernelModel, known: Known) -> None:
-        self._model, self._known = model, known
+    def __init__(self, model: KernelModel, constants: AppliedConstants) -> None:
+        self._model, self._constants = model, constants
         self._prices: dict[Kernel, Estimate] = {}
-        name, host = known.number("host", known.framework)
+        name, host = constants.number("host", constants.framework)
         self._numbers: dict[str, Quantity] = {name: host}
         gpu = model.gpu
         self._gpu = replace(
@@ -63,24 +63,24 @@ class CalibratedKernels:
         found = self._prices.get(kernel)
         if found is None:
             constant = self._constant(kernel)
-            name, number = self._known.number(*constant)
+            name, number = self._constants.number(*constant)
             self._numbers[name] = number
             plain = self._model.estimate(kernel)
-            shares = {} if self._known.covers(*constant) else plain.shares
+            shares = {} if self._constants.covers(*constant) else plain.shares
             found = self._prices[kernel] = Estimate(
                 round(plain.duration * number.value), {**shares, name: 1.0}, plain.error
             )
         return found
 
     def _constant(self, kernel: Kernel) -> tuple[str, str]:
-        gpu = self._known.gpu
+        gpu = self._constants.gpu
         if isinstance(kernel, (Gemm, GroupedGemm, Convolution)):
             return "products", f"{gpu} {kernel.dtype}"
         return ("attention" if isinstance(kernel, Attention) else "memory"), gpu
 
 
 class CalibratedNetwork:
-    """A network with the times of communications multiplied, inside nodes and across them.
+    """A network whose communications, within nodes and across, are multiplied by step constants.
 
     A communication that takes f times as long moves its bytes at 1 / f of the rate; it then counts
     as using the links of nodes and its cards as fully as before, so that what shares them does not
@@ -90,23 +90,23 @@ class CalibratedNetwork:
     Parameters
     ----------
     network : NcclNetwork
-    known : Known
+    constants : AppliedConstants
     """
 
-    def __init__(self, network: NcclNetwork, known: Known) -> None:
-        self._network, self._known = network, known
-        self._constants = {
-            kind: known.number(kind, known.platform) for kind in ("inside", "across")
+    def __init__(self, network: NcclNetwork, constants: AppliedConstants) -> None:
+        self._network, self._constants = network, constants
+        self._by_kind = {
+            kind: constants.number(kind, constants.platform) for kind in ("inside", "across")
         }
         self.topology = network.topology
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """Those of the network, and the constants."""
-        return {**self._network.numbers, **dict(self._constants.values())}
+        return {**self._network.numbers, **dict(self._by_kind.values())}
 
     def _constant(self, nodes: int) -> tuple[str, Quantity]:
-        return self._constants[_kind(nodes)]
+        return self._by_kind[_kind(nodes)]
 
     @property
     def nccl(self) -> Nccl | None:
@@ -134,7 +134,7 @@ class CalibratedNetwork:
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Return what bounds the time of a communication, as the network says it."""
+        """Return what limits a communication, in words of the network."""
         return self._network.limit_named(
             operation,
             bytes,
@@ -149,7 +149,7 @@ class CalibratedNetwork:
         found = self._network.shares(operation, bytes, group)
         if not self._network.price(operation, bytes, group).duration:
             return found
-        if self._known.covers(_kind(group.nodes), self._known.platform):
+        if self._constants.covers(_kind(group.nodes), self._constants.platform):
             found = {}
         return {**found, self._constant(group.nodes)[0]: 1.0}
 

@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 
 from .. import engine
 from ..base.errors import UsageError
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..mpi.parallel import progress as show_progress
-from ..mpi.reductions import largest
+from ..mpi.reductions import allreduce_max
 from ..program import Program
 from ..topo import Network
-from .prepared import Case
-from .prepared_program import ProgramCase
+from .prepared import PreparedExperiment
+from .prepared_program import PreparedProgram
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..overlap import OverlapSummary
 
-__all__ = ["check_seeds", "execute", "sampled_steps", "summary"]
+__all__ = ["check_seeds", "execute", "sample_statements", "sampled_steps"]
 
 QUANTILES = (50, 95, 99)
 
 
 def execute(
-    case: Case | ProgramCase | Program,
+    prepared: PreparedExperiment | PreparedProgram | Program,
     comm: Intracomm,
     *,
     network: Network | None = None,
@@ -44,16 +44,16 @@ def execute(
     timeline: bool = False,
     setup: engine.RunSetup | None = None,
 ) -> tuple[engine.Run, OverlapSummary | None]:
-    """Run a case, or a program. **Collective.**
+    """Run a prepared experiment, a prepared program, or a program. **Collective.**
 
     Parameters
     ----------
-    case : Case, ProgramCase or Program
+    prepared : PreparedExperiment, PreparedProgram or Program
     comm : mpi4py.MPI.Intracomm
     network : Network, optional
-        In place of the case's.
+        In place of the one that was prepared.
     contention : bool
-        Whether communications share the links of such a network; a case says so of its own.
+        Whether communications share the links of `network`; an experiment has a key for its own.
     fold, critical_path, timeline : bool
         As for `mpisim.engine.simulate`.
     progress : bool
@@ -67,9 +67,9 @@ def execute(
     overlap : OverlapSummary or None
         What slowed what overlaps, if that is modelled.
     """
-    program = case if isinstance(case, Program) else case.program
-    if network is None and not isinstance(case, Program):
-        network, contention = case.network, case.experiment.network.contention
+    program = prepared if isinstance(prepared, Program) else prepared.program
+    if network is None and not isinstance(prepared, Program):
+        network, contention = prepared.network, prepared.experiment.network.contention
 
     passes = 0
 
@@ -100,22 +100,22 @@ def execute(
         setup = found.setup if passes == 1 else setup  # later runs differ in durations alone
         return found
 
-    if not isinstance(case, Case) or case.experiment.overlap.model == "off":
+    if not isinstance(prepared, PreparedExperiment) or prepared.experiment.overlap.model == "off":
         return run(program), None
 
     from ..overlap import OverlapSummary, overlap_model, run_with_slowdown
 
-    choice = case.experiment.overlap
+    choice = prepared.experiment.overlap
     assert choice.model != "off"
     with show_progress(comm, "working out what overlaps" if progress else ""):
-        with agreed(comm):
+        with collective_errors(comm):
             model = overlap_model(
                 program,
-                network or case.network,
-                case.workload.pricings,
-                case.workload.layout.gpu_of,
+                network or prepared.network,
+                prepared.workload.pricings,
+                prepared.workload.layout.gpu_of,
                 choice,
-                case.experiment.source,
+                prepared.experiment.source,
             )
         outcome = run_with_slowdown(model, run, choice.model, comm, choice.passes)
     return outcome.run, OverlapSummary(model, outcome, choice.model)
@@ -124,14 +124,14 @@ def execute(
 # --- many seeds -----------------------------------------------------------------------------------
 
 
-def check_seeds(case: Case | ProgramCase, count: int) -> None:
+def check_seeds(prepared: PreparedExperiment | PreparedProgram, count: int) -> None:
     """Refuse a number of seeds that would all give the same.
 
     Raises
     ------
     UsageError
     """
-    if count > 1 and not case.experiment.variation.random:
+    if count > 1 and not prepared.experiment.variation.random:
         raise UsageError(
             f"{count} seeds would give the same step {count} times: set variation.kernels or "
             "variation.gpus above 0"
@@ -139,7 +139,7 @@ def check_seeds(case: Case | ProgramCase, count: int) -> None:
 
 
 def sampled_steps(
-    case: Case | ProgramCase,
+    prepared: PreparedExperiment | PreparedProgram,
     comm: Intracomm,
     count: int,
     *,
@@ -153,7 +153,7 @@ def sampled_steps(
 
     Parameters
     ----------
-    case : Case or ProgramCase
+    prepared : PreparedExperiment or PreparedProgram
     comm : mpi4py.MPI.Intracomm
     count : int
         The seeds are that of the experiment and the ``count - 1`` after it.
@@ -172,17 +172,17 @@ def sampled_steps(
     own = cast("Intracomm", comm.Split(mine, comm.rank))
     steps = np.zeros(count, np.int64)
     label = "simulating with other seeds" if show else ""
-    with agreed(comm), show_progress(comm, label, count) as update:
+    with collective_errors(comm), show_progress(comm, label, count) as update:
         for number in range(mine, count, groups):
-            run, _ = execute(case.sample(number), own, fold=fold)
+            run, _ = execute(prepared.sample(number), own, fold=fold)
             steps[number] = run.step_time
             update(min(count, (number // groups + 1) * groups))
     own.Free()
-    return largest(steps, comm)
+    return allreduce_max(steps, comm)
 
 
-def summary(steps: NDArray[np.int64]) -> dict[str, Any]:
-    """Return what is said of sampled steps, as attributes of results.
+def sample_statements(steps: NDArray[np.int64]) -> dict[str, Any]:
+    """Return mean and quantiles of sampled steps, as attributes of results.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The time of a long step from two shorter ones: further micro-batches only repeat what is there.
+"""Extrapolation of a long step from two shorter ones: further micro-batches only repeat the rest.
 
 Once a pipeline is full, every further round of micro-batches takes as long as the one before, until
 the end. So the step of m micro-batches follows from those of two smaller numbers, which both have
@@ -6,17 +6,18 @@ the beginning, the end and what is hidden behind them:
 
     T(m) = T(b) + (m - b) (T(b) - T(a)) / (b - a)
 
-with a, b and m alike modulo a round, so that all end in the same place of it. A sweep over plans
-needs no more of a step than its time, and a pipeline of 32 stages that 768 micro-batches pass is
-known from 32 and 40 of them.
+with a, b and m congruent modulo a round, so that all end at the same point of it. A sweep over
+plans needs no more of a step than its time, and a pipeline of 32 stages that 768 micro-batches pass
+is known from 32 and 40 of them.
 
-This fails where something takes longer for a round than the step does: it falls behind, but began
-early, and the step feels it only when that lead is spent. So what every stream and CPU has to do in
-a round is added up, and where any of it could make the step longer by more than `BOUND`, two longer
-steps are asked, and then all micro-batches are simulated. So they are at once in a pipeline whose
-gradients are reduced in every micro-batch, which couples its stages so loosely that a lead may last
-for dozens of rounds, and in ZB-H1, where what meets what on links and GPUs goes on changing from
-round to round.
+This fails where a stream or a CPU needs longer for a round than the step grows by: it falls behind,
+but began early, and delays the step only when that lead is used up. So the busy time of every
+stream and CPU in a round is added up (`busy_times`). Where any of it could make the step longer by
+more than `MAX_EXTRAPOLATION_ERROR` (`is_periodic`), two longer steps are simulated, and if those do
+not do either, all micro-batches. All are simulated at once in a pipeline whose gradients are
+reduced in every micro-batch, which couples its stages so loosely that a lead may last for dozens of
+rounds, and in ZB-H1, where the set of communications that share links, and of kernels beside them,
+goes on changing from round to round.
 """
 
 from __future__ import annotations
@@ -30,53 +31,53 @@ from numpy.typing import NDArray
 from ..engine import Run
 from ..experiment import Experiment, Plan
 from ..memory import Verdict
-from ..mpi.reductions import largest
+from ..mpi.reductions import allreduce_max
 from ..program import Flag
 from ..topo import find_cluster
 from .execution import execute
 from .memory_fit import verdict
 from .network import NetworkCache
-from .prepared import Case, prepare
+from .prepared import PreparedExperiment, prepare
 from .step_constants import StepConstants
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = [
-    "BOUND",
-    "Rounds",
+    "MAX_EXTRAPOLATION_ERROR",
+    "ShortenedRun",
     "StepTime",
-    "attempts",
-    "busy",
-    "extended",
-    "settled",
-    "shorter",
+    "busy_times",
+    "extrapolate",
+    "is_periodic",
+    "shortened_run",
+    "shortened_runs",
     "step_time",
     "with_micro_batches",
 ]
 
-BOUND = 1e-3
+MAX_EXTRAPOLATION_ERROR = 1e-3
 """Share of a step by which its time may differ from that of the step in full. None of the random
 plans of docs/experiments.md differs by more."""
 
-WORTH = 0.6
+MAX_SIMULATED_SHARE = 0.6
 """Share of the micro-batches below which the detour pays."""
 
-LEAST = 4
+MIN_MICRO_BATCHES = 4
 """Micro-batches that fill a pipeline, however few stages it has."""
 
-LATER = 4
+LONGER_BY_ROUNDS = 4
 """Rounds by which two other steps are longer where the first two do not tell: a stage that has more
 to do than others may take a few rounds to hold them up."""
 
-FILLING = {"dualpipe": 3}
+ROUNDS_TO_FILL = {"dualpipe": 3}
 """Rounds of the stages until a pipeline is full; 1 for schedules that are not listed."""
 
 Ints = NDArray[np.int64]
 
 
-class Rounds(NamedTuple):
-    """Micro-batches of a replica: of the two steps that are simulated, and of the one asked for."""
+class ShortenedRun(NamedTuple):
+    """Micro-batches of a replica in the two steps to simulate, and in the whole step."""
 
     first: int
     second: int
@@ -84,13 +85,13 @@ class Rounds(NamedTuple):
 
     @property
     def further(self) -> float:
-        """Times that what lies between the first and the second follows the second."""
+        """How many times the difference of the two steps follows the second."""
         return (self.whole - self.second) / (self.second - self.first)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long a step takes.
+    """A step time with what is needed to compare plans.
 
     Attributes
     ----------
@@ -106,25 +107,25 @@ class StepTime:
     picoseconds: int
     memory: Verdict
     tokens: int
-    rounds: Rounds | None
+    rounds: ShortenedRun | None
 
     @property
     def assumption(self) -> str:
-        """What the time rests on that a full simulation would not; empty if it was one."""
+        """The assumption behind an extrapolated time; empty if all was simulated."""
         if self.rounds is None:
             return ""
         first, second, whole = self.rounds
         return (
             f"{whole} micro-batches from {first} and {second} that were simulated: each further "
-            f"one takes as long as those between (to {BOUND:.1%})"
+            f"one takes as long as those between (to {MAX_EXTRAPOLATION_ERROR:.1%})"
         )
 
 
-def shorter(experiment: Experiment) -> Rounds | None:
-    """Return what to simulate in place of a step; None where that is the step itself.
+def shortened_run(experiment: Experiment) -> ShortenedRun | None:
+    """Return two shorter steps to simulate in place of a step; None where there are none.
 
-    The latter is for one that is not long enough, one whose micro-batches are not all alike
-    (kernels with jitter, replicas with batches of their own), and one that two would not tell.
+    There are none if the step is not long enough, if its micro-batches are not all equal (kernels
+    with jitter, replicas with batches of their own), and if its rounds are not periodic.
     """
     plan = experiment.plan
     replicas = _replicas(experiment)
@@ -136,22 +137,22 @@ def shorter(experiment: Experiment) -> Rounds | None:
     if rest:
         return None  # a plan that will be refused
     a_round = _round(plan)
-    filled = plan.pp * FILLING.get(plan.schedule, 1)
-    filled = max(filled, -(-LEAST // a_round) * a_round)
+    filled = plan.pp * ROUNDS_TO_FILL.get(plan.schedule, 1)
+    filled = max(filled, -(-MIN_MICRO_BATCHES // a_round) * a_round)
     first = filled + (whole - filled) % a_round
-    found = Rounds(first, first + a_round, whole)
-    return found if found.first + found.second <= WORTH * whole else None
+    found = ShortenedRun(first, first + a_round, whole)
+    return found if found.first + found.second <= MAX_SIMULATED_SHARE * whole else None
 
 
-def attempts(experiment: Experiment) -> list[Rounds]:
-    """Return what to simulate in place of a step, in turn, until two steps tell its time; nothing
-    where that takes the step itself."""
-    found = shorter(experiment)
+def shortened_runs(experiment: Experiment) -> list[ShortenedRun]:
+    """Return shortened runs to try, cheapest first; empty if none saves time."""
+    found = shortened_run(experiment)
     if found is None:
         return []
-    more = LATER * (found.second - found.first)
-    later = Rounds(found.first + more, found.second + more, found.whole)
-    return [found, later] if later.first + later.second <= WORTH * later.whole else [found]
+    more = LONGER_BY_ROUNDS * (found.second - found.first)
+    later = ShortenedRun(found.first + more, found.second + more, found.whole)
+    pays = later.first + later.second <= MAX_SIMULATED_SHARE * later.whole
+    return [found, later] if pays else [found]
 
 
 def _round(plan: Plan) -> int:
@@ -183,12 +184,12 @@ def with_micro_batches(experiment: Experiment, number: int) -> Experiment:
     return replace(experiment, plan=replace(plan, global_batch=batch))
 
 
-def extended(first: float, second: float, rounds: Rounds) -> float:
+def extrapolate(first: float, second: float, rounds: ShortenedRun) -> float:
     """Return T(m) from T(a) and T(b), of the step or of any part of it."""
     return second + rounds.further * (second - first)
 
 
-def busy(case: Case, run: Run) -> Ints:
+def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
     """Return for how long CPU and streams have something to do, on a rank of each table. Local.
 
     Returns
@@ -197,8 +198,8 @@ def busy(case: Case, run: Run) -> Ints:
         ps of the CPU, then of each stream: kernels, and communications once all are there. The
         most of all ranks simulated here.
     """
-    streams = max((table.n_streams for table in case.program.tables if table), default=0)
-    found = np.zeros((len(case.program.tables), 1 + streams), np.int64)
+    streams = max((table.n_streams for table in prepared.program.tables if table), default=0)
+    found = np.zeros((len(prepared.program.tables), 1 + streams), np.int64)
     for i in run.simulated.tolist():
         rank = int(run.hosted[i])
         table, rows = run.program.table_of(rank), run.rows(i)
@@ -207,24 +208,26 @@ def busy(case: Case, run: Run) -> Ints:
         lasting = (rows.end - rows.wire)[some].astype(float)  # whole ps below 2^53: exact
         host = int(table.host.sum() + table.launch_cost.sum())
         on_device = np.bincount(table.stream[some], lasting, streams).astype(np.int64)
-        own = found[case.program.table[rank]]
+        own = found[prepared.program.table[rank]]
         np.maximum(own, [host, *on_device], out=own)
     return found
 
 
-def settled(first: Ints, second: Ints, times: tuple[float, float], rounds: Rounds) -> bool:
+def is_periodic(
+    first: Ints, second: Ints, times: tuple[float, float], rounds: ShortenedRun
+) -> bool:
     """Say whether each further round takes as long as those between two steps.
 
     Parameters
     ----------
     first, second : int64, shape (tables, 1 + streams)
-        `busy` of the two steps.
+        `busy_times` of the two steps.
     times : tuple of float
         Of the two steps, in ps.
     rounds : Rounds
     """
     behind = int((second - first).max(initial=0)) - (times[1] - times[0])
-    return rounds.further * behind <= BOUND * extended(*times, rounds)
+    return rounds.further * behind <= MAX_EXTRAPOLATION_ERROR * extrapolate(*times, rounds)
 
 
 def step_time(
@@ -254,18 +257,18 @@ def step_time(
         As `mpisim.prediction.prepare`.
     """
     networks = networks or NetworkCache()
-    for rounds in [] if every else attempts(experiment):
+    for rounds in [] if every else shortened_runs(experiment):
         found = _extrapolated(experiment, rounds, comm, constants, networks)
         if found is not None:
             return found
-    case = prepare(experiment, constants, networks=networks)
-    run, _ = execute(case, comm)
-    return StepTime(run.step_time, case.memory, case.workload.tokens, None)
+    prepared = prepare(experiment, constants, networks=networks)
+    run, _ = execute(prepared, comm)
+    return StepTime(run.step_time, prepared.memory, prepared.workload.tokens, None)
 
 
 def _extrapolated(
     experiment: Experiment,
-    rounds: Rounds,
+    rounds: ShortenedRun,
     comm: Intracomm,
     constants: StepConstants | None,
     networks: NetworkCache,
@@ -275,16 +278,16 @@ def _extrapolated(
     tokens = 0
     times: list[int] = []
     loads: list[Ints] = []
-    case = prepare(with_micro_batches(experiment, rounds.first), constants, memory, networks)
+    prepared = prepare(with_micro_batches(experiment, rounds.first), constants, memory, networks)
     for number in rounds[:2]:
         if times:
-            case = case.with_micro_batches(number)
-        run, _ = execute(case, comm)
-        load = largest(busy(case, run), comm)
+            prepared = prepared.with_micro_batches(number)
+        run, _ = execute(prepared, comm)
+        load = allreduce_max(busy_times(prepared, run), comm)
         times.append(run.step_time)
         loads.append(load)
-        tokens = case.workload.tokens // number * rounds.whole
+        tokens = prepared.workload.tokens // number * rounds.whole
     first, second = times
-    if not settled(loads[0], loads[1], (first, second), rounds):
+    if not is_periodic(loads[0], loads[1], (first, second), rounds):
         return None
-    return StepTime(round(extended(first, second, rounds)), memory, tokens, rounds)
+    return StepTime(round(extrapolate(first, second, rounds)), memory, tokens, rounds)

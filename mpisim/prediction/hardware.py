@@ -1,4 +1,4 @@
-"""Which GPUs an experiment has, and which of its ranks have which."""
+"""The hardware of an experiment: its cluster, its GPUs, and which rank has which."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..experiment import ClusterChoice, Cnn, Experiment
 from ..kernels import Gpu, find_gpu
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import with_speeds
 
-__all__ = ["Hardware", "check_speeds", "gpus_of", "hardware_of", "kinds_of", "with_convolutions"]
+__all__ = ["Hardware", "check_speeds", "gpu_kinds", "gpus_of", "hardware_of", "with_convolutions"]
 
 
 class Hardware(NamedTuple):
-    """What an experiment runs on.
+    """The cluster and the GPUs of an experiment.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Hardware(NamedTuple):
 
 
 def hardware_of(experiment: Experiment) -> Hardware:
-    """Look up what an experiment runs on.
+    """Look up the cluster and the GPUs of an experiment.
 
     Raises
     ------
@@ -91,15 +91,17 @@ def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
     return found
 
 
-def kinds_of(
+def gpu_kinds(
     choice: ClusterChoice, cluster: Cluster, gpus: dict[str, Gpu]
 ) -> NDArray[np.int64] | None:
-    """Return which of `gpus` each GPU of the cluster is; None where all are the first."""
+    """Return the index in `gpus` of each GPU of the cluster; None where all have the first."""
     if len(gpus) == 1:
         return None
     kinds = np.zeros(choice.nodes, np.int64)
     for nodes, name in choice.other_gpus.items():
-        kinds[span(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(name)
+        kinds[parse_ranges(nodes, "cluster.other_gpus", "node", choice.nodes)] = list(gpus).index(
+            name
+        )
     return np.repeat(kinds, cluster.gpus_per_node)
 
 
@@ -122,14 +124,14 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
         If the model has no convolutions, or a GPU not the format that is asked for.
     """
     plan = experiment.plan
-    asked = plan.convolution_precision
+    chosen = plan.convolution_precision
     if not isinstance(experiment.model, Cnn):
-        if asked is not None:
+        if chosen is not None:
             raise InputError("plan.convolution_precision is given; only CNNs have convolutions")
         return experiment
-    if asked is not None:
+    if chosen is not None:
         for gpu in gpus.values():
-            gpu.peak(asked)
+            gpu.peak(chosen)
         return experiment
     if plan.precision != "fp32" or not all("tf32" in gpu.formats for gpu in gpus.values()):
         return experiment

@@ -10,21 +10,21 @@ from ..base.quantity import PICOSECONDS
 from ..base.text import duration
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Kind, Program
 from .execution import execute
-from .prepared import Case, prepare
+from .prepared import PreparedExperiment, prepare
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["launch_bound", "launch_share"]
+__all__ = ["launch_bound_statement", "launch_share"]
 
-LEAST_SHARE = 0.05
-"""Of the critical path that launches must take before their capture is simulated."""
+MIN_LAUNCH_SHARE = 0.05
+"""Share of the critical path that launches take at least where their capture is simulated."""
 
-LEAST_GAIN = 0.02
-"""Of the step that capture must save before it is worth saying."""
+MIN_GAIN = 0.02
+"""Share of the step that capture saves at least where it is stated."""
 
 
 def launch_share(run: Run) -> float:
@@ -43,18 +43,20 @@ def launch_share(run: Run) -> float:
     return float((path.end - path.begin)[waits].sum()) / max(run.step_time, 1)
 
 
-def launch_bound(case: Case, run: Run, comm: Intracomm) -> dict[str, Any]:
+def launch_bound_statement(
+    prepared: PreparedExperiment, run: Run, comm: Intracomm
+) -> dict[str, Any]:
     """Return what a step would take if CUDA graphs launched its kernels, as attributes of results.
 
     **Collective.** The experiment is simulated once more with ``plan.cuda_graphs``, but only where
-    launches are on the critical path for `LEAST_SHARE` of the step. The length of launches on the
-    path alone would not do: without them, another path may be hardly shorter. Where the CPU waits
-    for results, such as the number of tokens of each expert, capture needs code that does without;
-    the text says so.
+    launches are on the critical path for `MIN_LAUNCH_SHARE` of the step. The length of launches on
+    the path alone would not do: without them, another path may be hardly shorter. Where the CPU
+    waits for results, such as the number of tokens of each expert, capture needs code that does
+    without; the text says so.
 
     Parameters
     ----------
-    case : Case
+    prepared : PreparedExperiment
     run : Run
         Its run; on process 0 with the critical path.
     comm : mpi4py.MPI.Intracomm
@@ -66,21 +68,21 @@ def launch_bound(case: Case, run: Run, comm: Intracomm) -> dict[str, Any]:
         critical path) and ``cuda_graphs_step_time`` in seconds.
     """
     share: float = comm.bcast(launch_share(run) if comm.rank == 0 else 0.0)
-    plan = case.experiment.plan
-    if share < LEAST_SHARE or plan.cuda_graphs or plan.launch_blocking:
+    plan = prepared.experiment.plan
+    if share < MIN_LAUNCH_SHARE or plan.cuda_graphs or plan.launch_blocking:
         return {}
-    captured = replace(case.experiment, plan=replace(plan, cuda_graphs=True))
-    with agreed(comm):
+    captured = replace(prepared.experiment, plan=replace(plan, cuda_graphs=True))
+    with collective_errors(comm):
         try:
-            other = prepare(captured, memory=case.memory, networks=case.networks)
+            other = prepare(captured, memory=prepared.memory, networks=prepared.networks)
         except InputError:  # what this plan does cannot be captured
             other = None
     if other is None:
         return {}
-    waits = _host_waits(case.program) - _host_waits(other.program)
+    waits = _host_waits(prepared.program) - _host_waits(other.program)
     time = execute(other, comm)[0].step_time
     gain = 1 - time / max(run.step_time, 1)
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         return {}
     return {
         "launch_bound": (

@@ -1,4 +1,4 @@
-"""Whether an experiment fits into memory, and what would if it does not."""
+"""Whether an experiment fits into memory, and which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..memory import Evaluate, Verdict, advice, assess, capacity, evaluator, rem
 from ..workloads import Layout, lay_out
 from .hardware import Hardware, hardware_of
 
-__all__ = ["advice_for", "assessed", "verdict"]
+__all__ = ["advice_for", "assess_layout", "verdict"]
 
 GIB = 2**30
 
@@ -28,13 +28,13 @@ def verdict(experiment: Experiment) -> Verdict:
     """
     try:
         hardware = hardware_of(experiment)
-        return assessed(lay_out(experiment, hardware.gpus), hardware)[0]
+        return assess_layout(lay_out(experiment, hardware.gpus), hardware)[0]
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 
 
-def assessed(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | None]:
-    """Return whether a layout fits; where not, also what says whether another plan does.
+def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | None]:
+    """Return whether a layout fits; where not, also the function that assesses other plans.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def assessed(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | No
     found = assess(layout, smallest, node=node)
     if found.fits:
         return found, None
-    evaluate = evaluator(_even(experiment), hardware.gpus, smallest, node=node)
+    evaluate = evaluator(_with_even_batches(experiment), hardware.gpus, smallest, node=node)
     if found.certain and not experiment.run.allow_oom:
         raise _refusal(experiment, found, evaluate)
     return found, evaluate
@@ -58,38 +58,42 @@ def advice_for(
     """Return what would make an experiment fit, lines for people; none if it does."""
     if evaluate is None:
         return ()
-    lines = advice(_even(experiment).plan, found, evaluate, **_of(experiment))
-    return (*lines, *_shorter(experiment))
+    lines = advice(
+        _with_even_batches(experiment).plan, found, evaluate, **_remedy_arguments(experiment)
+    )
+    return (*lines, *_shorter_sequences(experiment))
 
 
-def _even(experiment: Experiment) -> Experiment:
+def _with_even_batches(experiment: Experiment) -> Experiment:
     """Return an experiment with its batch shared evenly by replicas, to search what would fit."""
     return replace(experiment, plan=replace(experiment.plan, replica_batch=()))
 
 
-def _of(experiment: Experiment) -> dict[str, Any]:
+def _remedy_arguments(experiment: Experiment) -> dict[str, Any]:
     """Return what remedies depend on besides the plan."""
     node = hardware_of(experiment).cluster.gpus_per_node
     return {"transformer": isinstance(experiment.model, Transformer), "node": node}
 
 
 def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> InputError:
-    """Return the error for a plan that does not fit, with what would."""
-    others = remedies(_even(experiment).plan, evaluate, **_of(experiment))
+    """Return the error for a plan that does not fit, with changes that would make it fit."""
+    others = remedies(
+        _with_even_batches(experiment).plan, evaluate, **_remedy_arguments(experiment)
+    )
     fits = "; ".join(f"{each.change} ({each.verdict.peak / GIB:.1f} GiB)" for each in others)
     single = any(each.together == 1 for each in others)
     if others:
         head = "" if single else "No single change makes it fit. "
-        said = f"{head}It fits with any of: {fits}. "
+        text = f"{head}It fits with any of: {fits}. "
     else:
-        said = "No change of the plan makes it fit. "
-    said += "".join(f"{line} " for line in _shorter(experiment))
-    return InputError(f"the plan {found.sentence()}. {said}--allow-oom simulates it all the same")
+        text = "No change of the plan makes it fit. "
+    text += "".join(f"{line} " for line in _shorter_sequences(experiment))
+    return InputError(f"the plan {found.sentence()}. {text}--allow-oom simulates it all the same")
 
 
-def _shorter(experiment: Experiment) -> list[str]:
-    """Return sentences about sequences so long that only a config.json asks for them: where the
-    length comes from, and what fits with a shorter one; none otherwise."""
+def _shorter_sequences(experiment: Experiment) -> list[str]:
+    """Return sentences on a sequence length that is only the longest a config.json allows: where it
+    comes from, and what fits with a shorter one; none for other lengths."""
     model = experiment.model
     if not experiment.config_length or not isinstance(model, Transformer):
         return []
@@ -108,10 +112,12 @@ def _shorter(experiment: Experiment) -> list[str]:
     found = _verdict(experiment, length, hardware, smallest)
     if found.fits:
         return [*lines, f"With model.seq_len = {length} it fits ({found.peak / GIB:.1f} GiB)."]
-    changed = _even(_with_length(experiment, USUAL_LENGTH))
+    changed = _with_even_batches(_with_length(experiment, USUAL_LENGTH))
     node = hardware.cluster.gpus_per_node
     others = remedies(
-        changed.plan, evaluator(changed, hardware.gpus, smallest, node=node), **_of(experiment)
+        changed.plan,
+        evaluator(changed, hardware.gpus, smallest, node=node),
+        **_remedy_arguments(experiment),
     )
     if others:
         lines.append(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..topo.nccl.shape import Regime
 
 
-__all__ = ["AskedNetwork", "NetworkCache", "calibrated", "network_of"]
+__all__ = ["NetworkCache", "NetworkRequest", "nccl_model", "network_of"]
 
 MESHES = ("mesh", "hypercube")
 """NCCL's kinds of nodes in which each pair of GPUs has links of its own."""
@@ -62,7 +62,7 @@ def network_of(
 
 
 class NetworkCache:
-    """The network built last, kept for whoever asks for the same one again.
+    """The network built last, kept for the next request for the same one.
 
     Plans that are compared run on one network, which then need not be built again and remembers the
     prices it has worked out. Whoever prepares several experiments makes one cache and passes it
@@ -89,7 +89,7 @@ PER_ENTRY = ("changes", "nccl")
 
 
 @dataclass(frozen=True)
-class AskedNetwork:
+class NetworkRequest:
     """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
 
     Attributes
@@ -116,7 +116,7 @@ class AskedNetwork:
         build = network_of if networks is None else networks.network_of
         return build(cluster, self.nodes, self.choice, self.folder)
 
-    def without_each_key(self) -> Iterator[tuple[str, AskedNetwork]]:
+    def without_each_key(self) -> Iterator[tuple[str, NetworkRequest]]:
         """Yield each key that was given, with the request that lacks it."""
         for key in self.speeds:
             rest = {name: value for name, value in self.speeds.items() if name != key}
@@ -166,7 +166,7 @@ def _nccl_network(
     if cluster.has_direct_gpus(topology):
         return _direct(cluster, choice, topology)
     check_fabric(topology, choice.algorithm, choice.ring_order)
-    nccl, factor = calibrated(cluster, choice, folder, topology)
+    nccl, factor = nccl_model(cluster, choice, folder, topology)
     # A graph's nodes are as their links say, unless its file says where such were measured.
     measured = cluster.graph is None or cluster.nccl.platform is not None
     found = NcclNetwork(
@@ -192,14 +192,14 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
         if getattr(choice, key):
             raise InputError(
                 f"network.{key} is given, but the GPUs of {cluster.title} have no NICs: NCCL's "
-                "model does not serve them"
+                "model does not apply to them"
             )
     algorithm = None if choice.algorithm == "library" else choice.algorithm
     library = LinkLibrary(topology, cluster.gpus_per_node, algorithm, choice.ring_order)
     return NcclNetwork(library, topology, library.factor)
 
 
-class Factor(Protocol):
+class ErrorFactor(Protocol):
     """The factor that times of NCCL's model rest on, 1 with its error bar, by message size."""
 
     def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
@@ -207,12 +207,12 @@ class Factor(Protocol):
         ...
 
 
-def calibrated(
+def nccl_model(
     cluster: Cluster,
     choice: NetworkChoice,
     folder: Path | None = None,
     topology: Topology | None = None,
-) -> tuple[Nccl, Factor]:
+) -> tuple[Nccl, ErrorFactor]:
     """Return NCCL's model of a cluster, with what was measured on machines like it. Local.
 
     Parameters
@@ -263,11 +263,11 @@ def calibrated(
     found = calibration_of(calibration, (*names, system.arch, ANY))
 
     def factor(bytes: float, regime: Regime | None = None) -> Quantity:
-        asked = REGIMES if regime is None else (regime,)
-        errors = {each: float(found.error(np.array([bytes]), each)[0]) for each in asked}
-        least = max(asked, key=errors.__getitem__)
-        source = f"{found.sources[least]}: curves that the fit did not see"
-        return Quantity(1, "1", errors[least], source)
+        regimes = REGIMES if regime is None else (regime,)
+        errors = {each: float(found.error(np.array([bytes]), each)[0]) for each in regimes}
+        worst = max(regimes, key=errors.__getitem__)
+        source = f"{found.sources[worst]}: curves that the fit did not see"
+        return Quantity(1, "1", errors[worst], source)
 
     variables = choice.nccl | ({} if choice.algorithm == "library" else {"NCCL_ALGO": "ring"})
     return Nccl(system, Settings.of(variables), Factors(**found.numbers)), factor

@@ -1,4 +1,10 @@
-"""From an experiment to what is simulated: its hardware, its program, its network, its memory."""
+"""Experiment → `PreparedExperiment`: its hardware, memory, network and program, ready to be run.
+
+`prepare` does so in this order: GPUs and cluster (`hardware`), ranks and layers (`lay_out`),
+whether they fit into memory (`memory_fit`), the network with its step constants (`network`,
+`calibrated`), kernel models and the program (`training_step`), and how its ranks differ
+(`variation`).
+"""
 
 from __future__ import annotations
 
@@ -21,21 +27,21 @@ from ..program import Program
 from ..topo import Cluster, Network
 from ..workloads import Workload, lay_out, training_step
 from .calibrated import CalibratedKernels, CalibratedNetwork
-from .hardware import hardware_of, kinds_of, with_convolutions
-from .memory_fit import advice_for, assessed
+from .hardware import gpu_kinds, hardware_of, with_convolutions
+from .memory_fit import advice_for, assess_layout
 from .network import NetworkCache
-from .step_constants import Known, StepConstants, ours, served
-from .variation import SlowestKernels, revaried, varied
+from .step_constants import AppliedConstants, StepConstants, gpu_key, packaged_constants
+from .variation import SlowestKernels, with_changed_variation, with_variation
 
 if TYPE_CHECKING:
     from ..kernels.analytical import KernelCalibration
 
-__all__ = ["Case", "communications_of", "prepare"]
+__all__ = ["PreparedExperiment", "prepare", "with_step_constants"]
 
 
 @dataclass(frozen=True)
-class Case:
-    """An experiment, ready to be simulated.
+class PreparedExperiment:
+    """An experiment with all that its simulation needs.
 
     Attributes
     ----------
@@ -44,13 +50,13 @@ class Case:
     gpu : Gpu
     workload : Workload
     network : Network
-        Of the communications, which the program leaves unpriced.
+        Prices the communications, to which the program gives no duration.
     memory : Verdict
         Whether it fits.
     evaluate : callable, optional
         The verdict on other plans, see `mpisim.memory.evaluator`; for one that does not fit.
-    constants : Known, optional
-        Those fitted to measured steps, if the experiment uses any.
+    constants : AppliedConstants, optional
+        Step constants of the first kind of GPU, if the experiment uses any.
     notes : tuple of str
         What else is assumed of it; lines for people.
     networks : NetworkCache
@@ -64,7 +70,7 @@ class Case:
     network: Network
     memory: Verdict
     evaluate: Evaluate | None = None
-    constants: Known | None = None
+    constants: AppliedConstants | None = None
     notes: tuple[str, ...] = ()
     networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
@@ -95,14 +101,14 @@ class Case:
         kinds = np.zeros(layout.grid.world, int) if layout.gpu_of is None else layout.gpu_of
         return float(np.array(peaks)[kinds].sum())
 
-    def sample(self, number: int) -> Case:
-        """Return the case with other random factors: those of the seed plus `number`."""
+    def sample(self, number: int) -> PreparedExperiment:
+        """Return the same with other random factors: those of the seed plus `number`."""
         choice = self.experiment.variation
-        program = revaried(self.program, choice, choice, number)
+        program = with_changed_variation(self.program, choice, choice, number)
         return replace(self, workload=replace(self.workload, program=program))
 
-    def with_micro_batches(self, number: int) -> Case:
-        """Return the case with so many micro-batches a replica; whether it fits is not asked again.
+    def with_micro_batches(self, number: int) -> PreparedExperiment:
+        """Return the same with another number of micro-batches a replica; memory is not checked.
 
         Raises
         ------
@@ -111,7 +117,7 @@ class Case:
         """
         workload = self.workload.with_micro_batches(number)
         experiment = workload.layout.experiment
-        workload = _started(_varied(workload, experiment), self.constants)
+        workload = _with_overhead(_with_variation_of(workload, experiment), self.constants)
         return replace(self, experiment=experiment, workload=workload)
 
 
@@ -120,7 +126,7 @@ def prepare(
     constants: StepConstants | None = None,
     memory: Verdict | None = None,
     networks: NetworkCache | None = None,
-) -> Case:
+) -> PreparedExperiment:
     """Look up the hardware of an experiment and generate its program. Local.
 
     Parameters
@@ -146,31 +152,35 @@ def prepare(
         experiment = with_convolutions(experiment, hardware.named)
         cluster, named = hardware.cluster, hardware.named
         gpu = next(iter(named.values()))
-        layout = lay_out(experiment, hardware.gpus, kinds_of(choice, cluster, named))
+        layout = lay_out(experiment, hardware.gpus, gpu_kinds(choice, cluster, named))
         evaluate = None
         if memory is None:
-            memory, evaluate = assessed(layout, hardware)
+            memory, evaluate = assess_layout(layout, hardware)
         folder = Path(experiment.source).parent
         file = experiment.calibration.file
         if constants is None and file is not None:
-            constants = ours() if file == PACKAGED_CONSTANTS else StepConstants.read(folder / file)
+            constants = (
+                packaged_constants()
+                if file == PACKAGED_CONSTANTS
+                else StepConstants.read(folder / file)
+            )
         network = networks.network_of(cluster, choice.nodes, experiment.network, folder)
         models = _kernel_models(experiment, named.values(), hardware.gpus)
-        known = None
+        applied = None
         if constants is not None:
-            constants = constants.serving(experiment.model)
+            constants = constants.for_model(experiment.model)
             platform = cluster.nccl.platform or Path(choice.preset).stem
             framework = experiment.calibration.framework
             of_gpus = [
-                Known(constants, served(name, experiment.model), platform, framework)
+                AppliedConstants(constants, gpu_key(name, experiment.model), platform, framework)
                 for name in named
             ]
             models = list(map(CalibratedKernels, models, of_gpus))
-            known = of_gpus[0]
-            network = communications_of(network, known)
-        workload = _varied(training_step(layout, *models), experiment)
-        workload = _started(workload, known)
-        return Case(
+            applied = of_gpus[0]
+            network = with_step_constants(network, applied)
+        workload = _with_variation_of(training_step(layout, *models), experiment)
+        workload = _with_overhead(workload, applied)
+        return PreparedExperiment(
             experiment,
             cluster,
             gpu,
@@ -178,18 +188,18 @@ def prepare(
             network,
             memory,
             evaluate,
-            known,
+            applied,
             networks=networks,
         )
     except InputError as error:
         raise InputError(f"{experiment.source}: {error}") from error
 
 
-def _varied(workload: Workload, experiment: Experiment) -> Workload:
-    return replace(workload, program=varied(workload.program, experiment.variation))
+def _with_variation_of(workload: Workload, experiment: Experiment) -> Workload:
+    return replace(workload, program=with_variation(workload.program, experiment.variation))
 
 
-def communications_of(network: Network, constants: Known | None) -> Network:
+def with_step_constants(network: Network, constants: AppliedConstants | None) -> Network:
     """Return a network whose communications have the constants fitted to steps, if there are any.
 
     Raises
@@ -208,8 +218,8 @@ def communications_of(network: Network, constants: Known | None) -> Network:
     return network if network.nccl is None else CalibratedNetwork(network, constants)
 
 
-def _started(workload: Workload, constants: Known | None) -> Workload:
-    """Return a workload that starts as late as constants say."""
+def _with_overhead(workload: Workload, constants: AppliedConstants | None) -> Workload:
+    """Return a workload whose ranks start after the overhead of a step."""
     late = 0 if constants is None else picoseconds(constants.overhead[1])
     if not late:
         return workload

@@ -1,8 +1,8 @@
-"""From a program file and what is asked for of it to what is simulated.
+"""Program file and choices → `PreparedExperiment` or `PreparedProgram`, ready to be run.
 
-A program that ``mpisim run`` has saved says which experiment it is of, and is simulated as that:
-its rows, on the network, with the overlap and the variation of the experiment, and what was asked
-for besides. Any other program is simulated with what was asked for.
+A program that ``mpisim run`` has saved holds the experiment it was written from. It is simulated as
+that: its rows, with the network, overlap and variation of the experiment, changed by the choices.
+Any other program has the choices alone.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from ..program import Kind, Program, load
 from ..topo import Cluster, Network, find_cluster
 from ..topo.speeds import with_speeds
 from .hardware import check_speeds
-from .network import AskedNetwork, NetworkCache
-from .prepared import Case, communications_of, prepare
-from .variation import revaried, varied
+from .network import NetworkCache, NetworkRequest
+from .prepared import PreparedExperiment, prepare, with_step_constants
+from .variation import with_changed_variation, with_variation
 
-__all__ = ["ProgramCase", "prepare_program", "with_experiment"]
+__all__ = ["PreparedProgram", "prepare_program", "saved_program"]
 
-KEPT = "experiment"
-"""The attribute of programs that says which experiment they are of."""
+EXPERIMENT_ATTRIBUTE = "experiment"
+"""Attribute of a program: the experiment it was written from (`serialize`)."""
 
 FIXED_BY_PROGRAM = ("gpus", "other_gpus")
 """Keys of ``[cluster]`` that a program file fixes."""
 
 
 @dataclass(frozen=True)
-class ProgramCase:
-    """A program that does not say which experiment it is of, ready to be simulated.
+class PreparedProgram:
+    """A program of no known experiment, with all that its simulation needs.
 
     Attributes
     ----------
     experiment : ProgramChoices
     program : Program
-        Its ranks as different as was asked for.
-    asked : AskedNetwork, optional
-        None where no network was asked for.
+        With the speeds and the jitter chosen.
+    request : NetworkRequest, optional
+        None where no network is chosen.
     counted : PricedShares
         Of kernels that were priced by what they count.
     networks : NetworkCache
@@ -60,80 +60,88 @@ class ProgramCase:
 
     experiment: ProgramChoices
     program: Program
-    asked: AskedNetwork | None
+    request: NetworkRequest | None
     counted: PricedShares = field(default_factory=PricedShares)
     networks: NetworkCache = field(default_factory=NetworkCache, compare=False, repr=False)
 
     @cached_property
     def cluster(self) -> Cluster | None:
-        """Where it runs, with the speeds asked for."""
-        return None if self.asked is None else with_speeds(self.asked.cluster, self.asked.speeds)
+        """The cluster, with the speeds chosen."""
+        return (
+            None if self.request is None else with_speeds(self.request.cluster, self.request.speeds)
+        )
 
     @cached_property
     def network(self) -> Network | None:
-        """What prices communications without a duration."""
-        return None if self.asked is None else self.asked.network(self.networks)
+        """The network that prices communications without a duration."""
+        return None if self.request is None else self.request.network(self.networks)
 
-    def sample(self, number: int) -> ProgramCase:
-        """Return the case with other random factors: those of the seed plus `number`."""
+    def sample(self, number: int) -> PreparedProgram:
+        """Return the same with other random factors: those of the seed plus `number`."""
         choice = self.experiment.variation
-        return replace(self, program=revaried(self.program, choice, choice, number))
+        return replace(self, program=with_changed_variation(self.program, choice, choice, number))
 
 
-def with_experiment(case: Case | ProgramCase) -> Program:
-    """Return the program of a case as it is saved: it says which experiment it is of. Local."""
-    program = case.program
-    if isinstance(case, ProgramCase):
-        said = {COUNTED: case.counted.text} if case.counted.text else {}
-        return program.replace(attributes={**program.attributes, **said})
-    return program.replace(attributes={**program.attributes, KEPT: serialize(case.experiment)})
+def saved_program(prepared: PreparedExperiment | PreparedProgram) -> Program:
+    """Return the program as it is saved: with the experiment it was written from. Local."""
+    program = prepared.program
+    if isinstance(prepared, PreparedProgram):
+        attributes = {COUNTED: prepared.counted.text} if prepared.counted.text else {}
+        return program.replace(attributes={**program.attributes, **attributes})
+    return program.replace(
+        attributes={**program.attributes, EXPERIMENT_ATTRIBUTE: serialize(prepared.experiment)}
+    )
 
 
-def prepare_program(asked: ProgramExperiment) -> Case | ProgramCase:
+def prepare_program(experiment: ProgramExperiment) -> PreparedExperiment | PreparedProgram:
     """Read the program of an experiment, and look up where it is to run. Local.
 
     Returns
     -------
-    Case
-        Of a program that says which experiment it is of.
-    ProgramCase
+    PreparedExperiment
+        Of a program that holds the experiment it was written from.
+    PreparedProgram
         Of any other.
 
     Raises
     ------
     InputError
-        If a file cannot be read, or what was asked for cannot be.
+        If a file cannot be read, or the choices contradict each other.
     UsageError
-        For keys that do not serve such a program.
+        For keys that do not apply to such a program.
     """
-    path = Path(asked.source).parent / asked.program
+    path = Path(experiment.source).parent / experiment.program
     program = load(path)
     attributes = dict(program.attributes)
-    text = attributes.pop(KEPT, None)
+    text = attributes.pop(EXPERIMENT_ATTRIBUTE, None)
     if text is None:
-        return _of_choices(asked, program)
+        return _prepare_with_choices(experiment, program)
     program = program.replace(attributes=attributes)
     before = deserialize(text, str(path))
     mine = {key: dict(table) for key, table in before.given.items() if isinstance(table, dict)}
-    tables = _merged(mine, _in_full(asked))
-    if "cluster" in asked.tables:
-        tables["cluster"] = _placed(asked, before, program.n_ranks)
-    title = {"title": asked.title or before.title}
-    after = replace(deserialize(text, asked.source, {**tables, **title}), source=asked.source)
+    tables = _merged(mine, _absolute_tables(experiment))
+    if "cluster" in experiment.tables:
+        tables["cluster"] = _cluster_table(experiment, before, program.n_ranks)
+    title = {"title": experiment.title or before.title}
+    after = replace(
+        deserialize(text, experiment.source, {**tables, **title}), source=experiment.source
+    )
     try:
-        return _of_experiment(program, before, after, str(path))
+        return _prepare_saved(program, before, after, str(path))
     except InputError as error:
         message = str(error)
-        if message.startswith(asked.source):
+        if message.startswith(experiment.source):
             raise
-        raise type(error)(f"{asked.source}: {message}") from error
+        raise type(error)(f"{experiment.source}: {message}") from error
 
 
 # --- of an experiment ---------------------------------------------------------------------------
 
 
-def _of_experiment(program: Program, before: Experiment, after: Experiment, path: str) -> Case:
-    """Return the case of a program that was saved as `before` and is to run as `after`."""
+def _prepare_saved(
+    program: Program, before: Experiment, after: Experiment, path: str
+) -> PreparedExperiment:
+    """Prepare a program that was saved with experiment `before` and is to run as `after`."""
     networks = NetworkCache()
     saved_on = replace(after, cluster=before.cluster, network=before.network)
     base = prepare(saved_on, networks=networks)
@@ -144,12 +152,12 @@ def _of_experiment(program: Program, before: Experiment, after: Experiment, path
             "the file is damaged"
         )
     if before.variation.waits_for_slowest != after.variation.waits_for_slowest:
-        program = _at_pace(program, prepare(before, networks=networks), base)
-    program = revaried(program, before.variation, after.variation)
+        program = _with_other_pace(program, prepare(before, networks=networks), base)
+    program = with_changed_variation(program, before.variation, after.variation)
     notes = _notes(program, base, before, after)
-    case = replace(base, experiment=after, workload=replace(base.workload, program=program))
+    prepared = replace(base, experiment=after, workload=replace(base.workload, program=program))
     if (after.cluster, after.network) == (before.cluster, before.network):
-        return replace(case, notes=notes)
+        return replace(prepared, notes=notes)
     check_speeds(after.cluster.speeds, after.network.model)
     cluster = with_speeds(find_cluster(after.cluster.preset), after.cluster.speeds)
     constants = base.constants
@@ -158,11 +166,11 @@ def _of_experiment(program: Program, before: Experiment, after: Experiment, path
         constants = replace(constants, platform=platform)
     folder = Path(after.source).parent
     network = networks.network_of(cluster, after.cluster.nodes, after.network, folder)
-    network = communications_of(network, constants)
-    return replace(case, cluster=cluster, network=network, constants=constants, notes=notes)
+    network = with_step_constants(network, constants)
+    return replace(prepared, cluster=cluster, network=network, constants=constants, notes=notes)
 
 
-def _at_pace(program: Program, old: Case, new: Case) -> Program:
+def _with_other_pace(program: Program, old: PreparedExperiment, new: PreparedExperiment) -> Program:
     """Return a program whose products are at the pace that another choice of GPUs sets."""
     number = {name: i for i, name in enumerate(program.names)}
     tables = list(program.tables)
@@ -183,11 +191,13 @@ def _at_pace(program: Program, old: Case, new: Case) -> Program:
     return program.replace(tables=tuple(tables))
 
 
-def _notes(program: Program, base: Case, before: Experiment, after: Experiment) -> tuple[str, ...]:
+def _notes(
+    program: Program, base: PreparedExperiment, before: Experiment, after: Experiment
+) -> tuple[str, ...]:
     """Say what of a saved program is not as the experiment would have it now."""
-    said = []
+    lines = []
     if after.cluster.preset != before.cluster.preset:
-        said.append(f"kernels' times are those of the program: {base.gpu.title}")
+        lines.append(f"kernels' times are those of the program: {base.gpu.title}")
     unknown = total = 0
     kinds = base.workload.layout.gpu_of
     for i, table in enumerate(program.tables):
@@ -205,17 +215,17 @@ def _notes(program: Program, base: Case, before: Experiment, after: Experiment) 
             total += times * len(users)
             unknown += times * len(users) * ((program.names[name], length) not in known)
     if unknown:
-        said.append(
+        lines.append(
             f"{unknown:,} of {total:,} kernels are not as the experiment kept in the program has "
             "them: their times have no error bar, and overlap does not slow them"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
-def _in_full(asked: ProgramExperiment) -> dict[str, dict[str, Any]]:
-    """Return the tables asked for but that of the cluster; files by absolute paths."""
-    others = {key: table for key, table in asked.tables.items() if key != "cluster"}
-    return with_absolute_paths(others, asked.source)
+def _absolute_tables(experiment: ProgramExperiment) -> dict[str, dict[str, Any]]:
+    """Return the tables given but that of the cluster; files by absolute paths."""
+    others = {key: table for key, table in experiment.tables.items() if key != "cluster"}
+    return with_absolute_paths(others, experiment.source)
 
 
 def _merged(mine: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,23 +237,25 @@ def _merged(mine: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _placed(asked: ProgramExperiment, before: Experiment, ranks: int) -> dict[str, Any]:
-    """Return the table ``[cluster]``: that of the experiment with what was asked for besides."""
-    own = with_absolute_paths({"cluster": asked.tables["cluster"]}, asked.source)["cluster"]
+def _cluster_table(experiment: ProgramExperiment, before: Experiment, ranks: int) -> dict[str, Any]:
+    """Return the table ``[cluster]``: that of the saved experiment, changed by the one given."""
+    own = with_absolute_paths({"cluster": experiment.tables["cluster"]}, experiment.source)[
+        "cluster"
+    ]
     mine = dict(before.given["cluster"])
-    _check_cluster(asked.source, own, ranks)
+    _check_cluster(experiment.source, own, ranks)
     if own.get("preset", mine["preset"]) != mine["preset"]:
         mine = {}  # speeds and numbers of nodes are of the other cluster
     table = {**mine, **own}
     table.setdefault("gpus", ranks)
-    return _with_nodes(asked.source, table, ranks)
+    return _with_nodes(experiment.source, table, ranks)
 
 
 # --- of no experiment ---------------------------------------------------------------------------
 
 
-def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
-    tables, source = dict(asked.tables), asked.source
+def _prepare_with_choices(experiment: ProgramExperiment, program: Program) -> PreparedProgram:
+    tables, source = dict(experiment.tables), experiment.source
     cluster = dict(tables.get("cluster", {}))
     if cluster:
         _check_cluster(source, cluster, program.n_ranks)
@@ -271,23 +283,23 @@ def _of_choices(asked: ProgramExperiment, program: Program) -> ProgramCase:
     counted = PricedShares.read(attributes.pop(COUNTED, None), source)
     program = program.replace(attributes=attributes)
     try:
-        program = varied(program, choices.variation)
+        program = with_variation(program, choices.variation)
         if choices.variation.slowest:
             raise InputError(
                 "variation.slowest is true; the program does not say which kernels are products"
             )
         if choices.cluster is None:
-            return ProgramCase(choices, program, None, counted)
+            return PreparedProgram(choices, program, None, counted)
         check_speeds(choices.cluster.speeds, choices.network.model)
         preset = find_cluster(choices.cluster.preset)
         folder = Path(source).parent
         placed = choices.cluster
-        asked_network = AskedNetwork(preset, placed.nodes, choices.network, placed.speeds, folder)
-        case = ProgramCase(choices, program, asked_network, counted)
-        case.network  # noqa: B018 - errors of what was asked for come before the run
+        request = NetworkRequest(preset, placed.nodes, choices.network, placed.speeds, folder)
+        prepared = PreparedProgram(choices, program, request, counted)
+        prepared.network  # noqa: B018 - errors in the choices come before the run
     except InputError as error:
         raise type(error)(f"{source}: {error}") from error
-    return case
+    return prepared
 
 
 def _check_cluster(source: str, table: Mapping[str, Any], ranks: int) -> None:

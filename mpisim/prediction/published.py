@@ -1,4 +1,4 @@
-"""A prediction beside what the source of its experiment reports."""
+"""A prediction beside the published figures of its experiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..experiment import Experiment
 from ..experiment.experiment import PUBLISHED_UNITS
 from ..results import Results
 
-__all__ = ["Compared", "compared", "of_results"]
+__all__ = ["PublishedComparison", "compare_published", "compare_results"]
 
 TITLES: Mapping[str, str] = {
     "step_time": "step time",
@@ -23,8 +23,8 @@ TITLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One figure.
+class PublishedComparison:
+    """One published figure beside the predicted one.
 
     Attributes
     ----------
@@ -54,18 +54,20 @@ class Compared:
         return TITLES[self.figure]
 
     def __str__(self) -> str:
-        said = (
+        text = (
             f"{self.title}: {self.published:.4g} {self.unit}, here {self.predicted:.4g} "
             f"({100 * self.error:+.1f} %); {self.source}"
         )
-        return f"{said}; assumed: {self.assumed}" if self.assumed else said
+        return f"{text}; assumed: {self.assumed}" if self.assumed else text
 
     def as_json(self) -> dict[str, Any]:
         """Return the attributes."""
         return asdict(self)
 
 
-def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) -> list[Compared]:
+def compare_published(
+    experiment: Experiment, seconds: float, attributes: Mapping[str, Any]
+) -> list[PublishedComparison]:
     """Compare a prediction with what its experiment's source reports.
 
     Parameters
@@ -73,12 +75,12 @@ def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) ->
     experiment : Experiment
     seconds : float
         Of the predicted step.
-    said : mapping
-        What the prediction says of itself (`statements`).
+    attributes : mapping
+        Of the prediction's results (`mpisim.prediction.statements.statements`).
 
     Returns
     -------
-    list of Compared
+    list of PublishedComparison
         None where nothing is published.
     """
     figures = list(experiment.published.figures())
@@ -86,17 +88,17 @@ def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) ->
         return []
     own = {
         "step_time": seconds,
-        "model_flops": said["model_flops"] / seconds / said["gpus"],
-        "hardware_flops": said["executed_flops"] / seconds / said["gpus"],
-        "utilisation": said["utilisation"],
+        "model_flops": attributes["model_flops"] / seconds / attributes["gpus"],
+        "hardware_flops": attributes["executed_flops"] / seconds / attributes["gpus"],
+        "utilisation": attributes["utilisation"],
         "throughput": 1 / seconds,
-        "memory": said["memory_peak"],
+        "memory": attributes["memory_peak"],
     }
     found = []
     for name, figure in figures:
         predicted = own[name] / PUBLISHED_UNITS[name][figure.unit]
         found.append(
-            Compared(
+            PublishedComparison(
                 name,
                 figure.value,
                 predicted,
@@ -109,7 +111,7 @@ def compared(experiment: Experiment, seconds: float, said: Mapping[str, Any]) ->
     return found
 
 
-def of_results(experiment: Experiment, results: Results) -> list[Compared]:
+def compare_results(experiment: Experiment, results: Results) -> list[PublishedComparison]:
     """Compare a result with what its experiment's source reports."""
-    said = {**results.attributes, "gpus": results.n_ranks}
-    return compared(experiment, results.step_time, said)
+    attributes = {**results.attributes, "gpus": results.n_ranks}
+    return compare_published(experiment, results.step_time, attributes)

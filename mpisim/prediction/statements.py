@@ -20,24 +20,24 @@ from ..program import Program
 from ..topo import Cluster, find_cluster
 from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
-from .network import AskedNetwork, NetworkCache
-from .prepared import Case
-from .prepared_program import ProgramCase
-from .published import compared
-from .step_constants import sort_of
+from .network import NetworkCache, NetworkRequest
+from .prepared import PreparedExperiment
+from .prepared_program import PreparedProgram
+from .published import compare_published
+from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
 from .unused_keys import unused_keys
-from .unused_network_keys import priced, without_effect
+from .unused_network_keys import needs_prices, unused_network_keys
 
 if TYPE_CHECKING:
     from ..overlap import OverlapSummary
 
 __all__ = ["METHOD", "program_statements", "statements"]
 
-OVERLAP = "the slowdown of kernels and communications that overlap"
+OVERLAP_SLOWDOWN = "the slowdown of kernels and communications that overlap"
 
-LEFT_OUT = (
-    OVERLAP,
+NOT_MODELLED = (
+    OVERLAP_SLOWDOWN,
     "clocks that fall while kernels run back to back, but for products, attention, convolutions",
     "packets: communications that share a link share its bandwidth fairly and at once",
     "input pipeline, checkpoints",
@@ -49,12 +49,12 @@ METHOD = (
 )
 """How error bars are made."""
 
-WORTH_SAYING = 0.0005
-"""Relative effects on the step time below this are not listed one by one."""
+MIN_LISTED_EFFECT = 0.0005
+"""Relative effect on the step time below which a number is not listed by itself."""
 
 ALL_TIMED = "every communication has a duration of its own"
 
-PROGRAM_LEFT_OUT = (
+NOT_MODELLED_OF_PROGRAMS = (
     "the slowdown of kernels and communications that overlap (a program does not say what its "
     "kernels do)",
     "packets: communications that share a link share its bandwidth fairly and at once",
@@ -62,19 +62,22 @@ PROGRAM_LEFT_OUT = (
 
 
 def statements(
-    case: Case, run: Run, defaults: Mapping[str, object], overlap: OverlapSummary | None = None
+    prepared: PreparedExperiment,
+    run: Run,
+    defaults: Mapping[str, object],
+    overlap: OverlapSummary | None = None,
 ) -> dict[str, Any]:
-    """Return what a prediction says of itself, as attributes of its results. Local.
+    """Return the statements of a prediction, as attributes of its results. Local.
 
     Parameters
     ----------
-    case : Case
+    prepared : PreparedExperiment
     run : Run
         With its critical path.
     defaults : mapping of str to value
         Keys the experiment did not give, with the values taken instead.
     overlap : OverlapSummary, optional
-        What slowed what overlaps, if that was modelled.
+        The slowdown of what overlaps, if that was modelled.
 
     Returns
     -------
@@ -84,23 +87,23 @@ def statements(
         peak), ``uncertainty`` (relative, one standard deviation),
         ``uncertainty_method``, as lists of texts ``uncertainty_sources``, ``assumptions``,
         ``not_modelled`` and ``memory`` (a table), and ``memory_peak`` and ``memory_capacity`` in
-        bytes; ``published``, where the experiment says what was; and those of
-        `OverlapSummary.statements`.
+        bytes; ``published``, where the experiment says what was; and what
+        `OverlapSummary.statements` adds.
     """
-    bar = error_bar(case, run, overlap=overlap)
+    bar = error_bar(prepared, run, overlap=overlap)
     seconds = run.step_time / PICOSECONDS
-    work, plan = case.workload, case.experiment.plan
-    peak = case.peak / work.layout.grid.world
+    work, plan = prepared.workload, prepared.experiment.plan
+    peak = prepared.peak / work.layout.grid.world
     a_gpu = work.flops / seconds / work.layout.grid.world
-    model = case.experiment.model
+    model = prepared.experiment.model
     words = model.samples == "sequences"
     rate = f"{_digits(plan.global_batch / seconds)} {model.samples}/s"
     if words:
         rate = f"{work.tokens / seconds:,.0f} tokens/s ({rate})"
-    said = {
+    attributes = {
         "throughput": (
             f"{rate}, {a_gpu / 1e12:.0f} TFLOP/s a GPU, {a_gpu / peak:.1%} of its dense "
-            f"{case.format} peak"
+            f"{prepared.format} peak"
         ),
         "tokens" if words else model.samples: work.tokens,
         "model_flops": float(work.flops),
@@ -110,33 +113,40 @@ def statements(
         "uncertainty_method": (
             f"{METHOD}; model error: what steps have shown that were not fitted"
         ),
-        "uncertainty_sources": sources(bar),
+        "uncertainty_sources": uncertainty_lines(bar),
         "assumptions": [
-            case.cluster.title,
-            case.gpu.title,
-            *case.notes,
-            *_unused(case),
-            *unused_keys(case),
-            *_assumed(case.experiment),
-            *_differences(case),
-            *network_notes(case.cluster, case.program, _asked(case.experiment), case.networks),
+            prepared.cluster.title,
+            prepared.gpu.title,
+            *prepared.notes,
+            *_unused_constants(prepared),
+            *unused_keys(prepared),
+            *_plan_assumptions(prepared.experiment),
+            *_rank_assumptions(prepared),
+            *network_notes(
+                prepared.cluster,
+                prepared.program,
+                _network_request(prepared.experiment),
+                prepared.networks,
+            ),
             *(
-                f"{key} = {worded(value)} (default)"
+                f"{key} = {format_value(value)} (default)"
                 for key, value in defaults.items()
-                if _matters(key, value, case)
+                if _worth_listing(key, value, prepared)
             ),
         ],
         "not_modelled": [
-            *(each for each in LEFT_OUT if overlap is None or each != OVERLAP),
-            *_left_out(case),
+            *(each for each in NOT_MODELLED if overlap is None or each != OVERLAP_SLOWDOWN),
+            *_jitter_not_modelled(prepared),
         ],
-        "memory": [*case.memory.text().splitlines(), *case.advice],
-        "memory_peak": case.memory.peak,
-        "memory_capacity": case.memory.capacity,
+        "memory": [*prepared.memory.text().splitlines(), *prepared.advice],
+        "memory_peak": prepared.memory.peak,
+        "memory_capacity": prepared.memory.capacity,
         **({} if overlap is None else overlap.statements()),
     }
-    found = compared(case.experiment, seconds, {**said, "gpus": work.layout.grid.world})
-    return {**({"published": [str(each) for each in found]} if found else {}), **said}
+    found = compare_published(
+        prepared.experiment, seconds, {**attributes, "gpus": work.layout.grid.world}
+    )
+    return {**({"published": [str(each) for each in found]} if found else {}), **attributes}
 
 
 def _digits(number: float) -> str:
@@ -144,30 +154,32 @@ def _digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:,.4g}"
 
 
-def sources(found: Uncertainty) -> list[str]:
+def uncertainty_lines(found: Uncertainty) -> list[str]:
     """Return what an error bar consists of, lines for people. Local."""
     return [
         f"{each.name} ±{each.error:.0%} on {each.share:.1%} of the step: ±{each.effect:.1%}"
         for each in found.effects
-        if each.effect >= WORTH_SAYING
+        if each.effect >= MIN_LISTED_EFFECT
     ]
 
 
 def network_notes(
-    cluster: Cluster, program: Program, asked: AskedNetwork, networks: NetworkCache
+    cluster: Cluster, program: Program, request: NetworkRequest, networks: NetworkCache
 ) -> list[str]:
-    """Return what holds network cards back, and the keys of the network without effect. Local."""
-    limit = nic_bottleneck(cluster) if asked.nodes > 1 and asked.choice.model == "nccl" else None
+    """Return what limits the NICs, notes of the network, and its keys without effect. Local."""
+    limit = (
+        nic_bottleneck(cluster) if request.nodes > 1 and request.choice.model == "nccl" else None
+    )
     return [
         *([] if limit is None else [limit]),
-        *getattr(asked.network(networks), "notes", ()),
-        *without_effect(program, asked, networks),
+        *getattr(request.network(networks), "notes", ()),
+        *unused_network_keys(program, request, networks),
     ]
 
 
-def _asked(experiment: Experiment) -> AskedNetwork:
+def _network_request(experiment: Experiment) -> NetworkRequest:
     choice = experiment.cluster
-    return AskedNetwork(
+    return NetworkRequest(
         find_cluster(choice.preset),
         choice.nodes,
         experiment.network,
@@ -176,8 +188,8 @@ def _asked(experiment: Experiment) -> AskedNetwork:
     )
 
 
-def _assumed(experiment: Experiment) -> list[str]:
-    """What the plan's keys, given or not, stand for."""
+def _plan_assumptions(experiment: Experiment) -> list[str]:
+    """The assumptions behind the plan's keys, given or not."""
     plan = experiment.plan
     products = f"{plan.precision} matrix products"
     if isinstance(experiment.model, Transformer):
@@ -192,38 +204,38 @@ def _assumed(experiment: Experiment) -> list[str]:
     ]
 
 
-def _unused(case: Case) -> list[str]:
-    """Say that constants fitted to steps are not used, where they were asked for in vain."""
-    asked = case.experiment.calibration.file is not None
-    if not asked or sort_of(case.experiment.model) != "experts":
+def _unused_constants(prepared: PreparedExperiment) -> list[str]:
+    """Say that step constants are not applied, where the file names some but they do not fit."""
+    given = prepared.experiment.calibration.file is not None
+    if not given or model_class(prepared.experiment.model) != "experts":
         return []
-    return ["calibration.file: constants fitted to steps do not serve models with experts"]
+    return ["calibration.file: constants fitted to steps do not apply to models with experts"]
 
 
-def _differences(case: Case) -> list[str]:
-    """Say how ranks differ, or that they are taken to be alike."""
-    choice, layout = case.experiment.variation, case.workload.layout
-    said = ["neighbouring ranks share a node"]
+def _rank_assumptions(prepared: PreparedExperiment) -> list[str]:
+    """Say how ranks differ, or that they are taken to be equal."""
+    choice, layout = prepared.experiment.variation, prepared.workload.layout
+    lines = ["neighbouring ranks share a node"]
     if layout.gpu_of is not None:
-        pricings = case.workload.pricings
+        pricings = prepared.workload.pricings
         count = np.bincount(layout.gpu_of, minlength=len(pricings)).tolist()
         names = [each.model.gpu.title for each in pricings]
         gpus = ", ".join(f"{n:,} × {name}" for n, name in zip(count, names, strict=True))
-        said.append(f"GPUs: {gpus}; links as if all were the first")
+        lines.append(f"GPUs: {gpus}; links as if all were the first")
     if layout.shorter:
-        said.append("replicas have batches of their own; gradients are averaged over sequences")
-    varies = random_factors(choice)
+        lines.append("replicas have batches of their own; gradients are averaged over sequences")
+    varies = describe_random_factors(choice)
     if varies is not None:
-        said.append(varies)
+        lines.append(varies)
     else:
         same = "" if choice.speeds else " at the same speed"
         if choice.waits_for_slowest:
             same = " at the speed of the slowest GPU to be expected"
-        said.append(f"ranks of a stage with the same GPU do the same work{same}")
-    return said
+        lines.append(f"ranks of a stage with the same GPU do the same work{same}")
+    return lines
 
 
-def random_factors(choice: VariationChoice) -> str | None:
+def describe_random_factors(choice: VariationChoice) -> str | None:
     """Return what random factors there are, a line for people; None if there are none. Local."""
     if not choice.random:
         return None
@@ -233,20 +245,20 @@ def random_factors(choice: VariationChoice) -> str | None:
     )
 
 
-def _left_out(case: Case) -> list[str]:
+def _jitter_not_modelled(prepared: PreparedExperiment) -> list[str]:
     """Say what is not modelled of how GPUs differ."""
-    choice = case.experiment.variation
+    choice = prepared.experiment.variation
     if choice.random or choice.speeds:
         return []
     slow = "" if choice.waits_for_slowest else " and slow GPUs"
     return [f"jitter{slow} ([variation])"]
 
 
-def _matters(key: str, value: object, case: Case) -> bool:
-    """Whether a default is worth saying: it does something, and can have changed the answer."""
+def _worth_listing(key: str, value: object, prepared: PreparedExperiment) -> bool:
+    """Whether a default is listed among the assumptions: it may have changed the step time."""
     if value is not True and value in (None, False, 0, 1, (), {}):
         return False
-    experiment, grid = case.experiment, case.workload.layout.grid
+    experiment, grid = prepared.experiment, prepared.workload.layout.grid
     plan, model = experiment.plan, experiment.model
     transformer, images = isinstance(model, Transformer), isinstance(model, Cnn)
     mixture = isinstance(model, Transformer) and model.experts > 0
@@ -294,20 +306,20 @@ def _unaligned(model: Transformer, plan: Plan) -> bool:
     return plan.kernels == "eager" and plan.weight_format != "fp32" and odd
 
 
-def worded(value: object) -> str:
-    """Return a key's value as reports write it."""
+def format_value(value: object) -> str:
+    """Return a value as TOML and reports write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # --- of a program file ----------------------------------------------------------------------------
 
 
-def program_statements(case: ProgramCase, run: Run) -> dict[str, Any]:
-    """Return what results of a program say of it: assumptions, error bar, what is left out. Local.
+def program_statements(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
+    """Return the statements of a program's results, as their attributes. Local.
 
     Parameters
     ----------
-    case : ProgramCase
+    prepared : PreparedProgram
     run : Run
         With its critical path.
 
@@ -318,54 +330,54 @@ def program_statements(case: ProgramCase, run: Run) -> dict[str, Any]:
         also ``uncertainty`` (relative, one standard deviation), ``uncertainty_method`` and
         ``uncertainty_sources``, as of `mpisim.prediction.statements.statements`.
     """
-    choices, asked, cluster = case.experiment, case.asked, case.cluster
-    varies = random_factors(choices.variation)
+    choices, request, cluster = prepared.experiment, prepared.request, prepared.cluster
+    varies = describe_random_factors(choices.variation)
     speeds = choices.variation.speeds
-    said = [] if varies is None else [varies]
-    said += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
-    if case.counted.shares:
-        said.append(f"priced by roofline: {case.program.attributes[PRICED]}")
-    if asked is None or cluster is None:
-        return {**({"assumptions": said} if said else {}), **_program_error_bar(case, run)}
-    nodes = f"{asked.nodes} node" + ("s" if asked.nodes > 1 else "")
+    lines = [] if varies is None else [varies]
+    lines += [f"variation.speeds.{ranks} = {speed:g}" for ranks, speed in speeds.items()]
+    if prepared.counted.shares:
+        lines.append(f"priced by roofline: {prepared.program.attributes[PRICED]}")
+    if request is None or cluster is None:
+        return {**({"assumptions": lines} if lines else {}), **_program_error_bar(prepared, run)}
+    nodes = f"{request.nodes} node" + ("s" if request.nodes > 1 else "")
     shown = {
         key: value
         for key, value in choices.left_to_defaults().items()
         if key.startswith("network.") and value not in (None, {})
     }
-    if asked.choice.model != "nccl":
+    if request.choice.model != "nccl":
         shown.pop("network.contention", None)  # a note says so
     given = {
         f"network.{key}": value
-        for key, value in vars(asked.choice).items()
+        for key, value in vars(request.choice).items()
         if f"network.{key}" not in choices.defaulted
     }
     return {
         "assumptions": [
             cluster.title,
             f"{nodes}; neighbouring ranks share a node",
-            *said,
-            *(f"{key} = {worded(value)}" for key, value in given.items()),
-            *([] if priced(case.program) else [f"{ALL_TIMED}: the cluster prices none"]),
-            *network_notes(cluster, case.program, asked, case.networks),
-            *(f"{key} = {worded(value)} (default)" for key, value in shown.items()),
+            *lines,
+            *(f"{key} = {format_value(value)}" for key, value in given.items()),
+            *([] if needs_prices(prepared.program) else [f"{ALL_TIMED}: the cluster prices none"]),
+            *network_notes(cluster, prepared.program, request, prepared.networks),
+            *(f"{key} = {format_value(value)} (default)" for key, value in shown.items()),
         ],
-        "not_modelled": list(PROGRAM_LEFT_OUT),
-        **_program_error_bar(case, run),
+        "not_modelled": list(NOT_MODELLED_OF_PROGRAMS),
+        **_program_error_bar(prepared, run),
     }
 
 
-def _program_error_bar(case: ProgramCase, run: Run) -> dict[str, Any]:
+def _program_error_bar(prepared: PreparedProgram, run: Run) -> dict[str, Any]:
     """Return how far communications and kernels that were priced put the step time off."""
-    errors = case.counted.numbers
+    errors = prepared.counted.numbers
     numbers = {name: Quantity(1, "1", error, PRICED) for name, error in errors.items()}
-    if case.network is not None and priced(case.program):
-        numbers |= case.network.numbers
+    if prepared.network is not None and needs_prices(prepared.program):
+        numbers |= prepared.network.numbers
     if run.critical_path is None or not numbers:
         return {}
-    found = combine(PathShares(case, run).lengths(), run.step_time, numbers, None)
+    found = combine(PathShares(prepared, run).lengths(), run.step_time, numbers, None)
     return {
         "uncertainty": found.relative,
         "uncertainty_method": f"{METHOD}; durations of the program count as exact",
-        "uncertainty_sources": sources(found),
+        "uncertainty_sources": uncertainty_lines(found),
     }

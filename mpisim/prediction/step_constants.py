@@ -31,20 +31,20 @@ from ..base.quantity import Quantity
 from ..base.schema import build, parse
 
 __all__ = [
+    "MODEL_CLASSES",
     "MULTIPLIERS",
     "OVERHEAD",
-    "SORTS",
-    "Known",
+    "AppliedConstants",
     "ModelError",
     "StepConstants",
     "chip",
-    "is_stack",
-    "kind_of",
-    "name_of",
-    "ours",
-    "served",
-    "sort_of",
-    "stack_of",
+    "constant_name",
+    "framework_key",
+    "gpu_key",
+    "is_framework_key",
+    "model_class",
+    "packaged_constants",
+    "parse_constant_name",
 ]
 
 FILE = "calibration/e2e.toml"
@@ -52,16 +52,16 @@ FILE = "calibration/e2e.toml"
 MULTIPLIERS = ("products", "attention", "memory", "inside", "across", "host")
 """Kinds of constants that multiply times."""
 
-STACKS = {"attention": "gpu", "across": "network"}
-"""Kinds of which a framework has a constant beside that of a GPU or a platform, on any of them."""
+FRAMEWORK_PLACES = {"attention": "gpu", "across": "network"}
+"""Kinds of which a framework has a constant too, for any GPU or any network."""
 
 OVERHEAD = "overhead"
 
 ONE = Quantity(1, "1", 0, "not fitted")
 
 
-SORTS = ("dense", "experts", "other")
-"""Sorts of models, whose steps are not equally well predicted: transformers without and with
+MODEL_CLASSES = ("dense", "experts", "other")
+"""Classes of models, whose steps are not equally well predicted: transformers without and with
 experts, and all others."""
 
 
@@ -69,7 +69,7 @@ experts, and all others."""
 class ModelError:
     """How far predicted steps are off beyond what the error bars of their inputs explain.
 
-    Each is 1 with its error bar, by sort of model.
+    Each is 1 with its error bar, by class of model.
 
     Attributes
     ----------
@@ -87,9 +87,9 @@ class ModelError:
 
     def __post_init__(self) -> None:
         for name, table in vars(self).items():
-            for sort in SORTS:
-                if sort not in table:
-                    raise InputError(f"model_error.{name} lacks {sort!r}; it needs {SORTS}")
+            for each in MODEL_CLASSES:
+                if each not in table:
+                    raise InputError(f"model_error.{name} lacks {each!r}; it needs {MODEL_CLASSES}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class StepConstants:
         Matrix products and convolutions; by kind of GPU and format (``"h100 bf16"``).
     attention : dict of str to Quantity
         Fused attention; by kind of GPU (`chip`), and of a framework (``"nemo on any gpu"``,
-        `stack_of`).
+        `framework_key`).
     memory : dict of str to Quantity
         All other kernels; by kind of GPU.
     inside, across : dict of str to Quantity
@@ -152,36 +152,36 @@ class StepConstants:
         table: Mapping[str, Quantity] = getattr(self, kind)
         return table.get(key, ONE)
 
-    def serving(self, model: object) -> StepConstants:
-        """Return those that serve an experiment's model: none if it has experts.
+    def for_model(self, model: object) -> StepConstants:
+        """Return the constants that apply to an experiment's model: none if it has experts.
 
         What such steps are off by has other causes than speeds of kernels and networks that other
         steps show: with constants fitted to the others they are less likely than without.
         """
-        if sort_of(model) != "experts":
+        if model_class(model) != "experts":
             return self
         return StepConstants(model_error=self.model_error)
 
-    def knows(self, framework: str | None, gpu: str) -> bool:
+    def fitted_to(self, framework: str | None, gpu: str) -> bool:
         """Whether steps of a framework and of a kind of GPU were fitted."""
         return framework in self.host and gpu in self.memory
 
 
 @cache
-def ours() -> StepConstants:
-    """Return what comes with mpisim."""
+def packaged_constants() -> StepConstants:
+    """Return the constants that come with mpisim."""
     return build(StepConstants, packaged(FILE), FILE)
 
 
 @dataclass(frozen=True)
-class Known:
-    """The constants that serve one experiment, and the names of what its times rest on.
+class AppliedConstants:
+    """The constants that apply to one kind of GPU of an experiment.
 
     Attributes
     ----------
     constants : StepConstants
     gpu : str
-        Kind of GPU (`served`).
+        Kind of GPU (`gpu_key`).
     platform : str
         Of the network.
     framework : str or None
@@ -195,13 +195,13 @@ class Known:
     def number(self, kind: str, key: str | None) -> tuple[str, Quantity]:
         """Return the name of a constant and its value, times that of the framework."""
         key = key or "any framework"
-        name, number = name_of(kind, key), self.constants.multiplier(kind, key)
-        stack = None if self.framework is None else stack_of(kind, self.framework)
-        if stack is None or stack not in getattr(self.constants, kind):
+        name, number = constant_name(kind, key), self.constants.multiplier(kind, key)
+        other_key = None if self.framework is None else framework_key(kind, self.framework)
+        if other_key is None or other_key not in getattr(self.constants, kind):
             return name, number
-        other = self.constants.multiplier(kind, stack)
+        other = self.constants.multiplier(kind, other_key)
         error = math.hypot(number.error, other.error)
-        source = f"{number.source}; {stack}: {other.source}"
+        source = f"{number.source}; {other_key}: {other.source}"
         return name, Quantity(number.value * other.value, "1", error, source)
 
     def covers(self, kind: str, key: str | None) -> bool:
@@ -213,6 +213,11 @@ class Known:
         return key in getattr(self.constants, kind)
 
     @property
+    def fitted(self) -> bool:
+        """Whether steps of this framework and kind of GPU were fitted."""
+        return self.constants.fitted_to(self.framework, self.gpu)
+
+    @property
     def host(self) -> str:
         """Name of the constant that launches rest on."""
         return self.number("host", self.framework)[0]
@@ -222,22 +227,22 @@ class Known:
         """Name and seconds of the overhead of a step."""
         key = self.framework or "any framework"
         found = self.constants.overhead.get(key)
-        return name_of(OVERHEAD, key), 0.0 if found is None else found.si
+        return constant_name(OVERHEAD, key), 0.0 if found is None else found.si
 
 
-def name_of(kind: str, key: str) -> str:
-    """Return the name of a constant among the numbers that a step rests on."""
+def constant_name(kind: str, key: str) -> str:
+    """Kind and key of a constant → its name among the numbers that a step rests on."""
     return f"{kind} of {key}"
 
 
-def kind_of(name: str) -> tuple[str, str] | None:
-    """Return kind and key of a constant, None for any other number."""
+def parse_constant_name(name: str) -> tuple[str, str] | None:
+    """Name of a number → kind and key of the constant; None for any other number."""
     kind, _, key = name.partition(" of ")
     return (kind, key) if key and kind in (*MULTIPLIERS, OVERHEAD) else None
 
 
-def stack_of(kind: str, framework: str) -> str | None:
-    """Return the key of a framework's constant that serves beside one of a GPU or a platform.
+def framework_key(kind: str, framework: str) -> str | None:
+    """Return the key of a framework's constant, which multiplies that of a GPU or a platform.
 
     Examples
     --------
@@ -245,17 +250,17 @@ def stack_of(kind: str, framework: str) -> str | None:
     ('nemo on any gpu', 'nemo on any network')
     >>> stack_of("products", "nemo")
     """
-    place = STACKS.get(kind)
+    place = FRAMEWORK_PLACES.get(kind)
     return None if place is None else f"{framework} on any {place}"
 
 
-def is_stack(key: str) -> bool:
-    """Whether a key is of a framework beside those of GPUs and platforms."""
+def is_framework_key(key: str) -> bool:
+    """Whether a key is one of `framework_key`."""
     return " on " in key
 
 
-def sort_of(model: object) -> str:
-    """Return the sort of an experiment's model."""
+def model_class(model: object) -> str:
+    """Return the class of an experiment's model, one of `MODEL_CLASSES`."""
     from ..experiment import Transformer
 
     if not isinstance(model, Transformer):
@@ -263,8 +268,8 @@ def sort_of(model: object) -> str:
     return "experts" if model.experts else "dense"
 
 
-def served(gpu: str, model: object) -> str:
-    """Return what constants of kernels are of: a kind of GPU; apart for models of other layers.
+def gpu_key(gpu: str, model: object) -> str:
+    """GPU and model → key of kernel constants: the kind of GPU, ``-other`` for other models.
 
     What kernels of transformers show of their libraries says nothing about convolutions and the
     passes over memory between them.
@@ -276,7 +281,7 @@ def served(gpu: str, model: object) -> str:
     model : object
         An experiment's model.
     """
-    return f"{chip(gpu)}-other" if sort_of(model) == "other" else chip(gpu)
+    return f"{chip(gpu)}-other" if model_class(model) == "other" else chip(gpu)
 
 
 def chip(gpu: str) -> str:

@@ -27,9 +27,9 @@ from ..base.quantity import Quantity
 from ..engine.critical_path import PieceKind
 from ..engine.run import Run
 from ..program import UNPRICED, Operation
-from .prepared import Case
-from .prepared_program import ProgramCase
-from .step_constants import ours, sort_of
+from .prepared import PreparedExperiment
+from .prepared_program import PreparedProgram
+from .step_constants import model_class, packaged_constants
 
 if TYPE_CHECKING:
     from ..engine.critical_path import CriticalPath
@@ -151,19 +151,19 @@ class PathShares:
     """The numbers each piece of a critical path rests on.
 
     Called with the number of a piece it returns the share of its length that is proportional to
-    each number, by name. `alike` sorts pieces, so that each kind is looked up once.
+    each number, by name. `equal_pieces` sorts them, so that each kind is looked up once.
     """
 
-    def __init__(self, case: Case | ProgramCase, run: Run) -> None:
+    def __init__(self, prepared: PreparedExperiment | PreparedProgram, run: Run) -> None:
         assert run.critical_path is not None
-        self.case, self.path = case, run.critical_path
-        groups = case.program.communicators
+        self.prepared, self.path = prepared, run.critical_path
+        groups = prepared.program.communicators
         self.label = np.zeros(len(groups), np.int64)
-        if case.network is not None:
-            self.label, self.classes = case.network.group_classes(
-                groups.index, groups.members, case.program.operation_bits
+        if prepared.network is not None:
+            self.label, self.classes = prepared.network.group_classes(
+                groups.index, groups.members, prepared.program.operation_bits
             )
-            self.communication = cache(case.network.shares)
+            self.communication = cache(prepared.network.shares)
 
     def __call__(self, piece: int) -> Mapping[str, float]:
         kind = PieceKind(int(self.path.kind[piece]))
@@ -172,36 +172,36 @@ class PathShares:
         return self._works(piece, kind)
 
     def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
-        path, case = self.path, self.case
-        if not isinstance(case, Case):  # what was recorded rests on nothing
-            return self._kernel(piece, case.counted.shares) if kind is PieceKind.COMPUTE else {}
+        path, prepared = self.path, self.prepared
+        if not isinstance(prepared, PreparedExperiment):  # what was recorded rests on nothing
+            return self._kernel(piece, prepared.counted.shares) if kind is PieceKind.COMPUTE else {}
         if kind is PieceKind.HOST:
-            shares = case.workload.pricing_of(int(path.rank[piece])).host_shares
-            if case.constants is None:
+            shares = prepared.workload.pricing_of(int(path.rank[piece])).host_shares
+            if prepared.constants is None:
                 return shares
-            if case.constants.covers("host", case.constants.framework):
+            if prepared.constants.covers("host", prepared.constants.framework):
                 shares = {}
-            return {**shares, case.constants.host: 1.0}
+            return {**shares, prepared.constants.host: 1.0}
         if kind is PieceKind.LAUNCH:
             return {"launch_latency": 1.0}
-        if kind is PieceKind.START and case.constants is not None:
-            return {case.constants.overhead[0]: 1.0}
+        if kind is PieceKind.START and prepared.constants is not None:
+            return {prepared.constants.overhead[0]: 1.0}
         if kind is not PieceKind.COMPUTE:
             return {}
-        pricing = case.workload.pricing_of(int(path.rank[piece]))
+        pricing = prepared.workload.pricing_of(int(path.rank[piece]))
         return self._kernel(piece, pricing.shares)
 
     def _kernel(
         self, piece: int, shares: Mapping[tuple[str, int], Mapping[str, float]]
     ) -> Mapping[str, float]:
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        table = self.case.program.table_of(rank)
-        name = self.case.program.names[table.name[row]]
+        table = self.prepared.program.table_of(rank)
+        name = self.prepared.program.names[table.name[row]]
         return shares.get((name, int(table.duration[row])), {})
 
     def _communicates(self, piece: int) -> Mapping[str, float]:
         rank, row = int(self.path.rank[piece]), int(self.path.row[piece])
-        program = self.case.program
+        program = self.prepared.program
         table = program.table_of(rank)
         if table.duration[row] != UNPRICED:
             return {}
@@ -212,13 +212,13 @@ class PathShares:
             self.classes[self.label[group]],
         )
 
-    def alike(self) -> Iterator[tuple[int, Ints]]:
+    def equal_pieces(self) -> Iterator[tuple[int, Ints]]:
         """Yield one piece of each kind, and all pieces of that kind.
 
-        Kernels of one name and duration are alike, and communications of one operation and size
+        Kernels are equal by name and duration, communications by operation and size
         over groups of one class.
         """
-        path, program = self.path, self.case.program
+        path, program = self.path, self.prepared.program
         keys = np.zeros((len(path.kind), 4), np.int64)
         keys[:, 0] = path.kind
         on_device = np.isin(path.kind, ON_DEVICE)
@@ -244,7 +244,7 @@ class PathShares:
         """Return how much of the step rests on each number, in ps."""
         length = self.path.end - self.path.begin
         found: dict[str, float] = {}
-        for piece, pieces in self.alike():
+        for piece, pieces in self.equal_pieces():
             whole = int(length[pieces].sum())
             for name, share in self(piece).items():
                 found[name] = found.get(name, 0.0) + share * whole
@@ -255,7 +255,7 @@ class PathShares:
 
 
 def error_bar(
-    case: Case,
+    prepared: PreparedExperiment,
     run: Run,
     lengths: Mapping[str, float] | None = None,
     *,
@@ -266,7 +266,7 @@ def error_bar(
 
     Parameters
     ----------
-    case : Case
+    prepared : PreparedExperiment
     run : Run
         With its critical path.
     lengths : mapping of str to float, optional
@@ -277,29 +277,29 @@ def error_bar(
         What slowed what overlaps, if that was modelled.
     """
     numbers = {
-        name: number for name, number in vars(case.gpu).items() if isinstance(number, Quantity)
+        name: number for name, number in vars(prepared.gpu).items() if isinstance(number, Quantity)
     }
-    numbers |= dict(case.network.numbers)
-    for pricing in reversed(case.workload.pricings):  # of equal names those of most nodes count
+    numbers |= dict(prepared.network.numbers)
+    for pricing in reversed(prepared.workload.pricings):  # of equal names those of most nodes count
         numbers |= dict(pricing.model.numbers)
     if lengths is None:
-        lengths = PathShares(case, run).lengths()
+        lengths = PathShares(prepared, run).lengths()
     if overlap is not None and run.critical_path is not None:
         numbers |= overlap.numbers
         lengths = {**lengths, **overlap.lengths(run.critical_path)}
-    left_out = _model_error(case) if model_error else None
+    left_out = _model_error(prepared) if model_error else None
     return combine(lengths, run.step_time, numbers, left_out)
 
 
-def _model_error(case: Case) -> tuple[str, Quantity] | None:
+def _model_error(prepared: PreparedExperiment) -> tuple[str, Quantity] | None:
     """Return the name and the size of what the model leaves out."""
-    known, sort = case.constants, sort_of(case.experiment.model)
-    if known is None:
-        found = ours().model_error
-        return None if found is None else ("model error", found.plain[sort])
-    found = known.constants.model_error
+    applied, kind = prepared.constants, model_class(prepared.experiment.model)
+    if applied is None:
+        found = packaged_constants().model_error
+        return None if found is None else ("model error", found.plain[kind])
+    found = applied.constants.model_error
     if found is None:
         return None
-    if known.constants.knows(known.framework, known.gpu):
-        return "model error (calibrated)", found.known[sort]
-    return "model error (calibrated; framework or GPU new)", found.unknown[sort]
+    if applied.fitted:
+        return "model error (calibrated)", found.known[kind]
+    return "model error (calibrated; framework or GPU new)", found.unknown[kind]

@@ -2,9 +2,10 @@
 
 A key has no effect if the step without it, and with any other value of it, is the same: the rows of
 all ranks, their durations, and the memory. To find out, the experiment is prepared again, without
-the key and with its other values, and compared (`alike`). That takes time, so keys that are known
-to have an effect are not tried: `SURE` has them, each with the condition under which that is so.
-Where the condition does not hold, a key of `SURE` is tried as any other.
+the key and with its other values, and compared (`equivalent`). That takes time, so keys that are
+known to have an effect are not tried: `EFFECTIVE_KEYS` has them, each with the condition under
+which that is so. Where the condition does not hold, a key of `EFFECTIVE_KEYS` is tried as any
+other.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 
 from ..base.errors import InputError
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..experiment import Dlrm, Experiment, Plan, Transformer
 from ..experiment.load import experiment_of
 from ..program import COLUMNS, Program, Table
-from .prepared import Case, prepare
+from .prepared import PreparedExperiment, prepare
 
 __all__ = [
-    "SURE",
-    "alike",
+    "EFFECTIVE_KEYS",
+    "equivalent",
     "other_values",
     "unused_keys",
 ]
 
 
-Holds = Callable[[Experiment], bool]
-"""Whether an experiment is of some kind: has experts, is a pipeline, …"""
+Condition = Callable[[Experiment], bool]
+"""A condition of `EFFECTIVE_KEYS`: whether an experiment has experts, is a pipeline, …"""
 
 
 def _always(experiment: Experiment) -> bool:
@@ -121,7 +122,7 @@ def _buckets(experiment: Experiment) -> bool:
     return experiment.plan.style(transformer=_transformer(experiment)) != "fsdp"
 
 
-SURE: dict[str, Holds] = {
+EFFECTIVE_KEYS: dict[str, Condition] = {
     **dict.fromkeys(
         (
             "plan.global_batch",
@@ -206,10 +207,10 @@ SURE: dict[str, Holds] = {
         _mla,
     ),
 }
-"""Keys that change every step of some experiments, and which these are: no step is made to see."""
+"""Keys that change the step of every experiment for which the condition holds."""
 
 
-def unused_keys(case: Case) -> list[str]:
+def unused_keys(prepared: PreparedExperiment) -> list[str]:
     """Return a line for each key of an experiment that was given and changes nothing of it. Local.
 
     Those of ``[network]`` and speeds of ``[cluster]`` are left to
@@ -217,16 +218,16 @@ def unused_keys(case: Case) -> list[str]:
 
     Parameters
     ----------
-    case : Case
+    prepared : PreparedExperiment
 
     Returns
     -------
     list of str
     """
-    experiment = case.experiment
-    asked = [each for each in _given(experiment) if not _counts_surely(each, experiment)]
-    said = [line for name in asked for line in _of_key(name, case)]
-    return [*said, *_of_other_tables(case)]
+    experiment = prepared.experiment
+    tried = [each for each in _given(experiment) if not _is_effective(each, experiment)]
+    lines = [line for name in tried for line in _lines_of_key(name, prepared)]
+    return [*lines, *_lines_of_other_tables(prepared)]
 
 
 def _given(experiment: Experiment) -> Iterator[str]:
@@ -236,10 +237,10 @@ def _given(experiment: Experiment) -> Iterator[str]:
             yield f"{table}.{key}"
 
 
-def _counts_surely(name: str, experiment: Experiment) -> bool:
-    """Whether a key surely counts, or says nothing but what is so without it."""
+def _is_effective(name: str, experiment: Experiment) -> bool:
+    """Whether a key is known to have an effect, or has the value it has by default."""
     table, _, key = name.partition(".")
-    sure = SURE.get(name)
+    sure = EFFECTIVE_KEYS.get(name)
     if sure is not None and sure(experiment):
         return True
     cls = type(getattr(experiment, table))
@@ -247,26 +248,29 @@ def _counts_surely(name: str, experiment: Experiment) -> bool:
     return bool(default == getattr(getattr(experiment, table), key))
 
 
-def _of_key(name: str, case: Case) -> list[str]:
+def _lines_of_key(name: str, prepared: PreparedExperiment) -> list[str]:
     """Return a line for a key, or for entries of its list, without effect."""
-    experiment = case.experiment
+    experiment = prepared.experiment
     table, _, key = name.partition(".")
     value = getattr(getattr(experiment, table), key)
     if isinstance(value, tuple) and len(value) > 1 and _is_choice(experiment, table, key):
         return [
             f"{name}: {entry!r} has no effect, without it the step is the same"
             for entry in value
-            if _same(name, tuple(each for each in value if each != entry), case)
+            if _is_equivalent_with(name, tuple(each for each in value if each != entry), prepared)
         ]
-    if all(_same(name, each, case) for each in (None, *other_values(experiment, name))):
+    if all(
+        _is_equivalent_with(name, each, prepared)
+        for each in (None, *other_values(experiment, name))
+    ):
         return [f"{name}: no effect, without it the step is the same"]
     return []
 
 
-def _same(name: str, value: object, case: Case) -> bool:
+def _is_equivalent_with(name: str, value: object, prepared: PreparedExperiment) -> bool:
     """Whether the step is the same with another value of a key, or without it (None)."""
     table, _, key = name.partition(".")
-    experiment = case.experiment
+    experiment = prepared.experiment
     given: Mapping[str, Any] = experiment.given
     tables = {**given, table: {k: v for k, v in given[table].items() if k != key}}
     if value is not None:
@@ -276,11 +280,11 @@ def _same(name: str, value: object, case: Case) -> bool:
         other = experiment_of(tables, experiment.source)
         found = prepare(
             replace(experiment, model=other.model, plan=other.plan, run=run),
-            networks=case.networks,
+            networks=prepared.networks,
         )
-    except InputError:  # it is what makes the experiment possible
+    except InputError:  # there is no such experiment without the key
         return False
-    return alike(case, found)
+    return equivalent(prepared, found)
 
 
 def _is_choice(experiment: Experiment, table: str, key: str) -> bool:
@@ -328,32 +332,34 @@ def _kind(cls: type, key: str) -> Any:
     return kind
 
 
-def _of_other_tables(case: Case) -> list[str]:
+def _lines_of_other_tables(prepared: PreparedExperiment) -> list[str]:
     """Return lines for keys of other tables than model and plan; no step is made for them."""
-    experiment = case.experiment
+    experiment = prepared.experiment
     variation, overlap = experiment.variation, experiment.overlap
-    said = []
+    lines = []
     if "passes" in experiment.given.get("overlap", {}) and overlap.model != "coupled":
-        said.append(f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'")
-    if experiment.calibration.framework is not None and case.constants is None:
-        said.append("calibration.framework: no effect, calibration.file is not given")
+        lines.append(
+            f"overlap.passes: no effect, overlap.model is {overlap.model!r}, not 'coupled'"
+        )
+    if experiment.calibration.framework is not None and prepared.constants is None:
+        lines.append("calibration.framework: no effect, calibration.file is not given")
     if variation.seed and not variation.random:
-        said.append("variation.seed: no effect, nothing is drawn (variation.kernels, .gpus)")
-    if experiment.run.allow_oom and case.memory.fits:
-        said.append("run.allow_oom: no effect, the plan fits into memory")
+        lines.append("variation.seed: no effect, nothing is drawn (variation.kernels, .gpus)")
+    if experiment.run.allow_oom and prepared.memory.fits:
+        lines.append("run.allow_oom: no effect, the plan fits into memory")
     if experiment.cluster.other_gpus:
-        said += _unused_gpus(case)
-    return said
+        lines += _unused_gpus(prepared)
+    return lines
 
 
-def _unused_gpus(case: Case) -> list[str]:
+def _unused_gpus(prepared: PreparedExperiment) -> list[str]:
     """Return lines for nodes with other GPUs of which none is used."""
-    choice = case.experiment.cluster
-    used = -(-case.program.n_ranks // case.cluster.gpus_per_node)
+    choice = prepared.experiment.cluster
+    used = -(-prepared.program.n_ranks // prepared.cluster.gpus_per_node)
     return [
         f"cluster.other_gpus.{nodes!r}: no effect, nodes 0 to {used - 1} are used"
         for nodes in choice.other_gpus
-        if np.min(span(nodes, "other_gpus", "node", choice.nodes)) >= used
+        if np.min(parse_ranges(nodes, "other_gpus", "node", choice.nodes)) >= used
     ]
 
 
@@ -364,8 +370,8 @@ PARTS = ("table", "slot_index", "slots", "speed", "start")
 GROUPS = ("index", "members")
 
 
-def alike(one: Case, other: Case) -> bool:
-    """Return whether two cases of equal networks take the same time and memory, and why. Local.
+def equivalent(one: PreparedExperiment, other: PreparedExperiment) -> bool:
+    """Return whether two prepared experiments have equal programs and memory. Local.
 
     Titles do not count.
     """

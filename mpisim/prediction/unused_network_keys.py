@@ -1,8 +1,8 @@
-"""From a program and the network that was asked for to the keys that change nothing of it.
+"""Keys of ``[network]`` and speeds of ``[cluster]`` that were given and change nothing of a run.
 
 A key has no effect if without it every communication of the program has the same price, is carried
 by the same channels, and loads the same links with the same bandwidth. The networks with and
-without the key say so themselves; nothing is simulated again.
+without the key are asked for prices and loads; nothing is simulated again.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from ..base.errors import InputError
 from ..engine.contention import find_contention
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Network, SharedNetwork
-from .network import AskedNetwork, NetworkCache
+from .network import NetworkCache, NetworkRequest
 
-__all__ = ["priced", "without_effect"]
+__all__ = ["needs_prices", "unused_network_keys"]
 
 Ints = NDArray[np.int64]
 
 
-def without_effect(program: Program, asked: AskedNetwork, networks: NetworkCache) -> list[str]:
+def unused_network_keys(
+    program: Program, request: NetworkRequest, networks: NetworkCache
+) -> list[str]:
     """Return a line for each key that was given and changes no communication of a program. Local.
 
     Parameters
     ----------
     program : Program
         With all tables.
-    asked : AskedNetwork
+    request : NetworkRequest
         The network with all keys that were given.
     networks : NetworkCache
         Where that network may have been built already.
@@ -40,37 +42,37 @@ def without_effect(program: Program, asked: AskedNetwork, networks: NetworkCache
     -------
     list of str
     """
-    said = []
-    if asked.choice.model != "nccl":
-        model = asked.choice.model
-        said.append(f"network.contention: no effect, links are not shared with {model!r}")
-    others = list(asked.without_each_key())
-    alone = asked.choice.model == "nccl" and not asked.choice.contention
-    if alone and priced(program) and not _can_share(program, asked.network(networks)):
-        said.append("network.contention: no effect, no link that can be full is shared")
+    lines = []
+    if request.choice.model != "nccl":
+        model = request.choice.model
+        lines.append(f"network.contention: no effect, links are not shared with {model!r}")
+    others = list(request.without_each_key())
+    alone = request.choice.model == "nccl" and not request.choice.contention
+    if alone and needs_prices(program) and not _can_share(program, request.network(networks)):
+        lines.append("network.contention: no effect, no link that can be full is shared")
     if not others:
-        return said
-    if not priced(program):
+        return lines
+    if not needs_prices(program):
         why = "no communication takes its time from the network"
-        return [*said, *(f"{key}: no effect, {why}" for key, _ in others)]
-    network = asked.network(networks)
+        return [*lines, *(f"{key}: no effect, {why}" for key, _ in others)]
+    network = request.network(networks)
     for key, other in others:
         try:
             plain = other.network()
-        except InputError:  # it is what makes the network possible
+        except InputError:  # there is no such network without the key
             continue
-        if _alike(program, network, plain, asked.choice.contention):
-            said.append(f"{key}: no effect, without it all communications take the same")
-    return said
+        if _equal_for(program, network, plain, request.choice.contention):
+            lines.append(f"{key}: no effect, without it all communications take the same")
+    return lines
 
 
-def priced(program: Program) -> bool:
+def needs_prices(program: Program) -> bool:
     """Return whether any communication of a program has no duration of its own. Local."""
     return bool(_operations(program))
 
 
 def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return (operation, bytes) of what is to be priced, by table and slot."""
+    """Return (operation, bytes) of the communications to be priced, by table and slot."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, table in enumerate(program.tables):
         if table is None:
@@ -84,15 +86,15 @@ def _operations(program: Program) -> dict[tuple[int, int], list[tuple[int, int]]
     return found
 
 
-class _Kind(NamedTuple):
-    """Communications of one kind: those of communicators that either network finds alike."""
+class _CommunicatorKind(NamedTuple):
+    """Communications by communicators that are of one class on both networks."""
 
     groups: tuple[Hashable, Hashable]
     communicators: Ints
     operations: Sequence[tuple[int, int]]
 
 
-def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_Kind]:
+def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_CommunicatorKind]:
     groups = program.communicators
     done = program.operation_bits
     classes = [each.group_classes(groups.index, groups.members, done) for each in networks]
@@ -106,13 +108,13 @@ def _kinds(program: Program, networks: tuple[Network, Network]) -> Iterator[_Kin
     ends = np.cumsum(np.bincount(which.reshape(-1), minlength=len(kinds)))[:-1]
     operations = _operations(program)
     for (one, other, table, at), uses in zip(kinds.tolist(), np.split(order, ends), strict=True):
-        asked = operations.get((table, at))
-        if asked:
+        priced = operations.get((table, at))
+        if priced:
             named = classes[0][1][one], classes[1][1][other]
-            yield _Kind(named, np.unique(program.slots[uses]).astype(np.int64), asked)
+            yield _CommunicatorKind(named, np.unique(program.slots[uses]).astype(np.int64), priced)
 
 
-def _alike(program: Program, one: Network, other: Network, contention: bool) -> bool:
+def _equal_for(program: Program, one: Network, other: Network, contention: bool) -> bool:
     """Return whether a program's communications have equal prices and loads on two networks."""
     of_pattern: dict[Hashable, list[Ints]] = {}
     for kind in _kinds(program, (one, other)):
@@ -129,7 +131,7 @@ def _alike(program: Program, one: Network, other: Network, contention: bool) -> 
     if not contention or not any(_can_share(program, each) for each in (one, other)):
         return True
     return all(
-        _loaded_alike(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
+        _equal_loads(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
         for pattern, each in of_pattern.items()
     )
 
@@ -150,7 +152,7 @@ def _answer(network: Network, operation: Operation, size: int, group: Any) -> tu
     return price, nccl.choose(operation, size, group.shape)
 
 
-def _loaded_alike(
+def _equal_loads(
     groups: Communicators, which: Ints, pattern: Hashable, one: Network, other: Network
 ) -> bool:
     """Return whether communicators load equal links equally on two networks."""

@@ -1,7 +1,7 @@
 """How ranks differ, ``[variation]``: slow GPUs, random factors, jitter, the slowest of many GPUs.
 
-**Given and random speeds** change the program: `varied` gives each rank a speed and each kernel its
-jitter.
+**Given and random speeds** change the program: `with_variation` gives each rank a speed and each
+kernel its jitter.
 
 **The slowest GPU** changes the kernel model: GPUs of a kind reach different clocks at the same
 power, and with them different rates. That is taken to hold for what draws most of it, matrix
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import InputError
 from ..base.quantity import Quantity
-from ..base.rank_ranges import span
+from ..base.rank_ranges import parse_ranges
 from ..base.schema import build, parse
 from ..data import text
 from ..engine.duration_factors import ONE, jitter_factors
@@ -38,18 +38,18 @@ from ..kernels import Estimate, Gpu, KernelModel
 from ..kernels.operations import Attention, Convolution, Gemm, GroupedGemm, Kernel
 from ..program import Jitter, Program
 
-__all__ = ["SlowestKernels", "revaried", "slowest", "varied"]
+__all__ = ["SlowestKernels", "slowest_factor", "with_changed_variation", "with_variation"]
 
-OF_RANK = -2
-"""The row that stands for the whole rank where one draws a factor for it: no row has it."""
+RANK_ROW = -2
+"""The number of no row: random factors of it are those of the whole rank."""
 
 FILE = "variation.toml"
 
-NAME = "slowest GPU"
-"""Of the factor, in error bars."""
+FACTOR_NAME = "slowest GPU"
+"""Name of the factor among the numbers that a step rests on."""
 
 
-def varied(program: Program, choice: VariationChoice, sample: int = 0) -> Program:
+def with_variation(program: Program, choice: VariationChoice, sample: int = 0) -> Program:
     """Return a program whose ranks differ as chosen. Local.
 
     Parameters
@@ -74,10 +74,10 @@ def varied(program: Program, choice: VariationChoice, sample: int = 0) -> Progra
     return program.replace(speed=speed, jitter=jitter)
 
 
-def revaried(
+def with_changed_variation(
     program: Program, before: VariationChoice, after: VariationChoice, sample: int = 0
 ) -> Program:
-    """Return a program that `varied` made by one choice as it is by another. Local.
+    """Return a program that `with_variation` made by one choice as it is by another. Local.
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ def revaried(
     Raises
     ------
     InputError
-        As `varied`.
+        As `with_variation`.
     """
     speed = _speeds(before, program.n_ranks)
     own = np.where(program.speed == speed, 1.0, program.speed / speed)
     jitter = None if before.kernels else program.jitter
-    return varied(program.replace(speed=own, jitter=jitter), after, sample)
+    return with_variation(program.replace(speed=own, jitter=jitter), after, sample)
 
 
 def _seed(choice: VariationChoice, sample: int) -> int:
@@ -102,17 +102,17 @@ def _seed(choice: VariationChoice, sample: int) -> int:
 
 
 def _speeds(choice: VariationChoice, n_ranks: int, sample: int = 0) -> NDArray[np.float64]:
-    speed = _given(choice, n_ranks)
+    speed = _given_speeds(choice, n_ranks)
     if choice.gpus:
-        speed = speed / _drawn(Jitter(choice.gpus, _seed(choice, sample)), n_ranks)
+        speed = speed / _random_factors(Jitter(choice.gpus, _seed(choice, sample)), n_ranks)
     return speed
 
 
-def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
+def _given_speeds(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
     speed = np.ones(n_ranks)
     known = np.zeros(n_ranks, bool)
     for numbers, value in choice.speeds.items():
-        ranks = span(numbers, "variation.speeds", "rank", n_ranks)
+        ranks = parse_ranges(numbers, "variation.speeds", "rank", n_ranks)
         if known[ranks].any():
             rank = ranks[int(np.argmax(known[ranks]))]
             raise InputError(f"variation.speeds: rank {rank} is given a speed twice")
@@ -121,8 +121,8 @@ def _given(choice: VariationChoice, n_ranks: int) -> NDArray[np.float64]:
     return speed
 
 
-def _drawn(jitter: Jitter, n_ranks: int) -> NDArray[np.float64]:
-    row = np.array([OF_RANK])
+def _random_factors(jitter: Jitter, n_ranks: int) -> NDArray[np.float64]:
+    row = np.array([RANK_ROW])
     return np.array([jitter_factors(jitter, rank, row)[0] for rank in range(n_ranks)]) / ONE
 
 
@@ -134,7 +134,7 @@ def _spread() -> Quantity:
     return build(Quantity, parse(text(FILE), FILE)["gpus"], FILE, "gpus")
 
 
-def slowest(gpus: int) -> Quantity:
+def slowest_factor(gpus: int) -> Quantity:
     """Return how many times as long products take on the slowest of so many GPUs as on most."""
     spread = _spread()
     normal = NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
@@ -153,7 +153,7 @@ class SlowestKernels:
     """
 
     def __init__(self, model: KernelModel, gpus: int) -> None:
-        self._model, self._factor = model, slowest(gpus)
+        self._model, self._factor = model, slowest_factor(gpus)
         self._prices: dict[Kernel, Estimate] = {}
 
     @property
@@ -164,7 +164,7 @@ class SlowestKernels:
     @property
     def numbers(self) -> Mapping[str, Quantity]:
         """Those of the model, and the factor."""
-        return {**self._model.numbers, NAME: self._factor}
+        return {**self._model.numbers, FACTOR_NAME: self._factor}
 
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel."""
@@ -172,9 +172,9 @@ class SlowestKernels:
             return self._model.estimate(kernel)
         found = self._prices.get(kernel)
         if found is None:
-            most = self._model.estimate(kernel)
-            duration = round(most.duration * self._factor.value)
+            typical = self._model.estimate(kernel)
+            duration = round(typical.duration * self._factor.value)
             found = self._prices[kernel] = Estimate(
-                duration, {**most.shares, NAME: 1.0}, most.error
+                duration, {**typical.shares, FACTOR_NAME: 1.0}, typical.error
             )
         return found

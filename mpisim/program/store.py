@@ -20,8 +20,8 @@ import numpy as np
 
 from ..base.errors import InputError, UsageError
 from ..base.hdf5 import (
-    created,
-    opened,
+    create_file,
+    open_file,
     read_attributes,
     read_column,
     read_texts,
@@ -81,7 +81,7 @@ def save(program: Program, path: str | Path, *, overwrite: bool = False) -> None
     """
     if program.is_partial:
         raise UsageError(f"{path}: a program whose tables are spread over processes is not saved")
-    with created(path, FORMAT, VERSION, overwrite=overwrite) as file:
+    with create_file(path, FORMAT, VERSION, overwrite=overwrite) as file:
         write_attributes(file, program.attributes)
         write_texts(file, "names", program.names)
         write_texts(file, "table_labels", [t.label for t in program.tables if t is not None])
@@ -123,7 +123,7 @@ def load(path: str | Path) -> Program:
     ProgramError
         If its parts do not fit together.
     """
-    with opened(path, FORMAT, VERSION) as file:
+    with open_file(path, FORMAT, VERSION) as file:
         labels = read_texts(file, "table_labels")
         groups = _group(file, "communicators")
         ranks = _group(file, "ranks")

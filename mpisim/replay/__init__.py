@@ -1,14 +1,25 @@
-"""Replay of recorded traces, changed or not, set beside what was measured.
+"""Replay of recorded traces, changed or not, compared with the recorded step times.
+
+Read in this order.
 
 ``what_if``
     A program with other durations: factors by kernel, communication, rank.
 ``jobs``
-    Traces → program → simulated step times beside the recorded ones.
+    Traces → program → replayed step times and the recorded ones.
 ``error``
-    How far a replay of changed times may be off.
+    Error of a replay with changed times.
 """
 
-from .jobs import Replay, StepTime, TraceJob, read_again, read_job, replay
-from .what_if import WhatIf, change
+from .jobs import Replay, ReplayedStep, TraceJob, read_job, replay, reread_job
+from .what_if import WhatIf, apply_what_if
 
-__all__ = ["Replay", "StepTime", "TraceJob", "WhatIf", "change", "read_again", "read_job", "replay"]
+__all__ = [
+    "Replay",
+    "ReplayedStep",
+    "TraceJob",
+    "WhatIf",
+    "apply_what_if",
+    "read_job",
+    "replay",
+    "reread_job",
+]

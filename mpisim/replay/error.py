@@ -1,17 +1,18 @@
-"""How far a replay may be off: of the recording as it was, and of one with changed times.
+"""Error of a replayed step time: of the recording as it was, and with changed times.
 
 Unchanged, a replay is measured: its error is that of the worst step. Changed, it is a prediction.
 Its error has four parts, added as squares:
 
 - the error of the unchanged replay;
-- steps differ: what a step predicted from another's times was off by (``data/replay.toml``);
-- waits that were chosen by recorded times, if any: a share of the change (same file);
-- time kept as recorded though its cause is not known: unexplained late starts, stalls of the CPU in
-  calls, communications without a partner, whose waiting is included. The change may have moved it
-  as it moved the rest: its share of the recorded steps, times the change.
+- the difference between steps: by how much a step predicted from another's times was off
+  (``data/replay.toml``);
+- waits that were inferred from recorded times, if any: a share of the change (same file);
+- unexplained time, replayed as recorded: late starts without a known cause, stalls of the CPU in
+  calls, communications without a partner, waiting included. The change may have affected it as it
+  affected the rest: its share of the recorded steps, times the change.
 
 The error is relative to the changed time, and so is the change that the last two are shares of: a
-step that falls from 100 ms to 80 ms is said to change by -20 %, and counts with 20 / 80 = 25 %.
+step that falls from 100 ms to 80 ms changes by -20 %, and counts with 20 / 80 = 25 %.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ReplayError:
 
 @cache
 def _numbers() -> tuple[Quantity, Quantity]:
-    """Return what steps differ by, and how much of a change rests on inferred waits."""
+    """Return the difference between steps, and the share of a change behind inferred waits."""
     found = parse(text(FILE), FILE)
     first, second = (
         build(Quantity, found[key], FILE, key) for key in ("step_to_step", "inferred_waits")
@@ -51,26 +52,27 @@ def _numbers() -> tuple[Quantity, Quantity]:
     return first, second
 
 
-def replay_error(asked: Replay, plain: Replay) -> ReplayError:
-    """Return the error of a replay, given that of the same job unchanged."""
-    own = max((abs(each.error) for each in plain.steps), default=0.0)
-    if not asked.changes:
+def replay_error(changed: Replay, unchanged: Replay) -> ReplayError:
+    """Return the error of a replay, given the replay of the same job without changes."""
+    own = max((abs(each.error) for each in unchanged.steps), default=0.0)
+    if not changed.changes:
         return ReplayError(own, "worst step error of the replay against the recording")
-    job = plain.job
+    job = unchanged.job
     steps, waits = _numbers()
-    before, after = (_mean([s.replayed for s in each.steps]) for each in (plain, asked))
+    before, after = (_mean([s.replayed for s in each.steps]) for each in (unchanged, changed))
     change = abs(after - before) / after if after > 0 else 0.0  # of the changed time, as `value`
     edges = any(name.startswith("late start") and n for name, n in job.counts.items())
     inferred = waits.si if edges else 0.0
-    measured = sum(each.measured for each in plain.steps)
-    kept = sum(job.kept.get(step, 0.0) for step in {each.step for each in plain.steps})
-    kept = min(kept / measured, 1.0) if measured else 0.0
-    value = math.sqrt(own**2 + steps.si**2 + (inferred * change) ** 2 + (kept * change) ** 2)
+    measured = sum(each.measured for each in unchanged.steps)
+    of_steps = {each.step for each in unchanged.steps}
+    unexplained = sum(job.unexplained.get(step, 0.0) for step in of_steps)
+    unexplained = min(unexplained / measured, 1.0) if measured else 0.0
+    value = math.sqrt(own**2 + steps.si**2 + (inferred * change) ** 2 + (unexplained * change) ** 2)
     parts = [
         f"the unchanged replay {own:.2%}",
         f"steps differ {steps.si:.1%}",
         f"waits inferred {inferred:.0%} of the change",
-        f"time kept as recorded {kept:.1%} of it",
+        f"time kept as recorded {unexplained:.1%} of it",
     ]
     return ReplayError(
         value,

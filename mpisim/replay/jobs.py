@@ -1,4 +1,4 @@
-"""Replay of recorded traces: read, change, simulate, and set beside what was measured."""
+"""Replay of recorded traces: read, change, simulate, and compare with the recorded step times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine import Run, block_placement, simulate
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Program
 from ..results.step_times import step_times
 from ..traces import Lowered, Source, TraceProgram, find_sources, read_program
-from .what_if import WhatIf, change
+from .what_if import WhatIf, apply_what_if
 
-__all__ = ["Replay", "StepTime", "TraceJob", "read_again", "read_job", "replay"]
+__all__ = ["Replay", "ReplayedStep", "TraceJob", "read_job", "replay", "reread_job"]
 
 
 @dataclass(frozen=True)
-class StepTime:
+class ReplayedStep:
     """One step of one rank, in seconds.
 
     `baseline` is the estimate of Lin et al.'s comparison: the largest sum of kernel time over
@@ -43,7 +43,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class TraceJob:
-    """The traces of one job, read; the same on every process but for what each read itself.
+    """The traces of one job, read; equal on all processes but for the tables of hosted ranks.
 
     Attributes
     ----------
@@ -60,8 +60,8 @@ class TraceJob:
         Over all ranks.
     overheads : dict of str to (count, seconds)
         Lin et al.'s T1 to T5, summed over ranks.
-    kept : dict of int to float
-        Seconds over all ranks replayed as recorded though their cause is not known, by step (-1:
+    unexplained : dict of int to float
+        Seconds over all ranks that are replayed as recorded without a known cause, by step (-1:
         in none): late starts, stalls, communications without a partner.
     """
 
@@ -75,7 +75,7 @@ class TraceJob:
     bytes_read: int
     device_name: str
     overheads: dict[str, tuple[int, float]]
-    kept: dict[int, float]
+    unexplained: dict[int, float]
 
     @property
     def program(self) -> Program:
@@ -90,7 +90,7 @@ class Replay:
     job: TraceJob
     program: Program
     run: Run
-    steps: list[StepTime]
+    steps: list[ReplayedStep]
     changes: list[str]
 
     @property
@@ -128,16 +128,16 @@ def read_job(
         If files are missing, damaged, or not of one job.
     """
     sources: list[Source] = []
-    with agreed(comm):
+    with collective_errors(comm):
         if comm.rank == 0:
             sources = find_sources(paths, allow_missing)
     sources = comm.bcast(sources, root=0)
     placement = block_placement(len(sources), comm.size)
     traces = read_program(sources, comm, placement, late_edges)
-    return _summed(traces, sources, placement, comm)
+    return _trace_job(traces, sources, placement, comm)
 
 
-def read_again(
+def reread_job(
     job: TraceJob,
     comm: Any,
     *,
@@ -158,13 +158,13 @@ def read_again(
         so many seconds later.
     """
     traces = read_program(job.sources, comm, job.placement, late_edges, shift)
-    return _summed(traces, job.sources, job.placement, comm)
+    return _trace_job(traces, job.sources, job.placement, comm)
 
 
-def _summed(
+def _trace_job(
     traces: TraceProgram, sources: list[Source], placement: NDArray[np.int32], comm: Any
 ) -> TraceJob:
-    """Put together what the processes know of their ranks. **Collective.**"""
+    """Gather counts and sums over the ranks of all processes. **Collective.**"""
     mine = [
         (
             fact.counts + _without_time(fact.lowered, traces.program.names),
@@ -179,10 +179,10 @@ def _summed(
         for fact in traces.facts.values()
     ]
     facts = [fact for part in comm.allgather(mine) for fact in part]
-    kept: dict[int, float] = {}
+    unexplained: dict[int, float] = {}
     for fact in facts:
         for step, seconds in fact[7].items():
-            kept[step] = kept.get(step, 0.0) + seconds
+            unexplained[step] = unexplained.get(step, 0.0) + seconds
     counts: Counter[str] = Counter(traces.matching.counts)
     overheads: dict[str, tuple[int, float]] = {}
     for fact in facts:
@@ -201,7 +201,7 @@ def _summed(
         bytes_read=sum(fact[4] for fact in facts),
         device_name=facts[0][5],
         overheads=overheads,
-        kept=kept,
+        unexplained=unexplained,
     )
 
 
@@ -219,7 +219,7 @@ def replay(
     critical_path: bool = False,
     progress: bool = False,
 ) -> Replay:
-    """Simulate a job, with changes if asked for, beside what was measured. **Collective.**
+    """Simulate a job, changed or not, and compare with its recorded step times. **Collective.**
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def replay(
         If a change names a rank or a kernel that is not there.
     """
     what = WhatIf() if what is None else what
-    program = change(job.program, what, job.traces.ranks, comm)
+    program = apply_what_if(job.program, what, job.traces.ranks, comm)
     run = simulate(
         program,
         comm,
@@ -254,7 +254,7 @@ def replay(
         replayed = step_times(table, names, rows.begin, rows.end)
         baseline = _busiest_stream(lowered)
         mine += [
-            StepTime(
+            ReplayedStep(
                 job.traces.ranks[index],
                 step,
                 measured[step] / 1e12,

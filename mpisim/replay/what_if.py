@@ -1,4 +1,4 @@
-"""What if: a program with some of its times changed."""
+"""What-if changes: a program with other durations, CPU times or start times."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..mpi.parallel import agreed
-from ..mpi.reductions import added
+from ..mpi.parallel import collective_errors
+from ..mpi.reductions import allreduce_sum
 from ..program import Program, Table
 
-__all__ = ["WhatIf", "change"]
+__all__ = ["WhatIf", "apply_what_if"]
 
-_LONGEST = 1 << 60
-"""ps; 13 days."""
+_MAX_TIME = 1 << 60
+"""Longest time a run can count, in ps: 13 days."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class WhatIf:
         return lines
 
 
-def change(program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = None) -> Program:
+def apply_what_if(
+    program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = None
+) -> Program:
     """Return the program with the changes made. **Collective** if `comm` is given.
 
     Parameters
@@ -93,14 +95,14 @@ def change(program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = Non
     for rank in (*what.delay, *what.cap_rank_gap):
         if rank not in number:
             raise InputError(
-                f"rank {rank} is not in this program; its ranks are {_shown(list(number))}"
+                f"rank {rank} is not in this program; its ranks are {_list_of(list(number))}"
             )
     _check_patterns(program, what, comm)
     caps = {number[rank]: cap for rank, cap in what.cap_rank_gap.items()}
     tables: list[Table | None] = []
     table_of: dict[tuple[int, float | None], int] = {}
     use = np.empty(program.n_ranks, np.int32)
-    with nullcontext() if comm is None else agreed(comm):
+    with nullcontext() if comm is None else collective_errors(comm):
         for rank, source in enumerate(program.table.tolist()):
             cap = caps.get(rank, what.cap_host_gap)
             if (source, cap) not in table_of:
@@ -110,9 +112,9 @@ def change(program: Program, what: WhatIf, ranks: Sequence[int], comm: Any = Non
             use[rank] = table_of[source, cap]
     start = program.start.copy()
     for rank, late in what.delay.items():
-        if late * 1e12 > _LONGEST:
+        if late * 1e12 > _MAX_TIME:
             raise InputError(
-                f"rank {rank} is to start {late:g} s late; at most {_LONGEST * 1e-12:.3g} s is "
+                f"rank {rank} is to start {late:g} s late; at most {_MAX_TIME * 1e-12:.3g} s is "
                 "possible"
             )
         start[number[rank]] += round(late * 1e12)
@@ -126,7 +128,7 @@ def _check_patterns(program: Program, what: WhatIf, comm: Any) -> None:
         np.int64,
     )
     if comm is not None and len(matched):
-        matched = added(matched, comm)
+        matched = allreduce_sum(matched, comm)
     for (pattern, _), hits in zip(what.kernels, matched.tolist(), strict=True):
         if not hits:
             raise InputError(
@@ -136,12 +138,12 @@ def _check_patterns(program: Program, what: WhatIf, comm: Any) -> None:
 
 
 def _changed(table: Table, names: tuple[str, ...], what: WhatIf, cap: float | None) -> Table:
-    """One table with its times changed; each time is rounded once."""
+    """Return a table with changed times; each time is rounded once."""
     factor = np.where(table.is_communication, what.comm, np.where(table.is_device, what.compute, 1))
     for pattern, times in what.kernels:
         hit = np.array([fnmatchcase(name, pattern) for name in names], bool)
         factor = np.where(hit[table.name] & table.is_device, factor * times, factor)
-    host = table.host if cap is None else np.minimum(table.host, round(min(cap * 1e12, _LONGEST)))
+    host = table.host if cap is None else np.minimum(table.host, round(min(cap * 1e12, _MAX_TIME)))
     scale = np.full(len(table), what.host)
     return table.replace(
         duration=np.where(table.duration < 0, table.duration, _scaled(table.duration, factor)),
@@ -153,14 +155,14 @@ def _changed(table: Table, names: tuple[str, ...], what: WhatIf, cap: float | No
 def _scaled(times: NDArray[np.int64], factor: NDArray[np.float64]) -> NDArray[np.int64]:
     with np.errstate(over="ignore"):
         longer = np.rint(times * factor)
-    if longer.max(initial=0) > _LONGEST:
+    if longer.max(initial=0) > _MAX_TIME:
         raise InputError(
             f"a factor of {factor[np.argmax(longer)]:g} makes a time of "
-            f"{times[np.argmax(longer)] * 1e-12:.3g} s longer than the {_LONGEST * 1e-12:.3g} s "
+            f"{times[np.argmax(longer)] * 1e-12:.3g} s longer than the {_MAX_TIME * 1e-12:.3g} s "
             "that a run can count"
         )
     return np.where(factor == 1.0, times, longer).astype(np.int64)
 
 
-def _shown(ranks: list[int]) -> str:
+def _list_of(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f", … {ranks[-1]}" if len(ranks) > 8 else "")

@@ -1,7 +1,15 @@
 """Reports: where the time of a step went, for people and for programs.
 
-- `render`: a result as text.
-- `figures`: the same as numbers, ready for JSON.
+Read in this order.
+
+``tables``
+    The columns of every table, as text and as JSON: to add one, change this module alone.
+``text``
+    `render`: results → text.
+``figures``
+    `figures`: results → numbers, ready for JSON.
+``kernel_names``
+    Names of kernels short enough for a table.
 """
 
 from .figures import figures

@@ -1,4 +1,4 @@
-"""All that a report says, as numbers: for `mpisim report --json` and for other programs.
+"""The report as numbers, ready for JSON: for ``mpisim report --json`` and for other programs.
 
 Keys that end in ``_ps`` are whole picoseconds, which add up exactly; ``step_time`` and the values
 of ``rank_steps`` are seconds.
@@ -6,20 +6,22 @@ of ``rank_steps`` are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.critical_path import CriticalPath, PieceKind
-from ..program import Kind, Operation
 from ..results import SECONDS, Results
+from .tables import COMMUNICATION_KEYS, KERNEL_KEYS, communication_rows, kernel_rows
 
 __all__ = ["figures", "path_by"]
 
+Row = TypeVar("Row")
+
 NOT_TIMES = ("process", "rows")
-"""Columns of ranks that are no times."""
+"""Columns of `Results.ranks` that are no times."""
 
 
 def figures(results: Results) -> dict[str, Any]:
@@ -32,14 +34,13 @@ def figures(results: Results) -> dict[str, Any]:
     Returns
     -------
     dict
-        digest, step_time (s), step_time_ps, n_ranks, n_classes (of ranks that do the same at the
-        same times, of which one was simulated), n_processes, rounds, recorded, ranks,
-        rank_steps, kernels, communications, critical_path (by kind, name and rank; None if there
-        is none), attributes, program, versions, seed, experiment. step_time is the mean over
-        the steps of a recording, which has `job_steps` (s, by number), `shown_step` and
-        `recording_ps`, the time of the whole of it; ranks, kernels, communications and
-        critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps is
-        shown_ps, the time of that step (without a recording: step_time_ps), and exposed_ps is
+        digest, step_time (s), step_time_ps, n_ranks, n_classes (equivalence classes of ranks),
+        n_processes, rounds, ranks, rank_steps, kernels, communications, critical_path (by kind,
+        name and rank; None if there is none), attributes, program, versions, seed, experiment.
+        step_time is the mean over the steps of a recording, which has `job_steps` (s, by number),
+        `shown_step` and `recording_ps`, the time of the whole of it; ranks, kernels, communications
+        and critical_path are about the step shown. In every rank compute_ps + exposed_ps + idle_ps
+        is shown_ps, the time of that step (without a recording: step_time_ps), and exposed_ps is
         exposed_waiting_ps + exposed_wire_ps; each list of the critical path adds up to shown_ps.
     """
     path, numbers = results.critical_path, results.rank_numbers
@@ -52,11 +53,10 @@ def figures(results: Results) -> dict[str, Any]:
         "n_classes": results.n_classes,
         "n_processes": results.n_processes,
         "rounds": results.rounds,
-        "recorded": True,  # as in the file
         "ranks": _ranks(results),
         "rank_steps": {str(numbers[rank]): s for rank, s in results.rank_steps.items()},
-        "kernels": _kernels(results),
-        "communications": _communications(results),
+        "kernels": _as_dicts(KERNEL_KEYS, kernel_rows(results)),
+        "communications": _as_dicts(COMMUNICATION_KEYS, communication_rows(results)),
         "critical_path": None
         if path is None
         else {
@@ -72,7 +72,7 @@ def figures(results: Results) -> dict[str, Any]:
 
 
 def _steps(results: Results) -> dict[str, Any]:
-    """Return what is said of the steps of a recording, and the time of the step shown."""
+    """Return the steps of a recording, and the time of the step shown."""
     of = results.recorded
     if of is None:
         return {"shown_ps": results.shown_ps}
@@ -125,40 +125,7 @@ def _ranks(results: Results) -> list[dict[str, int]]:
     ]
 
 
-def _kernels(results: Results) -> list[dict[str, Any]]:
-    columns = (results.kernels[c].tolist() for c in ("name", "kind", "count", "total", "longest"))
-    return [
-        {
-            "name": name,
-            "kind": Kind(kind).name.lower(),
-            "count": count,
-            "total_ps": total,
-            "mean_ps": total / count,
-            "longest_ps": longest,
-        }
-        for name, kind, count, total, longest in zip(*columns, strict=True)
-    ]
-
-
-def _communications(results: Results) -> list[dict[str, Any]]:
-    table = {name: column.tolist() for name, column in results.communications.items()}
-    rows = []
-    for values in zip(*table.values(), strict=True):
-        row = dict(zip(table, values, strict=True))
-        members = results.communicators.group(row["communicator"])
-        rows.append(
-            {
-                "communicator": row["communicator"],
-                "name": results.communicators.names[row["communicator"]],
-                "members": list(members),
-                "operation": Operation(row["operation"]).name.lower(),
-                "size": row["size"],
-                "count": row["count"],
-                "bytes": row["bytes"] if row["bytes"] >= 0 else None,
-                "wire_ps": row["wire"],
-                "waiting_ps": row["waiting"],
-                "bandwidth": row["bandwidth"],
-                "limit": row["limit"] or None,
-            }
-        )
-    return rows
+def _as_dicts(
+    keys: Mapping[str, Callable[[Row], Any]], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
+    return [{key: value(row) for key, value in keys.items()} for row in rows]

@@ -1,4 +1,8 @@
-"""The report as text: what took the time of a step, and what to change to make it shorter."""
+"""The report as text: where the time of a step went, section by section.
+
+`render` puts the sections together; each is a function that returns its lines. The columns of the
+tables are in `tables`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base.text import (
     TimeUnit,
@@ -15,26 +18,39 @@ from ..base.text import (
     duration,
     one_line,
     percent,
-    quantity,
     shortened,
     unit_for,
 )
 from ..engine.fold import SplitReason
-from ..program import Kind, Operation
 from ..results import Results
 from .figures import path_by
-from .kernel_names import short_names
+from .tables import (
+    COMMUNICATION_COLUMNS,
+    KERNEL_COLUMNS,
+    LINK_COLUMNS,
+    RANK_COLUMNS,
+    SLOWEST_COLUMNS,
+    WIDTH,
+    communication_rows,
+    kernel_rows,
+    link_rows,
+    mean_row,
+    names_cut,
+    rank_row,
+    slowest_first,
+    slowest_rows,
+    table_lines,
+)
 
 __all__ = ["render"]
 
-WIDTH = 100
-APART = {
+SPLIT_REASONS = {
     SplitReason.SPEED: "their speed",
     SplitReason.START: "their start",
     SplitReason.COMMUNICATORS: "the size or cost of their communicators",
-    SplitReason.PARTNERS: "the ranks they meet",
+    SplitReason.PARTNERS: "the ranks they communicate with",
 }
-MOST_RANKS = 8
+MAX_RANKS = 8
 """Ranks in the table of ranks before only the slowest and the fastest are shown."""
 
 
@@ -71,12 +87,12 @@ def render(results: Results, top: int = 10) -> str:
 
 
 def _head(results: Results) -> list[str]:
-    """Step time, digest, and what the maker of the program has to say about the result."""
+    """Step time, digest, and the statements of the prediction: attributes of the results."""
     attributes = dict(results.attributes)
     error = attributes.pop("uncertainty", None)
-    # Those of memory have a section of their own; the last two are in the text of `launch_bound`.
-    apart = ("memory", "memory_peak", "memory_capacity", "launch_share", "cuda_graphs_step_time")
-    for key in apart:
+    # Memory has a section of its own; the last two are in the text of `launch_bound`.
+    of_memory = ("memory", "memory_peak", "memory_capacity")
+    for key in (*of_memory, "launch_share", "cuda_graphs_step_time"):
         attributes.pop(key, None)
     sampled = _sampled(attributes)
     step = duration(results.step_time_ps)
@@ -96,7 +112,7 @@ def _head(results: Results) -> list[str]:
         ("ranks", f"{ranks}{rounds} of exchange, {n_rows:,} rows"),
     ]
     if results.classes["apart"].any():
-        facts.append(("classes", _told_apart(results)))
+        facts.append(("classes", _split_classes(results)))
     if isinstance(error, str):
         facts.append(("uncertainty", one_line(error)))
     lists: list[str] = []
@@ -107,15 +123,15 @@ def _head(results: Results) -> list[str]:
             for text in value:
                 lists += _hanging("  - ", one_line(text))
         else:
-            said = f"{value:.6g}" if isinstance(value, float) else str(value)
-            facts.append((label, one_line(said)))
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            facts.append((label, one_line(shown)))
     width = max(len(label) for label, _ in facts)
     lines = [line for label, text in facts for line in _hanging(f"{label:<{width}}  ", text)]
     return lines + lists
 
 
 def _recorded(results: Results) -> list[tuple[str, str]]:
-    """Say which steps of a recording the step time is of, and which one the tables show."""
+    """The steps of a recording: which the step time is the mean of, and which the tables show."""
     of = results.recorded
     if of is None:
         return []
@@ -136,7 +152,7 @@ def _recorded(results: Results) -> list[tuple[str, str]]:
 
 
 def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
-    """Take out of the attributes what is said of runs with other seeds."""
+    """Take the statements of runs with other seeds out of the attributes."""
     found = {key: attributes.pop(key) for key in list(attributes) if key.startswith("sampled_")}
     if not found:
         return []
@@ -148,10 +164,10 @@ def _sampled(attributes: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _told_apart(results: Results) -> str:
-    """Why there are more classes than tables, though ranks of a class do the same."""
+def _split_classes(results: Results) -> str:
+    """Why ranks of one table are in several equivalence classes."""
     apart = np.bincount(results.classes["apart"], minlength=len(SplitReason)).tolist()
-    whys = [f"{apart[why]:,} by {text}" for why, text in APART.items() if apart[why]]
+    whys = [f"{apart[why]:,} by {text}" for why, text in SPLIT_REASONS.items() if apart[why]]
     return (
         f"{sum(apart[1:]):,} of {sum(apart):,} differ from the largest with the same rows: "
         + ", ".join(whys)
@@ -159,7 +175,7 @@ def _told_apart(results: Results) -> str:
 
 
 def _memory(results: Results) -> list[str]:
-    """What the maker of the program has to say about memory, as it stands."""
+    """The statement of the prediction about memory, as it stands."""
     lines = results.attributes.get("memory", [])
     return [str(line) for line in lines] if isinstance(lines, list) else []
 
@@ -175,93 +191,28 @@ def _hanging(label: str, text: str) -> list[str]:
 
 def _ranks(results: Results, unit: TimeUnit) -> list[str]:
     """The breakdown of each rank, or of the slowest and fastest; and the mean."""
-    columns, numbers = results.ranks, results.rank_numbers
     order = list(range(results.n_ranks))
-    if len(order) > MOST_RANKS:
+    if len(order) > MAX_RANKS:
         order = slowest_first(results)
-        order = order[: MOST_RANKS // 2] + order[-MOST_RANKS // 2 :]
-    names = ("compute", "exposed_waiting", "exposed_wire", "idle")
-    rows: list[tuple[str, ...]]
-    rows = [
-        (
-            "rank",
-            "compute",
-            "exposed =",
-            "waiting",
-            "+ wire",
-            "idle",
-            "step",
-            "comm. all",
-            "CPU busy",
-            "CPU waits",
-        )
-    ]
-    for rank in order:
-        values = [
-            int(columns[c][rank]) for c in (*names, "communication", "host_busy", "host_waiting")
-        ]
-        rows.append((str(numbers[rank]), *_breakdown_cells(values, unit, unit.step)))
-    totals = [_total(columns[c]) for c in (*names, "communication", "host_busy", "host_waiting")]
-    rows.append(("mean", *_breakdown_cells(totals, unit, unit.step * results.n_ranks)))
-    shown = aligned(rows, left=())
+        order = order[: MAX_RANKS // 2] + order[-MAX_RANKS // 2 :]
+    rows = [rank_row(results, rank, unit) for rank in order]
+    lines = table_lines(RANK_COLUMNS, [*rows, mean_row(results, unit)])
     if len(order) < results.n_ranks:
-        shown.insert(1 + MOST_RANKS // 2, "...")
+        lines.insert(1 + MAX_RANKS // 2, "  ...")
     what = "all ranks" if len(order) == results.n_ranks else "the slowest and the fastest ranks"
     return [
         f"Where the step went, {what}, in {unit.name} "
         "(compute + exposed communication + idle = step)",
-        *(f"  {line}" for line in shown),
+        *lines,
     ]
-
-
-def _total(values: NDArray[np.int64]) -> int:
-    """Return the sum of values, which may be too large for 64 bits."""
-    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
-
-
-def _breakdown_cells(values: Sequence[int], unit: TimeUnit, step: int) -> list[str]:
-    """Show compute, waiting, wire and idle so that they add up; and three times beside them."""
-    compute, waiting, wire, idle = apportioned(values[:4], step)
-    whole = compute + waiting + wire + idle
-    beside = [(2 * value + step) // (2 * step) for value in values[4:]]
-    return [
-        unit.show(steps) for steps in (compute, waiting + wire, waiting, wire, idle, whole, *beside)
-    ]
-
-
-def own_time(results: Results) -> NDArray[np.int64]:
-    """How long each rank would have taken had nobody made it wait: a measure of slowness."""
-    own: NDArray[np.int64] = results.ranks["end"] - results.ranks["exposed_waiting"]
-    return own
-
-
-def slowest_first(results: Results) -> list[int]:
-    """Order ranks by their own time, then by their compute time."""
-    order: list[int] = np.lexsort((-results.ranks["compute"], -own_time(results))).tolist()
-    return order
 
 
 def _slowest(results: Results, unit: TimeUnit, top: int) -> list[str]:
-    own, numbers = own_time(results), results.rank_numbers
     if results.n_ranks == 1 or top < 1:
         return []
-    order = slowest_first(results)[:top]
-    rows = [("rank", "own time", "vs mean", "compute", "exposed waiting", "end")]
-    mean = float(own.mean())
-    for rank in order:
-        rows.append(
-            (
-                str(numbers[rank]),
-                unit.of(int(own[rank])),
-                f"{100 * (own[rank] / mean - 1):+.1f} %" if mean else "-",
-                unit.of(int(results.ranks["compute"][rank])),
-                unit.of(int(results.ranks["exposed_waiting"][rank])),
-                unit.of(int(results.ranks["end"][rank])),
-            )
-        )
     return [
         f"Slowest ranks, in {unit.name} (own time: end - exposed waiting for others)",
-        *(f"  {line}" for line in aligned(rows, left=())),
+        *table_lines(SLOWEST_COLUMNS, slowest_rows(results, unit, top)),
     ]
 
 
@@ -269,39 +220,15 @@ def _slowest(results: Results, unit: TimeUnit, top: int) -> list[str]:
 
 
 def _kernels(results: Results, top: int) -> list[str]:
-    table = {name: column.tolist() for name, column in results.kernels.items()}
-    n = len(table["name"])
-    if not n:
+    rows = kernel_rows(results)
+    if not rows:
         return ["No kernels."]
-    whole = sum(table["total"])
-    rows = [("total", "%", "count", "mean", "longest", "name")]
-    for i in range(min(n, top)):
-        copy = "copy: " if table["kind"][i] == Kind.COPY else ""
-        count, total = table["count"][i], table["total"][i]
-        mean, longest = round(total / count), table["longest"][i]
-        rows.append(
-            (
-                duration(total),
-                percent(total, whole),
-                f"{count:,}",
-                duration(mean),
-                duration(longest),
-                copy + table["name"][i],
-            )
-        )
+    totals = [row.total for row in rows]
     return [
-        f"Kernels and copies, {duration(whole)} over all ranks",
-        *(f"  {line}" for line in aligned(_names_cut(rows), left=(5,))),
-        *_more(n, top, table["total"], whole),
+        f"Kernels and copies, {duration(sum(totals))} over all ranks",
+        *table_lines(KERNEL_COLUMNS, rows[:top], kernel_names=True),
+        *_more(len(rows), top, totals, sum(totals)),
     ]
-
-
-def _names_cut(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Shorten the last column of a table, kernels' names, to what is left of a line."""
-    columns = list(zip(*rows, strict=True))[:-1]
-    width = WIDTH - 2 - sum(max(map(len, column)) + 2 for column in columns)
-    names = short_names([row[-1] for row in rows], width)
-    return [(*row[:-1], name) for row, name in zip(rows, names, strict=True)]
 
 
 def _communications(results: Results, top: int) -> list[str]:
@@ -309,45 +236,12 @@ def _communications(results: Results, top: int) -> list[str]:
     n = len(columns["count"])
     if not n:
         return ["No communications."]
-    wires = columns["wire"].tolist()
     spent = (columns["wire"] + columns["waiting"]).tolist()
     whole = sum(spent)
-    table = {name: column[:top].tolist() for name, column in columns.items()}
-    rows: list[tuple[str, ...]]
-    rows = [
-        (
-            "count",
-            "size each",
-            "wire each",
-            "waiting each",
-            "bytes/wire",
-            "busbw",
-            "ranks",
-            "operation, communicator",
-        )
-    ]
-    for i in range(min(n, top)):
-        count, members = table["count"][i], max(table["count"][i] * table["size"][i], 1)
-        size = table["bytes"][i]
-        rows.append(
-            (
-                f"{count:,}",
-                quantity(size / max(count, 1), "B", 1024) if size >= 0 else "unknown",
-                duration(round(table["wire"][i] / members)),
-                duration(round(table["waiting"][i] / members)),
-                *(
-                    quantity(rate, "B/s") if rate == rate else "-"
-                    for rate in (table["bandwidth"][i], table["bus_bandwidth"][i])
-                ),
-                str(table["size"][i]),
-                f"{Operation(table['operation'][i]).name.lower()}, "
-                + one_line(results.communicators.names[table["communicator"][i]]),
-            )
-        )
     return [
         f"Communications, {duration(whole)} over all ranks "
-        f"({percent(sum(wires), whole)} % wire, the rest waiting for others)",
-        *(f"  {line}" for line in aligned(rows, left=(7,))),
+        f"({percent(sum(columns['wire'].tolist()), whole)} % wire, the rest waiting for others)",
+        *table_lines(COMMUNICATION_COLUMNS, communication_rows(results, top)),
         *_more(n, top, spent, whole),
         *_limits(results, top),
     ]
@@ -375,37 +269,22 @@ def _limits(results: Results, top: int) -> list[str]:
 def _links(results: Results, top: int) -> list[str]:
     """The links that communications could fill, and who shared them, if there are any."""
     use = results.links
-    table = {name: column.tolist() for name, column in use.links.items()}
-    n = len(table["name"])
+    n = len(use.links["name"])
     if not n:
         return []
-    step = results.shown_ps
+    rows = list(link_rows(results, top))
     sharing = [column.tolist() for column in use.sharing.values()]
-    rows = [("alike", "capacity", "bytes", "used", "peak", "busy", "shared", "link")]
     lines = []
-    for i in range(min(n, top)):
-        used = table["bytes"][i] / (table["capacity"][i] * max(step, 1) * 1e-12)
-        rows.append(
-            (
-                f"{table['count'][i]:,}",
-                quantity(table["capacity"][i], "B/s"),
-                quantity(table["bytes"][i], "B", 1024),
-                f"{100 * used:.1f} %",
-                f"{100 * float(use.utilisation[i].max()):.0f} %",
-                f"{percent(table['busy'][i], step)} %",
-                f"{percent(table['shared'][i], step)} %",
-                one_line(table["name"][i]),
-            )
-        )
+    for i, row in enumerate(rows):
         pairs = [(a, b, time) for link, a, b, time in zip(*sharing, strict=True) if link == i]
         for a, b, time in pairs[:1]:
             names = (one_line(results.communicators.names[each]) for each in (a, b))
             more = f"; {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
-            lines.append(f"{table['name'][i]}: {' and '.join(names)}, {duration(time)}{more}")
+            lines.append(f"{row.name}: {' and '.join(names)}, {duration(time)}{more}")
     return [
-        f"Links that can be full, {sum(table['count']):,} of {n:,} kinds (used: of the step's "
-        "capacity; peak: of 1 % of it)",
-        *(f"  {line}" for line in aligned(rows, left=(7,))),
+        f"Links that can be full, {sum(use.links['count'].tolist()):,} of {n:,} kinds (used: of "
+        "the step's capacity; peak: of 1 % of it)",
+        *table_lines(LINK_COLUMNS, rows),
         *(["  Most shared by:", *(f"    {line}" for line in lines)] if lines else []),
         *([f"  ... {n - top:,} more kinds"] if n > top else []),
     ]
@@ -449,4 +328,4 @@ def _parts(
     ]
     rows.append((unit.show(sum(steps)), "", "", "= step time"))
     header = ("time", "%", "pieces", what)
-    return ["", *(f"  {line}" for line in aligned(_names_cut([header, *rows]), left=(3,)))]
+    return ["", *(f"  {line}" for line in aligned(names_cut([header, *rows]), left=(3,)))]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..base.version import __version__
 from ..engine.flows import Flows
 from ..engine.run import Run
-from ..mpi.reductions import anywhere
+from ..mpi.reductions import allreduce_any
 from ..program import Names, Operation, Program
 from ..topo import Network
 from ..topo.network import ExplainedNetwork, bus_factor
@@ -147,7 +147,7 @@ def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], ND
     numbers : int64, shape (len(program.names),)
         Index into `names` of each name of this process.
     """
-    if comm.size > 1 and anywhere(program.is_partial, comm):
+    if comm.size > 1 and allreduce_any(program.is_partial, comm):
         known = Names()
         for texts in comm.allgather(program.names):
             for text in texts:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.hdf5 import opened, read_attributes, read_column, read_texts, text_of
+from ..base.hdf5 import open_file, read_attributes, read_column, read_texts, text_of
 from ..engine.critical_path import CriticalPath, PieceKind
 from ..program import Communicators, Kind, Operation
 from . import schema
@@ -51,7 +51,7 @@ def open_results(path: str | Path) -> Results:
     path = Path(path)
     kept_open = ExitStack()
     with ExitStack() as stack:
-        file = stack.enter_context(opened(path, schema.FORMAT, schema.VERSION))
+        file = stack.enter_context(open_file(path, schema.FORMAT, schema.VERSION))
         if file.attrs["format_version"] < schema.VERSION:
             raise InputError(
                 f"was written by an older mpisim (format version "

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError, UsageError, nearest
-from ..base.hdf5 import DAMAGES, damage
+from ..base.hdf5 import READ_ERRORS, describe_damage
 from ..engine.critical_path import CriticalPath
 from ..program import Communicators
 from .link_use import LinkUse
@@ -107,8 +107,10 @@ class Timeline:
             raise KeyError(f"no column '{column}'{nearest(column, self.columns)}")
         try:
             values: NDArray[Any] = self._group[column][rows]
-        except DAMAGES as error:
-            raise InputError(f"{self._path}: timeline/{column}: {damage(error)}") from error
+        except READ_ERRORS as error:
+            raise InputError(
+                f"{self._path}: timeline/{column}: {describe_damage(error)}"
+            ) from error
         return values.view(np.uint8) if values.dtype == np.uint8 else values  # without names
 
 

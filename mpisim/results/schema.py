@@ -37,7 +37,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..base.hdf5 import Stored
+from ..base.hdf5 import StoredType
 from ..engine.critical_path import PieceKind
 from ..engine.fold import SplitReason
 from ..engine.rows import Binding
@@ -64,7 +64,7 @@ __all__ = [
 FORMAT = "mpisim-results"
 VERSION = 5
 
-ColumnTypes: TypeAlias = dict[str, tuple[Stored, str | None]]
+ColumnTypes: TypeAlias = dict[str, tuple[StoredType, str | None]]
 """Type and unit of each column; the type `object` stands for texts, an enumeration for numbers that
 it names."""
 

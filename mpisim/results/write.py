@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..base.files import check_output, staged
+from ..base.files import check_output, write_whole
 from ..base.hdf5 import (
     CHUNK,
-    built,
+    build_file,
+    copy_part,
     create_column,
-    joined,
     write_attributes,
     write_column,
     write_texts,
 )
 from ..engine.run import Run
-from ..mpi.parallel import agreed, progress
+from ..mpi.parallel import collective_errors, progress
 from ..program import Program, Table
 from ..topo import Network
 from . import schema
@@ -130,7 +130,7 @@ def write_results(
         network=network,
         step=step,
     )
-    with agreed(comm):
+    with collective_errors(comm):
         if results is not None:
             check_output(path, overwrite=overwrite)
     names, numbers = shared_names(run.program, comm) if timeline else ((), np.zeros(0, np.int64))
@@ -138,15 +138,15 @@ def write_results(
     with ExitStack() as stack:
         file = image = None
         if results is not None:
-            file, image = stack.enter_context(built(schema.FORMAT, schema.VERSION))
+            file, image = stack.enter_context(build_file(schema.FORMAT, schema.VERSION))
             _write_main(results, file)
         if timeline:
             _write_timeline(run, results, file, names, numbers, comm)
         if file is not None:
             file.close()
-        with progress(comm, f"writing {path}"), agreed(comm):
+        with progress(comm, f"writing {path}"), collective_errors(comm):
             if image is not None:
-                with staged(path, overwrite=overwrite) as target:
+                with write_whole(path, overwrite=overwrite) as target:
                     target.write(image.getbuffer())
     return results
 
@@ -324,7 +324,7 @@ def _write_index(
 def _packed(run: Run, tables: list[Table], numbers: NDArray[np.int64], pad: int) -> memoryview:
     """Return the rows of the ranks simulated here as an HDF5 file, after `pad` empty ones."""
     total = pad + sum(map(len, tables))
-    with built(schema.FORMAT, schema.VERSION) as (part, image):
+    with build_file(schema.FORMAT, schema.VERSION) as (part, image):
         for name, (stored, _) in schema.TIMELINE.items():
             create_column(part, name, total, stored)
         part.attrs["pad"] = pad
@@ -374,7 +374,7 @@ def _join(timeline: Group, first: int, image: bytearray) -> None:
     with h5py.File(io.BytesIO(image), "r") as part:
         pad = int(part.attrs["pad"])
         for name in schema.TIMELINE:
-            joined(timeline[name], first, part[name], pad)
+            copy_part(timeline[name], first, part[name], pad)
 
 
 def _send(image: memoryview, comm: Intracomm) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.errors import DestinationError, InputError
-from ..base.files import hidden_name, named, reported
-from ..mpi.parallel import agreed
+from ..base.files import hidden_name, os_errors_reported, rename_into_place
+from ..mpi.parallel import collective_errors
 from ..program import Program
 from .export_communications import Event, Group, RankRun
 from .export_events import CPU, GPU, THREAD, rank_events
@@ -99,12 +99,12 @@ def export_kineto(
                 target = folder / f"kineto_rank{ranks[index]}.json.gz"
                 hidden[target] = hidden_name(target)
                 text = _file(program, run, i, index, ranks, offset, style == "old")
-                with reported(target):
+                with os_errors_reported(target):
                     hidden[target].write_bytes(text)
         with _agreed(comm):
             for target, written in hidden.items():
-                with reported(target):
-                    named(written, target, target, overwrite=overwrite)
+                with os_errors_reported(target):
+                    rename_into_place(written, target, target, overwrite=overwrite)
                     new.append(target)
     except BaseException:
         for written in (*hidden.values(), *([] if overwrite else new)):
@@ -115,7 +115,7 @@ def export_kineto(
 
 
 def _agreed(comm: Intracomm | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if comm is None else agreed(comm)
+    return contextlib.nullcontext() if comm is None else collective_errors(comm)
 
 
 def _check(program: Program, ranks: list[int], offset: Mapping[int, int], style: str) -> None:
@@ -146,7 +146,7 @@ def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
         If it is no folder, cannot be made or written, or holds traces already.
     """
     folder = Path(folder)
-    with reported(folder):
+    with os_errors_reported(folder):
         there = os.path.lexists(folder)
         if there and not folder.is_dir():
             raise DestinationError(
@@ -171,7 +171,7 @@ def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
 def _prepare(folder: Path, overwrite: bool) -> None:
     """Make the folder, empty of traces."""
     present = check_export(folder, overwrite=overwrite)
-    with reported(folder):
+    with os_errors_reported(folder):
         folder.mkdir(exist_ok=True)
         for path in present:
             path.unlink()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import TraceError
-from ..mpi.parallel import agreed, progress
+from ..mpi.parallel import collective_errors, progress
 from ..program import Names, Program, Table
 from .assemble import Layout, break_cycles
 from .communications import Communication, rank_communications
@@ -133,7 +133,7 @@ def read_program(
     mine = np.flatnonzero(placement == comm.rank).tolist()
     held: dict[int, RankTrace] = {}
     label = f"reading {len(sources)} traces"
-    with agreed(comm), progress(comm, label, len(mine)) as update:
+    with collective_errors(comm), progress(comm, label, len(mine)) as update:
         for done, i in enumerate(mine):
             update(done)
             by = shift[1] if shift is not None and shift[0] == i else 0.0
@@ -156,7 +156,7 @@ def read_program(
     names = Names()
     facts: dict[int, RankFacts] = {}
     tables: list[Table | None] = [None] * len(sources)
-    with agreed(comm):
+    with collective_errors(comm):
         for i in mine:
             facts[i] = _write(i, held.pop(i), sources[i], layout, names, alone[sources[i].rank])
             tables[i] = facts[i].lowered.table
@@ -164,7 +164,7 @@ def read_program(
     starts = [everyone[i][1] - matching.offset[rank] for i, rank in enumerate(ranks)]
     slots = [layout.slots(i) for i in range(len(sources))]
     world = max(source.world_size for source in sources) or len(sources)
-    with agreed(comm):
+    with collective_errors(comm):
         program = Program(
             names=tuple(names),
             tables=tuple(tables),

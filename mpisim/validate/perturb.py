@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 from ..engine import simulate
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..program import Communicators, Program, Table
-from ..replay import Replay, TraceJob, read_again, replay
+from ..replay import Replay, TraceJob, replay, reread_job
 from ..replay.what_if import WhatIf
 from ..results.step_times import step_times
 from ..traces.kernel_order import check_dependencies, known_dependencies
@@ -118,7 +118,7 @@ def _data_order(job: TraceJob, moved: Replay, test: str, comm: Any) -> Perturbat
     A wait that the reader lost lets a changed replay start a kernel before its input is there.
     """
     mine = [0, 0, 0]
-    with agreed(comm):
+    with collective_errors(comm):
         for i, index in enumerate(moved.run.hosted.tolist()):
             known = known_dependencies(job.sources[index])
             if known is None:
@@ -170,7 +170,7 @@ def _shifted(job: TraceJob, base: Replay, comm: Any) -> Perturbation:
     moves by the shift at most; and it moves in one step, or in two where the gap lies between.
     """
     which = 1 if len(job.sources) > 1 else 0
-    moved = replay(read_again(job, comm, shift=(which, SHIFT)), comm)
+    moved = replay(reread_job(job, comm, shift=(which, SHIFT)), comm)
     rank = job.traces.ranks[which]
     before = {each.step: each.replayed for each in base.steps if each.rank == rank}
     after = {each.step: each.replayed for each in moved.steps if each.rank == rank}
@@ -190,7 +190,7 @@ def _without_edges(
 ) -> Iterator[Perturbation]:
     """Leave out the edges that were chosen by recorded times; and change the times again."""
     edges = sum(n for name, n in job.counts.items() if name.startswith("late start"))
-    plain = read_again(job, comm, late_edges=False)
+    plain = reread_job(job, comm, late_edges=False)
     without = replay(plain, comm)
     yield Perturbation("without late-start edges", *_moved(base, without), f"{edges} edges", None)
     step = float(np.mean([each.replayed for each in base.steps]))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.text import aligned, between, markdown_table
+from ..base.text import aligned, markdown_table, replace_between
 from ..data import names
 from ..experiment import load
 from ..prediction.network import NetworkCache
 from ..prediction.prepared import prepare
-from ..prediction.published import Compared, of_results
+from ..prediction.published import PublishedComparison, compare_results
 from ..simulate import simulate
 from .cases import summary
 
@@ -38,7 +38,7 @@ class Run:
 
     name: str
     uncertainty: float
-    figures: tuple[Compared, ...]
+    figures: tuple[PublishedComparison, ...]
 
 
 def published_runs(words: Sequence[str] = ()) -> list[Run]:
@@ -64,7 +64,7 @@ def published_runs(words: Sequence[str] = ()) -> list[Run]:
         results = simulate(prepare(experiment, networks=networks))
         assert results is not None  # one process
         error = float(results.attributes["uncertainty"])
-        found.append(Run(name, error, tuple(of_results(experiment, results))))
+        found.append(Run(name, error, tuple(compare_results(experiment, results))))
     return found
 
 
@@ -76,7 +76,7 @@ def render(runs: Sequence[Run]) -> str:
 def markdown(runs: Sequence[Run], page: str) -> str:
     """Return a page with the figures between the lines `BEGIN` and `END` written anew."""
     text = "\n\n".join([markdown_table([HEAD, *_cells(runs)]), *_summaries(runs)])
-    return between(page, BEGIN, END, text)
+    return replace_between(page, BEGIN, END, text)
 
 
 def as_json(runs: Sequence[Run]) -> dict[str, Any]:

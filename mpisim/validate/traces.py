@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, TraceError
-from ..mpi.parallel import agreed
+from ..mpi.parallel import collective_errors
 from ..replay import Replay, TraceJob, read_job, replay
 from ..traces.sources import is_folder
 from .cases import Case, Validation
@@ -92,7 +92,7 @@ def validate_traces(paths: list[str], comm: Any) -> Iterator[TraceResult]:
         If a path does not exist.
     """
     folders: list[tuple[str, list[Path]]] = []
-    with agreed(comm):
+    with collective_errors(comm):
         if comm.rank == 0:
             folders = trace_folders(paths)
     for name, files in comm.bcast(folders, root=0):

@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..base.csv_files import Cells, read_table
+from ..base.csv_files import CsvRow, read_table
 from ..base.errors import InputError
 from ..base.quantity import PICOSECONDS
 from ..base.schema import build
@@ -137,7 +137,7 @@ def validate_whole_models(
     return found
 
 
-def _skip_reason(row: Cells) -> str:
+def _skip_reason(row: CsvRow) -> str:
     """Row → why it cannot be predicted; empty if it can."""
     if row["model"] not in MODELS:
         return f"no generator for {row['model']}"
@@ -146,7 +146,7 @@ def _skip_reason(row: Cells) -> str:
     return ""
 
 
-def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
+def _case(row: CsvRow, gpu: str, kernels: KernelModel) -> Case:
     training = row["mode"] == "train"
     fused = row["option"] == "fusion"
     batch, seq_len = (_positive(row.whole, row, each) for each in ("batch", "seq_len"))
@@ -174,7 +174,7 @@ def _case(row: Cells, gpu: str, kernels: KernelModel) -> Case:
     return Case(f"{name} {row['option']}".strip(), measured, predicted, columns, extra)
 
 
-def _positive(read: Callable[[str], Number], row: Cells, column: str) -> Number:
+def _positive(read: Callable[[str], Number], row: CsvRow, column: str) -> Number:
     """Column of a row → its number, which must be above 0; `read` reads it."""
     value = read(column)
     if value <= 0:

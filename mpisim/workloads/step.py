@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.numbered import Numbered
+from ..base.numbered_texts import NumberedTexts
 from ..kernels import KernelModel
 from ..program import Communicators, Names, Program, Table
 from ..schedules import Pipeline
@@ -226,7 +226,7 @@ def _bind(
         communicators=Communicators(
             np.concatenate([[0], *sizes]).cumsum(),
             np.concatenate([np.zeros(0, np.int64), *members]).astype(np.int32),
-            Numbered(labels),
+            NumberedTexts(labels),
         ),
         table=table.astype(np.int32),
         slot_index=slot_index,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError
 from mpisim.experiment import NetworkChoice
-from mpisim.prediction.network import calibrated
+from mpisim.prediction.network import nccl_model
 from mpisim.program import Operation
 from mpisim.topo import cluster_names, find_cluster
 from mpisim.topo.nccl import Choice, Nccl, Shape
@@ -81,7 +81,7 @@ def scan(cluster: str) -> tuple[int, list[Fall]]:
     """Return how many curves a cluster has, and those that run backwards."""
     found = find_cluster(cluster)
     try:
-        nccl, _ = calibrated(found, NetworkChoice())
+        nccl, _ = nccl_model(found, NetworkChoice())
     except InputError:
         return 0, []
     count, fallen = 0, []

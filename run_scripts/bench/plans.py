@@ -32,7 +32,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpisim.experiment import read
-from mpisim.prediction.extrapolation import shorter, step_time
+from mpisim.prediction.extrapolation import shortened_run, step_time
 from mpisim.prediction.network import NetworkCache
 
 EXPERIMENT = """
@@ -136,7 +136,7 @@ def chosen(number: int) -> list[Candidate]:
 
 def lasting(candidate: Candidate) -> float:
     """Return what predicting a plan takes, roughly: rows of all stages, messages among them."""
-    rounds = shorter(read(candidate.text(), "plans.toml"))
+    rounds = shortened_run(read(candidate.text(), "plans.toml"))
     simulated = candidate.micro_batches if rounds is None else rounds.first + rounds.second
     return FIXED + simulated * (LAYERS + 4 * candidate.pp)
 

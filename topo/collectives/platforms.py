@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from mpisim.base.errors import InputError, UsageError, nearest
-from mpisim.base.presets import match, packaged, plain
+from mpisim.base.presets import match_name, normalized_name, packaged
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import build
 
@@ -110,7 +110,10 @@ class Definition:
         """Whether a row with these words was taken on this platform."""
         return (
             library in self.libraries
-            and any(gpu.casefold().startswith((each.casefold(), plain(each))) for each in self.gpus)
+            and any(
+                gpu.casefold().startswith((each.casefold(), normalized_name(each)))
+                for each in self.gpus
+            )
             and (not self.across or any(each in across for each in self.across))
             and (not self.notes or any(re.search(each, notes) for each in self.notes))
         )
@@ -237,19 +240,19 @@ def _platform(name: str, across: str, version: str, per_node: int) -> Platform:
 def _preset_name(gpu: str) -> str:
     """Printed name of a GPU → preset name: ``"NVIDIA H100 80GB HBM3"`` → ``"h100-sxm"``."""
     try:
-        return match(gpu, packaged(GPUS), "GPU", "")
+        return match_name(gpu, packaged(GPUS), "GPU", "")
     except InputError:
-        return plain(gpu)
+        return normalized_name(gpu)
 
 
 def _arch(gpu: str) -> str:
     """Return the family of a GPU as tables write it: ``"H100-SXM(inferred)"`` is an H100."""
     tables = packaged(GPUS)
-    text = plain(re.split(r"[(,]", gpu)[0])
+    text = normalized_name(re.split(r"[(,]", gpu)[0])
     parts = text.split("-")
     for length in range(len(parts), 0, -1):
         try:
-            found = match("-".join(parts[:length]), tables, "GPU", "")
+            found = match_name("-".join(parts[:length]), tables, "GPU", "")
         except InputError:
             continue
         return str(tables[found]["family"])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpisim.base.csv_files import Cells
+from mpisim.base.csv_files import CsvRow
 from mpisim.base.kinds import Operation
 
 from .formulas import NIC_ALONE
@@ -44,10 +44,10 @@ class TableFormat(NamedTuple):
 
     publisher: str
     columns: tuple[str, ...]
-    row: Callable[[Cells, str, int], Measurement | str]
+    row: Callable[[CsvRow, str, int], Measurement | str]
 
 
-def curve_name(row: Cells) -> str:
+def curve_name(row: CsvRow) -> str:
     """Return the identity of a curve of nccl-tests' from a row of it, or of the file of grades."""
     notes = "" if row["notes"].startswith("median of") else row["notes"].strip()
     source = row["source"].split("#")[0]
@@ -57,7 +57,7 @@ def curve_name(row: Cells) -> str:
     )
 
 
-def _setup(row: Cells, settings: tuple[tuple[str, str], ...]) -> str:
+def _setup(row: CsvRow, settings: tuple[tuple[str, str], ...]) -> str:
     """Return what repeated runs of nccl-tests have in common."""
     version = re.search(r"\d+\.\d+(\.\d+)?", row["nccl_version"])
     group = f"{row.whole('num_gpus')} GPUs on {row.whole('num_nodes')} nodes"
@@ -84,7 +84,7 @@ def _settings(notes: str) -> tuple[tuple[str, str], ...]:
     return tuple(re.findall(r"\b(NCCL_ALGO|NCCL_PROTO)=(\w+)", notes))
 
 
-def _nccl_tests(row: Cells, file: str, line: int) -> Measurement | str:
+def _nccl_tests(row: CsvRow, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
@@ -117,7 +117,7 @@ def _nccl_tests(row: Cells, file: str, line: int) -> Measurement | str:
     )
 
 
-def _vidur(row: Cells, file: str, line: int) -> Measurement | str:
+def _vidur(row: CsvRow, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
@@ -140,7 +140,7 @@ def _vidur(row: Cells, file: str, line: int) -> Measurement | str:
     )
 
 
-def _vtrain(row: Cells, file: str, line: int) -> Measurement | str:
+def _vtrain(row: CsvRow, file: str, line: int) -> Measurement | str:
     gpus = row.whole("num_gpus")
     return Measurement(
         operation=Operation.ALL_REDUCE,
@@ -158,7 +158,7 @@ def _vtrain(row: Cells, file: str, line: int) -> Measurement | str:
     )
 
 
-def _alps(row: Cells, file: str, line: int) -> Measurement | str:
+def _alps(row: CsvRow, file: str, line: int) -> Measurement | str:
     gpus, nodes = row.whole("num_gpus"), row.whole("num_nodes")
     return Measurement(
         operation=Operation.ALL_REDUCE,
@@ -177,7 +177,7 @@ def _alps(row: Cells, file: str, line: int) -> Measurement | str:
     )
 
 
-def _aicb(row: Cells, file: str, line: int) -> Measurement | str:
+def _aicb(row: CsvRow, file: str, line: int) -> Measurement | str:
     operation = _operation(row["op"])
     if isinstance(operation, str):
         return operation
@@ -210,7 +210,7 @@ DEEPEP_GPUS_PER_NODE = 8
 """GPUs of a node in DeepEP's published runs."""
 
 
-def _deepep(row: Cells, file: str, line: int) -> Measurement | str:
+def _deepep(row: CsvRow, file: str, line: int) -> Measurement | str:
     kernel, gpus = row["kernel"], row.whole("ep_size")
     nodes = max(1, gpus // DEEPEP_GPUS_PER_NODE)
     low = kernel == "low_latency"

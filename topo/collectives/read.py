@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpisim.base.csv_files import Cells, parse_table, read_table
+from mpisim.base.csv_files import CsvRow, parse_table, read_table
 from mpisim.base.errors import InputError, UsageError, nearest
 from mpisim.base.files import read_text
 
@@ -133,7 +133,7 @@ def _table_format(path: Path, header: Sequence[str]) -> TableFormat | None:
     )
 
 
-def _read_row(form: TableFormat, path: Path, line: int, row: Cells) -> Measurement | str:
+def _read_row(form: TableFormat, path: Path, line: int, row: CsvRow) -> Measurement | str:
     try:
         each = form.row(row, path.name, line)
     except KeyError as error:  # a column that this form reads where there is one
@@ -151,7 +151,7 @@ def _read_row(form: TableFormat, path: Path, line: int, row: Cells) -> Measureme
     return each
 
 
-def _grade(path: Path, line: int, row: Cells) -> tuple[str, str]:
+def _grade(path: Path, line: int, row: CsvRow) -> tuple[str, str]:
     try:
         grade = row["grade"].upper()
         if grade not in ("A", "B", "C"):

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
-from mpisim.base.presets import match, packaged, plain
+from mpisim.base.presets import match_name, normalized_name, packaged
 
 from ..nccl import Settings
 from ..network import bus_factor
@@ -227,7 +227,7 @@ def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | st
         curve="",
         file=run.file.rsplit("/", 1)[-1],
         line=run.line,
-        library="rccl" if plain(gpu).startswith("mi") else run.library,
+        library="rccl" if normalized_name(gpu).startswith("mi") else run.library,
         version=run.version,
         settings=run.settings,
         source=f"{run.library}-tests",
@@ -389,6 +389,6 @@ def _gpu_name(run: Run, overrides: RunOverrides) -> str:
         what = f"GPUs of several kinds, {', '.join(printed)}" if printed else "no name of a GPU"
         raise InputError(f"{run.where}: {what}; say which machine it is with --cluster")
     try:
-        return match(printed[0], packaged("gpus.toml"), "GPU", "")
+        return match_name(printed[0], packaged("gpus.toml"), "GPU", "")
     except InputError:
         return re.sub(r"^(NVIDIA|AMD|Tesla|Instinct|GeForce)\s+", "", printed[0])

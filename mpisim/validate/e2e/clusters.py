@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import InputError
-from ...base.presets import folder
+from ...base.presets import packaged_folder
+from ...base.toml import toml_table
 from ...kernels import find_gpu
 from .rows import Row
 from .settings import ClusterFor, Settings, assigned
@@ -107,7 +108,7 @@ def _alone(gpu: str, gpus: int) -> Chosen:
 
 def _named(best: ClusterFor) -> tuple[str, int]:
     """Return the name or path of a cluster, and its GPUs a node."""
-    per_node = int(folder("clusters")[best.preset]["gpus_per_node"])
+    per_node = int(packaged_folder("clusters")[best.preset]["gpus_per_node"])
     if not best.changes:
         return best.preset, per_node
     changes = dict(assigned(each) for each in best.changes)
@@ -128,7 +129,7 @@ def nameless(text: str) -> str:
 @cache
 def _changed(preset: str, changes: tuple[str, ...]) -> Path:
     """Write a changed copy of a preset; its name says what was changed."""
-    table = json.loads(json.dumps(folder("clusters")[preset]))
+    table = json.loads(json.dumps(packaged_folder("clusters")[preset]))
     for change in changes:
         key, value = assigned(change)
         *path, last = key.split(".")
@@ -137,20 +138,5 @@ def _changed(preset: str, changes: tuple[str, ...]) -> Path:
             within = within[name]
         within[last] = value
     file = Path(_folder().name) / f"{'-'.join((preset, *changes))}.toml"
-    file.write_text(_toml(table), encoding="utf-8")
+    file.write_text(toml_table(table), encoding="utf-8")
     return file
-
-
-def _toml(table: Mapping[str, Any], path: str = "") -> str:
-    """Write a table of values and tables; tables of values alone as inline tables."""
-    lines, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, dict) and "value" not in value:
-            full = f"{path}.{key}" if path else key
-            tables.append(f"\n[{full}]\n{_toml(value, full)}")
-        elif isinstance(value, dict):
-            inner = ", ".join(f"{name} = {json.dumps(each)}" for name, each in value.items())
-            lines.append(f"{key} = {{ {inner} }}\n")
-        else:
-            lines.append(f"{key} = {json.dumps(value)}\n")
-    return "".join(lines) + "".join(tables)

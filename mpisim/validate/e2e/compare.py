@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...base.errors import InputError, UsageError, nearest
-from ...mpi.parallel import agreed
-from ...prediction.step_constants import ModelError, StepConstants, ours, sort_of
+from ...mpi.parallel import collective_errors
+from ...prediction.step_constants import ModelError, StepConstants, model_class, packaged_constants
 from .experiments import Mapped, Skipped, experiment_of
 from .predict import Outcome, digest, predict
 from .rows import Row, read
@@ -47,8 +47,8 @@ class Compared:
 
     @property
     def sort(self) -> str:
-        """Sort of its model (`mpisim.prediction.step_constants.SORTS`)."""
-        return sort_of(self.mapped.experiment.model)
+        """Sort of its model (`mpisim.prediction.step_constants.MODEL_CLASSES`)."""
+        return model_class(self.mapped.experiment.model)
 
     @property
     def measured(self) -> float:
@@ -209,7 +209,7 @@ def compare(
     InputError
         If the table is not as it must be, or no row can be predicted.
     """
-    with agreed(comm):
+    with collective_errors(comm):
         rules = settings()
         rows = select(read(path), where or {}, limit, rules)
         timed = sum(row.seconds is not None for row in rows)
@@ -223,8 +223,8 @@ def compare(
                 found.skipped.append(result)
         _check_any(path, ready, found.skipped)
     outcomes = _outcomes(ready, comm, every, constants, known or {})
-    errors = (constants or ours()).model_error
-    with agreed(comm):
+    errors = (constants or packaged_constants()).model_error
+    with collective_errors(comm):
         if outcomes is not None:
             for mapped, outcome in zip(ready, outcomes, strict=True):
                 if outcome.failed:
@@ -258,7 +258,7 @@ def _compared(mapped: Mapped, outcome: Outcome, errors: ModelError | None, plain
         return Compared(mapped, outcome)
     fitted = errors.known if outcome.known else errors.unknown
     table = errors.plain if plain else fitted
-    return Compared(mapped, outcome, table[sort_of(mapped.experiment.model)].error)
+    return Compared(mapped, outcome, table[model_class(mapped.experiment.model)].error)
 
 
 def _check_any(path: str | Path, found: Sequence[object], skipped: Sequence[Skipped]) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...base.quantity import Quantity
-from ...mpi.parallel import agreed
+from ...mpi.parallel import collective_errors
 from ...prediction.step_constants import (
+    MODEL_CLASSES,
     MULTIPLIERS,
     OVERHEAD,
-    SORTS,
     ModelError,
     StepConstants,
-    kind_of,
+    parse_constant_name,
 )
 from .compare import Z_90, Compared, Comparison
 from .families import Family, family
@@ -158,7 +158,7 @@ def _predict_again(
     """Predict rows with constants; rows that process 0 has. **Collective.**"""
     mapped = comm.bcast([each.mapped for each in rows])
     outcomes = predict(mapped, comm, constants=tables)
-    with agreed(comm):
+    with collective_errors(comm):
         return [
             Compared(each, outcome)
             for each, outcome in zip(mapped, outcomes or (), strict=outcomes is not None)
@@ -208,10 +208,10 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
     found = []
     for each in rows:
         fitted = folds.without.get(folds.key(family(each.mapped)), folds.whole)
-        constants = fitted.serving(each.mapped.experiment.model)
+        constants = fitted.for_model(each.mapped.experiment.model)
         step = linear(each)
         seconds = max(seconds_with(step, at, constants), 1e-3 * each.measured)
-        known = constants.knows(each.mapped.experiment.calibration.framework, _gpu(step))
+        known = constants.fitted_to(each.mapped.experiment.calibration.framework, _gpu(step))
         residual = math.log(seconds / each.measured)
         inputs = relative_error(step, at, constants)
         if not covered(step, constants):
@@ -222,7 +222,7 @@ def _held_out(rows: Sequence[Compared], at: StepConstants, folds: _Folds) -> lis
 
 def _gpu(step: Linear) -> str:
     """Return the kind of GPU of a step."""
-    found = (kind_of(name) for name in step.lengths)
+    found = (parse_constant_name(name) for name in step.lengths)
     return next((each[1] for each in found if each is not None and each[0] == "memory"), "")
 
 
@@ -231,7 +231,7 @@ def _model_error(plain: Sequence[Compared], trials: Sequence[_HeldOut]) -> Model
 
     def numbers(group: Sequence[_HeldOut], what: str) -> dict[str, Quantity]:
         found = {}
-        for sort in SORTS:
+        for sort in MODEL_CLASSES:
             own = [each for each in group if each.sort == sort]
             used, which = (own, sort) if len(own) >= MIN_ROWS else (group, "all sorts of models")
             error = sufficient_error(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...base.errors import InputError
+from ...base.toml import toml_table, toml_value
 from ...experiment import Experiment, Transformer
 from ...experiment import read as read_experiment
 from ...experiment.model_presets import find_model
@@ -150,12 +150,12 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     else:
         keys["model.family"] = "gpt"
     defaults = [
-        f"{key} = {_value(value)}"
+        f"{key} = {toml_value(value)}"
         for key, value in open_keys.items()
         if key not in (RECOMPUTE_SHARE, MICRO_BATCHES)
     ]
     defaults += [
-        f"{key} = {_value(value)} (instead)"
+        f"{key} = {toml_value(value)} (instead)"
         for key, value in replaced.items()
         if stated.get(key) != value and key != RECOMPUTE_SHARE
     ]
@@ -165,7 +165,7 @@ def _mapped(row: Row, source: str, settings: Settings, changes: Sequence[str]) -
     defaults += _settle(keys, row, preset)
     keys["calibration.framework"] = settings.framework(row)
     table = _table(keys)
-    text = f"title = {json.dumps(row.texts['model'])}\n" + _toml(table)
+    text = f"title = {toml_value(row.texts['model'])}\n" + toml_table(table)
     experiment = read_experiment(text, row.where, changes)
     return Mapped(row, source, experiment, text, tuple(defaults), tuple(approximations))
 
@@ -318,15 +318,3 @@ def _table(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name, _, last = key.partition(".")
         tables[name][last] = keys[key]
     return tables
-
-
-def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
-        for name, table in tables.items()
-    )
-
-
-def _value(value: Any) -> str:
-    """Write a value as TOML."""
-    return json.dumps(value)

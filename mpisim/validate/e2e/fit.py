@@ -29,14 +29,14 @@ from ...base.presets import packaged
 from ...base.quantity import Quantity
 from ...base.schema import Limits, build
 from ...prediction.step_constants import (
+    MODEL_CLASSES,
     MULTIPLIERS,
     OVERHEAD,
-    SORTS,
     StepConstants,
-    is_stack,
-    kind_of,
-    name_of,
-    stack_of,
+    constant_name,
+    framework_key,
+    is_framework_key,
+    parse_constant_name,
 )
 from .compare import Compared
 from .families import Family, Way, family, way
@@ -80,7 +80,7 @@ class Linear(NamedTuple):
     predicted: float
     lengths: Mapping[str, float]
     framework: str = OTHER
-    sort: str = SORTS[0]
+    sort: str = MODEL_CLASSES[0]
     way: Way = ()
 
 
@@ -97,7 +97,7 @@ def linear(each: Compared) -> Linear:
     # Also a framework whose launches are hidden has been seen.
     framework = experiment.calibration.framework or OTHER
     for kind in ("host", OVERHEAD):
-        lengths.setdefault(name_of(kind, framework), 0.0)
+        lengths.setdefault(constant_name(kind, framework), 0.0)
     return Linear(
         each.row.id,
         family(each.mapped),
@@ -133,21 +133,25 @@ def relative_error(step: Linear, start: StepConstants, constants: StepConstants)
             continue
         names = names_in(name, step.framework)
         change = sum(value_of(constants, each) - value_of(start, each) for each in names)
-        errors = [constants.multiplier(*key).error for key in map(kind_of, names) if key]
+        errors = [
+            constants.multiplier(*key).error for key in map(parse_constant_name, names) if key
+        ]
         squares += (length * math.exp(change) / seconds * math.hypot(*errors)) ** 2
     return math.sqrt(squares)
 
 
 def covered(step: Linear, constants: StepConstants) -> bool:
     """Whether all parts of a step rest on fitted constants, that were fitted with all that these
-    parts rest on (`mpisim.prediction.step_constants.Known.covers`)."""
-    parts = [kind_of(name) or ("", "") for name, length in step.lengths.items() if length]
+    parts rest on (`mpisim.prediction.step_constants.AppliedConstants.covers`)."""
+    parts = [
+        parse_constant_name(name) or ("", "") for name, length in step.lengths.items() if length
+    ]
     return all(key in getattr(constants, kind) for kind, key in parts if kind in MULTIPLIERS)
 
 
 def kind_in(name: str) -> str:
     """Return the kind of a constant, by its name."""
-    found = kind_of(name)
+    found = parse_constant_name(name)
     assert found is not None
     return found[0]
 
@@ -155,13 +159,13 @@ def kind_in(name: str) -> str:
 def names_in(name: str, framework: str) -> tuple[str, ...]:
     """Return the constants that multiply what rests on a name: its own, and the framework's."""
     kind = kind_in(name)
-    stack = stack_of(kind, framework)
-    return (name,) if stack is None else (name, name_of(kind, stack))
+    stack = framework_key(kind, framework)
+    return (name,) if stack is None else (name, constant_name(kind, stack))
 
 
 def value_of(constants: StepConstants, name: str) -> float:
     """Logarithm of a multiplier, or seconds of an overhead."""
-    kind, key = kind_of(name) or ("", "")
+    kind, key = parse_constant_name(name) or ("", "")
     if kind == OVERHEAD:
         found = constants.overhead.get(key)
         return 0.0 if found is None else found.si
@@ -251,7 +255,7 @@ def fit(steps: Sequence[Linear], start: StepConstants) -> StepConstants:
     Parameters
     ----------
     steps : sequence of Linear
-        Those of models with experts are left out: `StepConstants.serving`.
+        Those of models with experts are left out: `StepConstants.for_model`.
     start : StepConstants
         Those that the steps were predicted with.
     """
@@ -293,7 +297,7 @@ def _grouping(steps: Sequence[Linear], kinds: Sequence[tuple[str, bool]]) -> Gro
         np.array([order.index(kind) for kind in kinds]),
         np.array([numbers[_place(step)] for step in steps]),
         np.array([families.index(group[:2]) for group in groups]),
-        np.array([SORTS.index(sort) for _, sort in families]),
+        np.array([MODEL_CLASSES.index(sort) for _, sort in families]),
     )
 
 
@@ -319,8 +323,8 @@ def _converged(one: Variances, other: Variances) -> bool:
 
 def _group(name: str) -> tuple[str, bool]:
     """Return the kind of a constant, and whether it is of a framework beside those of a GPU."""
-    kind, key = kind_of(name) or ("", "")
-    return kind, is_stack(key)
+    kind, key = parse_constant_name(name) or ("", "")
+    return kind, is_framework_key(key)
 
 
 def _constants(
@@ -335,7 +339,7 @@ def _constants(
             for each in names_in(name, step.framework):
                 resting[each].append((step, length))
     for i, name in enumerate(names):
-        kind, key = kind_of(name) or ("", "")
+        kind, key = parse_constant_name(name) or ("", "")
         families = {step.family for step, _ in resting[name]}
         sources = sorted({each[0] for each in families})
         rows = {step.row for step, _ in resting[name]}

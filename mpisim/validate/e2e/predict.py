@@ -28,16 +28,16 @@ from ...experiment import Experiment, Transformer
 from ...mpi.parallel import progress
 from ...prediction.execution import execute
 from ...prediction.extrapolation import (
-    Rounds,
-    attempts,
-    busy,
-    extended,
-    settled,
+    ShortenedRun,
+    busy_times,
+    extrapolate,
+    is_periodic,
+    shortened_runs,
     with_micro_batches,
 )
 from ...prediction.network import NetworkCache
-from ...prediction.prepared import Case, prepare
-from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, kind_of
+from ...prediction.prepared import PreparedExperiment, prepare
+from ...prediction.step_constants import MULTIPLIERS, OVERHEAD, StepConstants, parse_constant_name
 from ...prediction.uncertainty import PathShares, error_bar
 from ...program import Phase
 from .clusters import nameless
@@ -134,7 +134,7 @@ class Outcome:
         Seconds of the critical path that each constant multiplies, fitted or not
         (:mod:`mpisim.prediction.step_constants`).
     busy : int64, shape (tables, 1 + streams)
-        Busy time of CPUs and streams, in ps (`mpisim.prediction.extrapolation.busy`).
+        Busy time of CPUs and streams, in ps (`mpisim.prediction.extrapolation.busy_times`).
     failed : str
         Why there is no prediction; empty if there is one.
     """
@@ -153,7 +153,7 @@ class Outcome:
         """Shares of the critical path by kind of constant; ``rest``: latencies and gaps."""
         shares = dict.fromkeys((*MULTIPLIERS, OVERHEAD), 0.0)
         for name, length in self.lengths.items():
-            kind = kind_of(name)
+            kind = parse_constant_name(name)
             assert kind is not None
             shares[kind[0]] += length / self.seconds
         return shares | {"rest": 1 - math.fsum(shares.values())}
@@ -201,8 +201,8 @@ def predict(
     """
     tables = constants or [NO_CONSTANTS] * len(rows)
     jobs = [_Job(row.experiment, table) for row, table in zip(rows, tables, strict=True)]
-    ways: list[list[Rounds | None]] = [
-        [*([] if every else attempts(row.experiment)), None] for row in rows
+    ways: list[list[ShortenedRun | None]] = [
+        [*([] if every else shortened_runs(row.experiment)), None] for row in rows
     ]
     outcomes: list[Outcome | None] = [None] * len(rows)
     left = list(range(len(rows)))
@@ -218,7 +218,7 @@ def predict(
     return [each for each in outcomes if each is not None] if comm.rank == 0 else None
 
 
-def _parts(job: _Job, rounds: Rounds | None) -> list[_Job]:
+def _parts(job: _Job, rounds: ShortenedRun | None) -> list[_Job]:
     """Return what to simulate for a step: two shorter ones, or itself."""
     if rounds is None:
         return [job]
@@ -266,14 +266,14 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
             seconds=run.step_time / PICOSECONDS,
             before_optimizer=_before_optimizer(case, run.critical_path) / PICOSECONDS,
             inputs=error.relative,
-            known=case.constants.constants.knows(case.constants.framework, case.constants.gpu),
+            known=case.constants.constants.fitted_to(case.constants.framework, case.constants.gpu),
             fits=case.memory.fits,
             lengths={
                 name: length / PICOSECONDS
                 for name, length in lengths.items()
-                if kind_of(name) is not None
+                if parse_constant_name(name) is not None
             },
-            busy=busy(case, run),
+            busy=busy_times(case, run),
         )
     except MpisimError as error:
         prefix = f"{job.experiment.source}: "
@@ -282,7 +282,7 @@ def _simulated(job: _Job, networks: NetworkCache) -> Outcome:
         return Outcome(failed=f"internal error: {type(error).__name__}: {error}")
 
 
-def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
+def _joined(parts: Sequence[Outcome], numbers: ShortenedRun | None) -> Outcome | None:
     """Return the outcome of a row from its simulation, or extrapolated from two shorter ones.
 
     None if the shorter ones do not determine it.
@@ -294,11 +294,11 @@ def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
         return parts[0]
     first, second = parts
     times = first.seconds * PICOSECONDS, second.seconds * PICOSECONDS
-    if not settled(first.busy, second.busy, times, numbers):
+    if not is_periodic(first.busy, second.busy, times, numbers):
         return None
-    seconds = extended(first.seconds, second.seconds, numbers)
+    seconds = extrapolate(first.seconds, second.seconds, numbers)
     lengths = {
-        name: max(0.0, extended(first.lengths.get(name, 0.0), length, numbers))
+        name: max(0.0, extrapolate(first.lengths.get(name, 0.0), length, numbers))
         for name, length in second.lengths.items()
     }
     # The critical paths of the two runs may differ where several are equally long: the shares are
@@ -307,12 +307,12 @@ def _joined(parts: Sequence[Outcome], numbers: Rounds | None) -> Outcome | None:
     return replace(
         second,
         seconds=seconds,
-        before_optimizer=extended(first.before_optimizer, second.before_optimizer, numbers),
+        before_optimizer=extrapolate(first.before_optimizer, second.before_optimizer, numbers),
         lengths={name: length / most for name, length in lengths.items()},
     )
 
 
-def _before_optimizer(case: Case, path: CriticalPath) -> int:
+def _before_optimizer(case: PreparedExperiment, path: CriticalPath) -> int:
     """Return when the critical path leaves the last row that is not the optimizer's."""
     for piece in range(len(path.end) - 1, -1, -1):
         row = int(path.row[piece])

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import InputError
-from ...base.files import check_output, staged
-from ...base.text import aligned, between, markdown_table, shortened
+from ...base.files import check_output, write_whole
+from ...base.text import aligned, markdown_table, replace_between, shortened
 from .compare import Compared, Comparison
 from .figures import coverage, headlines, tables
 from .pairs import pair_figures, pairs
@@ -93,7 +93,7 @@ def markdown(found: Comparison, text: str) -> str:
     left_out = [("rows", "left out because")]
     left_out += [(str(count), why) for why, count in found.reasons.most_common(12)]
     parts = [*_parts(found, markdown_table), markdown_table(left_out) if len(left_out) > 1 else ""]
-    return between(text, BEGIN, END, "\n\n".join(filter(None, parts)))
+    return replace_between(text, BEGIN, END, "\n\n".join(filter(None, parts)))
 
 
 def _parts(found: Comparison, lay: Lay) -> list[str]:
@@ -277,5 +277,5 @@ def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(fontsize="small")
-    with staged(path, overwrite=True) as file:
+    with write_whole(path, overwrite=True) as file:
         figure.savefig(file, format=Path(path).suffix[1:], dpi=150)

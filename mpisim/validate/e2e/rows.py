@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...base.csv_files import Cells, read_table
+from ...base.csv_files import CsvRow, read_table
 from ...base.errors import InputError, nearest
 
 __all__ = ["COLUMNS", "Row", "read"]
@@ -134,7 +134,7 @@ def _check_headings(headings: list[str], path: str | Path) -> None:
             raise InputError(f"{path}: there is no column {name!r}{near}; it needs {needed}")
 
 
-def _row(cells: Cells, where: str) -> Row:
+def _row(cells: CsvRow, where: str) -> Row:
     texts = dict(cells)
     for name in ("id", "model", "gpu", "num_gpus"):
         if not texts[name]:

@@ -11,14 +11,14 @@ from mpi4py import MPI
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment
 from mpisim.experiment import read as read_experiment
-from mpisim.prediction import extrapolation as steady
+from mpisim.prediction import extrapolation
 from mpisim.prediction.extrapolation import (
-    BOUND,
-    Rounds,
-    attempts,
-    extended,
-    settled,
-    shorter,
+    MAX_EXTRAPOLATION_ERROR,
+    ShortenedRun,
+    extrapolate,
+    is_periodic,
+    shortened_run,
+    shortened_runs,
     step_time,
     with_micro_batches,
 )
@@ -37,65 +37,65 @@ def experiment(micro_batches: int, nodes: int = 1, extra: str = "", **plan: Any)
     return read_experiment(
         "[model]\nfamily = 'gpt'\nlayers = 8\nhidden = 2048\nheads = 16\nvocab = 51200\n"
         f"seq_len = 1024\n[plan]\n{keys}\n[cluster]\npreset = 'dgx-a100'\nnodes = {nodes}\n{extra}",
-        "steady.toml",
+        "long.toml",
     )
 
 
 def test_what_is_simulated_instead() -> None:
     # 4 stages are full with 4 micro-batches; rounds of 2.
-    assert shorter(experiment(64)) == (4, 6, 64)
-    assert shorter(experiment(65)) == (5, 7, 65)
-    assert shorter(experiment(12)) is None  # 4 and 6 are nearly as many
+    assert shortened_run(experiment(64)) == (4, 6, 64)
+    assert shortened_run(experiment(65)) == (5, 7, 65)
+    assert shortened_run(experiment(12)) is None  # 4 and 6 are nearly as many
     # Groups of as many as there are stages; DualPipe needs twice as many to begin with.
-    assert shorter(experiment(64, schedule="interleaved", vpp=2)) == (4, 8, 64)
-    assert shorter(experiment(64, schedule="dualpipe")) == (12, 14, 64)
+    assert shortened_run(experiment(64, schedule="interleaved", vpp=2)) == (4, 8, 64)
+    assert shortened_run(experiment(64, schedule="dualpipe")) == (12, 14, 64)
     # A stage of its own: no pipeline to fill.
-    assert shorter(experiment(64, tp=2, pp=1)) == (4, 6, 64)
+    assert shortened_run(experiment(64, tp=2, pp=1)) == (4, 6, 64)
 
 
 def test_two_longer_steps_are_asked_where_shorter_ones_do_not_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = experiment(64)
-    first, later = attempts(one)
+    first, later = shortened_runs(one)
     assert (first, later) == ((4, 6, 64), (12, 14, 64))
-    assert attempts(experiment(24)) == [(4, 6, 24)]  # 12 and 14 are nearly as many
-    assert attempts(experiment(12)) == []
+    assert shortened_runs(experiment(24)) == [(4, 6, 24)]  # 12 and 14 are nearly as many
+    assert shortened_runs(experiment(12)) == []
     whole = step_time(one, MPI.COMM_SELF, every=True)
-    told: list[Rounds] = []
-    monkeypatch.setattr(steady, "settled", lambda *_: _[-1] in told)
+    told: list[ShortenedRun] = []
+    monkeypatch.setattr(extrapolation, "is_periodic", lambda *_: _[-1] in told)
     assert step_time(one, MPI.COMM_SELF) == whole
     told.append(later)
     found = step_time(one, MPI.COMM_SELF)
     assert found.rounds == later
-    assert found.picoseconds == pytest.approx(whole.picoseconds, rel=BOUND)
+    assert found.picoseconds == pytest.approx(whole.picoseconds, rel=MAX_EXTRAPOLATION_ERROR)
 
 
 def test_what_is_simulated_in_full() -> None:
     one = experiment(64)
-    assert shorter(with_micro_batches(one, 64)) == shorter(one)
+    assert shortened_run(with_micro_batches(one, 64)) == shortened_run(one)
     assert with_micro_batches(one, 8).plan.global_batch == 8
-    assert shorter(experiment(64, extra="[variation]\nkernels = 0.02\n")) is None
+    assert shortened_run(experiment(64, extra="[variation]\nkernels = 0.02\n")) is None
     uneven = experiment(64, nodes=2, replica_batch=[48, 80])
-    assert shorter(uneven) is None
-    assert shorter(experiment(64, schedule="zb-h1")) is None
+    assert shortened_run(uneven) is None
+    assert shortened_run(experiment(64, schedule="zb-h1")) is None
     # Gradients reduced in every micro-batch, in a pipeline and without one.
-    assert shorter(experiment(64, zero=2, dp_style="deepspeed")) is None
-    assert shorter(experiment(64, pp=1, zero=2, dp_style="deepspeed")) == (4, 6, 64)
+    assert shortened_run(experiment(64, zero=2, dp_style="deepspeed")) is None
+    assert shortened_run(experiment(64, pp=1, zero=2, dp_style="deepspeed")) == (4, 6, 64)
 
 
 def test_extended() -> None:
-    assert extended(8.0, 12.0, Rounds(8, 12, 64)) == 64.0
+    assert extrapolate(8.0, 12.0, ShortenedRun(8, 12, 64)) == 64.0
 
 
-def test_what_falls_behind_is_not_settled() -> None:
-    rounds = Rounds(4, 6, 106)  # 50 further times what lies between
+def test_a_stream_that_falls_behind_is_not_periodic() -> None:
+    rounds = ShortenedRun(4, 6, 106)  # 50 further times what lies between
     at_first, one, more = np.array([[90, 100]]), np.array([[110, 130]]), np.array([[111, 131]])
     # A round takes 30, and the step 1,630. Nothing takes longer than that …
-    assert settled(at_first, one, (100.0, 130.0), rounds)
+    assert is_periodic(at_first, one, (100.0, 130.0), rounds)
     # … and a stream that takes 31 would make it longer by 50, if it had no lead.
-    assert BOUND * 1630 < 50
-    assert not settled(at_first, more, (100.0, 130.0), rounds)
+    assert MAX_EXTRAPOLATION_ERROR * 1630 < 50
+    assert not is_periodic(at_first, more, (100.0, 130.0), rounds)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_as_all_micro_batches(plan: dict[str, Any]) -> None:
     found = step_time(one, MPI.COMM_SELF)
     every = step_time(one, MPI.COMM_SELF, every=True)
     assert every.rounds is None
-    assert found.picoseconds == pytest.approx(every.picoseconds, rel=BOUND)
+    assert found.picoseconds == pytest.approx(every.picoseconds, rel=MAX_EXTRAPOLATION_ERROR)
     assert (found.memory, found.tokens) == (every.memory, every.tokens)
     assert ("32 micro-batches from" in found.assumption) == (found.rounds is not None)
 
@@ -126,7 +126,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     large = experiment(512, schedule="gpipe", micro_batch=8)
     assert not verdict_of(large)
     assert verdict_of(with_micro_batches(large, 6))
-    with pytest.raises(InputError, match=r"steady.toml: the plan does not fit"):
+    with pytest.raises(InputError, match=r"long.toml: the plan does not fit"):
         step_time(large, MPI.COMM_SELF)
 
 

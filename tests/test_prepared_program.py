@@ -16,9 +16,9 @@ from test_speeds import SMALL
 from mpisim.base.errors import InputError
 from mpisim.experiment import VariationChoice, load, load_any, read
 from mpisim.formats import read_chakra, write_chakra
-from mpisim.prediction.prepared import Case, prepare
-from mpisim.prediction.prepared_program import ProgramCase, prepare_program, with_experiment
-from mpisim.prediction.variation import revaried, varied
+from mpisim.prediction.prepared import PreparedExperiment, prepare
+from mpisim.prediction.prepared_program import PreparedProgram, prepare_program, saved_program
+from mpisim.prediction.variation import with_changed_variation, with_variation
 from mpisim.program import Program, ProgramBuilder, save
 from mpisim.program import load as load_program
 from mpisim.simulate import simulate
@@ -52,9 +52,9 @@ PACKAGED = (
 )
 
 
-def saved(case: Case | ProgramCase, path: Path) -> Path:
+def saved(case: PreparedExperiment | PreparedProgram, path: Path) -> Path:
     """Save the program of a case."""
-    save(with_experiment(case), path, overwrite=True)
+    save(saved_program(case), path, overwrite=True)
     return path
 
 
@@ -65,7 +65,7 @@ def digest(case: Any, **options: Any) -> str:
     return results.digest
 
 
-def again(path: Path, *changes: str) -> Case | ProgramCase:
+def again(path: Path, *changes: str) -> PreparedExperiment | PreparedProgram:
     """Return a saved program made ready."""
     _, asked = load_any(path, changes)
     return prepare_program(asked)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_a_saved_program_is_its_run(comm: Intracomm, name: str, tmp_path: Path) 
     case = prepare(load(name)[1])
     path = saved(case, tmp_path / "step.h5")
     found = again(path)
-    assert isinstance(found, Case)
+    assert isinstance(found, PreparedExperiment)
     assert not found.notes
     results = simulate(found, comm)
     assert (results is None) == (comm.rank > 0)
@@ -154,8 +154,8 @@ def test_one_choice_takes_the_place_of_another(
     for _ in range(4):
         builder.add_rank(0)
     program = builder.build()
-    expected = varied(program, after, sample)
-    found = revaried(varied(program, before), before, after, sample)
+    expected = with_variation(program, after, sample)
+    found = with_changed_variation(with_variation(program, before), before, after, sample)
     assert found.speed.tolist() == expected.speed.tolist()
     assert found.jitter == expected.jitter
 
@@ -201,7 +201,7 @@ def test_files_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_on_another_cluster_kernels_keep_their_times(small: Path) -> None:
     found = again(small, "cluster.preset=dgx-a100")
-    assert isinstance(found, Case)
+    assert isinstance(found, PreparedExperiment)
     assert any("kernels' times are those of the program" in each for each in found.notes)
     assert digest(found) != digest(again(small))
     assert found.experiment.cluster.nodes == 2
@@ -216,7 +216,7 @@ def test_rows_of_the_file_count_and_what_they_lack_is_said(small: Path, tmp_path
     )
     save(program.replace(tables=(slower, *program.tables[1:])), tmp_path / "edited.h5")
     found = again(tmp_path / "edited.h5")
-    assert isinstance(found, Case)
+    assert isinstance(found, PreparedExperiment)
     assert any("kernels are not as the experiment" in each for each in found.notes)
     results = simulate(found)
     plain = simulate(again(small))
@@ -308,7 +308,7 @@ def test_a_bare_program_takes_all_but_overlap(bare: Path, changes: list[str]) ->
             again(bare, *here, *changes)
         return
     found = again(bare, *here, *changes)
-    assert isinstance(found, ProgramCase)
+    assert isinstance(found, PreparedProgram)
     if others and changes[0] != "variation.slowest=false":
         # Without slowdown; at the pace that the program was saved with.
         same = ["variation.slowest=true"] if "gpus" not in changes[0] else []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.base.numbered import Numbered
+from mpisim.base.numbered_texts import NumberedTexts
 
 PARTS = st.lists(
     st.tuples(st.sampled_from(("tp ", "", "größe ", "activation+ ")), st.integers(0, 120)),
@@ -17,7 +17,7 @@ PARTS = st.lists(
 @given(parts=PARTS)
 def test_texts_are_those_of_a_list(parts: list[tuple[str, int]]) -> None:
     expected = [f"{begin}{i}" for begin, count in parts for i in range(count)]
-    found = Numbered(parts)
+    found = NumberedTexts(parts)
     assert len(found) == len(expected)
     assert list(found) == expected
     assert found == expected
@@ -29,7 +29,7 @@ def test_texts_are_those_of_a_list(parts: list[tuple[str, int]]) -> None:
 
 
 def test_numbers_of_any_length() -> None:
-    found = Numbered([("dp ", 12_345)])
+    found = NumberedTexts([("dp ", 12_345)])
     assert [text.decode() for text in found.encoded().tolist()] == list(found)
     with pytest.raises(IndexError):
         found[12_345]

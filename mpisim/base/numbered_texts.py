@@ -1,4 +1,4 @@
-"""Texts that differ in a number at their end: made when asked for, there can be very many."""
+"""Texts that differ in a number at their end, made on access: there can be millions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Numbered"]
+__all__ = ["NumberedTexts"]
 
 
-class Numbered(Sequence[str]):
-    """A sequence of texts, each the beginning of its part and its place in it.
+class NumberedTexts(Sequence[str]):
+    """A sequence of texts, each the prefix of its part and the place in that part.
 
     Parameters
     ----------
     parts : iterable of (str, int)
-        A beginning, and how many texts have it.
+        A prefix, and how many texts have it.
 
     Examples
     --------

@@ -1,0 +1,403 @@
+"""The columns of the report's tables: the one place to change to add a column.
+
+Each table has a row type, with the function that makes its rows from results, and columns:
+
+- ``..._COLUMNS`` for people: a heading, and the function from a row to the text of its cell;
+- ``..._KEYS`` for programs (`figures`): a key of the JSON, and the function from a row to its
+  value.
+
+A new column is one entry in either or both. Ranks have no ``KEYS``: the JSON holds every column of
+`Results.ranks`, so a column added there appears by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.text import (
+    TimeUnit,
+    aligned,
+    apportioned,
+    duration,
+    one_line,
+    percent,
+    quantity,
+    rounded,
+)
+from ..program import Kind, Operation
+from ..results import Results
+from .kernel_names import short_names
+
+__all__ = [
+    "COMMUNICATION_COLUMNS",
+    "COMMUNICATION_KEYS",
+    "KERNEL_COLUMNS",
+    "KERNEL_KEYS",
+    "LINK_COLUMNS",
+    "RANK_COLUMNS",
+    "SLOWEST_COLUMNS",
+    "WIDTH",
+    "Column",
+    "communication_rows",
+    "kernel_rows",
+    "link_rows",
+    "mean_row",
+    "names_cut",
+    "rank_row",
+    "slowest_first",
+    "slowest_rows",
+    "table_lines",
+]
+
+WIDTH = 100
+"""Characters of a line of the report."""
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column for people.
+
+    Attributes
+    ----------
+    heading : str
+    cell : callable
+        Row → text.
+    left : bool
+        Whether cells are aligned to the left.
+    """
+
+    heading: str
+    cell: Callable[[Row], str]
+    left: bool = False
+
+
+def table_lines(
+    columns: Sequence[Column[Row]], rows: Sequence[Row], *, kernel_names: bool = False
+) -> list[str]:
+    """Return the lines of a table, headings first, aligned and indented.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    rows : sequence
+        Of what the columns take.
+    kernel_names : bool
+        Whether the last column has names of kernels, to be shortened to what is left of a line.
+    """
+    cells = [tuple(column.heading for column in columns)]
+    cells += [tuple(column.cell(row) for column in columns) for row in rows]
+    if kernel_names:
+        cells = names_cut(cells)
+    left = [i for i, column in enumerate(columns) if column.left]
+    return [f"  {line}" for line in aligned(cells, left=left)]
+
+
+def names_cut(cells: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Shorten the last column of a table, names of kernels, to what is left of a line."""
+    columns = list(zip(*cells, strict=True))[:-1]
+    width = WIDTH - 2 - sum(max(map(len, column)) + 2 for column in columns)
+    names = short_names([row[-1] for row in cells], width)
+    return [(*row[:-1], name) for row, name in zip(cells, names, strict=True)]
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+BREAKDOWN = ("compute", "exposed_waiting", "exposed_wire", "idle")
+"""Columns of `Results.ranks` that add up to the step."""
+BESIDE = ("communication", "host_busy", "host_waiting")
+"""Columns shown beside the breakdown."""
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """The breakdown of one rank, or the mean of all, in last digits of the unit shown."""
+
+    label: str
+    unit: TimeUnit
+    compute: int
+    waiting: int
+    wire: int
+    idle: int
+    communication: int
+    host_busy: int
+    host_waiting: int
+
+
+RANK_COLUMNS: tuple[Column[RankRow], ...] = (
+    Column("rank", lambda row: row.label),
+    Column("compute", lambda row: row.unit.show(row.compute)),
+    Column("exposed =", lambda row: row.unit.show(row.waiting + row.wire)),
+    Column("waiting", lambda row: row.unit.show(row.waiting)),
+    Column("+ wire", lambda row: row.unit.show(row.wire)),
+    Column("idle", lambda row: row.unit.show(row.idle)),
+    Column("step", lambda row: row.unit.show(row.compute + row.waiting + row.wire + row.idle)),
+    Column("comm. all", lambda row: row.unit.show(row.communication)),
+    Column("CPU busy", lambda row: row.unit.show(row.host_busy)),
+    Column("CPU waits", lambda row: row.unit.show(row.host_waiting)),
+)
+
+
+def rank_row(results: Results, rank: int, unit: TimeUnit) -> RankRow:
+    """Return the row of a rank; `rank` is its place in the results."""
+    values = [int(results.ranks[name][rank]) for name in (*BREAKDOWN, *BESIDE)]
+    return _rank_row(str(results.rank_numbers[rank]), values, unit, unit.step)
+
+
+def mean_row(results: Results, unit: TimeUnit) -> RankRow:
+    """Return the row of the mean over all ranks."""
+    totals = [_total(results.ranks[name]) for name in (*BREAKDOWN, *BESIDE)]
+    return _rank_row("mean", totals, unit, unit.step * results.n_ranks)
+
+
+def _rank_row(label: str, values: Sequence[int], unit: TimeUnit, step: int) -> RankRow:
+    """Round times to `step` ps, those of the breakdown so that they still add up."""
+    parts = apportioned(values[: len(BREAKDOWN)], step)
+    return RankRow(label, unit, *parts, *(rounded(each, step) for each in values[len(BREAKDOWN) :]))
+
+
+def _total(values: NDArray[np.int64]) -> int:
+    """Return the sum of values, which may be too large for 64 bits."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
+
+
+@dataclass(frozen=True)
+class SlowRankRow:
+    """How long a rank would have taken had it never waited for others; times in ps."""
+
+    number: int
+    unit: TimeUnit
+    own: int
+    mean_own: float
+    compute: int
+    waiting: int
+    end: int
+
+
+SLOWEST_COLUMNS: tuple[Column[SlowRankRow], ...] = (
+    Column("rank", lambda row: str(row.number)),
+    Column("own time", lambda row: row.unit.of(row.own)),
+    Column(
+        "vs mean",
+        lambda row: f"{100 * (row.own / row.mean_own - 1):+.1f} %" if row.mean_own else "-",
+    ),
+    Column("compute", lambda row: row.unit.of(row.compute)),
+    Column("exposed waiting", lambda row: row.unit.of(row.waiting)),
+    Column("end", lambda row: row.unit.of(row.end)),
+)
+
+
+def slowest_rows(results: Results, unit: TimeUnit, top: int) -> list[SlowRankRow]:
+    """Return the rows of the `top` slowest ranks, the slowest first."""
+    own, ranks = _own_time(results), results.ranks
+    mean = float(own.mean())
+    return [
+        SlowRankRow(
+            results.rank_numbers[rank],
+            unit,
+            int(own[rank]),
+            mean,
+            int(ranks["compute"][rank]),
+            int(ranks["exposed_waiting"][rank]),
+            int(ranks["end"][rank]),
+        )
+        for rank in slowest_first(results)[:top]
+    ]
+
+
+def slowest_first(results: Results) -> list[int]:
+    """Return the places of ranks by their own time, then by their compute time, longest first."""
+    order: list[int] = np.lexsort((-results.ranks["compute"], -_own_time(results))).tolist()
+    return order
+
+
+def _own_time(results: Results) -> NDArray[np.int64]:
+    """Return how long each rank would have taken had it never waited for others, in ps."""
+    own: NDArray[np.int64] = results.ranks["end"] - results.ranks["exposed_waiting"]
+    return own
+
+
+# --- kernels and copies --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """All kernels of one name, over all ranks; times in ps."""
+
+    name: str
+    kind: Kind
+    count: int
+    total: int
+    longest: int
+    total_of_all: int
+
+
+KERNEL_COLUMNS: tuple[Column[KernelRow], ...] = (
+    Column("total", lambda row: duration(row.total)),
+    Column("%", lambda row: percent(row.total, row.total_of_all)),
+    Column("count", lambda row: f"{row.count:,}"),
+    Column("mean", lambda row: duration(round(row.total / row.count))),
+    Column("longest", lambda row: duration(row.longest)),
+    Column("name", lambda row: ("copy: " if row.kind == Kind.COPY else "") + row.name, left=True),
+)
+KERNEL_KEYS: Mapping[str, Callable[[KernelRow], Any]] = {
+    "name": lambda row: row.name,
+    "kind": lambda row: row.kind.name.lower(),
+    "count": lambda row: row.count,
+    "total_ps": lambda row: row.total,
+    "mean_ps": lambda row: row.total / row.count,
+    "longest_ps": lambda row: row.longest,
+}
+
+
+def kernel_rows(results: Results) -> list[KernelRow]:
+    """Return the rows of kernels and copies, the longest total first."""
+    names = ("name", "kind", "count", "total", "longest")
+    columns = [results.kernels[name].tolist() for name in names]
+    whole = sum(columns[3])
+    return [
+        KernelRow(name, Kind(kind), count, total, longest, whole)
+        for name, kind, count, total, longest in zip(*columns, strict=True)
+    ]
+
+
+# --- communications ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommunicationRow:
+    """All operations of one kind on one communicator; times in ps, summed over its ranks."""
+
+    communicator: int
+    name: str
+    members: tuple[int, ...]
+    operation: Operation
+    size: int
+    """Ranks of the communicator."""
+    count: int
+    bytes: int
+    """Of all operations together; -1 if unknown."""
+    wire: int
+    waiting: int
+    bandwidth: float
+    bus_bandwidth: float
+    limit: str
+
+    @property
+    def posts(self) -> int:
+        """Number of operations times ranks."""
+        return max(self.count * self.size, 1)
+
+
+COMMUNICATION_COLUMNS: tuple[Column[CommunicationRow], ...] = (
+    Column("count", lambda row: f"{row.count:,}"),
+    Column(
+        "size each",
+        lambda row: (
+            quantity(row.bytes / max(row.count, 1), "B", 1024) if row.bytes >= 0 else "unknown"
+        ),
+    ),
+    Column("wire each", lambda row: duration(round(row.wire / row.posts))),
+    Column("waiting each", lambda row: duration(round(row.waiting / row.posts))),
+    Column("bytes/wire", lambda row: _rate(row.bandwidth)),
+    Column("busbw", lambda row: _rate(row.bus_bandwidth)),
+    Column("ranks", lambda row: str(row.size)),
+    Column(
+        "operation, communicator",
+        lambda row: f"{row.operation.name.lower()}, {one_line(row.name)}",
+        left=True,
+    ),
+)
+COMMUNICATION_KEYS: Mapping[str, Callable[[CommunicationRow], Any]] = {
+    "communicator": lambda row: row.communicator,
+    "name": lambda row: row.name,
+    "members": lambda row: list(row.members),
+    "operation": lambda row: row.operation.name.lower(),
+    "size": lambda row: row.size,
+    "count": lambda row: row.count,
+    "bytes": lambda row: row.bytes if row.bytes >= 0 else None,
+    "wire_ps": lambda row: row.wire,
+    "waiting_ps": lambda row: row.waiting,
+    "bandwidth": lambda row: row.bandwidth,
+    "limit": lambda row: row.limit or None,
+}
+
+
+def communication_rows(results: Results, top: int | None = None) -> list[CommunicationRow]:
+    """Return the rows of communications, the longest first; of the first `top` if given."""
+    table = {name: column[:top].tolist() for name, column in results.communications.items()}
+    groups = results.communicators
+    return [
+        CommunicationRow(
+            communicator=row["communicator"],
+            name=groups.names[row["communicator"]],
+            members=tuple(groups.group(row["communicator"])),
+            operation=Operation(row["operation"]),
+            **{name: row[name] for name in _AS_STORED},
+        )
+        for row in (
+            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
+        )
+    ]
+
+
+_AS_STORED = ("size", "count", "bytes", "wire", "waiting", "bandwidth", "bus_bandwidth", "limit")
+
+
+def _rate(rate: float) -> str:
+    return "-" if math.isnan(rate) else quantity(rate, "B/s")
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """Links of one kind that communications can fill; times in ps."""
+
+    name: str
+    count: int
+    capacity: float
+    bytes: float
+    peak: float
+    """Largest utilisation in 1 % of the step."""
+    busy: int
+    shared: int
+    step: int
+
+
+LINK_COLUMNS: tuple[Column[LinkRow], ...] = (
+    Column("count", lambda row: f"{row.count:,}"),
+    Column("capacity", lambda row: quantity(row.capacity, "B/s")),
+    Column("bytes", lambda row: quantity(row.bytes, "B", 1024)),
+    Column(
+        "used",
+        lambda row: f"{100 * (row.bytes / (row.capacity * max(row.step, 1) * 1e-12)):.1f} %",
+    ),
+    Column("peak", lambda row: f"{100 * row.peak:.0f} %"),
+    Column("busy", lambda row: f"{percent(row.busy, row.step)} %"),
+    Column("shared", lambda row: f"{percent(row.shared, row.step)} %"),
+    Column("link", lambda row: one_line(row.name), left=True),
+)
+
+
+def link_rows(results: Results, top: int) -> Iterator[LinkRow]:
+    """Yield the rows of the first `top` kinds of links."""
+    use = results.links
+    columns = {name: use.links[name][:top].tolist() for name in LINK_FIELDS}
+    for i, values in enumerate(zip(*columns.values(), strict=True)):
+        yield LinkRow(
+            **dict(zip(columns, values, strict=True)),
+            peak=float(use.utilisation[i].max()),
+            step=results.shown_ps,
+        )
+
+
+LINK_FIELDS = ("name", "count", "capacity", "bytes", "busy", "shared")
