@@ -60,8 +60,8 @@ class OverlapSummary:
         )
         if self.mode == "coupled":
             text += f"; {outcome.passes} passes"
-            if outcome.unsettled_rows:
-                text += f", not settled: rows that still change: {outcome.unsettled_rows:,}"
+            if outcome.unconverged_rows:
+                text += f", not converged: rows that still change: {outcome.unconverged_rows:,}"
         return {
             "overlap": text,
             "overlap_added": added,
