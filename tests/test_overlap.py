@@ -159,7 +159,7 @@ def test_by_hand_static() -> None:
 def test_by_hand_coupled() -> None:
     found = slowed(*two_ranks(), mode="coupled")
     run = found.run
-    assert found.unsettled_rows == 0
+    assert found.unconverged_rows == 0
     # The all-reduce now moves data from 40 to 130; kernels run beside it all that time.
     assert ends(run, 0)[0] == (0, 130)
     # Rank 0, "a": 40 / 1.5 + 90 / 2 = 71.67 done at 130, then 28.33 alone: 158.33.
@@ -175,7 +175,7 @@ def test_by_hand_coupled() -> None:
 def test_passes_run_out() -> None:
     found = slowed(*two_ranks(), mode="coupled", max_passes=1)
     assert (found.passes, found.run.step_time) == (1, 193)  # as static
-    assert found.unsettled_rows == 2  # "a" on both ranks: 158 and 145 come next
+    assert found.unconverged_rows == 2  # "a" on both ranks: 158 and 145 come next
 
 
 def test_nothing_overlaps() -> None:
@@ -225,7 +225,7 @@ def test_same_bits(world: Intracomm, program: Program, mode: Literal["static", "
         found = slowed(program, NETWORK, mode, world, fold)
         assert found.run.digest == alone.run.digest
         assert found.run.step_time == alone.run.step_time
-        for name in ("passes", "unsettled_rows", "step_time_alone"):
+        for name in ("passes", "unconverged_rows", "step_time_alone"):
             assert getattr(found, name) == getattr(alone, name)
         for name in ("kernel_time", "wire_time", "terms"):
             assert getattr(found, name).tolist() == getattr(alone, name).tolist()
@@ -245,9 +245,9 @@ def tables_of(run: Run, program: Program) -> list[Any]:
 @given(program=whole)
 @settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 def test_coupled_is_consistent(program: Program) -> None:
-    """One more pass over a run that has settled gives the durations that it has."""
+    """One more pass over a run that has converged gives the durations that it has."""
     found = slowed(program, NETWORK, "coupled", max_passes=200)
-    if found.unsettled_rows == 0:
+    if found.unconverged_rows == 0:
         model = overlap_model(program, NETWORK)
         for number, slowed_rows in model.slowed_rows(found.run).items():
             rank = int(found.run.classes.representative[number])

@@ -121,7 +121,7 @@ def test_two_equal_flows_over_a_link_are_not_one() -> None:
     loads = LinkLoads(
         group=np.arange(4),
         link=np.array([0, 0, 1, 2]),
-        way=np.zeros(4, np.int64),
+        kind=np.zeros(4, np.int64),
         label=np.zeros(3, np.int64),
     )
     found = refine(alike, alike, met, loads=loads)

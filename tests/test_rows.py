@@ -32,24 +32,24 @@ def test_rows_follow_from_communications(program: Program) -> None:
     for local in range(program.n_ranks):
         for one, other in zip(found.rows(local), plain.rows(local), strict=True):
             np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(found.alike(), plain.alike())
+    np.testing.assert_array_equal(found.identical(), plain.identical())
 
 
 @given(program=programs(unpriced=True))
 @settings(max_examples=100)
-def test_ranks_that_are_alike_have_equal_rows_and_others_have_not(program: Program) -> None:
+def test_identical_ranks_have_equal_rows_and_others_have_not(program: Program) -> None:
     found = solution(program)
-    alike = found.alike().tolist()
+    identical = found.identical().tolist()
     tables = program.table.tolist()
     rows = [found.rows(local) for local in range(program.n_ranks)]
     for one in range(program.n_ranks):
-        assert alike[one] <= one
+        assert identical[one] <= one
         for other in range(one):
             same = tables[one] == tables[other] and all(
                 np.array_equal(a, b) for a, b in zip(rows[one], rows[other], strict=True)
             )
             # Ranks may differ in what shows in no row, such as the start of one without rows.
-            assert same or alike[one] != alike[other]
+            assert same or identical[one] != identical[other]
 
 
 def test_who_was_last_is_part_of_no_account_but_known() -> None:

@@ -137,7 +137,7 @@ class Traffic:
     latency, volume, rate, pattern : int64, shape (p,)
         See `mpisim.topo.Price`; patterns are those of the routes.
     routes : Routes
-        Of the simulated.
+        Of the simulated ranks.
     slot_route, slot_n_routes : int32, shape (s,)
         The first route of the group bound to a slot, and the number of its routes.
     backwards : bool

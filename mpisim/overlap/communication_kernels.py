@@ -30,7 +30,7 @@ class CommunicationKernel(NamedTuple):
     ----------
     operation : Operation
     bytes : int
-        Of the full buffer; -1 if not distinct.
+        Of the full buffer; -1 if unknown.
     ranks : int
     algorithm, protocol : str
         NCCL's; empty if the network's model has none.

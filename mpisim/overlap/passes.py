@@ -13,7 +13,7 @@ one that its durations were made of. Why this ends, as a rule:
 - Rounding to whole ps can make the last differences alternate. Times of all ranks are hashed in
   every pass; when a hash returns, passes go in a circle, and from then on each duration is the mean
   of its last two, rounded down (*damped*).
-- `max_passes` bounds the rest; `SlowdownOutcome.unsettled_rows` counts rows that still change.
+- `max_passes` bounds the rest; `SlowdownOutcome.unconverged_rows` counts rows that still change.
 
 All processes take the same decisions, since each rests on sums over processes.
 """
@@ -54,7 +54,7 @@ class SlowdownOutcome:
         Step time in ps without slowdown.
     passes : int
         Number of times that durations were worked out.
-    unsettled_rows : int
+    unconverged_rows : int
         Rows, of one rank a class, whose durations the last pass changed (coupled).
     kernel_time : int64, shape (len(CLASSES), 2)
         Time of kernels that overlap, over all ranks: alone, and beside communications, in ps.
@@ -67,7 +67,7 @@ class SlowdownOutcome:
     run: Run
     step_time_alone: int
     passes: int
-    unsettled_rows: int
+    unconverged_rows: int
     kernel_time: Ints
     wire_time: Ints
     terms: Ints
@@ -116,7 +116,7 @@ def run_with_slowdown(
     step_time_alone = run.step_time
     hashes: set[bytes] = set()
     damped = False
-    passes, unsettled = 0, 0
+    passes, unconverged = 0, 0
     placement: NDArray[np.int32] | None = None
     while True:
         found = _work_out(model, run, comm, mode)
@@ -127,7 +127,7 @@ def run_with_slowdown(
         if damped:
             times = {n: each.mean(RowTimes.of_class(run, n)) for n, each in times.items()}
         if not found.changed or (damped and _is_fixed_point(run, times, comm)):
-            unsettled = found.changed
+            unconverged = found.changed
             # Once more, for all that the last run is asked for.
             run = runner(run.program, run.setup.wire_delays, True, placement)
             break
@@ -138,13 +138,13 @@ def run_with_slowdown(
         run = runner(program, delays, last, placement)
         if last:
             if mode == "coupled":
-                unsettled = _work_out(model, run, comm, mode).changed
+                unconverged = _work_out(model, run, comm, mode).changed
             break
     return SlowdownOutcome(
         run,
         step_time_alone,
         passes,
-        unsettled,
+        unconverged,
         found.kernel_time,
         found.wire_time,
         found.terms,

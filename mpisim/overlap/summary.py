@@ -60,8 +60,8 @@ class OverlapSummary:
         )
         if self.mode == "coupled":
             text += f"; {outcome.passes} passes"
-            if outcome.unsettled_rows:
-                text += f", not settled: rows that still change: {outcome.unsettled_rows:,}"
+            if outcome.unconverged_rows:
+                text += f", not converged: rows that still change: {outcome.unconverged_rows:,}"
         return {
             "overlap": text,
             "overlap_added": added,
@@ -124,16 +124,14 @@ class OverlapSummary:
             rows = path.row[pieces].astype(np.int64)
             computing = table.kind[rows] == Kind.KERNEL
             number = device.numbers(table, rows[computing])
-            alone_there = table.duration[rows[computing]] * model.duration_factors(
-                rank, rows[computing]
-            )
+            factors = model.duration_factors(rank, rows[computing])
+            alone_there = table.duration[rows[computing]] * factors
             longer = np.rint(length[pieces[computing]] - alone_there).astype(np.int64)
             known = number >= 0
             np.add.at(kernels, device.work.kind[number[known]], np.maximum(longer[known], 0))
             own = model.communications.of(rank)
             at = np.searchsorted(own.rows, rows[~computing])
             lasting = own.alone[at]
-            wire += float(
-                np.clip(length[pieces[~computing]] - lasting, 0, max_ratio * lasting).sum()
-            )
+            longer = length[pieces[~computing]] - lasting
+            wire += float(np.clip(longer, 0, max_ratio * lasting).sum())
         return kernels, wire
