@@ -15,7 +15,7 @@ from mpisim.base.errors import InputError
 from mpisim.experiment import load
 from mpisim.experiment.config_json import read_config
 from mpisim.kernels import find_gpu
-from mpisim.kernels.analytical.calibration import CollectiveCalibration as KernelCalibration
+from mpisim.kernels.analytical.calibration import Calibration as KernelCalibration
 from mpisim.kernels.measured import read as read_kernels
 from mpisim.overlap.pairs import read_pairs
 from mpisim.prediction.step_constants import StepConstants
