@@ -19,6 +19,7 @@ from mpisim.topo.collectives.calibrate import calibrate, error_bins, with_wider_
 from mpisim.topo.collectives.calibration import (
     CollectiveCalibration,
     ErrorBin,
+    calibration_of,
     packaged_calibration,
 )
 from mpisim.topo.collectives.fit import CAUCHY_SCALE, cauchy_residuals
@@ -358,8 +359,8 @@ class TestFitting:
         row = measurement("new", across="4x200G HDR IB (100 GB/s)")
         (unknown,), _ = batches([row])
         assert unknown.platform.name == "hopper-infiniband"
-        served, _ = calibration.served(fits.owner_chain(unknown))
-        assert served == "hopper-infiniband"
+        found = calibration_of(calibration, fits.owner_chain(unknown))
+        assert found.sources["across"] == "mine.toml [hopper-infiniband]"
         seconds = fitted_formula(unknown, calibration).seconds(
             unknown.operation, unknown.bytes, unknown.shape
         )
@@ -370,7 +371,8 @@ class TestFitting:
         curves = synthetic(dict(NcclFormula.start), [(16, 2), (32, 4)])
         calibration = CollectiveCalibration(dict(calibrate(curves, "train")), "mine.toml")
         (unknown,), _ = batches([measurement("new", gpu="L40S", across="2x400G IB", gpus=8)])
-        assert calibration.served(fits.owner_chain(unknown))[0] == "any"
+        found = calibration_of(calibration, fits.owner_chain(unknown))
+        assert found.sources["across"] == "mine.toml [any]"
 
 
 class TestLoss:

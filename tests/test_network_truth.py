@@ -69,7 +69,7 @@ def network(of: Cluster, topology: Topology, *, chosen_before: bool = False) -> 
     """NCCL on a topology; `chosen_before` links were changed if so."""
     system = cluster_system(of)
     seen = changed_system(system, topology)
-    nccl = Nccl(system, machine=seen) if chosen_before else Nccl(seen)
+    nccl = Nccl(system, hardware=seen) if chosen_before else Nccl(seen)
     return NcclNetwork(nccl, topology, meshed=of.node.kind.endswith("mesh"))
 
 
@@ -110,7 +110,7 @@ def test_less_never_helps_and_more_never_hurts(
     except Exception:
         return  # no link of that name here
     net = network(of, plain)
-    new = NcclNetwork(Nccl(net.nccl.system, machine=changed_system(net.nccl.system, other)), other)
+    new = NcclNetwork(Nccl(net.nccl.system, hardware=changed_system(net.nccl.system, other)), other)
     before, after = (duration(each, operation, size, members) for each in (net, new))
     better = up == (key == "bandwidth")
     slack = 1 + before // 10**9  # rounding of rates and weights

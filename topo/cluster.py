@@ -1,4 +1,4 @@
-"""Clusters: which GPUs stand together in a node, and what connects them."""
+"""Clusters: the file of a machine, its nodes and its fabric."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Cluster:
     gpus_per_node : int
         GPUs that the fast links join: those of a server, or of a rack (NVL72).
     node : Node, optional
-        What stands in one. Only a `graph` does without.
+        The inside of a node. Only a `graph` does without.
     fabric : Fabric, optional
         What joins them. Without it there is one node.
     alpha_beta : LatencyBandwidth, optional
@@ -114,10 +114,10 @@ class Cluster:
     nccl : NcclChoice
         The communication library.
     graph : str, optional
-        Path of a file that lists all GPUs, switches and links (:mod:`.files`), in place of what
-        `node` and `fabric` would make.
+        Path of a file that lists all GPUs, switches and links (:mod:`.topology_files`), in place of
+        what `node` and `fabric` would make.
     changes : dict of str to str
-        Links to slow or cut, as for :func:`.changes.changed`.
+        Links to slow or cut, as for :func:`.changes.apply_changes`.
     aliases : tuple of str
         Other names it goes by.
     """
@@ -165,7 +165,7 @@ class Cluster:
         """Whether the GPUs of its topology are joined to a fabric themselves, without NICs.
 
         So it is where ``node.kind`` says so, and in a graph without NICs whose GPUs are on switches
-        or stand in several nodes.
+        or are in several nodes.
         """
         if self.node is not None:
             return self.node.kind == "direct"

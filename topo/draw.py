@@ -147,7 +147,7 @@ def _svg(topology: Topology) -> str:
     ]
     for a, b, colour, stroke in _strokes(topology):
         (x, y), (u, v) = at[a], at[b]
-        bend = 0.0 if y != v else min(40.0, 12 + abs(u - x) / 12)  # over what stands between
+        bend = 0.0 if y != v else min(40.0, 12 + abs(u - x) / 12)  # over the nodes between
         lines.append(
             f'<path d="M{x:.1f} {y:.1f}Q{(x + u) / 2:.1f} {(y + v) / 2 - 2 * bend:.1f} '
             f'{u:.1f} {v:.1f}" fill="none" stroke="{colour}" stroke-width="{stroke}"/>'

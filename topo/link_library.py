@@ -2,8 +2,8 @@
 
 No library was measured on such machines. This one is what their links allow: it starts as late as a
 kernel does, each step takes the latency of its route, and the bytes of an algorithm flow as fast as
-the most loaded link carries them. Which algorithm that is depends on where a group stands; the
-network asks for all algorithms of the library, and takes the fastest (:mod:`.nccl_network`).
+the most loaded link carries them. Which algorithm that is depends on where a group is; the
+network takes the fastest of all algorithms of the library (:mod:`.nccl_network`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ __all__ = ["UNMEASURED", "CollectiveLibrary", "LinkLibrary", "check_fabric"]
 
 FILE = "direct.toml"
 
-
 UNMEASURED = (
     "communications: no library was measured on GPUs that are joined without NICs; they take what "
     "the links allow, by the fastest algorithm, after the launch of a kernel"
 )
 """What a prediction says of itself."""
 
-
 _RING_ALGORITHMS = ("tour", "two-way-ring")
 """Rings in the fabric's order, and in that of ranks."""
-
 
 _ALGORITHMS = {
     Operation.ALL_REDUCE: ("dimensions", *_RING_ALGORITHMS, "tree"),
@@ -62,7 +59,7 @@ class CollectiveLibrary(Protocol):
 
     @property
     def system(self) -> NodeCounts:
-        """How GPUs stand on nodes."""
+        """GPUs and NICs of a node."""
         ...
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:

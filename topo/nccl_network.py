@@ -126,12 +126,12 @@ class NcclNetwork:
             host_links_limit=self.nccl is not None and self.nccl.system.intra in ("pcie", "pairs"),
             whole_latency=self._link_library is not None,
         )
-        # One program is often run several times, and asked about several times a run.
+        # One program is often run several times, with several queries a run.
         self._placements: LruCache[tuple[Ints, list[Placement]]] = LruCache(
             MAX_CACHE_BYTES, size_of
         )
 
-    # --- how groups stand on the network ----------------------------------------------------------
+    # --- classes of groups ----------------------------------------------------------
 
     def group_classes(
         self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
@@ -143,7 +143,7 @@ class NcclNetwork:
         )
 
     def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
-        """Return how one group stands on the network, for one operation or for any."""
+        """Return the placement of one group, for one operation or for any."""
         bits = None if operation is None else np.array([1 << operation])
         index, ranks = np.array([0, len(members)]), np.array(members, np.int32)
         label, classes = self.group_classes(index, ranks, bits)

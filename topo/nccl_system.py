@@ -34,9 +34,7 @@ _INTRA_OF_KIND = {
 }
 """Kinds of nodes in files of clusters."""
 
-
 _HOST_LINKS = (LinkKind.PCIE, LinkKind.HOST, LinkKind.SOCKET)
-
 
 _PCIE_PLACEHOLDER = 12e9
 """Placeholder in bytes per second for a graph without PCIe links: a `System` needs one above 0,
@@ -55,7 +53,7 @@ def cluster_system(cluster: Cluster, version: tuple[int, ...] | None = None) -> 
     Raises
     ------
     InputError
-        If the GPUs stand in no nodes (a wafer, a torus).
+        If the GPUs are in no nodes (a wafer, a torus).
     """
     node, fabric = cluster.node, cluster.fabric
     if node is None:
@@ -173,7 +171,7 @@ def system_of_graph(
     topology : Topology
         With NICs (`NodeKind.NIC`) if it has several nodes.
     gpus_per_node : int
-        Ranks r with the same r // gpus_per_node stand in one node.
+        Ranks r with the same r // gpus_per_node are in one node.
     arch : str
         Of the GPUs.
     nic_efficiency : float

@@ -34,7 +34,6 @@ RATE_BITS = 40
 """Rates are integers, in units of 2**-40 bytes per ps (0.9 B/s): what has been moved is then exact,
 however often it is summed up."""
 
-
 WEIGHT_ONE = 1 << 20
 """The weight of a link that carries one byte per byte of payload."""
 

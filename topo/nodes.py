@@ -60,7 +60,7 @@ class Node:
     pcie_switches : int, optional
         In a node; by default one for two GPUs if NICs are reached through switches, else none.
     nics : int
-        Network NICs of a node. 0: it stands alone, or is joined ``"direct"``.
+        NICs of a node. 0: it is not connected, or is joined ``"direct"``.
     nic_bandwidth : Quantity, optional
         Line rate of one of them, one direction.
     nic_path : str
@@ -389,7 +389,7 @@ def _tree_route(
     up, down = _ancestors(above, a), _ancestors(above, b)
     if node.gpudirect or builder.kinds[b] != NodeKind.NIC:
         shared = [each for each in up if each in down]
-        if shared:  # turn where the ways meet first
+        if shared:  # turn at the first common ancestor
             return up[: up.index(shared[0]) + 1] + down[: down.index(shared[0])][::-1]
     elif up[-1] == down[-1]:
         return up + down[:-1][::-1]

@@ -158,9 +158,9 @@ class Topology:
         Names of single links that have one of their own.
     tour : int64, shape (n_gpus,), optional
         The place of each GPU in a round trip through all of them that passes each link as seldom as
-        it can. By default they stand in the order of their numbers.
+        it can. By default they are in the order of their numbers.
     grid : Grid, optional
-        Where they stand, if the fabric is a grid. Neither depends on links that were changed.
+        Their coordinates, if the fabric is a grid. Neither depends on links that were changed.
     """
 
     title: str

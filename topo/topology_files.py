@@ -282,9 +282,11 @@ def _tour(
 
     joined = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
     order = depth_first_order(joined, int(gpu[0]), return_predecessors=False)
-    met = np.full(n, n, np.int64)  # nodes that nothing leads to are refused elsewhere
-    met[order] = np.arange(len(order))
-    place = met[gpu]
+    order_of = np.full(
+        n, n, np.int64
+    )  # nodes that nothing leads to are refused by `check_connected`
+    order_of[order] = np.arange(len(order))
+    place = order_of[gpu]
     return None if (np.diff(place) > 0).all() else np.argsort(np.argsort(place, kind="stable"))
 
 

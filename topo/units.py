@@ -12,7 +12,6 @@ __all__ = ["parse_bandwidth", "parse_latency"]
 
 _AMOUNT = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
 
-
 _BANDWIDTHS = ("B/s", "MB/s", "GB/s", "TB/s", "Gb/s")
 
 _LATENCIES = ("s", "ms", "us", "ns")
@@ -28,7 +27,7 @@ def parse_bandwidth(text: object, where: str) -> float:
     text : object
         A text with a unit, or a number of bytes per second.
     where : str
-        What it stands for, for messages: ``"net.toml: link 'a->b': 'bandwidth'"``.
+        Name of the value in messages: ``"net.toml: link 'a->b': 'bandwidth'"``.
 
     Raises
     ------

@@ -113,7 +113,7 @@ class Batch:
 
     @property
     def regime(self) -> Regime:
-        """Whether its group stands inside a node or across nodes."""
+        """Whether its group is inside a node or across nodes."""
         return "inside" if self.shape.nodes == 1 else "across"
 
 

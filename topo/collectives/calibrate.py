@@ -61,7 +61,7 @@ def calibrate(measured: Sequence[Batch], split: str) -> Iterator[tuple[str, Owne
     A family's errors, an architecture's and those of all are of whole platforms left out in turn: a
     machine that falls back on them was not measured. A platform's are of set-ups left out; with a
     single set-up, and for sizes that it has no rows of, it has its family's errors. Of an owner
-    whose groups all stand inside nodes numbers and errors are of these alone, and so they are where
+    whose groups are all inside nodes numbers and errors are of these alone, and so they are where
     all measurements are of one regime.
 
     Parameters

@@ -44,13 +44,11 @@ __all__ = [
 
 FILE = "calibration/collectives.toml"
 
-
 NUMBERS_OF_REGIME: dict[Regime, tuple[str, ...]] = {
     "inside": ("bandwidth_inside", "latency_inside"),
     "across": ("bandwidth_across", "latency_across", "latency_bulk"),
 }
 """Which numbers of NCCL's form groups of a regime decide."""
-
 
 ANY = "any"
 """The owner of the numbers of all machines."""
@@ -58,10 +56,8 @@ ANY = "any"
 DEEPEP = "deepep"
 """The owner of the numbers of DeepEP's kernels on all machines."""
 
-
 Z_90 = 1.645
 """Standard deviations from the middle of a normal distribution to the ends of its 90 % interval."""
-
 
 MIN_STATED_ERROR = 0.02
 """Relative error that is stated at least: repeated runs differ by as much."""
@@ -206,25 +202,6 @@ class CollectiveCalibration:
             raise InputError(f"{source}: holds no table of 'mpisim calibrate collectives'")
         return cls(tables, source)
 
-    def served(self, owners: Iterable[str]) -> tuple[str, OwnerCalibration]:
-        """Return the owner and the table of the first that has one.
-
-        Parameters
-        ----------
-        owners : iterable of str
-            The narrowest first: platform, family, architecture, ``"any"``.
-
-        Raises
-        ------
-        InputError
-            If none has.
-        """
-        names = list(owners)
-        for owner in names:
-            if owner in self.tables:
-                return owner, self.tables[owner]
-        raise InputError(f"{self.source}: has no table for {', '.join(names)}")
-
     def text(self) -> str:
         """Return the contents of the file."""
         own = any(table.behind for table in self.tables.values())
@@ -245,7 +222,6 @@ HEADER = """\
 # platforms or set-ups that a fit did not see, log(predicted / measured), by decade of the size in
 # bytes.
 """
-
 
 HEADER_OF_USERS = """\
 # What collectives measured on a platform reach beside NCCL's constants. Written by
@@ -319,14 +295,14 @@ class MachineCalibration:
         ----------
         bytes : float64, shape (n,)
         regime : str, optional
-            Whether groups stand inside a node or across nodes; the larger error if not given.
+            Whether groups are inside a node or across nodes; the larger error if not given.
 
         Returns
         -------
         float64, shape (n,)
         """
-        asked = REGIMES if regime is None else (regime,)
-        return np.max([self.tables[each].error(bytes, each) for each in asked], axis=0)
+        regimes = REGIMES if regime is None else (regime,)
+        return np.max([self.tables[each].error(bytes, each) for each in regimes], axis=0)
 
 
 def calibration_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> MachineCalibration:

@@ -42,7 +42,6 @@ __all__ = [
 CAUCHY_SCALE = 0.2
 """Relative errors beyond which a row counts ever less."""
 
-
 Logs = NDArray[np.float64]
 
 
@@ -116,21 +115,16 @@ def least_squares(
 PRIOR_SETUPS = 0.5
 """Set-ups that the wider fit counts as."""
 
-
 MAX_ROWS_PER_CURVE = 24
 """Rows of a curve that are enough for a fit, evenly spread over the logarithm of the size."""
-
 
 PINNED_SETUPS = 1e6
 """Set-ups that hold a number: it is the wider fit's."""
 
-
 CROSS_VALIDATION_FOLDS = 5
-
 
 REWEIGHTING_ROUNDS = 2
 """Fits of several platforms after the first, each with the odd ones held back anew."""
-
 
 Numbers = dict[str, float]
 
@@ -277,7 +271,7 @@ def cross_validate(
 ) -> list[tuple[Batch, NDArray[np.float64]]]:
     """Return the errors of what a fit did not see, leaving out a fifth at a time.
 
-    Of several platforms whole ones are left out, as a machine is that nobody measured; of a single
+    Of several platforms whole ones are left out, like a machine that was not measured; of a single
     one set-ups, with their repetitions. Only the numbers in `free` are fitted
     (`fit_formula`).
 

@@ -44,7 +44,7 @@ class CostFormula(Protocol):
     """On the command line."""
 
     start: Mapping[str, float]
-    """The numbers, and where a fit starts: what is true of a machine that nobody measured."""
+    """The numbers, and where a fit starts: what is true of a machine that was not measured."""
 
     strong_priors: Mapping[str, float]
     """Numbers that differ little between machines, and how firmly they stay near wider fits: a

@@ -35,7 +35,7 @@ class Measurement:
     library : str
         What ran: ``"nccl"``, ``"rccl"``, or a kernel of DeepEP's.
     grade : str
-        A, B or C of the index of curves; empty where nobody graded it.
+        A, B or C of the index of curves; empty where not graded.
     version : str
         Of the library, as printed; empty where not stated.
     notes : str

@@ -146,7 +146,6 @@ def _fit_curve(measured: Sequence[Batch]) -> SigmoidCurve:
 
 MODELS = ("nccl", "alpha-beta", "echo", "sigmoid")
 
-
 Predictor = Callable[[Batch], tuple[Floats, Floats | None]]
 """From a batch to durations in seconds and their relative standard errors, if the model states any.
 Raises InputError where it covers the batch not."""

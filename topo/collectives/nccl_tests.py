@@ -5,11 +5,11 @@ and anything else around them. A run is a table, which starts at its header ::
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong   …
 
-and what stands before it since the table before: the program's name, in its own words or in the
+and the lines before it since the table before: the program's name, in its own words or in the
 command that starts it; the list of devices; the version of the library; variables of NCCL's. The
 columns are read by their names: older versions have no root, or no reduction, and ``error`` for
 ``#wrong``; there may be no times in place, or columns after them. Times are those out of place,
-which stand first.
+which come first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ NCCL_VARIABLE = re.compile(
 
 ROW_LINE = re.compile(rf"(?:^|[\s:>|)])(\d+)\s+(\d+)\s+({'|'.join(ELEMENT_BYTES)})\b(.*)$")
 
-
 NETWORK_MESSAGES = (
     (re.compile(r"provider is efa|NET/OFI.*\befa\b", re.IGNORECASE), "EFA"),
     (re.compile(r"NET/(?:GPUDirect)?TCPXO?\b|NET/FasTrak|Using network FasTrak"), "GPUDirect-TCPX"),
@@ -70,7 +69,7 @@ NETWORK_MESSAGES = (
 
 
 def is_output(text: str) -> bool:
-    """Whether a text has a table of nccl-tests, or at least what stands before one."""
+    """Whether a text has a table of nccl-tests, or at least the lines before one."""
     return any(
         TABLE_HEADER.search(line) or RANK_LINE.search(line) or PARAMETERS_LINE.search(line)
         for line in text.split("\n")
@@ -192,7 +191,7 @@ def _runs(text: str, file: str) -> Iterator[Run]:
         if start and (rows or cut) and (header or _starts_next_run(line)):
             yield before.run(file, start, rows, cut)
             after = _Preamble()
-            if header:  # the same program once more, or what nobody says
+            if header:  # the same program once more, or unstated
                 after.ranks, after.version = before.ranks, before.version
             before, start, rows, cut = after, 0, [], 0
         if header:
@@ -281,7 +280,7 @@ def is_json(text: str) -> bool:
 
 
 def read_json(text: str, file: str) -> list[Run]:
-    """Read a file of nccl-tests' option ``-J``; several may stand one after the other.
+    """Read a file of nccl-tests' option ``-J``; several may follow one another.
 
     Parameters
     ----------

@@ -45,7 +45,6 @@ FILE = "platforms.toml"
 
 GPUS = "gpus.toml"
 
-
 FABRIC_WORDS = (
     ("tcpx", r"TCPX"),
     ("tcp", r"\bTCP\b"),
@@ -339,7 +338,7 @@ def _platform_on(row: Measurement, cluster: Cluster) -> Platform:
         )
     try:
         theirs = platform_of(row).arch
-    except InputError:  # a GPU that nobody knows; the user says which machine it is
+    except InputError:  # an unknown GPU; the user says which machine it is
         theirs = system.arch
     if theirs != system.arch:
         raise InputError(

@@ -17,7 +17,6 @@ __all__ = ["GRADE_COLUMNS", "TABLE_FORMATS", "TableFormat", "curve_name"]
 GRADE_COLUMNS = ("grade", "op", "gpu", "num_gpus", "num_nodes", "dtype", "source", "points")
 """Columns of a file of grades."""
 
-
 OPERATIONS = {
     "all_reduce": Operation.ALL_REDUCE,
     "allreduce": Operation.ALL_REDUCE,
@@ -204,7 +203,6 @@ def _aicb(row: CsvRow, file: str, line: int) -> Measurement | str:
 DEEPEP_HIDDEN, DEEPEP_EXPERTS, DEEPEP_GROUPS = 7168, 8, 4
 """Of DeepEP's published runs (README): width of a token, experts a token goes to, nodes that these
 are limited to."""
-
 
 DEEPEP_GPUS_PER_NODE = 8
 """GPUs of a node in DeepEP's published runs."""

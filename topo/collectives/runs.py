@@ -44,10 +44,8 @@ PROGRAM_OPERATIONS = {
 }
 """Operations by the names of the programs, without ``_perf``."""
 
-
 OUTPUT_SOURCES = ("nccl-tests", "rccl-tests")
 """What measurements have as their source that were read here."""
-
 
 ELEMENT_BYTES = {
     "char": 1,

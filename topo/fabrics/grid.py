@@ -169,10 +169,8 @@ def _snake(dims: list[int]) -> NDArray[np.int64]:
 
 Ints = NDArray[np.int64]
 
-
 MAX_TABLE_ENTRIES = 1 << 24
 """Entries of a table of sums along lines."""
-
 
 PAIRS_PER_BATCH = 1 << 18
 """Pairs at a time."""
@@ -253,7 +251,7 @@ class DimensionOrderRoutes:
             for table, sources, targets in zip(tables, source_keys, target_keys, strict=True):
                 sums += table[sources[part, None] + targets[None, :]]
             rows = np.arange(len(sums))
-            sums[rows, low + rows] = np.iinfo(np.int64).min  # nobody sends to itself
+            sums[rows, low + rows] = np.iinfo(np.int64).min  # no GPU sends to itself
             most = max(most, int(sums.max()))
         return most
 

@@ -1,6 +1,6 @@
 """The bottleneck of a communication: the part of the hardware that would have to be faster.
 
-NCCL's choice (algorithm, protocol, channels) is held: `Nccl` is asked once more for hardware of
+NCCL's choice (algorithm, protocol, channels) is held: `Nccl` is evaluated once more for hardware of
 which one number is higher by a hundredth, where NCCL still sees the old one.
 """
 
@@ -27,10 +27,8 @@ SOCKETS = "CPU sockets"
 
 PROTOCOL = "protocol"
 
-
 BOTTLENECKS = (LATENCY, PORT, PCIE, NIC, SOCKETS, PROTOCOL)
 """All that `bottleneck_of` may answer. A GPU's port is that of its fast links, xGMI with AMD's."""
-
 
 _PART_OF = {
     "link_bandwidth": PORT,
@@ -39,10 +37,8 @@ _PART_OF = {
     "socket_bandwidth": SOCKETS,
 }
 
-
 RELATIVE_CHANGE = 0.01
 """Relative change of a number of the hardware."""
-
 
 MIN_EFFECT = 0.1
 """Share of what flowing bytes take that a number must rule: below, it is not what limits them."""

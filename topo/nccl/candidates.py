@@ -65,7 +65,6 @@ Floats = np.float64 | NDArray[np.float64]
 
 Sizes = float | Floats
 
-
 _GATHER_SCATTER = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 
 _ALL_REDUCE_ALGORITHMS = frozenset(ALGORITHMS) - {"pat"}
@@ -73,7 +72,6 @@ _ALL_REDUCE_ALGORITHMS = frozenset(ALGORITHMS) - {"pat"}
 _GATHER_SCATTER_ALGORITHMS = frozenset(("ring", "pat", "nvls", "collnet-direct"))
 
 _CHAIN_ALGORITHMS = frozenset(("ring",))
-
 
 _SIZE_LOGARITHMS = np.arange(6, 31)
 """Of the sizes for which the correction of trees is given: 64 bytes and on; the last is 1."""

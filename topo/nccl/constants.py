@@ -1,4 +1,4 @@
-"""NCCL's constants (``data/nccl.toml``), as they stand in one version for one kind of GPU."""
+"""NCCL's constants (``data/nccl.toml``), as of one version for one kind of GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ __all__ = ["ALGORITHMS", "PROTOCOLS", "NcclConstants", "architectures", "nccl_co
 
 FILE = "nccl.toml"
 
-
 ALGORITHMS = ("tree", "ring", "collnet-direct", "collnet-chain", "nvls", "nvls-tree", "pat")
 """In NCCL's order: of equally fast ones it takes the first."""
-
 
 PROTOCOLS = ("ll", "ll128", "simple")
 

@@ -1,7 +1,7 @@
 """NCCL's choice of algorithm and protocol, and the time to expect of it.
 
 Choosing: the tuner's own latency and bandwidth, with NCCL's constants and the speeds of its search
-(:mod:`.latency`, :mod:`.bandwidth`, :mod:`.graph`). The fastest pair that is enabled wins.
+(:mod:`.tuning`, :mod:`.channels`). The fastest pair that is enabled wins.
 
 Predicting differs in five ways. The links have their own speeds, not those of the search's list. A
 message too small for all channels has only the speed of those it uses. A chain (broadcast, reduce)

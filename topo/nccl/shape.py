@@ -18,7 +18,7 @@ REGIMES: tuple[Regime, ...] = ("inside", "across")
 
 
 class NodeCounts(Protocol):
-    """How GPUs stand on nodes: a `System`, or less."""
+    """GPUs and NICs of a node: a `System`, or less."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -33,7 +33,7 @@ class NodeCounts(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """How many ranks stand where.
+    """How many ranks of a group are on which nodes.
 
     Attributes
     ----------

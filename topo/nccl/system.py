@@ -15,7 +15,7 @@ INTRA = ("nvswitch", "mesh", "hypercube", "pairs", "pcie")
 between GPUs 0 and 1, 2 and 3, ...; nothing but PCIe."""
 
 DEFAULT_VERSION = (2, 27)
-"""NCCL's version where none is said: that of current releases of PyTorch."""
+"""NCCL's version where none is stated: that of current releases of PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class System:
     socket_bandwidth : float
         Between the CPU sockets of a node, bytes per second.
     nics : int
-        NICs of a node, as NCCL counts them; 0: it stands alone.
+        NICs of a node, as NCCL counts them; 0: it is not connected.
     nic_bandwidth : float
         Line rate of one, one direction, bytes per second.
     nic_efficiency : float

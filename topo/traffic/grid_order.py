@@ -80,7 +80,7 @@ class OrderedGroups(NamedTuple):
     members : int64, shape (s,)
         Of each in that order, less its base.
     block : Block, optional
-        What they fill; None if they fill none, or it was not asked for.
+        What they fill; None if they fill none, or it is not needed.
     """
 
     which: Ints
@@ -171,7 +171,6 @@ def _line_start(values: Ints, ring: int) -> tuple[int, bool]:
 
 
 Ranks = NDArray[np.int64]
-
 
 BY_DIMENSION = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 """Operations that can go dimension by dimension."""

@@ -32,12 +32,10 @@ __all__ = [
 ]
 Floats = NDArray[np.float64]
 
-
 Ints = NDArray[np.int64]
 
 UNLIMITED = 1 << 62
 """The rate of what no link limits."""
-
 
 IMPOSSIBLE = -1
 """The rate of what a group cannot do."""
@@ -141,7 +139,7 @@ def unlimiting_links(topology: Topology, gpus_per_node: int) -> NDArray[np.bool_
 
     A link between a GPU and its NICs carries only what these carry if every route over it goes
     through one of them, and so does a link between switches. If it can take what all of them bring
-    at once (`Topology.max_inflow`), it holds nobody back, and need not be looked at.
+    at once (`Topology.max_inflow`), it never limits, and is left out.
 
     Parameters
     ----------

@@ -1,4 +1,12 @@
-"""Bytes of many groups of one arrangement, summed over links."""
+"""Bytes of many groups of one arrangement, summed over links.
+
+A weight is the bytes over a link per byte of payload, in units of 2**-20 (`WEIGHT_ONE`), rounded
+up. Sums are of integers with 20 more bits (`_FRACTION_BITS`), so that they do not depend on the
+order of transfers, on the parts in which pairs are looked at, or on whether routes answer in closed
+form. Each transfer is rounded once, by half of a last bit at most; `_ROUNDING` last bits, which
+are less than 2**-8 of a unit, are subtracted before rounding up, so that a sum that is a whole
+weight but for these errors is not raised to the next.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +23,14 @@ __all__ = ["link_weights", "sum_by_link"]
 
 Ints = NDArray[np.int64]
 
-
 PAIRS_PER_BATCH = 1 << 18
 """Pairs of GPUs at a time: their ways are held in memory."""
-
 
 MIN_GPUS_IN_CLOSED_FORM = 32
 """GPUs from which on links are looked at rather than pairs."""
 
-
 _FRACTION_BITS = 20
 """Bits of a weight below its unit, while it is summed up: a sum of integers has no order."""
-
 
 _ROUNDING = 1 << 12
 """What rounding to those bits may add to a sum: more than this above a whole weight is the next."""

@@ -21,18 +21,14 @@ __all__ = ["added_latency", "excess_latency", "link_latency"]
 
 Ints = NDArray[np.int64]
 
-
 PARTS_PER_PS = 1000
 """Parts of a picosecond in which latencies are summed up: a sum of integers has no order."""
-
 
 PAIRS_PER_BATCH = 1 << 18
 """Pairs of GPUs at a time: their ways are held in memory."""
 
-
 MIN_RANKS_IN_CLOSED_FORM = 32
 """Ranks below which the pairs of many groups are looked at together."""
-
 
 _LATENCY_NAME = {
     LinkKind.NVLINK: "link",

@@ -182,7 +182,6 @@ def transfers(
 TWO_WAY_RINGS = ("two-way-ring", "tour")
 """Rings that carry half of the data each way round; the second follows the fabric."""
 
-
 ALGORITHMS = (
     "ring",
     "tree",
@@ -196,7 +195,6 @@ ALGORITHMS = (
     *TWO_WAY_RINGS,
 )
 """NCCL's, and ``"send"`` for what it builds from sends and receives; those of other fabrics."""
-
 
 _RING_FACTOR = {
     Operation.ALL_REDUCE: 2.0,
@@ -368,7 +366,7 @@ def double_tree(n: int) -> NDArray[np.int64]:
     """Return the edges (child, parent) of NCCL's two binary trees over n nodes, shape (2n - 2, 2).
 
     The second is the mirror of the first where n is even, and shifted by one where it is odd, so
-    that (almost) nobody is an inner node of both (nccl, src/graph/trees.cc; Sanders, Speck, Träff
+    that (almost) no rank is an inner node of both (nccl, src/graph/trees.cc; Sanders, Speck, Träff
     2009).
     """
     child = np.arange(1, n)
