@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mpisim.base.errors import ProgramError
-from mpisim.engine.actors import script
-from mpisim.engine.lowering import lower
+from mpisim.engine.lowering import lower, stream_view
 from mpisim.program import Names, Operation, Table, TableBuilder
 
 
@@ -24,12 +23,12 @@ def a_table() -> Table:
 def test_tables_that_differ_in_times_share_what_was_made_of_them() -> None:
     table = a_table()
     code = lower(table)
-    steps, ordinal = script(code), table.ordinal
+    view, ordinal = stream_view(code), table.ordinal
     other = table.replace(duration=table.duration * 2 + (table.duration < 0))
     again = lower(other)
     assert again.table is other
     assert again.instructions is code.instructions
-    assert script(again) is steps
+    assert stream_view(again) is view
     assert other.ordinal is ordinal
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Program
-from .plan import Plan
+from .distribution import Distribution
 from .refine import ranges
 from .rows import Solution
 
@@ -25,7 +25,7 @@ class Arrivals:
     has the lowest number, and so counts as the last of several, is another one in each group.
     """
 
-    def __init__(self, plan: Plan, ready: list[NDArray[np.int64]]) -> None:
+    def __init__(self, plan: Distribution, ready: list[NDArray[np.int64]]) -> None:
         self._program, self._of_rank = plan.program, plan.cast.classes.of_rank
         self._ready = ready
         self._tables = plan.program.table[plan.cast.classes.representative].tolist()
@@ -33,12 +33,12 @@ class Arrivals:
         self._members: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, plan: Plan, solution: Solution, comm: Intracomm | None) -> Arrivals:
+    def of(cls, plan: Distribution, solution: Solution, comm: Intracomm | None) -> Arrivals:
         """Share when the ranks hosted here were ready. **Collective** on `comm`.
 
         Parameters
         ----------
-        plan : Plan
+        plan : Distribution
             Of a folded run.
         solution : Solution
             Of the hosted ranks of the cast.

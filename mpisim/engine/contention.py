@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..mpi.parallel import agreed
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
-from ._core import asked, joined, several_at_once
+from ._core import joined, overlapping_slots, requested_prices
 from .refine import dense, ranges
 from .routes import Routes
 from .saturation import Loaded, can_be_full
@@ -179,13 +179,13 @@ class _Rows:
     """The communications of a table, by slot."""
 
     def __init__(self, table: Table) -> None:
-        _, _, first = asked(table)
+        _, _, first = requested_prices(table)
         longer = np.zeros(len(table), np.int64) if table.longer is None else table.longer
         columns = (table.slot, table.operation, table.bytes, longer)
         self._unpriced: dict[int, list[tuple[int, int, int]]] = {}
         for slot, operation, size, by in zip(*(column[first].tolist() for column in columns)):
             self._unpriced.setdefault(slot, []).append((operation, size, by))
-        self._several = several_at_once(table).tolist()
+        self._several = overlapping_slots(table).tolist()
 
     def unpriced(self, slot: int) -> list[tuple[int, int, int]]:
         """Return (operation, bytes, ps beside the price) of all that is to be priced on a slot."""

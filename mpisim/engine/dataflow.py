@@ -1,8 +1,16 @@
-"""Dataflow mode: the executor. Ranks run until they block, then processes exchange what they know.
+"""The executor: hosted ranks run until they block, then processes exchange messages.
 
-No global clock is needed where the cost of a communication does not depend on other traffic: every
-time is a maximum of sums of earlier ones, so each process runs ahead as far as it can. Only
-maxima and integer sums cross processes, and the answer is the same for any number of them.
+One loop serves all three modes of a run.
+
+- *dataflow*: the cost of a communication does not depend on other traffic. Every time is a maximum
+  of sums of earlier ones (max-plus recurrence), so no global clock is needed and each process runs
+  ahead as far as it can.
+- *events*: communications share links, on one process. The core is an event loop by itself.
+- *windows*: communications share links, on several processes. When nothing can move, all processes
+  agree on a window and let the events in it happen: see `mpisim.engine.exchange`.
+
+Only maxima, minima and integer sums cross processes, so the answer is the same for any number of
+them, whatever they host.
 """
 
 from __future__ import annotations
@@ -25,34 +33,33 @@ from .contention import Contention
 from .cost import price
 from .deadlock import deadlock
 from .digest import summed_over_processes
-from .exchange import Progress, exchange
+from .distribution import Distribution, distribute
+from .exchange import Progress, count_operations, exchange, open_window
 from .flows import used_links
 from .memory_needed import count, needed, on_this_machine
 from .path import walk_back
-from .plan import Plan, make_plan
 from .rows import Solution
 from .run import CriticalPath, Mode, Run
 from .settled import Settled, settle
-from .windows import count_operations, open_window
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["simulate"]
 
-_ROWS_A_ROUND = 2_000_000
+_ROWS_PER_EXCHANGE = 2_000_000
 """Rows after which a process that has something to tell does so, though it could go on.
 
 Without this bound two halves of a pipeline alternate instead of working at the same time: each
 would run until nothing of its own could move before it told the other anything.
 """
 
-_ROWS_A_GLANCE = 5_000_000
+_ROWS_PER_UPDATE = 5_000_000
 """Rows between two updates of the progress line: well below a second."""
 
 
-class _Alone:
-    """The communicator of a process that has none."""
+class _SingleProcess:
+    """Stands in for a communicator where there is one process."""
 
     rank = 0
     size = 1
@@ -72,7 +79,7 @@ def simulate(
     settled: Settled | None = None,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
-    """Run a program and return what this process knows of it. **Collective**.
+    """Simulate a program. **Collective**.
 
     Parameters
     ----------
@@ -83,31 +90,31 @@ def simulate(
     network : Network, optional
         Prices communications that have no duration of their own.
     placement : int32, shape (n_ranks,), optional
-        The process of every rank, the same on every process. By default ranks that meet often
-        share one; of a partial program, and of a folded one, contiguous blocks do.
+        The process of every rank, the same on every process. By default ranks that communicate
+        often share one; of a partial program, and of a folded one, contiguous blocks do.
     fold : bool, optional
-        Whether to simulate one rank for all that are alike. The result is the same, to the last
+        Whether to simulate one rank of each equivalence class. The result is the same, to the last
         bit. By default a whole program is folded where there are fewer processes than ranks, no
         placement is given, and it has at most half as many classes as ranks.
     critical_path : bool
-        Find the critical path.
+        Whether to find the critical path.
     contention : bool
         Let communications share the links of a `SharedNetwork`; otherwise each takes as long as
         it does alone.
     progress : str
-        What a long run is called where its progress is shown on a terminal; empty to show none.
+        Label of the progress line on a terminal; empty to show none.
     timeline : bool
-        Whether the rows of all ranks will be written: counted when it is said what memory the run
-        needs.
+        Whether the rows of all ranks will be written: counts towards the memory the run needs.
     settled : Settled, optional
         `Run.settled` of another run, of a program that this one may differ from in times alone:
         what then still holds is taken over.
     core : {"compiled", "python"}
-        Which core; the second is for tests and readers.
+        Which core; the second is for tests.
 
     Returns
     -------
     Run
+        The clocks of the ranks that this process hosts, and what all processes have in common.
 
     Raises
     ------
@@ -123,8 +130,8 @@ def simulate(
 
     Every error is raised on all processes.
     """
-    alone: Any = _Alone()
-    comm = alone if comm is None else comm
+    single: Any = _SingleProcess()
+    comm = single if comm is None else comm
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
@@ -142,32 +149,34 @@ def simulate(
             known = shared.prices if shared and spread else ()
             priced = price(program, ranks, network, patterns, known)
         operations = count_operations(cast, placed, spread) if shared and spread else None
-        plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
-        engine = core_class(core, shared is not None)(plan.layout)
+        distribution = distribute(cast, placed, comm.rank, priced, shared, operations)
+        engine = core_class(core, shared is not None)(distribution.core_input)
 
     with _timed(wall, "simulate"):
-        rounds = _execute(plan, engine, comm, several, f"{progress}, {memory}" if progress else "")
+        rounds = _execute(
+            distribution, engine, comm, several, f"{progress}, {memory}" if progress else ""
+        )
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
                 simulate(
                     program, comm, network=network, fold=False, contention=contention, core=core
                 )
-            raise deadlock(plan, engine, several)
+            raise deadlock(distribution, engine, several)
 
     with _timed(wall, "finish"):
         ends, part = engine.finish()
         end = np.full(cast.n, np.iinfo(np.int64).min, np.int64)
-        end[plan.hosted] = ends
+        end[distribution.hosted] = ends
         end = largest(end, several)
         digest = summed_over_processes(part, several)
-        solution = Solution(plan.layout, engine, core)
+        solution = Solution(distribution.core_input, engine, core)
 
     of_rank = cast.classes.of_rank
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
-            path = walk_back(plan, solution, end[of_rank], several)
-    placed = plan.placement[of_rank]
+            path = walk_back(distribution, solution, end[of_rank], several)
+    placed = distribution.placement[of_rank]
     hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
     return Run(
         program=program,
@@ -186,8 +195,8 @@ def simulate(
         wall=wall,
         solution=solution,
         settled=settled,
-        find_shared=partial(used_links, plan, engine, network),
-        find_path=partial(walk_back, plan, solution, end[of_rank], several),
+        find_shared=partial(used_links, distribution, engine, network),
+        find_path=partial(walk_back, distribution, solution, end[of_rank], several),
     )
 
 
@@ -205,23 +214,23 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _execute(
-    plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, label: str
+    distribution: Distribution, core: Any, comm: Intracomm, several: Intracomm | None, label: str
 ) -> int | None:
     """Run all ranks to their ends, showing progress under a label. **Collective**.
 
     Returns the number of exchanges, or None if no rank can move and not all have ended.
     """
     rounds = 0
-    contended = plan.layout.traffic is not None
-    budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, label, plan.layout.n_rows) as update:
+    contended = distribution.core_input.flows is not None
+    budget = _ROWS_PER_EXCHANGE if several else _ROWS_PER_UPDATE
+    with parallel.progress(comm, label, distribution.core_input.n_rows) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)
-            if moving and core.n_posted == 0:
+            if moving and core.n_outgoing == 0:
                 continue
             if several:
-                state = exchange(plan, core, moving, several)
+                state = exchange(distribution, core, moving, several)
                 rounds += 1
             else:
                 state = Progress(core.unfinished, False)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topo import Network, SharedNetwork
-from .plan import Plan, Role
+from .distribution import Distribution, Role
 from .refine import ranges
 from .routes import Routes
 
@@ -70,26 +70,26 @@ class Shared:
     link_name: Callable[[int], str]
 
 
-def used_links(plan: Plan, core: Any, network: Network | None) -> Shared | None:
+def used_links(plan: Distribution, core: Any, network: Network | None) -> Shared | None:
     """Return the links that communications could share, and the flows that were run here. Local.
 
     None where they share none.
 
     Parameters
     ----------
-    plan : Plan
+    plan : Distribution
     core : Core
         After the run.
     network : Network or None
     """
-    cast, traffic = plan.cast, plan.layout.traffic
+    cast, traffic = plan.cast, plan.core_input.flows
     routes = cast.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
-    numbers = np.flatnonzero(core.groups[: plan.first_group[-1]]["route"] >= 0)
+    numbers = np.flatnonzero(core.communications[: plan.first_communication[-1]]["route"] >= 0)
     index, _ = plan.locate(numbers)
     ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
-    groups = core.groups[numbers[ours]]
+    groups = core.communications[numbers[ours]]
     price = groups["price"]
     bound, first = np.unique(cast.slots, return_index=True)
     entry, _ = ranges(plan.program.slot_index, cast.classes.representative.astype(np.int64))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Table
 from .arrivals import Arrivals
-from .plan import Plan
+from .distribution import Distribution
 from .rows import Solution
 from .run import Binding, CriticalPath, PieceKind
 
@@ -66,7 +66,7 @@ class PathEnd(NamedTuple):
 
 
 def walk_back(
-    plan: Plan,
+    plan: Distribution,
     solution: Solution,
     rank_end: NDArray[np.int64],
     comm: Intracomm | None,
@@ -79,7 +79,7 @@ def walk_back(
 
     Parameters
     ----------
-    plan : Plan
+    plan : Distribution
     solution : Solution
         Of the ranks hosted here.
     rank_end : int64, shape (n_ranks,)
@@ -137,9 +137,9 @@ class _Rows:
     Walks read numbers one by one: views of arrays give plain ones, at a third of numpy's price.
     """
 
-    def __init__(self, plan: Plan, solution: Solution, simulated: int) -> None:
-        layout, local = plan.layout, int(np.searchsorted(plan.hosted, simulated))
-        code = layout.codes[layout.code[local]]
+    def __init__(self, plan: Distribution, solution: Solution, simulated: int) -> None:
+        local = int(np.searchsorted(plan.hosted, simulated))
+        code = plan.core_input.lowered_of(local)
         table: Table = code.table
         self.table = table
         rows = solution.rows(local)
@@ -153,7 +153,7 @@ class _Rows:
         self.host, self.launch = table.host.data, table.launch.data
         self.launch_cost, self.gap = table.launch_cost.data, table.gap.data
         self.wait_index, self.wait_row = table.wait_index.data, table.wait_row.data
-        self.arrived_last = solution.last(local).data
+        self.arrived_last = solution.last_ready(local).data
         self.meeting = np.ascontiguousarray(code.communications["row"]).data
 
 
@@ -169,7 +169,7 @@ class _Walk:
     their first row.
     """
 
-    def __init__(self, plan: Plan, solution: Solution, arrivals: Arrivals | None) -> None:
+    def __init__(self, plan: Distribution, solution: Solution, arrivals: Arrivals | None) -> None:
         self.plan, self.solution, self.arrivals = plan, solution, arrivals
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0

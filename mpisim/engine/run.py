@@ -1,4 +1,4 @@
-"""What one process knows after a run: the clocks of the ranks it hosted."""
+"""Outcome of a run as one process holds it: the clocks of the ranks it hosted."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Mode = Literal["dataflow", "events", "windows"]
 
 
 class Binding(IntEnum):
-    """Which input was the last to arrive, so that a row became ready when it did."""
+    """The input that arrived last and so decided when a row became ready."""
 
     HOST = 0
     """The CPU: its clock plus the launch latency (HOST_WAIT: nothing waited for was later)."""
     STREAM = 1
     """The previous kernel of the stream, plus the gap."""
     WAIT = 2
-    """``WAIT + i``: the i-th of the row's waits, plus the gap. A row with more than 126 waits says
-    ``WAIT + 125`` for the 126th and all later ones."""
+    """``WAIT + i``: the i-th of the row's waits, plus the gap. ``WAIT + 125`` stands for the
+    126th and all later ones."""
     QUEUE = 128
     """Bit set beside the above: the launching call itself had to wait for the stream's launch
-    queue. Of equal inputs the stream counts before waits, waits before the host; JOINED rows say
-    what their batch's first row says, without this bit."""
+    queue. Of equal inputs the stream counts before waits, waits before the host; JOINED rows have
+    the binding of their batch's first row, without this bit."""
 
 
 class PieceKind(IntEnum):
-    """What a piece of the critical path was spent on."""
+    """Kind of work in a piece of the critical path."""
 
     COMPUTE = 0
     COPY = 1
@@ -142,12 +142,12 @@ class Run:
     ----------
     program : Program
     hosted : int32, shape (h,)
-        Global ranks simulated by this process, themselves or by the one that stands for their
+        Global ranks simulated by this process, themselves or by the representative of their
         class; ascending.
     placement : int32, shape (n_ranks,)
         The process of every rank.
     classes : Classes
-        Which ranks were simulated for which.
+        Equivalence classes and their representatives.
     rank_end : int64, shape (n_ranks,)
         When each rank's last row (host or device) ended; complete on every process.
     step_time : int
@@ -160,21 +160,21 @@ class Run:
     mode : {"dataflow", "events", "windows"}
         Whether communications shared links, and if so whether on one process or on several.
     contended : int
-        Number of the program's communicators on which they may have.
+        Number of the program's communicators that may share links.
     domains : int
-        Number of sets of those that are joined by links.
+        Number of contention domains.
     links : int
-        Number of links that could have been full.
+        Number of links that can saturate.
     critical_path : CriticalPath or None
         When asked for.
     wall : mapping of str to float
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
     solution : Solution
-        What is known of the ranks that were simulated here.
+        Timelines of the ranks that were simulated here.
     settled : Settled
         What was settled before it, for runs of programs that differ in times alone.
     find_shared : callable
-        Works out `shared`, which few look at.
+        Computes `shared`, which few callers need.
     find_path : callable
         Finds the critical path that ends at a `PathEnd`. **Collective**.
     """
@@ -210,26 +210,36 @@ class Run:
         return np.flatnonzero(self.classes.representative[of_rank] == self.hosted)
 
     @cached_property
-    def stand_in(self) -> NDArray[np.int64]:
-        """Of each entry of `hosted`, the entry of `simulated` that stands for it; shape (h,)."""
+    def simulated_by(self) -> NDArray[np.int64]:
+        """Entry of `simulated` that represents each entry of `hosted`; shape (h,)."""
         of_rank = self.classes.of_rank[self.hosted]
         return np.searchsorted(of_rank[self.simulated], of_rank)
 
     @cached_property
-    def alike(self) -> NDArray[np.int64]:
-        """Of each entry of `simulated`, the lowest whose rows did the same at the same times."""
-        return self.solution.alike()
+    def identical(self) -> NDArray[np.int64]:
+        """Index of the representative with an identical timeline, the lowest; for `simulated`."""
+        return self.solution.identical()
 
     def rows(self, i: int) -> Rows:
-        """Return what the rows of the i-th of `hosted` did; ranks of one class share them.
+        """Return the timeline of the i-th of `hosted`; ranks of one class share it.
 
-        Computed anew but for the last few, so that a run of many ranks fits into memory: take what
-        is needed of one rank, then go on to the next.
+        Recomputed on demand, and only the last few are cached, so that a run of many ranks fits
+        into memory: take what is needed of one rank, then go on to the next.
         """
-        return self.solution.rows(int(self.stand_in[i]))
+        return self.solution.rows(int(self.simulated_by[i]))
 
     def account(
         self, i: int, ledger: Ledger, until: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Add up the rows of the i-th of `hosted`: see `Solution.account`."""
-        return self.solution.account(int(self.stand_in[i]), ledger, until)
+        """Add up the times of the rows of the i-th of `hosted`.
+
+        Parameters
+        ----------
+        i : int
+            Entry of `hosted`.
+        ledger : Ledger
+            For the rank's table.
+        until : int
+            End of the run, in ps: what lies after it does not count.
+        """
+        return self.solution.account(int(self.simulated_by[i]), ledger, until)

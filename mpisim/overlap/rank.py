@@ -147,7 +147,7 @@ class Ranks:
         """
         found: dict[int, Lengths] = {}
         known: dict[tuple[int, ...], Lengths] = {}
-        for i, alike in zip(run.simulated.tolist(), run.alike.tolist(), strict=True):
+        for i, alike in zip(run.simulated.tolist(), run.identical.tolist(), strict=True):
             rank = int(run.hosted[i])
             held = self.residents.of(rank)
             tables = int(self.program.table[rank]), int(run.program.table[rank])

@@ -80,13 +80,13 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
         How many there are.
     """
     program = run.program
-    first, number = np.unique(run.alike, return_inverse=True)
+    first, number = np.unique(run.identical, return_inverse=True)
     # Ranks of one table one after another: what they have in common is worked out once.
     tables = program.table[run.hosted[run.simulated[first]]]
     order = np.argsort(tables, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    stand_in = place[number][run.stand_in]  # of each hosted rank, the one accounted for it
+    stand_in = place[number][run.simulated_by]  # of each hosted rank, the one accounted for it
     alike = np.bincount(stand_in, minlength=len(first))
     breakdown, kernels, met = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
     counts: list[int] = []  # communications of each

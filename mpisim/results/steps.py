@@ -31,10 +31,10 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
     int64, shape (n, 3)
         Rows (rank, step, ps), by rank and step. A step that is not said is -1.
     """
-    first, number = np.unique(run.alike, return_inverse=True)
+    first, number = np.unique(run.identical, return_inverse=True)
     parts = [_steps_of(program, run, i) for i in run.simulated[first].tolist()]
     index = np.cumsum([0, *map(len, parts)])
-    at, owner = ranges(index, number[run.stand_in])
+    at, owner = ranges(index, number[run.simulated_by])
     steps = np.concatenate([np.empty((0, 2), np.int64), *parts])[at]
     return np.concatenate([run.hosted[owner].astype(np.int64)[:, None], steps], axis=1)
 

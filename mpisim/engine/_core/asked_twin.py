@@ -7,10 +7,12 @@ from numpy.typing import NDArray
 
 from ...program import UNPRICED, Flag, Table
 
-__all__ = ["asked", "several_at_once"]
+__all__ = ["overlapping_slots", "requested_prices"]
 
 
-def asked(table: Table) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+def requested_prices(
+    table: Table,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Return rows without a duration, and which of them ask for the same.
 
     Those do that agree in slot, operation, bytes, and time beside the price.
@@ -35,7 +37,7 @@ def asked(table: Table) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[n
     return rows.astype(np.int32), np.array(which, np.int32), np.array(firsts, np.int32)
 
 
-def several_at_once(table: Table) -> NDArray[np.bool_]:
+def overlapping_slots(table: Table) -> NDArray[np.bool_]:
     """Return on which slots more than one operation may be under way, as far as this rank goes.
 
     That is so where one does not follow the other on its stream, and where the rank goes ahead: it

@@ -9,7 +9,7 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport qsort
 
-from .state cimport mix
+from .common cimport mix
 
 cdef enum:
     FEW = 24  # numbers are sorted by insertion
