@@ -61,7 +61,9 @@ def test_who_was_last_is_part_of_no_account_but_known() -> None:
         table.collective(Operation.BARRIER, 0, 1, 8, duration=5, waits=[before])
         builder.add_rank(builder.add_table(table.build()), [world])
     found = solution(builder.build())
-    assert [found.last_ready(local).tolist() for local in range(3)] == [[1]] * 3  # the lowest of two
+    assert [found.last_ready(local).tolist() for local in range(3)] == [
+        [1]
+    ] * 3  # the lowest of two
     assert found.rows(0).wire.tolist() == [0, 50]
 
 

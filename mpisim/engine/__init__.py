@@ -8,10 +8,10 @@
 - `Settled`: what a run leaves to others, of programs that differ in times alone.
 - `block_placement`: which process hosts which rank, unless told otherwise.
 
-Where to read: `dataflow` is the executor, `settled` and `plan` what comes before it starts,
-`_core.twin` how a rank advances, `exchange` what processes tell each other, `fold` when ranks are
-simulated once, `rows` how what every row did is found again after a run, `memory_needed` whether a
-run fits.
+Where to read: `dataflow` is the executor; `settled`, `cost`, `lowering`, `tiling`, `core_input` and
+`distribution` prepare its input; `_core` advances ranks over their rows; `exchange` holds messages
+and windows; `fold` simulates equivalent ranks once; `rows` recomputes timelines after a run;
+`deadlock` names who waits; `memory_needed` tells whether a run fits.
 """
 
 from .dataflow import simulate

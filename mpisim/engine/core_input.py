@@ -36,7 +36,7 @@ COMMUNICATION_STATE = np.dtype(
         ("waiter", np.int32),  # first stream (of all hosted ranks) that waits here, or -1
         ("route", np.int32),  # of the flow, or -1
         ("price", np.int32),  # of the flow, or -1
-        ("owned", np.int32),  # whether other processes are to be told what becomes of it
+        ("owned", np.int32),  # whether other processes are to be notified of its end
         ("flow", np.int32),  # its number among active flows, or -1
         ("reserved", np.int32),
     ]

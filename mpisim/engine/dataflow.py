@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 _ROWS_PER_EXCHANGE = 2_000_000
-"""Rows after which a process that has something to tell does so, though it could go on.
+"""Rows after which a process with messages to send sends them, though it could go on.
 
 Without this bound two halves of a pipeline alternate instead of working at the same time: each
-would run until nothing of its own could move before it told the other anything.
+would run until nothing of its own could move before it sent the other anything.
 """
 
 _ROWS_PER_UPDATE = 5_000_000

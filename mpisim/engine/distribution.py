@@ -1,14 +1,14 @@
 """Distribution of ranks and communications over the processes of a run.
 
-Which process hosts which rank, which process owns which communicator, and who tells whom. Made
+Which process hosts which rank, which process owns which communicator, and who notifies which. Made
 once, before any clock moves. The *k-th communication* of a communicator is the k-th operation of
 every member on it. Every process numbers the communications of the communicators it has members of,
 0 and up; messages name one as (communicator, k), since the numbers differ from process to process.
 
-A communicator with members on one process is that process's own business. Over few processes each
-tells all others when its members have posted (peers); over more, each tells one, the owner, who
-answers. Any choice gives the same times: a communication starts at the largest ready time of its
-members, and MAX does not depend on who takes it, or in which order.
+Communications of a communicator whose members are all on one process need no message. Over few
+processes each notifies all others when its members have posted (peers); over more, each notifies
+one, the owner, who answers. Any choice gives the same times: a communication starts at the largest
+ready time of its members, and MAX does not depend on who takes it, or in which order.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Role(IntEnum):
     LOCAL = 0
     """All members are here: the communication starts."""
     PEER = 1
-    """Tell the few other processes; it starts when all of them have told this one."""
+    """Notify the few other processes; it starts when all of them have notified this one."""
     MEMBER = 2
-    """Tell the owner, and wait for its answer."""
+    """Notify the owner, and wait for its answer."""
     OWNER = 3
-    """When all other processes have told this one, it starts; tell them. A communication that may
-    share links flows here, and they are told when it has ended."""
+    """It starts when all other processes have notified this one, which then notifies them. A
+    communication that may share links flows here, and they are notified when it has ended."""
 
 
 MAX_PEERS = 4
@@ -85,8 +85,8 @@ class Distribution:
         ``others[others_index[i]:others_index[i + 1]]``: the other processes with members.
     receivers_index : int64, shape (l + 1,)
     receivers : int32
-        Likewise those that are told when all hosted members have posted: a member writes to the
-        owner, a peer and an owner to all others.
+        Likewise the processes that are notified when all hosted members have posted: a member
+        notifies the owner, a peer and an owner all others.
     core_input : CoreInput
     """
 
@@ -180,8 +180,8 @@ def distribute(
     remote = np.where(role == Role.MEMBER, 1, n_others)
     of_member = np.repeat(role == Role.MEMBER, n_others)
     receivers = np.where(of_member, np.repeat(owner, n_others), others)
-    told = ~of_member
-    told[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
+    notified = ~of_member
+    notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
 
     tiles = variation = flows = None
     if contention is None:
@@ -251,7 +251,7 @@ def distribute(
         others_index=others_index,
         others=others,
         receivers_index=np.concatenate([[0], np.cumsum(remote)]).astype(np.int64),
-        receivers=receivers[told].astype(np.int32),
+        receivers=receivers[notified].astype(np.int32),
         core_input=core_input,
     )
 
@@ -294,6 +294,6 @@ def _processes_of(
     spread = (communicators * 0x9E3779B1) >> 15
     owner = processes[first + spread % np.maximum(count, 1)]
     owner = np.where(site >= 0, site, owner)
-    away = processes != process
-    index = np.concatenate([[0], np.cumsum(np.bincount(which[away], minlength=len(count)))])
-    return processes[away], index.astype(np.int64), owner.astype(np.int32)
+    other = processes != process
+    index = np.concatenate([[0], np.cumsum(np.bincount(which[other], minlength=len(count)))])
+    return processes[other], index.astype(np.int64), owner.astype(np.int32)

@@ -1,11 +1,12 @@
-"""What the processes of a run tell each other: messages, and windows of flows.
+"""Communication between the processes of a run: messages, and windows of flows.
 
-**Messages.** When no hosted rank can move, a process tells of each communication whose hosted
-members are all ready when the last of them was: the other processes with members if they are few,
-otherwise the owner, who answers when all have told. All messages travel together: one Alltoall a
-round, with the counts of messages and, where they are few, the messages themselves; else one
-Alltoallv more. A message is a few int64: the communication as communicator and k in one word, a
-time, the rank that was last, and, where communications share links, what becomes of the flow.
+**Messages.** When no hosted rank can move, a process sends, for each communication to which all its
+hosted members have posted, when the last of them was ready: to the other processes with members if
+they are few, otherwise to the owner, who answers when all have written. All messages travel
+together: one Alltoall a round, with the counts of messages and, where they are few, the messages
+themselves; else one Alltoallv more. A message is a few int64: the communication as communicator and
+k in one word, a time, the rank that was last, and, where communications share links, what becomes
+of the flow.
 
 **Windows.** Contention domains are assigned to processes; the *owner* of a domain runs its flows.
 When nothing can move without an event, all agree on a *safe time*, before which no flow can arrive

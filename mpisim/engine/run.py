@@ -136,7 +136,7 @@ class CriticalPath:
 class Run:
     """The outcome of one run, as one process holds it.
 
-    Times are int64 ps. What single rows did is worked out when asked for: see `rows`.
+    Times are int64 ps. Timelines of single rows are recomputed on demand: see `rows`.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Run:
     links : int
         Number of links that can saturate.
     critical_path : CriticalPath or None
-        When asked for.
+        Where it was requested.
     wall : mapping of str to float
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
     solution : Solution

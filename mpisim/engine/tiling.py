@@ -97,8 +97,8 @@ def find_tiles(
     order = np.lexsort((np.arange(n), lowest[together], kind))
     new_kind = np.diff(kind[order], prepend=-1) != 0
     first = np.maximum.accumulate(np.where(new_kind, np.arange(n), 0))
-    a_tile = np.maximum(max_lanes // size[order], 1) * size[order]
-    tile = np.cumsum((np.arange(n) - first) % a_tile == 0) - 1
+    per_tile = np.maximum(max_lanes // size[order], 1) * size[order]
+    tile = np.cumsum((np.arange(n) - first) % per_tile == 0) - 1
     # Members of the communicators used most lie a fixed number of lanes apart, lowest first.
     nth = _nth_member(main)
     lanes = order[np.lexsort((main[order], nth[order], tile))]
@@ -154,18 +154,19 @@ def _components(place: Ints, uses: SlotUses, max_lanes: int) -> tuple[Ints, Ints
     n, n_communicators = len(place), len(uses.inside)
     together = np.arange(n)
     main = n_communicators + together
-    # Slots whose communicators are each of ranks in one place, by that slot.
+    # A slot of a place can be put into tiles whole if all its communicators are inside the process,
+    # with all their members at this place and bound by this slot.
     n_slots = int(uses.slot.max(initial=-1)) + 1
     key = place[uses.rank] * n_slots + uses.slot
-    one = np.full(n_communicators, -1)
-    one[uses.communicator] = key
+    key_of = np.full(n_communicators, -1)
+    key_of[uses.communicator] = key
     inside = uses.inside.copy()
-    inside[uses.communicator[one[uses.communicator] != key]] = False
-    out = np.zeros((int(place.max()) + 1) * n_slots, bool)
-    out[key[~inside[uses.communicator]]] = True
-    fit = ~out[key]
+    inside[uses.communicator[key_of[uses.communicator] != key]] = False
+    leaves = np.zeros((int(place.max()) + 1) * n_slots, bool)
+    leaves[key[~inside[uses.communicator]]] = True
+    fits = ~leaves[key]
     rank, communicator, key, operations = (
-        x[fit] for x in (uses.rank, uses.communicator, key, uses.operations)
+        x[fits] for x in (uses.rank, uses.communicator, key, uses.operations)
     )
     # The busiest slots of each place first.
     for j in range(int(np.bincount(rank, minlength=1).max())):

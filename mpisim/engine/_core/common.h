@@ -14,7 +14,7 @@ enum { LOCAL, PEER, MEMBER, OWNER };
 
 #define NO_TIME INT64_MIN /* before any time: nothing has happened yet */
 
-typedef struct {  /* laid out as INSTRUCTION in mpisim/engine/lowering.py; numpy checks the fields */
+typedef struct {  /* laid out as INSTRUCTION in mpisim/engine/lowering.py; numpy checks it */
     int64_t host, launch, launch_cost, gap;
     int32_t target, stream, wait, first_wait, n_waits, slot, ordinal;
     uint8_t opcode, eager, n_leading, may_end_last;

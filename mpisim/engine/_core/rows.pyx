@@ -28,7 +28,8 @@ cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 cdef int64_t replay(
     const Instruction* code, const int32_t* operands, int64_t* registers, Py_ssize_t n,
-    const int64_t* durations, int64_t start, const int64_t* communication_start, const int64_t* communication_end,
+    const int64_t* durations, int64_t start, const int64_t* communication_start,
+    const int64_t* communication_end,
     RowTimes of,
 ) noexcept nogil:
     """Write times and bindings of the rows of a rank; return its last clock."""

@@ -55,7 +55,9 @@ cdef class TileDigest:
     def __dealloc__(self):
         free(self.parts)
 
-    cdef void add(self, const EngineState* engine, const Tile* tile, uint64_t* total) noexcept nogil:
+    cdef void add(
+        self, const EngineState* engine, const Tile* tile, uint64_t* total
+    ) noexcept nogil:
         """Add the hashes of the lanes of a tile to a 128-bit sum of two words."""
         cdef int64_t l
         cdef int32_t s

@@ -1,38 +1,40 @@
 /* State of the tiled core: tiles, registers, communications. lanes.h executes rows.
 
-   A tile is ranks of one table and one array of durations, its lanes, side by side. All lanes are
-   at the same row; a row is decoded once for all of them. Letters: e the engine, t a tile, s a slot,
-   x an instruction, l a lane.
+   A tile is ranks of one table and one array of durations, its lanes, side by side. All lanes
+   are at the same row; a row is decoded once for all of them. Letters: e the engine, t a tile, s
+   a slot, x an instruction, l a lane.
 
-   REGISTERS. Register r of lane l is value[r * width + l]. What it means is the same for all lanes
-   and stands in pending[r]:
+   REGISTERS. Register r of lane l is value[r * width + l]. What it means is the same for all
+   lanes and stands in pending[r]:
      0       the end of a kernel, known;
      n > 0   row n - 1 is a communication alone in its kernel, not eager: value is its number;
      n < 0   row -n - 1 is the last posted row of a kernel of several communications, or of eager
              ones: value is the latest of the eager ends, NO_TIME if none.
-   resolve() turns the second and third into the first, for all lanes or for none. A row writes its
-   target only after all that it reads is known (can_run), so a blocked row has done nothing but make
-   registers known, and is tried again later.
+   resolve() turns the second and third into the first, for all lanes or for none. A row writes
+   its target only after all that it reads is known (can_run), so a blocked row has done nothing
+   but make registers known, and is tried again later.
 
-   TILES. Between two calls of run_tiles a tile either stands once on the stack `ready`, or once in
-   the list of waiters of one communication that has not started, or has ended. wait_for() is called
-   for the first such communication that is found, and ends the attempt; starting it puts its
-   waiters onto the stack. So a tile may proceed when every lane knows all that the row reads, and no
-   wake-up is lost. Lanes of a tile can wait for each other: then no tile can move though some lanes
-   could, and Core.split() parts the lanes that can go on from those that cannot. Repeating this ends
-   with tiles of one lane, so no deadlock is reported that ranks by themselves would not come to.
+   TILES. Between two calls of run_tiles a tile either stands once on the stack `ready`, or once
+   in the list of waiters of one communication that has not started, or has ended. wait_for() is
+   called for the first such communication that is found, and ends the attempt; starting it puts
+   its waiters onto the stack. So a tile may proceed when every lane knows all that the row
+   reads, and no wake-up is lost. Lanes of a tile can wait for each other: then no tile can move
+   though some lanes could, and Core.split() parts the lanes that can go on from those that
+   cannot. Repeating this ends with tiles of one lane, so no deadlock is reported that ranks by
+   themselves would not come to.
 
-   COMMUNICATIONS. `posted` counts hosted members up to `members`, then ALL_POSTED; STARTED when all
-   messages from other processes have come as well. It starts at the MAX of ready times; of members
-   ready then, the lowest number counts as last. MAX and MIN are commutative and associative, so
-   neither the order in which tiles run nor the number of processes shows in a result.
-   Where all members on a slot are lanes of one tile (COLUMNS, SCATTERED) they all post in the same
-   row: the communication starts there and then, and nobody else can be waiting for it.
+   COMMUNICATIONS. `posted` counts hosted members up to `members`, then ALL_POSTED; STARTED when
+   all messages from other processes have come as well. It starts at the MAX of ready times; of
+   members ready then, the lowest number counts as last. MAX and MIN are commutative and
+   associative, so neither the order in which tiles run nor the number of processes shows in a
+   result. Where all members on a slot are lanes of one tile (COLUMNS, SCATTERED) they all post
+   in the same row: the communication starts there and then, and nobody else can be waiting for
+   it.
 
    INTEGERS. Times are int64 ps: a start offset and the sum of all durations of a rank are below
    2**60 each (mpisim/engine/cost.py). Registers, lanes, rows and ranks are int32; numbers of
-   communications int64. Lanes from n_lanes to width pad vectors: they start at 0, hold numbers that
-   nobody reads, and grow no faster than those of other lanes. */
+   communications int64. Lanes from n_lanes to width pad vectors: they start at 0, hold numbers
+   that nobody reads, and grow no faster than those of other lanes. */
 
 #ifndef MPISIM_TILES_H
 #define MPISIM_TILES_H

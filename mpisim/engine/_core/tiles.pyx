@@ -79,7 +79,8 @@ cdef class Core:
         self.references = []
         self.number, self.table = core_input.numbers, core_input.table
         self.duration = core_input.duration
-        self.start, self.count, self.slot_index = core_input.start, core_input.count, core_input.slot_index
+        self.start, self.count = core_input.start, core_input.count
+        self.slot_index = core_input.slot_index
         self.slot_first, self.slot_role = core_input.slot_first, core_input.slot_role
         self.slot_members = core_input.slot_members
         self.tile_of, self.lane_of = np.empty(n, np.int32), np.empty(n, np.int32)
@@ -205,7 +206,7 @@ cdef class Core:
         self._vary(tile)
 
     cdef _vary(self, Tile* tile):
-        """Give the lanes of a tile their factors, where kernels do not take what they are priced."""
+        """Give the lanes of a tile their factors, where kernels do not take their priced time."""
         cdef int64_t l
         cdef bint varied = self.engine.jitter is not NULL
         tile.factor = tile.key = NULL
@@ -238,8 +239,8 @@ cdef class Core:
             )
             if waits.all():
                 continue
-            # The communication in whose list of waiters the tile stands is one of a lane that waits:
-            # those lanes keep the tile's number, and with it the place in the list.
+            # The communication in whose list of waiters the tile stands is one of a lane that
+            # waits: those lanes keep the tile's number, and with it the place in the list.
             self._cut(&self.engine.tiles[i], &old, np.flatnonzero(waits))
             self._cut(&self.engine.tiles[self.n_tiles], &old, np.flatnonzero(~waits))
             self.engine.ready[self.engine.n_ready] = <int32_t>self.n_tiles
