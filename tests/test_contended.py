@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from programs import random_program
 
 from mpisim.base.errors import DeadlockError
-from mpisim.engine import Run, actors, contention, simulate
+from mpisim.engine import Run, contention, lowering, simulate
 from mpisim.engine.contention import PatternLoads
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
 
@@ -287,7 +287,7 @@ def test_leaving_links_out_changes_nothing(program: Program, seed: int) -> None:
 @pytest.mark.parametrize("near", [3, 2048])
 def test_long_programs_forget_rows(near: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPUs run far ahead of streams that wait for a flow; some rows are read from far back."""
-    monkeypatch.setattr(actors, "_NEAR", near)
+    monkeypatch.setattr(lowering, "_NEAR", near)
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")

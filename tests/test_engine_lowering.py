@@ -10,19 +10,18 @@ from programs import programs
 
 from mpisim.base.errors import ProgramError
 from mpisim.engine._core import (
-    asked,
+    allocate,
     asked_twin,
     core,
     instructions_twin,
     kernels_of,
-    several_at_once,
+    overlapping_slots,
+    requested_prices,
     steps_twin,
-    write_steps,
+    view_streams,
 )
-from mpisim.engine._core.registers import allocate
 from mpisim.engine._core.twin import allocate as allocate_twin
-from mpisim.engine.actors import STEP
-from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
+from mpisim.engine.lowering import COMMUNICATION_ROW, INSTRUCTION, STREAM_ENTRY, Opcode, lower
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
 
 
@@ -55,8 +54,8 @@ def test_no_register_is_written_while_somebody_will_read_it(
 
 def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
     assert INSTRUCTION.itemsize == 64
-    assert COMMUNICATION.itemsize == 32
-    assert STEP.itemsize == 80
+    assert COMMUNICATION_ROW.itemsize == 32
+    assert STREAM_ENTRY.itemsize == 32
 
 
 def test_unknown_core() -> None:
@@ -88,8 +87,8 @@ def test_kernels_of_a_table() -> None:
         "KERNEL",
         "BATCH",
         "JOIN",
-        "PLAIN",
-        "PLAIN",
+        "SIMPLE_KERNEL",
+        "SIMPLE_KERNEL",
         "HOST_WAIT",
         "KERNEL",
     ]
@@ -128,11 +127,11 @@ def test_compiled_and_twin_are_equal(program: Program, depth: int, near: int) ->
         twins = np.zeros_like(code.instructions), np.zeros_like(code.communications)
         operands = instructions_twin.write_instructions(table, *given_, *twins)
         assert_equal((operands, *twins), (code.operands, code.instructions, code.communications))
-        scripts = []
-        for write in (write_steps, steps_twin.write_steps):
-            steps, clock = np.zeros(len(table), STEP), np.zeros(len(table), np.int64)
-            scripts.append((*write(code, near, steps, clock), steps, clock))
-        assert_equal(*scripts)
+        views = []
+        for write in (view_streams, steps_twin.view_streams):
+            entries, clock = np.zeros(len(table), STREAM_ENTRY), np.zeros(len(table), np.int64)
+            views.append((*write(code, near, entries, clock), entries, clock))
+        assert_equal(*views)
 
 
 @given(program=programs(unpriced=True), some=st.booleans())
@@ -141,9 +140,9 @@ def test_compiled_and_twin_ask_for_the_same(program: Program, some: bool) -> Non
         assert table is not None
         unpriced = table.is_communication & (table.duration < 0)
         delay = np.where(unpriced, np.arange(len(table)) % 3, 0) if some else None
-        assert_equal(asked(table, delay), asked_twin.asked(table, delay))
-        several = several_at_once(table)
-        assert several.tolist() == asked_twin.several_at_once(table).tolist()
+        assert_equal(requested_prices(table, delay), asked_twin.requested_prices(table, delay))
+        several = overlapping_slots(table)
+        assert several.tolist() == asked_twin.overlapping_slots(table).tolist()
 
 
 def assert_equal(found: tuple[object, ...], twin: tuple[object, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial as bound
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from programs import partial, programs, random_program
 
 from mpisim.base.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
-from mpisim.engine import Run, block_placement, plan, simulate
+from mpisim.engine import Run, block_placement, dataflow, simulate
+from mpisim.engine.distribution import distribute
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -80,7 +82,7 @@ def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: 
 @settings(max_examples=30)
 def test_one_answer_when_groups_have_owners(world: Intracomm, program: Program, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_MOST_PEERS", 1)
+        patch.setattr(dataflow, "distribute", bound(distribute, max_peers=1))
         check_placements(world, program, seed)
 
 
@@ -114,20 +116,18 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
 @settings(max_examples=15)
 def test_python_core_on_several_processes(world: Intracomm, program: Program) -> None:
     alone = simulate(program, critical_path=True)
-    for most_peers in (1, 4):
+    for max_peers in (1, 4):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan, "_MOST_PEERS", most_peers)
+            patch.setattr(dataflow, "distribute", bound(distribute, max_peers=max_peers))
             run = simulate(program, world, core="python", critical_path=True)
         assert_same(run, alone)
 
 
 def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that could go on still tells the others what it knows."""
-    from mpisim.engine import dataflow
-
     program = random_program(5, n_tables=3, n_replicas=4, n_events=400)
     alone = simulate(program, critical_path=True)
-    monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
+    monkeypatch.setattr(dataflow, "_ROWS_PER_EXCHANGE", 3)
     assert_same(simulate(program, comm, critical_path=True), alone)
 
 
@@ -248,11 +248,9 @@ def test_bad_placement(comm: Intracomm, placement: list[int], message: str) -> N
 def test_progress_changes_nothing(
     comm: Intracomm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from mpisim.engine import dataflow
-
     monkeypatch.setenv("MPISIM_PROGRESS", "1")
-    monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
-    monkeypatch.setattr(dataflow, "_ROWS_A_GLANCE", 3)
+    monkeypatch.setattr(dataflow, "_ROWS_PER_EXCHANGE", 3)
+    monkeypatch.setattr(dataflow, "_ROWS_PER_UPDATE", 3)
     program = random_program(5, n_events=100)
     shown = simulate(program, comm, progress="simulating")
     assert shown.digest == simulate(program).digest

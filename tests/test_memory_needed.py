@@ -42,15 +42,15 @@ def alike(n_ranks: int = 8) -> Program:
 @given(program=programs(unpriced=True))
 @settings(max_examples=100)
 def test_counts_are_those_of_the_plan(program: Program) -> None:
-    layout = simulate(program, network=COST, fold=False).solution._layout
+    given = simulate(program, network=COST, fold=False).solution._input
     counts = count(every_rank(program, None), np.arange(program.n_ranks, dtype=np.int32))
-    assert counts.rows == layout.n_rows
-    assert counts.table_rows == sum(len(code.table) for code in layout.codes)
+    assert counts.rows == given.n_rows
+    assert counts.table_rows == sum(len(code.table) for code in given.lowered)
     assert counts.structure_rows == sum(
-        len(array) for array in {id(c.instructions): c.instructions for c in layout.codes}.values()
+        len(array) for array in {id(c.instructions): c.instructions for c in given.lowered}.values()
     )
-    assert counts.groups == layout.n_groups
-    assert counts.slots == len(layout.slot_group)
+    assert counts.groups == given.n_communications
+    assert counts.slots == len(given.slot_first)
 
 
 def test_ranks_may_have_more_slots_than_their_table_uses() -> None:

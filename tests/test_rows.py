@@ -12,7 +12,7 @@ from mpisim.engine import simulate
 from mpisim.engine._core import Ledger, rows_functions
 from mpisim.engine._core.accounts_twin import COPY, KERNEL, SETS, WAITING, WIRE
 from mpisim.engine._core.accounts_twin import Ledger as PlainLedger
-from mpisim.engine.rows import _KEPT, Solution
+from mpisim.engine.rows import _MAX_CACHED, Solution
 from mpisim.program import Jitter, Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -28,7 +28,7 @@ def solution(program: Program, **options: object) -> Solution:
 def test_rows_follow_from_communications(program: Program) -> None:
     """The compiled pass and the plain one, from the same communications."""
     found = solution(program)
-    plain = Solution(found._layout, found._core, "python")
+    plain = Solution(found._input, found._core, "python")
     for local in range(program.n_ranks):
         for one, other in zip(found.rows(local), plain.rows(local), strict=True):
             np.testing.assert_array_equal(one, other)
@@ -61,7 +61,9 @@ def test_who_was_last_is_part_of_no_account_but_known() -> None:
         table.collective(Operation.BARRIER, 0, 1, 8, duration=5, waits=[before])
         builder.add_rank(builder.add_table(table.build()), [world])
     found = solution(builder.build())
-    assert [found.last(local).tolist() for local in range(3)] == [[1]] * 3  # the lowest of two
+    assert [found.last_ready(local).tolist() for local in range(3)] == [
+        [1]
+    ] * 3  # the lowest of two
     assert found.rows(0).wire.tolist() == [0, 50]
 
 
@@ -83,14 +85,14 @@ def test_rows_are_kept_for_few_ranks() -> None:
     rows = builder.table()
     rows.kernel("a", 0, 7)
     number = builder.add_table(rows.build())
-    for _ in range(2 * _KEPT):
+    for _ in range(2 * _MAX_CACHED):
         builder.add_rank(number)
     found = solution(builder.build())
     first = found.rows(0)
     assert found.rows(0) is first
-    for local in range(2 * _KEPT):
+    for local in range(2 * _MAX_CACHED):
         found.rows(local)
-    assert len(found._kept) == _KEPT
+    assert len(found._cached) == _MAX_CACHED
     assert found.rows(0) is not first
 
 
@@ -157,12 +159,12 @@ def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None)
             expected = plain.of_rows(rows.begin, rows.end, rows.wire, until)
             for one, other in zip(accounts, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
-            layout = found._layout
+            layout = found._input
             *accounts, host_end = plain.of_rank(
-                layout.codes[layout.code[local]],
+                layout.lowered_of(local),
                 layout.durations_of(local),
                 int(layout.start[local]),
-                *found._core.met(local),
+                *found._core.communication_times(local),
                 until,
             )
             assert host_end == rows.host_end

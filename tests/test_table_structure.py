@@ -7,8 +7,7 @@ import pytest
 
 from mpisim.base.errors import ProgramError
 from mpisim.engine import simulate
-from mpisim.engine.actors import LoweredTables, script
-from mpisim.engine.lowering import lower
+from mpisim.engine.lowering import LoweredTables, lower, stream_view
 from mpisim.program import Names, Operation, ProgramBuilder, Table, TableBuilder
 
 
@@ -23,13 +22,13 @@ def a_table() -> Table:
 
 def test_tables_that_differ_in_durations_share_instructions() -> None:
     table, lowered = a_table(), LoweredTables()
-    code = lower(table, lowered.codes)
-    steps, ordinal = script(code, lowered.scripts), table.ordinal
+    code = lower(table, lowered.tables)
+    view, ordinal = stream_view(code, lowered.views), table.ordinal
     other = table.replace(duration=table.duration * 2 + (table.duration < 0))
-    again = lower(other, lowered.codes)
+    again = lower(other, lowered.tables)
     assert again.table is other
     assert again.instructions is code.instructions
-    assert script(again, lowered.scripts) is steps
+    assert stream_view(again, lowered.views) is view
     assert other.ordinal is ordinal
     assert other.replace(duration=table.duration).structure is other.structure is table
 
@@ -62,10 +61,10 @@ def test_a_run_that_is_given_the_setup_of_another_shares_its_instructions() -> N
     (table,) = program.tables
     assert table is not None
     longer = program.replace(tables=(table.replace(duration=table.duration + 1),), start=[5])
-    codes = first.setup.lowered.codes
+    codes = first.setup.lowered.tables
     assert list(codes) == [table]
     again = simulate(longer, setup=first.setup)
-    assert again.setup.lowered.codes is codes
+    assert again.setup.lowered.tables is codes
     assert list(codes) == [table]
     assert again.step_time == first.step_time + 6
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from programs import programs, random_program
 
 from mpisim.base.errors import DeadlockError
-from mpisim.engine import Run, simulate
-from mpisim.engine import plan as plan_module
-from mpisim.engine.tiling import Meetings, Tiles, find_tiles, joined
+from mpisim.engine import Run, distribution, simulate
+from mpisim.engine.tiling import SlotUses, Tiles, find_tiles, joined
 from mpisim.program import Flag, Jitter, Kind, Operation, Program, ProgramBuilder
 
 Finder = Callable[..., Tiles]
@@ -24,7 +23,7 @@ def forced(seed: int) -> Finder:
     """Tiles of any ranks of one table and duration, in any order, wherever they stand in chains."""
     rng = random.Random(seed)
 
-    def find(table: np.ndarray, duration: np.ndarray, met: Meetings) -> Tiles:
+    def find(table: np.ndarray, duration: np.ndarray, uses: SlotUses) -> Tiles:
         tiles: list[list[int]] = []
         for kind in sorted(set(zip(table.tolist(), duration.tolist(), strict=True))):
             ranks = np.flatnonzero((table == kind[0]) & (duration == kind[1])).tolist()
@@ -40,7 +39,7 @@ def forced(seed: int) -> Finder:
     return find
 
 
-def widest(table: np.ndarray, duration: np.ndarray, met: Meetings) -> Tiles:
+def widest(table: np.ndarray, duration: np.ndarray, uses: SlotUses) -> Tiles:
     """One tile for all ranks of one table and duration."""
     kind = table * (1 + int(duration.max())) + duration
     lanes = np.argsort(kind, kind="stable").astype(np.int32)
@@ -50,7 +49,7 @@ def widest(table: np.ndarray, duration: np.ndarray, met: Meetings) -> Tiles:
 
 def run_with(find: Finder, program: Program) -> Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "find_tiles", find)
+        patch.setattr(distribution, "find_tiles", find)
         return simulate(program, fold=False)
 
 
@@ -60,7 +59,9 @@ def assert_same(run: Run, other: Run) -> None:
     for local in range(len(run.hosted)):
         for a, b in zip(run.rows(local), other.rows(local), strict=True):
             np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(run.solution.last(local), other.solution.last(local))
+        np.testing.assert_array_equal(
+            run.solution.last_ready(local), other.solution.last_ready(local)
+        )
 
 
 many_replicas = programs(max_tables=3, max_replicas=12)
@@ -220,7 +221,7 @@ def tiles_of(program: Program) -> list[list[int]]:
     found: list[Tiles] = []
 
     def find(*args: object, **kwargs: object) -> Tiles:
-        found.append(find_tiles(*args, **kwargs, most=16))
+        found.append(find_tiles(*args, **kwargs, max_lanes=16))
         return found[0]
 
     run_with(find, program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial as bound
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from programs import partial, programs, random_program
 from test_engine_processes import assert_same, first, shuffled
 
-from mpisim.engine import simulate, windows
+from mpisim.engine import dataflow, simulate
+from mpisim.engine.exchange import open_window
 from mpisim.program import Program
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) ->
         return rng.choice([earliest, rng.randint(earliest, min(until, earliest + 500))])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "_shortened", shortened)
+        patch.setattr(dataflow, "open_window", bound(open_window, window=shortened))
         run = simulate(
             program,
             world,

@@ -11,9 +11,9 @@ Read in this order:
 - `run_setup`: what is worked out before a clock moves: `fold` (equivalence classes, by `refine`),
   `placement`, `contention` and `routes` (links that communications share).
 - `cost`: durations of rows; `duration_factors`: speed and jitter; `memory_needed`: does it fit?
-- `plan`: what one process simulates; `lowering`, `actors`, `tiling`: instructions for `_core`.
-- `_core.twin`: how a rank advances, in plain Python; `exchange` and `windows`: what processes tell
-  each other; `deadlock`: which operations block ranks that can never continue.
+- `lowering`: a table as instructions; `tiling`: ranks side by side; `core_input`: what a core gets;
+  `distribution`: which process simulates what. `_core` advances ranks over their rows.
+- `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
 - `critical_path`, `flows`, `digest`: what is derived from a run.
 """
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
 from ..topo import Network, Price, SharedNetwork
-from ._core import asked, full_links, joined, several_at_once
+from ._core import full_links, joined, overlapping_slots, requested_prices
 from .refine import dense, ranges
 from .routes import Routes
 
@@ -196,13 +196,13 @@ class _TableCommunications:
     """The distinct unpriced communications of a table, by slot."""
 
     def __init__(self, table: Table, delay: Ints | None) -> None:
-        _, _, first = asked(table, delay)
+        _, _, first = requested_prices(table, delay)
         delay = np.zeros(len(table), np.int64) if delay is None else delay
         columns = (table.slot, table.operation, table.bytes, delay)
         self._unpriced: dict[int, list[tuple[int, int, int]]] = {}
         for slot, operation, size, by in zip(*(column[first].tolist() for column in columns)):
             self._unpriced.setdefault(slot, []).append((operation, size, by))
-        self._several = several_at_once(table).tolist()
+        self._several = overlapping_slots(table).tolist()
 
     def unpriced(self, slot: int) -> list[tuple[int, int, int]]:
         """Return (operation, bytes, delay in ps) of each distinct one on a slot."""

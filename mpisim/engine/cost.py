@@ -1,4 +1,9 @@
-"""How long a rank's rows take: kernels at the speed of its GPU, communications by the network."""
+"""Durations of rows: kernels at the speed of the rank's GPU, communications by the network.
+
+A communication without a duration of its own is priced by the network: (operation, bytes, class of
+its communicator) → `Price`. Each distinct triple is priced once, and ranks that agree in table and
+communicator classes share one array of durations.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +16,29 @@ from numpy.typing import NDArray
 from ..base.errors import InputError
 from ..program import UNPRICED, Kind, Operation, Program, Table
 from ..topo import Network, Price
-from ._core import asked
+from ._core import requested_prices
 from .duration_factors import ONE, DurationFactors, jitter_table
 from .refine import dense
 
-__all__ = ["LONGEST", "Priced", "price", "varied"]
+__all__ = ["MAX_DURATION", "Priced", "price", "varied"]
 
-LONGEST = 1 << 60
+MAX_DURATION = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
 
 
 class Priced(NamedTuple):
-    """What the rows of some ranks cost.
+    """Durations and prices of the rows of some ranks.
 
     Attributes
     ----------
     durations : list of int64 arrays
-        The distinct ones, each of shape (rows of the table,), in ps.
+        The distinct arrays, each of shape (rows of the table,), in ps.
     which : int32, shape (h,)
         The entry of each rank.
     prices : list of int32 arrays
         Beside each of the durations: the entry of each row in `known`, or -1.
     known : tuple of Price
-        Those with a pattern that was asked for.
+        Prices with one of the requested patterns, by number.
     """
 
     durations: list[NDArray[np.int64]]
@@ -50,21 +55,21 @@ def price(
     prices: Sequence[Price] = (),
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
 ) -> Priced:
-    """Return the duration of every row of the hosted ranks, at speed 1 and without jitter. Local.
+    """Price every row of the hosted ranks, at speed 1 and without jitter. Local.
 
-    Communications keep the duration they have, or get that of the network. Ranks that agree in
-    table and classes of communicators share one array.
+    Communications keep the duration they have, or get that of the network.
 
     Parameters
     ----------
     program : Program
+        Whole, or with the tables of the hosted ranks.
     hosted : int32, shape (h,)
         Global ranks whose tables are held here.
     network : Network, optional
     patterns : collection of hashable, optional
-        Rows are told apart that have prices of these patterns.
+        Numbers are returned for prices of these patterns.
     prices : sequence of Price, optional
-        Such prices, to be known by these numbers.
+        Such prices that have a number already: their position here.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         As for `mpisim.engine.simulate`.
 
@@ -78,17 +83,18 @@ def price(
         For a communication that has no duration and cannot be given one, and for ranks that would
         need more time than clocks can count.
     """
-    late = np.abs(program.start[hosted]) >= LONGEST
+    late = np.abs(program.start[hosted]) >= MAX_DURATION
     if late.any():
         rank = int(hosted[np.argmax(late)])
         raise InputError(
-            f"rank {rank}: it starts at {program.start[rank]} ps; at most {LONGEST} is possible"
+            f"rank {rank}: it starts at {program.start[rank]} ps; at most "
+            f"{MAX_DURATION} is possible"
         )
     pricing = _Pricing(program, network, patterns, prices, wire_delays)
     which = np.zeros(len(hosted), np.int32)
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
-    for ranks, slots, labels in pricing.alike(hosted):
+    for ranks, slots, labels in pricing.equally_priced(hosted):
         found, priced = pricing.durations(int(hosted[ranks[0]]), slots, labels)
         slowest = ranks[np.argmin(program.speed[hosted[ranks]])]
         pricing.check_length(int(hosted[slowest]), found)
@@ -99,17 +105,23 @@ def price(
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
-    """Return durations with what makes the hosted ranks differ from each other: speed and jitter.
+    """Apply what makes the hosted ranks differ from each other: speed and jitter.
 
     Kernels and copies are divided by the rank's speed, varied where there is jitter, and rounded to
-    whole ps. Ranks that agree in all that share one array.
+    whole ps. Ranks that agree in both share one array.
 
     Parameters
     ----------
     program : Program
     hosted : int32, shape (h,)
+        Global ranks.
     priced : Priced
         Of these ranks.
+
+    Returns
+    -------
+    Priced
+        With a duration for each distinct pair of durations and variation.
     """
     variation = DurationFactors.of(program, hosted)
     if variation is None:
@@ -129,8 +141,8 @@ def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Price
     return Priced(durations, which, prices, priced.known)
 
 
-def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cut an array into the parts of equal labels."""
+def _split(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Split an array into the parts of equal labels."""
     if not len(values):
         return []
     order = np.argsort(label, kind="stable")
@@ -138,7 +150,7 @@ def _cut(values: NDArray[np.int64], label: NDArray[np.int64]) -> list[NDArray[np
 
 
 class _Pricing:
-    """Prices rows, and remembers the costs it has asked the model for."""
+    """Prices rows, and caches the prices of the network."""
 
     def __init__(
         self,
@@ -162,10 +174,10 @@ class _Pricing:
             )
         self._prices: dict[tuple[int, int, Hashable], Price] = {}
 
-    def alike(
+    def equally_priced(
         self, hosted: NDArray[np.int32]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], list[Hashable]]]:
-        """Cut the hosted ranks into those whose communications cost the same, row by row.
+        """Split the hosted ranks into those whose communications cost the same, row by row.
 
         Yields
         ------
@@ -173,11 +185,11 @@ class _Pricing:
             Entries of `hosted`.
         slots : int64, shape (s,)
             Those on which something is to be priced.
-        classes : list of s classes of groups
+        classes : list of s classes of communicators
         """
         program = self.program
         table = program.table[hosted]
-        for ranks in _cut(np.arange(len(hosted)), table.astype(np.int64)):
+        for ranks in _split(np.arange(len(hosted)), table.astype(np.int64)):
             held = program.table_of(int(hosted[ranks[0]]))
             rows = np.flatnonzero(held.is_communication & (held.duration == UNPRICED))
             if len(rows) and self.network is None:
@@ -189,9 +201,11 @@ class _Pricing:
             bound = program.slots[program.slot_index[hosted[ranks]][:, None] + slots]
             labels = self._label[bound]
             kind = np.zeros(len(ranks), np.int64)
-            for column in labels.T[(labels != labels[:1]).any(axis=0)]:  # others tell nobody apart
+            for column in labels.T[
+                (labels != labels[:1]).any(axis=0)
+            ]:  # the others are the same for all
                 kind, _ = dense(kind * (len(self._class) + 1) + column)
-            for part in _cut(np.arange(len(ranks)), kind):
+            for part in _split(np.arange(len(ranks)), kind):
                 yield ranks[part], slots, [self._class[i] for i in labels[part[0]].tolist()]
 
     def durations(
@@ -204,22 +218,22 @@ class _Pricing:
         of_slot = dict(zip(slots.tolist(), classes, strict=True))
         delays = self._wire_delays
         delay = delays[int(self.program.table[rank])] if delays else None
-        unpriced, which, first = asked(table, delay)
-        longer = [0] * len(first) if delay is None else delay[first].tolist()
+        unpriced, which, first = requested_prices(table, delay)
+        extra = [0] * len(first) if delay is None else delay[first].tolist()
         columns = (table.operation, table.bytes, table.slot)
         found = np.empty((len(first), 2), np.int64)
         for i, (row, operation, size, slot, by) in enumerate(
-            zip(first.tolist(), *(column[first].tolist() for column in columns), longer)
+            zip(first.tolist(), *(column[first].tolist() for column in columns), extra)
         ):
             key = (operation, size, of_slot[slot])
             if key not in self._prices:
-                self._prices[key] = self._ask(rank, row, *key)
+                self._prices[key] = self._price(rank, row, *key)
             cost = self._prices[key].longer(by)
-            if cost.duration >= LONGEST:
+            if cost.duration >= MAX_DURATION:
                 raise InputError(
                     f"{self._where(rank, row)}: the communication takes "
-                    f"{cost.duration * 1e-12:.3g} s, more than the {LONGEST * 1e-12:.3g} s that a "
-                    "run can count"
+                    f"{cost.duration * 1e-12:.3g} s, more than the "
+                    f"{MAX_DURATION * 1e-12:.3g} s that a run can count"
                 )
             found[i] = cost.duration, self._number(cost)
         durations[unpriced] = found[which, 0]
@@ -227,9 +241,9 @@ class _Pricing:
             prices[unpriced] = found[which, 1]
         return durations, prices
 
-    def _ask(self, rank: int, row: int, operation: int, size: int, group: Hashable) -> Price:
-        """Ask the model for the price of a row of a rank."""
-        assert self.network is not None  # or `alike` had raised
+    def _price(self, rank: int, row: int, operation: int, size: int, group: Hashable) -> Price:
+        """Price a row of a rank by the network."""
+        assert self.network is not None  # or `equally_priced` had raised
         if size < 0 and operation != Operation.BARRIER:
             raise InputError(
                 f"{self._where(rank, row)}: the communication has neither a duration nor a "
@@ -238,13 +252,13 @@ class _Pricing:
         return self.network.price(Operation(operation), max(size, 0), group)
 
     def _number(self, price: Price) -> int:
-        """Return by which number a price is known, or -1."""
+        """Return the number of a price, or -1 if its pattern was not requested."""
         if not price.volume or price.pattern not in self._patterns:
             return -1
         return self.known.setdefault(price, len(self.known))
 
     def check_length(self, rank: int, durations: NDArray[np.int64]) -> None:
-        """Refuse a rank whose rows, one after the other, take more than clocks can count."""
+        """Raise if the rows of a rank, one after the other, take more than clocks can count."""
         table, jitter = self.program.table_of(rank), self.program.jitter
         speed = float(self.program.speed[rank])
         longest = 1.0 if jitter is None else float(jitter_table(jitter.spread)[-1]) / ONE
@@ -252,10 +266,10 @@ class _Pricing:
         if longest != speed:
             own = float(durations[table.kind <= Kind.COPY].sum(dtype=np.float64))
             total += own * (longest / speed - 1)
-        if not total < LONGEST:
+        if not total < MAX_DURATION:
             raise InputError(
                 f"rank {rank}: its rows take {total * 1e-12:.3g} s, more than the "
-                f"{LONGEST * 1e-12:.3g} s that a run can count (speed {speed})"
+                f"{MAX_DURATION * 1e-12:.3g} s that a run can count (speed {speed})"
             )
 
     def _where(self, rank: int, row: int) -> str:

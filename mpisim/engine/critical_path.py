@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Flag, Kind, Program, Table
-from .plan import Plan
+from .distribution import Distribution
 from .refine import ranges
 from .rows import Binding, Solution
 
@@ -115,7 +115,7 @@ class PathEnd(NamedTuple):
 
 
 def walk_back(
-    plan: Plan,
+    plan: Distribution,
     solution: Solution,
     rank_end: NDArray[np.int64],
     comm: Intracomm | None,
@@ -128,7 +128,7 @@ def walk_back(
 
     Parameters
     ----------
-    plan : Plan
+    plan : Distribution
     solution : Solution
         Of the ranks hosted here.
     rank_end : int64, shape (n_ranks,)
@@ -186,9 +186,9 @@ class _Rows:
     They are memory views, which give plain integers one by one at a third of numpy's cost.
     """
 
-    def __init__(self, plan: Plan, solution: Solution, simulated: int) -> None:
-        layout, local = plan.layout, int(np.searchsorted(plan.hosted, simulated))
-        code = layout.codes[layout.code[local]]
+    def __init__(self, plan: Distribution, solution: Solution, simulated: int) -> None:
+        local = int(np.searchsorted(plan.hosted, simulated))
+        code = plan.core_input.lowered_of(local)
         table: Table = code.table
         self.table = table
         rows = solution.rows(local)
@@ -202,7 +202,7 @@ class _Rows:
         self.host, self.launch = table.host.data, table.launch.data
         self.launch_cost, self.gap = table.launch_cost.data, table.gap.data
         self.wait_index, self.wait_row = table.wait_index.data, table.wait_row.data
-        self.arrived_last = solution.last(local).data
+        self.arrived_last = solution.last_ready(local).data
         self.meeting = np.ascontiguousarray(code.communications["row"]).data
 
 
@@ -217,7 +217,7 @@ class _Walk:
     next, or None where the path leaves the rank for `at`. A kernel is named by its first row.
     """
 
-    def __init__(self, plan: Plan, solution: Solution, arrivals: _Arrivals | None) -> None:
+    def __init__(self, plan: Distribution, solution: Solution, arrivals: _Arrivals | None) -> None:
         self.plan, self.solution, self.arrivals = plan, solution, arrivals
         self.known: dict[int, _Rows] = {}
         self.time, self.row, self.clock = 0, 0, 0
@@ -411,7 +411,7 @@ class _Arrivals:
     lowest number, and so counts as the last of several, differs between them and is found here.
     """
 
-    def __init__(self, plan: Plan, ready: list[NDArray[np.int64]]) -> None:
+    def __init__(self, plan: Distribution, ready: list[NDArray[np.int64]]) -> None:
         self._program, self._of_rank = plan.program, plan.simulated.classes.of_rank
         self._ready = ready
         self._tables = plan.program.table[plan.simulated.classes.representative].tolist()
@@ -419,12 +419,12 @@ class _Arrivals:
         self._members: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, plan: Plan, solution: Solution, comm: Intracomm | None) -> _Arrivals:
+    def of(cls, plan: Distribution, solution: Solution, comm: Intracomm | None) -> _Arrivals:
         """Exchange the ready times of hosted ranks. **Collective** on `comm`.
 
         Parameters
         ----------
-        plan : Plan
+        plan : Distribution
             Of a folded run.
         solution : Solution
             Of the hosted simulated ranks.

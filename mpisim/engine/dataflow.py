@@ -1,8 +1,16 @@
-"""Dataflow mode: the executor. Ranks run until they block, then processes exchange what they know.
+"""The executor: hosted ranks run until they block, then processes exchange messages.
 
-No global clock is needed where the cost of a communication does not depend on other traffic: every
-time is a maximum of sums of earlier ones, so each process runs ahead as far as it can. Only
-maxima and integer sums cross processes, and the answer is the same for any number of them.
+One loop serves all three modes of a run.
+
+- *dataflow*: the cost of a communication does not depend on other traffic. Every time is a maximum
+  of sums of earlier ones (max-plus recurrence), so no global clock is needed and each process runs
+  ahead as far as it can.
+- *events*: communications share links, on one process. The core is an event loop by itself.
+- *windows*: communications share links, on several processes. When nothing can move, all processes
+  agree on a window and let the events in it happen: see `mpisim.engine.exchange`.
+
+Only maxima, minima and integer sums cross processes, so the answer is the same for any number of
+them, whatever they host.
 """
 
 from __future__ import annotations
@@ -26,33 +34,32 @@ from .cost import price
 from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
-from .exchange import Progress, exchange
+from .distribution import Distribution, distribute
+from .exchange import Progress, count_operations, exchange, open_window
 from .flows import shared_links
 from .memory_needed import count, needed, on_this_machine
-from .plan import Plan, make_plan
 from .rows import Solution
 from .run import Mode, Run
 from .run_setup import RunSetup, set_up
-from .windows import count_operations, open_window
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = ["simulate"]
 
-_ROWS_A_ROUND = 2_000_000
-"""Rows after which a process that has something to tell does so, though it could go on.
+_ROWS_PER_EXCHANGE = 2_000_000
+"""Rows after which a process with messages to send sends them, though it could go on.
 
 Without this bound two halves of a pipeline alternate instead of working at the same time: each
-would run until nothing of its own could move before it told the other anything.
+would run until nothing of its own could move before it sent the other anything.
 """
 
-_ROWS_A_GLANCE = 5_000_000
+_ROWS_PER_UPDATE = 5_000_000
 """Rows between two updates of the progress line: well below a second."""
 
 
-class _Alone:
-    """The communicator of a process that has none."""
+class _SingleProcess:
+    """Stands in for a communicator where there is one process."""
 
     rank = 0
     size = 1
@@ -73,7 +80,7 @@ def simulate(
     setup: RunSetup | None = None,
     core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
-    """Run a program and return what this process knows of it. **Collective**.
+    """Simulate a program. **Collective**.
 
     Parameters
     ----------
@@ -84,19 +91,19 @@ def simulate(
     network : Network, optional
         Prices communications that have no duration of their own.
     placement : int32, shape (n_ranks,), optional
-        The process of every rank, the same on every process. By default ranks that meet often
-        share one; of a partial program, and of a folded one, contiguous blocks do.
+        The process of every rank, the same on every process. By default ranks that communicate
+        often share one; of a partial program, and of a folded one, contiguous blocks do.
     fold : bool, optional
         Whether to simulate one rank of each equivalence class. The result is the same, to the last
         bit. By default a whole program is folded where there are fewer processes than ranks, no
         placement is given, and it has at most half as many classes as ranks.
     critical_path : bool
-        Find the critical path.
+        Whether to find the critical path.
     contention : bool
         Let communications share the links of a `SharedNetwork`; otherwise each takes as long as
         it does alone.
     progress : str
-        What a long run is called where its progress is shown on a terminal; empty to show none.
+        Label of the progress line on a terminal; empty to show none.
     timeline : bool
         Whether the rows of all ranks will be written: counted when it is said what memory the run
         needs.
@@ -107,11 +114,12 @@ def simulate(
         `Run.setup` of an earlier run; reused where valid, as in runs of programs that differ in
         durations alone.
     core : {"compiled", "python"}
-        Which core; the second is for tests and readers.
+        Which core; the second is for tests.
 
     Returns
     -------
     Run
+        The clocks of the ranks that this process hosts, and what all processes have in common.
 
     Raises
     ------
@@ -127,8 +135,8 @@ def simulate(
 
     Every error is raised on all processes.
     """
-    alone: Any = _Alone()
-    comm = alone if comm is None else comm
+    single: Any = _SingleProcess()
+    comm = single if comm is None else comm
     several = comm if comm.size > 1 else None
     wall: dict[str, float] = {}
     with _timed(wall, "plan"):
@@ -146,11 +154,15 @@ def simulate(
             known = shared.prices if shared and spread else ()
             priced = price(program, ranks, network, patterns, known, wire_delays)
         operations = count_operations(simulated, placed, spread) if shared and spread else None
-        plan = make_plan(simulated, placed, comm.rank, priced, shared, operations, setup.lowered)
-        engine = core_class(core, shared is not None)(plan.layout)
+        distribution = distribute(
+            simulated, placed, comm.rank, priced, shared, operations, setup.lowered
+        )
+        engine = core_class(core, shared is not None)(distribution.core_input)
 
     with _timed(wall, "simulate"):
-        rounds = _execute(plan, engine, comm, several, f"{progress}, {memory}" if progress else "")
+        rounds = _execute(
+            distribution, engine, comm, several, f"{progress}, {memory}" if progress else ""
+        )
         if rounds is None:
             if simulated.folded:  # say which ranks wait, not which classes
                 simulate(
@@ -162,22 +174,22 @@ def simulate(
                     wire_delays=wire_delays,
                     core=core,
                 )
-            raise deadlock(plan, engine, several)
+            raise deadlock(distribution, engine, several)
 
     with _timed(wall, "finish"):
         ends, part = engine.finish()
         end = np.full(simulated.n, np.iinfo(np.int64).min, np.int64)
-        end[plan.hosted] = ends
+        end[distribution.hosted] = ends
         end = allreduce_max(end, several)
         digest = summed_over_processes(part, several)
-        solution = Solution(plan.layout, engine, core)
+        solution = Solution(distribution.core_input, engine, core)
 
     of_rank = simulated.classes.of_rank
     path: CriticalPath | None = None
     if critical_path:
         with _timed(wall, "path"):
-            path = walk_back(plan, solution, end[of_rank], several)
-    placed = plan.placement[of_rank]
+            path = walk_back(distribution, solution, end[of_rank], several)
+    placed = distribution.placement[of_rank]
     hosted = np.flatnonzero(placed == comm.rank).astype(np.int32)
     return Run(
         program=program,
@@ -196,8 +208,8 @@ def simulate(
         wall=wall,
         solution=solution,
         setup=setup,
-        find_shared=partial(shared_links, plan, engine, network),
-        find_path=partial(walk_back, plan, solution, end[of_rank], several),
+        find_shared=partial(shared_links, distribution, engine, network),
+        find_path=partial(walk_back, distribution, solution, end[of_rank], several),
     )
 
 
@@ -215,23 +227,23 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _execute(
-    plan: Plan, core: Any, comm: Intracomm, several: Intracomm | None, label: str
+    distribution: Distribution, core: Any, comm: Intracomm, several: Intracomm | None, label: str
 ) -> int | None:
     """Run all ranks to their ends, showing progress under a label. **Collective**.
 
     Returns the number of exchanges, or None if no rank can move and not all have ended.
     """
     rounds = 0
-    contended = plan.layout.traffic is not None
-    budget = _ROWS_A_ROUND if several else _ROWS_A_GLANCE
-    with parallel.progress(comm, label, plan.layout.n_rows) as update:
+    contended = distribution.core_input.flows is not None
+    budget = _ROWS_PER_EXCHANGE if several else _ROWS_PER_UPDATE
+    with parallel.progress(comm, label, distribution.core_input.n_rows) as update:
         while True:
             moving = core.advance(budget)
             update(core.rows_done)
-            if moving and core.n_posted == 0:
+            if moving and core.n_outgoing == 0:
                 continue
             if several:
-                state = exchange(plan, core, moving, several)
+                state = exchange(distribution, core, moving, several)
                 rounds += 1
             else:
                 state = Progress(core.unfinished, False)

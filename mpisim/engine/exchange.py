@@ -1,36 +1,59 @@
-"""Rounds of messages between the processes of a run.
+"""Communication between the processes of a run: messages, and windows of flows.
 
-When no hosted rank can move, a process says of each group whose hosted members are all ready when
-the last was: to the other processes of the group if they are few, otherwise to its owner, who
-answers when it has heard all. Everything travels together: one Alltoall a round, with the counts of
-messages and, where they are few, the messages themselves; else one Alltoallv more. A message is a
-few int64: the group as communicator and k in one word, a time, the rank that was last, and, where
-communications share links, what becomes of the flow.
+**Messages.** When no hosted rank can move, a process sends, for each communication to which all its
+hosted members have posted, when the last of them was ready: to the other processes with members if
+they are few, otherwise to the owner, who answers when all have written. All messages travel
+together: one Alltoall a round, with the counts of messages and, where they are few, the messages
+themselves; else one Alltoallv more. A message is a few int64: the communication as communicator and
+k in one word, a time, the rank that was last, and, where communications share links, what becomes
+of the flow.
+
+**Windows.** Contention domains are assigned to processes; the *owner* of a domain runs its flows.
+When nothing can move without an event, all agree on a *safe time*, before which no flow can arrive
+that some rank has still to post: until then every owner lets events happen (conservative parallel
+discrete-event simulation). The earliest event of all is always safe, so a window is never empty and
+there is always progress. A process bounds the posts of its own ranks by MAX over what each waits
+for; a communication waits for its last member, so the MIN over processes of their bounds is at or
+below the true arrival. A shorter window would give the same times: nothing depends on its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .plan import Plan, Role
+from ..mpi.reductions import allreduce_max, allreduce_min
+from .distribution import Distribution, Role
+from .fold import SimulatedRanks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["Progress", "exchange"]
+__all__ = ["Progress", "Window", "count_operations", "exchange", "open_window"]
 
 _K_BITS = 32
+"""Of the word that names a communication: communicator << 32 | k, both below 2**31."""
 _HEAD = 5
+"""Words of the head of a message: see `exchange`."""
 _NO_EVENT = int(np.iinfo(np.int64).max)
-_INLINE = 4
+_MAX_INLINE = 4
 """Messages to one process that travel with the counts: most rounds then need one MPI call."""
+
+Window = Callable[[int, int], int]
+"""(earliest event, safe time) → end of the window, in ps: no less than the first, no more than the
+second."""
+
+
+def _full_window(earliest: int, safe: int) -> int:
+    """Let the window end at the safe time."""
+    return safe
 
 
 class Progress(NamedTuple):
-    """Where all processes together stand after a round; equal on each of them."""
+    """Progress of all processes together after a round; equal on each of them."""
 
     unfinished: int
     """Ranks that have not ended."""
@@ -45,84 +68,117 @@ class Progress(NamedTuple):
         return self.moving or self.earliest < _NO_EVENT
 
 
-def exchange(plan: Plan, core: Any, moving: bool, comm: Intracomm) -> Progress:
-    """Exchange what the cores have to tell each other. **Collective**.
+def exchange(distribution: Distribution, core: Any, moving: bool, comm: Intracomm) -> Progress:
+    """Exchange the messages of all cores, and how far each has come. **Collective**.
 
     Parameters
     ----------
-    plan : Plan
+    distribution : Distribution
     core : Core
         Its outbox is emptied, and what the others sent is delivered.
     moving : bool
         Whether some rank here can still move without any message.
     comm : mpi4py.MPI.Intracomm
+        Of two processes or more.
     """
-    messages, sent = _letters(plan, core, comm.size)
+    messages, sent = _outgoing(distribution, core, comm.size)
     most, words = int(sent.max()), messages.shape[1]
     # To each process: how many messages there are for it; the same to all: how this process
     # stands; and the messages themselves, if they are few.
-    head = np.zeros((comm.size, _HEAD + words * _INLINE), np.int64)
+    head = np.zeros((comm.size, _HEAD + words * _MAX_INLINE), np.int64)
     head[:, 0] = sent
     head[:, 1] = core.unfinished
     head[:, 2] = moving or most > 0
     head[:, 3] = most
-    head[:, 4] = _NO_EVENT if plan.layout.traffic is None else core.next_event()
+    head[:, 4] = _NO_EVENT if distribution.core_input.flows is None else core.next_event()
     first = np.cumsum(sent) - sent
-    if 0 < most <= _INLINE:
+    if 0 < most <= _MAX_INLINE:
         receiver = np.repeat(np.arange(comm.size), sent)
         nth = np.arange(len(messages)) - first[receiver]
-        head[:, _HEAD:].reshape(comm.size, _INLINE, words)[receiver, nth] = messages
+        head[:, _HEAD:].reshape(comm.size, _MAX_INLINE, words)[receiver, nth] = messages
     heads = np.empty_like(head)
     comm.Alltoall(head, heads)
     state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()))
-    over = state.unfinished == 0 and plan.layout.traffic is None
+    over = state.unfinished == 0 and distribution.core_input.flows is None
     if over or not state.moving:
         return state  # all see the same, so nobody waits for the messages
 
     counts = heads[:, 0].copy()
-    if heads[:, 3].max() <= _INLINE:  # all see the same here, too
-        slots = heads[:, _HEAD:].reshape(comm.size, _INLINE, words)
-        received = slots[np.arange(_INLINE) < counts[:, None]]
+    if heads[:, 3].max() <= _MAX_INLINE:  # all see the same here, too
+        slots = heads[:, _HEAD:].reshape(comm.size, _MAX_INLINE, words)
+        received = slots[np.arange(_MAX_INLINE) < counts[:, None]]
     else:
         received = np.empty((int(counts.sum()), words), np.int64)
         comm.Alltoallv(
             [messages, (words * sent, words * first)],
             [received, (words * counts, words * (np.cumsum(counts) - counts))],
         )
-    _deliver(plan, core, received)
+    _deliver(distribution, core, received)
     return state
 
 
-def _letters(
-    plan: Plan, core: Any, n_processes: int
+def _outgoing(
+    distribution: Distribution, core: Any, n_processes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the messages, shape (m, words), sorted by receiver, and their number for each."""
-    groups = core.outbox()
+    numbers = core.outbox()
     words = 1 + len(core.message)
-    if not len(groups):
+    if not len(numbers):
         return np.empty((0, words), np.int64), np.zeros(n_processes, np.int64)
-    index, k = plan.locate(groups)
-    state = core.groups
-    message = np.empty((len(groups), words), np.int64)
-    message[:, 0] = (plan.communicators[index] << _K_BITS) | k
+    index, k = distribution.locate(numbers)
+    state = core.communications
+    message = np.empty((len(numbers), words), np.int64)
+    message[:, 0] = (distribution.communicators[index] << _K_BITS) | k
     for i, name in enumerate(core.message, 1):
-        message[:, i] = state[name][groups]
+        message[:, i] = state[name][numbers]
 
-    first = plan.receivers_index[index]
-    copies = plan.receivers_index[index + 1] - first
-    which = np.repeat(np.arange(len(groups)), copies)
+    first = distribution.receivers_index[index]
+    copies = distribution.receivers_index[index + 1] - first
+    which = np.repeat(np.arange(len(numbers)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
-    receiver = plan.receivers[first[which] + nth]
+    receiver = distribution.receivers[first[which] + nth]
     order = np.argsort(receiver, kind="stable")
     sent = np.bincount(receiver, minlength=n_processes).astype(np.int64)
     return np.ascontiguousarray(message[which[order]]), sent
 
 
-def _deliver(plan: Plan, core: Any, messages: NDArray[np.int64]) -> None:
+def _deliver(distribution: Distribution, core: Any, messages: NDArray[np.int64]) -> None:
     """Hand the core what arrived."""
     if not len(messages):
         return
-    index = np.searchsorted(plan.communicators, messages[:, 0] >> _K_BITS)
-    groups = plan.first_group[index] + (messages[:, 0] & ((1 << _K_BITS) - 1))
-    owned = (plan.role[index] == Role.OWNER).astype(np.uint8)
-    core.deliver(groups, *np.ascontiguousarray(messages[:, 1:].T), owned=owned)
+    index = np.searchsorted(distribution.communicators, messages[:, 0] >> _K_BITS)
+    numbers = distribution.first_communication[index] + (messages[:, 0] & ((1 << _K_BITS) - 1))
+    owned = (distribution.role[index] == Role.OWNER).astype(np.uint8)
+    core.deliver(numbers, *np.ascontiguousarray(messages[:, 1:].T), owned=owned)
+
+
+def count_operations(
+    simulated: SimulatedRanks, placement: NDArray[np.int32], comm: Intracomm
+) -> NDArray[np.int64]:
+    """Return how many operations each communicator of a simulated has. **Collective** on `comm`."""
+    count = np.zeros(len(simulated.sizes), np.int64)
+    for i in np.flatnonzero(placement == comm.rank).tolist():
+        on_slot = simulated.program.table_of(int(simulated.classes.representative[i])).operations
+        first = simulated.slot_index[i]
+        np.maximum.at(count, simulated.slots[first : first + len(on_slot)], on_slot)
+    return allreduce_max(count, comm)
+
+
+def open_window(core: Any, earliest: int, comm: Intracomm, window: Window = _full_window) -> None:
+    """Let events happen that nothing can precede any more. **Collective** on `comm`.
+
+    Nothing may be able to move, on any process, and no message be under way.
+
+    Parameters
+    ----------
+    core : Core
+        For communications that share links.
+    earliest : int
+        When the next event of all processes is, in ps.
+    comm : mpi4py.MPI.Intracomm
+        Of two processes or more.
+    window : Window, optional
+        Ends the window sooner than at the safe time.
+    """
+    safe = allreduce_min(np.array([core.safe_time(earliest)], np.int64), comm)
+    core.commit(window(earliest, max(int(safe[0]), earliest)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topo import Network, SharedNetwork
-from .plan import Plan, Role
+from .distribution import Distribution, Role
 from .refine import ranges
 from .routes import Routes
 
@@ -70,26 +70,26 @@ class SharedLinks:
     link_name: Callable[[int], str]
 
 
-def shared_links(plan: Plan, core: Any, network: Network | None) -> SharedLinks | None:
+def shared_links(plan: Distribution, core: Any, network: Network | None) -> SharedLinks | None:
     """Return the links that communications could share and the flows simulated here. Local.
 
     None where communications share no links.
 
     Parameters
     ----------
-    plan : Plan
+    plan : Distribution
     core : Core
         After the run.
     network : Network or None
     """
-    simulated, traffic = plan.simulated, plan.layout.traffic
+    simulated, traffic = plan.simulated, plan.core_input.flows
     routes = simulated.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
-    numbers = np.flatnonzero(core.groups[: plan.first_group[-1]]["route"] >= 0)
+    numbers = np.flatnonzero(core.communications[: plan.first_communication[-1]]["route"] >= 0)
     index, _ = plan.locate(numbers)
     ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
-    groups = core.groups[numbers[ours]]
+    groups = core.communications[numbers[ours]]
     price = groups["price"]
     bound, first = np.unique(simulated.slots, return_index=True)
     entry, _ = ranges(plan.program.slot_index, simulated.classes.representative.astype(np.int64))

@@ -1,8 +1,9 @@
-"""Timelines: what every row of a rank did, worked out on request.
+"""Start, end and binding input of every row of a rank, recomputed on demand.
 
 The cores keep no record of rows: a run of many ranks has more rows than a machine has memory. They
-know when each communication began and ended; all else of a rank follows from that, its table and
-its durations, in one pass without communication.
+keep when each communication began and ended; all else of a rank follows from that, its table and
+its durations, in one pass over the rank by itself. The pass evaluates the recurrence that the
+cores evaluate, on the same integers, so the rows are those of the run, to the bit.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from ._core import Ledger, rows_functions
 
 if TYPE_CHECKING:
-    from .plan import Layout
+    from .core_input import CoreInput
 
 __all__ = ["Binding", "Rows", "Solution"]
 
-_KEPT = 4
-"""Number of ranks whose rows are kept for further requests."""
+_MAX_CACHED = 4
+"""Ranks whose rows are cached."""
 
 
 class Binding(IntEnum):
@@ -41,7 +42,7 @@ class Binding(IntEnum):
 
 
 class Rows(NamedTuple):
-    """What the rows of one rank did. Times are in ps.
+    """Timeline of the rows of one rank. Times are in ps.
 
     Attributes
     ----------
@@ -67,73 +68,79 @@ class Rows(NamedTuple):
 
 
 class Solution:
-    """The ranks simulated on this process, by their local numbers, after a run.
+    """Timelines of the ranks simulated on this process, by their local numbers, after a run.
 
     Parameters
     ----------
-    layout : Layout
+    core_input : CoreInput
+        What the core was given.
     core : Core
         After the run.
     name : {"compiled", "python"}
         Which core that is.
     """
 
-    def __init__(self, layout: Layout, core: Any, name: str) -> None:
-        self._layout, self._core = layout, core
+    def __init__(self, core_input: CoreInput, core: Any, name: str) -> None:
+        self._input, self._core = core_input, core
         self._rows_of, self._fingerprint = rows_functions(name)
-        self._kept: dict[int, Rows] = {}
+        self._cached: dict[int, Rows] = {}
 
     def rows(self, local: int) -> Rows:
-        """Return what the rows of a rank did."""
-        found = self._kept.pop(local, None)
+        """Return the timeline of a rank."""
+        found = self._cached.pop(local, None)
         if found is None:
-            layout = self._layout
-            found = Rows(
-                *self._rows_of(
-                    layout.codes[layout.code[local]],
-                    layout.durations_of(local),
-                    int(layout.start[local]),
-                    *self._core.met(local),
-                )
-            )
-        self._kept[local] = found
-        if len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]  # the least recently used
+            found = Rows(*self._rows_of(*self._known(local)))
+        self._cached[local] = found
+        if len(self._cached) > _MAX_CACHED:
+            del self._cached[next(iter(self._cached))]  # the least recently used
         return found
 
     def account(
         self, local: int, ledger: Ledger, until: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Add up what the rows of a rank did, as `Ledger.of_rank` says, without keeping them."""
-        layout = self._layout
-        found: tuple[NDArray[np.int64], NDArray[np.int64], int] = ledger.of_rank(
-            layout.codes[layout.code[local]],
-            layout.durations_of(local),
-            int(layout.start[local]),
-            *self._core.met(local),
-            until,
-        )
+        """Add up the times of the rows of a rank without storing them: see `Ledger.of_rank`.
+
+        Parameters
+        ----------
+        local : int
+            The rank.
+        ledger : Ledger
+            For the rank's table.
+        until : int
+            End of the run, in ps: what lies after it does not count.
+        """
+        found: tuple[NDArray[np.int64], NDArray[np.int64], int]
+        found = ledger.of_rank(*self._known(local), until)
         return found
 
-    def last(self, local: int) -> NDArray[np.int32]:
+    def _known(self, local: int) -> tuple[Any, ...]:
+        """All that the timeline of a rank follows from, in the order of `rows_of`."""
+        return (
+            self._input.lowered_of(local),
+            self._input.durations_of(local),
+            int(self._input.start[local]),
+            *self._core.communication_times(local),
+        )
+
+    def last_ready(self, local: int) -> NDArray[np.int32]:
         """Return which simulated rank was ready last for each communication of a rank."""
-        found: NDArray[np.int32] = self._core.last(local)
+        found: NDArray[np.int32] = self._core.last_ready(local)
         return found
 
     def identical(self) -> NDArray[np.int64]:
-        """Find ranks with identical timelines, whatever ranks they communicate with.
+        """Find ranks with identical timelines, whichever ranks they communicate with.
 
         Returns
         -------
         int64, shape (h,)
-            Of each rank the lowest with the same timeline.
+            For each rank the lowest local number with the same timeline.
         """
-        layout = self._layout
+        given = self._input
         lowest: dict[tuple[Any, ...], int] = {}
-        found = np.empty(len(layout.numbers), np.int64)
-        code, start = layout.code.tolist(), layout.start.tolist()
+        found = np.empty(len(given.numbers), np.int64)
+        table, start = given.table.tolist(), given.start.tolist()
         for local in range(len(found)):
-            met = self._fingerprint(*self._core.met(local))
-            key = (code[local], layout.duration_key(local), start[local], *met)
+            times = self._fingerprint(*self._core.communication_times(local))
+            key = (table[local], given.duration_key(local), start[local], *times)
             found[local] = lowest.setdefault(key, local)
         return found

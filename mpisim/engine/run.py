@@ -1,4 +1,4 @@
-"""The outcome of a run, as one process holds it."""
+"""Outcome of a run as one process holds it: the clocks of the ranks it hosted."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ Mode = Literal["dataflow", "events", "windows"]
 class Run:
     """The outcome of one run, as one process holds it.
 
-    Times are int64 ps. Timelines of single ranks are worked out on request: see `rows`.
+    Times are int64 ps. Timelines of single rows are recomputed on demand: see `rows`.
 
     Attributes
     ----------
     program : Program
     hosted : int32, shape (h,)
-        Global ranks whose representatives this process simulated; ascending.
+        Global ranks simulated by this process, themselves or by the representative of their
+        class; ascending.
     placement : int32, shape (n_ranks,)
         The process of every rank.
     classes : EquivalenceClasses
-        Representatives, and the ranks that each was simulated for.
+        Equivalence classes and their representatives.
     rank_end : int64, shape (n_ranks,)
         When each rank's last row (host or device) ended; complete on every process.
     step_time : int
@@ -52,21 +53,21 @@ class Run:
     mode : {"dataflow", "events", "windows"}
         Whether communications shared links, and if so whether on one process or on several.
     contended : int
-        Number of the program's communicators on which they may have.
+        Number of the program's communicators that may share links.
     domains : int
-        Number of sets of those that are joined by links.
+        Number of contention domains.
     links : int
-        Number of links that could have been full.
+        Number of links that can saturate.
     critical_path : CriticalPath or None
-        When asked for.
+        Where it was requested.
     wall : mapping of str to float
         Wall-clock seconds of the phases of the run on this process, for benchmarks.
     solution : Solution
-        The ranks that were simulated here.
+        Timelines of the ranks that were simulated here.
     setup : RunSetup
         For further runs of programs that differ in durations alone.
     find_shared : callable
-        Works out `shared`, on request.
+        Computes `shared`, which few callers need.
     find_path : callable
         Finds the critical path that ends at a `PathEnd`. **Collective**.
     """
@@ -103,25 +104,35 @@ class Run:
 
     @cached_property
     def simulated_by(self) -> NDArray[np.int64]:
-        """Index into `simulated` of the representative of each entry of `hosted`; shape (h,)."""
+        """Entry of `simulated` that represents each entry of `hosted`; shape (h,)."""
         of_rank = self.classes.of_rank[self.hosted]
         return np.searchsorted(of_rank[self.simulated], of_rank)
 
     @cached_property
     def identical(self) -> NDArray[np.int64]:
-        """Index into `simulated` of the first representative with an identical timeline."""
+        """Index of the representative with an identical timeline, the lowest; for `simulated`."""
         return self.solution.identical()
 
     def rows(self, i: int) -> Rows:
         """Return the timeline of the i-th of `hosted`; ranks of one class share it.
 
-        Only the last few are kept, so that a run of many ranks fits into memory: take what is
-        needed of one rank, then go on to the next.
+        Recomputed on demand, and only the last few are cached, so that a run of many ranks fits
+        into memory: take what is needed of one rank, then go on to the next.
         """
         return self.solution.rows(int(self.simulated_by[i]))
 
     def account(
         self, i: int, ledger: Ledger, until: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Add up the rows of the i-th of `hosted`: see `Solution.account`."""
+        """Add up the times of the rows of the i-th of `hosted`.
+
+        Parameters
+        ----------
+        i : int
+            Entry of `hosted`.
+        ledger : Ledger
+            For the rank's table.
+        until : int
+            End of the run, in ps: what lies after it does not count.
+        """
         return self.solution.account(int(self.simulated_by[i]), ledger, until)

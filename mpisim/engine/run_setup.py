@@ -36,9 +36,9 @@ from ..program import Program, check_matching, signatures
 from ..program.matching import differing, sequence
 from ..program.table import UNPRICED, Table
 from ..topo import Network
-from .actors import LoweredTables
 from .contention import Contention, find_contention
 from .fold import SimulatedRanks, every_rank, fold_ranks
+from .lowering import LoweredTables
 from .placement import block_placement, check_placement, check_tables_held, default_placement
 
 if TYPE_CHECKING:

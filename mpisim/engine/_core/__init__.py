@@ -1,73 +1,85 @@
-"""The core: advances ranks over their rows until they block. The only way into compiled code.
+"""The compiled core: advances ranks over their rows until they block.
 
-The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
-`outcome` and `sharing`; `asked`, `registers`, `instructions`, `steps`, `rows`, `accounts`) and
-their twins (plain Python, to be read first) do the same, and tests hold them equal row by row. No
-other module knows that there are two. `refining` and `links` have none: what they work out is said,
-and tested, in a line or two.
+Read `common.pxd` (instructions), then one core: `tiles` where communications share no links, with
+tiles.h and lanes.h, or `contended` where they do, with `rank_states`, `events`, `sharing` and
+`lookahead`. Each says at its head what is true between calls and why it is right.
 
-``asked(table)``, ``several_at_once(table)``
-    Which prices the rows of a table ask for; on which slots they may do so at the same time.
-``allocate(kernels, last_use)``
-    Give every kernel a register that is free until the kernel's last reader has run.
-``kernels_of(table)``, ``write_instructions(table, ...)``
-    The kernels of a table and what they follow; the table as instructions.
-``write_steps(code, ...)``
-    The table for the contended core.
+lowering
+    Table → instructions; the same rows as entries of their streams.
+tiles (tiles.h, lanes.h), tile_state, tile_digest (digest.h)
+    The tiled core: ranks side by side; its state; its digest.
+contended, contended_state, blocked
+    The contended core: workers of ranks; its state; where a rank is blocked.
+rank_states, events, lookahead
+    Its ranks and their recent times; communications and events of flows; safe times.
+sharing (fluid, heap)
+    Max-min fair rates of flows.
+rows, accounts
+    Rows of a rank after a run, and sums over them.
+price_requests, links, refining
+    Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention` and
+    `mpisim.engine.refine`.
+memory
+    Arrays with an address, and C memory.
+
+``requested_prices(table)``, ``overlapping_slots(table)``
+    Prices that the rows of a table request; slots on which operations may overlap.
+``kernels_of``, ``allocate``, ``write_instructions``, ``view_streams``
+    The passes of a lowering.
 ``by_end``, ``multisets``, ``partition``, ``ranges``
     Colour refinement's work on every edge: see `mpisim.engine.refine`.
 ``full_links(capacity, patterns, one_by_one)``, ``joined(group, link, ...)``
-    Links that can be full, and groups that links join.
+    Links that can be full, and communicators that links join.
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
 ``core(name, contended)``
-    The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
-    communications share links, that of `contended` or `contended_twin`.
+    The class ``Core`` of the compiled core ("compiled") or of a plain-Python one ("python").
 ``rows_functions(name)``
-    ``rows_of``, which works out the rows of a rank after a run, and ``fingerprint``, which tells
-    apart ranks that met others at different times.
-
+    ``rows_of`` and ``fingerprint`` of the core of that name.
 ``Ledger(order, stream_index, ...)``
     Adds up where the time of ranks of one table went, and what their rows took.
 ``vary(durations, rows, ...)``
     Durations of a rank whose kernels vary: see `mpisim.engine.duration_factors`.
 
-A ``Core(layout)`` has
+A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
 
 ``advance(budget)``
     Run all ranks that can move, until none can or about `budget` rows are done. Return whether
     some still can.
-``outbox()``, ``n_posted``
-    Groups to tell other processes about, since the last call; how many there are.
-``message``, ``deliver(groups, ..., owned)``
-    Which fields of a group a message carries; take in what other processes said about groups.
+``outbox()``, ``n_outgoing``
+    Communications to tell other processes about, since the last call; their number.
+``message``, ``deliver(numbers, ..., owned)``
+    Which fields of a communication a message carries; merge messages from other processes, with
+    whether this one owns each communication.
 ``split()``
     When none can move: let ranks go on that are only held up by ranks that they run side by side
     with; return whether there were any. (Not where communications share links.)
-``unfinished``, ``rows_done``, ``rows()``, ``blocked()``
-    How far ranks have come, and the groups they are blocked on.
+``unfinished``, ``rows_done``
+    Ranks that have not ended; rows of all ranks so far.
+``rows()``, ``blocked()``
+    Of each hosted rank the row it has come to, and the communication it is blocked on or -1.
 ``finish()``
     After the run: ends of ranks and the hash sum.
-``met(local)``
-    After the run, of each communication of a rank, in the order of `Code.communications`: when its
-    wire time began (EAGER: the own ready time) and when it ended for this member; int64.
-``last(local)``
+``communication_times(local)``
+    After the run, of each communication of a rank, in the order of `LoweredTable.communications`:
+    when its wire time began (EAGER: the own ready time) and when it ended for this member; int64.
+``last_ready(local)``
     Likewise, the number of the simulated rank that was ready last, the lowest if several are
-    (EAGER: its own); int32. No record of rows is kept: `mpisim.engine.rows` finds them again.
-``groups``
-    State of the groups, by the names in `message`.
+    (EAGER: its own); int32. No record of rows is kept: `mpisim.engine.rows` recomputes them.
+``communications``
+    State of the communications, by the names in `message`.
 
 and where communications share links
 
 ``next_event()``, ``commit(until)``
     When the next flow arrives or ends; let that happen, and all until then.
-``horizon(earliest)``
+``safe_time(earliest)``
     A time before which no flow can arrive that ranks here have still to post.
 ``n_events``
     Arrivals and ends so far.
 
-The callers are trusted: a layout was made by `mpisim.engine.plan` from a checked program, and
-nothing here checks an index again.
+The callers are trusted: the input was made by `mpisim.engine.distribution` from a checked program,
+and nothing here checks an index again.
 """
 
 from __future__ import annotations
@@ -75,18 +87,15 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import Ledger
-from .asked import asked, several_at_once
-from .instructions import kernels_of, write_instructions
 from .links import depths, full_links, joined
+from .lowering import allocate, kernels_of, view_streams, write_instructions
+from .price_requests import overlapping_slots, requested_prices
 from .refining import by_end, multisets, partition, ranges
-from .registers import allocate
 from .rows import vary
-from .steps import write_steps
 
 __all__ = [
     "Ledger",
     "allocate",
-    "asked",
     "by_end",
     "core",
     "depths",
@@ -94,13 +103,14 @@ __all__ = [
     "joined",
     "kernels_of",
     "multisets",
+    "overlapping_slots",
     "partition",
     "ranges",
+    "requested_prices",
     "rows_functions",
-    "several_at_once",
     "vary",
+    "view_streams",
     "write_instructions",
-    "write_steps",
 ]
 
 

@@ -1,5 +1,10 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Where the time of a rank went, compiled. `accounts_twin` is the same in plain Python.
+"""Where the time of a rank went: sums over its rows, and the time that kinds of work cover.
+
+Intervals of each stream are in order of their begins, so a merge of the streams by a heap visits
+all intervals in that order. For a set of kinds, `reach` is the latest end so far of an interval in
+the set; an interval adds what lies beyond it. The common case, an interval that begins when all
+before it are over, is counted by kind and distributed to the sets at the end.
 
 Callers are trusted: no index is checked.
 """
@@ -9,7 +14,7 @@ import numpy as np
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 
 from .rows cimport RowTimes, replay
-from .state cimport Instruction
+from .common cimport Instruction
 
 cdef enum:
     KERNEL = 1
@@ -18,7 +23,7 @@ cdef enum:
     WIRE = 8
     N_SETS = 5
 
-# What `covered` tells, in the order of the twin's: time in which any of these was under way.
+# What `covered` counts, in this order: time in which any of these was under way.
 cdef uint8_t[N_SETS] SETS = [
     KERNEL, KERNEL | COPY, WAITING | WIRE, KERNEL | COPY | WIRE, KERNEL | COPY | WAITING | WIRE,
 ]
@@ -116,7 +121,20 @@ cdef void cover(
 
 
 cdef class Ledger:
-    """Adds up the rows of ranks of one table: see the twin. Scratch is kept from rank to rank."""
+    """Adds up the rows of ranks of one table. Scratch is kept from rank to rank.
+
+    Parameters
+    ----------
+    order : int32
+        Rows to add up, stream by stream.
+    stream_index : int64, shape (n_streams + 1,)
+        Stream s has the rows ``order[stream_index[s]:stream_index[s + 1]]``.
+    layer : uint8, shape (n,)
+        KERNEL, COPY or WIRE of each row.
+    key : int32, shape (n,)
+        What each row is added up under, 0 to n_keys - 1.
+    n_keys : int
+    """
 
     cdef const int32_t[::1] order, key
     cdef const int64_t[::1] stream_index
@@ -153,7 +171,23 @@ cdef class Ledger:
         const int64_t[::1] wire,
         int64_t until,
     ):
-        """Add up the rows of a rank."""
+        """Add up the rows of a rank.
+
+        Parameters
+        ----------
+        begin, end, wire : int64, shape (n,)
+            As in `mpisim.engine.rows.Rows`, in ps.
+        until : int
+            End of the run: what lies after it, or before 0, covers nothing.
+
+        Returns
+        -------
+        covered : int64, shape (5,)
+            Time covered by kernels; kernels and copies; communications, waiting included; work on
+            the device, waiting excluded; anything.
+        sums : int64, shape (3, n_keys)
+            Time, waiting time and longest time of the rows of each key.
+        """
         covered = np.zeros(N_SETS, np.int64)
         sums = np.zeros((3, self.n_keys), np.int64)
         self.add(&begin[0], &end[0], &wire[0], until, covered, sums)
@@ -161,19 +195,19 @@ cdef class Ledger:
 
     def of_rank(
         self,
-        code,
+        lowered,
         const int64_t[::1] durations,
         int64_t start,
-        const int64_t[::1] met_start,
-        const int64_t[::1] met_end,
+        const int64_t[::1] communication_start,
+        const int64_t[::1] communication_end,
         int64_t until,
     ):
-        """Add up the rows of a rank, which are found anew and not kept."""
-        cdef const Instruction[::1] instructions = code.instructions
-        cdef const int32_t[::1] operands = code.operands
+        """Replay a rank (see `rows_of`) and add up its rows: also its last clock is returned."""
+        cdef const Instruction[::1] instructions = lowered.instructions
+        cdef const int32_t[::1] operands = lowered.operands
         cdef RowTimes rows
-        if self.registers.shape[0] < code.n_registers:
-            self.registers = np.empty(code.n_registers, np.int64)
+        if self.registers.shape[0] < lowered.n_registers:
+            self.registers = np.empty(lowered.n_registers, np.int64)
         covered = np.zeros(N_SETS, np.int64)
         sums = np.zeros((3, self.n_keys), np.int64)
         rows.begin, rows.end, rows.wire = &self.times[0, 0], &self.times[1, 0], &self.times[2, 0]
@@ -181,7 +215,7 @@ cdef class Ledger:
         with nogil:
             start = replay(
                 &instructions[0], &operands[0], &self.registers[0], instructions.shape[0],
-                &durations[0], start, &met_start[0], &met_end[0], rows,
+                &durations[0], start, &communication_start[0], &communication_end[0], rows,
             )
         self.add(rows.begin, rows.end, rows.wire, until, covered, sums)
         return covered, sums, start

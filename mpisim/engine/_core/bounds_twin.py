@@ -23,9 +23,9 @@ class Bounds:
     """Bounds on what ranks and groups do next."""
 
     def __init__(self, layout: Any, ranks: list[Rank], meetings: Meetings) -> None:
-        self._traffic, self._ranks, self._meetings = layout.traffic, ranks, meetings
+        self._traffic, self._ranks, self._meetings = layout.flows, ranks, meetings
 
-    def horizon(self, earliest: int) -> int:
+    def safe_time(self, earliest: int) -> int:
         """Return a time before which no flow can arrive that ranks here have still to post.
 
         Nothing here may be able to move. The next post of each stream counts: what it posts later

@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocked import blocked_row
 from .bounds_twin import Bounds, ended_at
 from .crew_twin import CPU, NEVER, Rank, Stream
 from .meetings_twin import INFINITY, RESOLVED, Meetings
-from .standstill import stopped
 from .twin import MEMBER, PEER
 
 __all__ = ["Core"]
 
 KERNEL, MEET, JOIN, HOST = 2, 3, 5, 6
+OPCODE = {0: KERNEL, 1: MEET, 4: MEET}
 
 
 class Core:
@@ -40,12 +41,17 @@ class Core:
     message = ("time", "last", "end", "route", "price", "follow", "follower")
 
     def __init__(self, layout: Any) -> None:
-        self._layout, traffic = layout, layout.traffic
+        self._layout, traffic = layout, layout.flows
         scripts = []
-        for script in traffic.scripts:
-            rows = script.steps.tolist()
-            scripts.append([dict(zip(script.steps.dtype.names, row)) for row in rows])
-        self._ranks = [Rank(layout, i, scripts[c]) for i, c in enumerate(layout.code)]
+        for lowered, view in zip(layout.lowered, traffic.views):
+            steps = []
+            for row, entry in zip(lowered.instructions.tolist(), view.entries.tolist()):
+                step = dict(zip(lowered.instructions.dtype.names, row))
+                step |= dict(zip(view.entries.dtype.names, entry))
+                step["opcode"] = OPCODE.get(step["opcode"], step["opcode"])
+                steps.append(step)
+            scripts.append(steps)
+        self._ranks = [Rank(layout, i, scripts[c]) for i, c in enumerate(layout.table)]
         self._ready = self._ranks[::-1]  # a stack: the lowest rank first
         self._meetings = Meetings(layout, self._ready)
         self._groups = self._meetings.groups
@@ -58,7 +64,7 @@ class Core:
     def advance(self, budget: int) -> bool:
         """Run ranks, and events where all are here; return whether anything still can move."""
         stop = self.rows_done + budget
-        alone = self._layout.traffic.alone
+        alone = self._layout.flows.single_process
         while self.rows_done < stop:
             if self._ready:
                 rank = self._ready.pop()
@@ -84,7 +90,7 @@ class Core:
             for stream in rank.streams:
                 if stream.done < len(stream.kernels) and self._may_go(rank, stream):
                     moved |= self._run_stream(rank, stream)
-        if not self._layout.traffic.alone:
+        if not self._layout.flows.single_process:
             for stream in rank.streams:
                 if stream.pending:
                     self._promise(rank, stream)
@@ -234,9 +240,9 @@ class Core:
         """Let all events happen that are not later than `until`."""
         self._meetings.commit(until)
 
-    def horizon(self, earliest: int) -> int:
+    def safe_time(self, earliest: int) -> int:
         """Return a time before which no flow can arrive that ranks here have still to post."""
-        return self._bounds.horizon(earliest)
+        return self._bounds.safe_time(earliest)
 
     def outbox(self) -> NDArray[np.int64]:
         """Return the groups to tell other processes about, and forget them."""
@@ -249,7 +255,7 @@ class Core:
         self._meetings.deliver(groups, *columns, owned=owned)
 
     @property
-    def n_posted(self) -> int:
+    def n_outgoing(self) -> int:
         """How many groups the outbox holds."""
         return len(self._meetings.posted)
 
@@ -259,10 +265,10 @@ class Core:
         return self._meetings.n_events
 
     @property
-    def groups(self) -> NDArray[Any]:
-        """State of the groups, as `mpisim.engine.actors.FLOW_GROUP`."""
-        found = self._layout.groups.copy()
-        for name in (*self.message, "missing", "away"):
+    def communications(self) -> NDArray[Any]:
+        """State of the groups, as `mpisim.engine.core_input.COMMUNICATION_STATE`."""
+        found = self._layout.flows.communications.copy()
+        for name in (*self.message, "missing"):
             found[name] = [getattr(group, name) for group in self._groups]
         return found
 
@@ -270,9 +276,16 @@ class Core:
 
     def stopped(self) -> list[tuple[int, int]]:
         """Return (row, group) where each hosted rank stands: see `standstill`."""
-        missing = self.groups["missing"]
+        missing, layout = self.communications["missing"], self._layout
         return [
-            stopped(self._layout, i, rank.row, [s.done for s in rank.streams], missing)
+            blocked_row(
+                layout.lowered_of(i),
+                layout.flows.views[layout.table[i]],
+                layout.slot_first[layout.slot_index[i] : layout.slot_index[i + 1]],
+                rank.row,
+                [stream.done for stream in rank.streams],
+                missing,
+            )
             for i, rank in enumerate(self._ranks)
         ]
 
@@ -284,14 +297,14 @@ class Core:
         """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
         return np.array([group for _, group in self.stopped()], np.int64)
 
-    def met(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def communication_times(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """When communications of a hosted rank began and ended, shape (m,) each.
 
         In the order of its code's communications: from when the wire time ran (EAGER: the own ready
         time), and when this member ended.
         """
         rank = self._ranks[local]
-        rows = self._layout.codes[self._layout.code[local]].communications["row"]
+        rows = self._layout.lowered[self._layout.table[local]].communications["row"]
         start, end = np.zeros((2, len(rows)), np.int64)
         for i, row in enumerate(rows.tolist()):
             eager = rank.steps[row]["eager"]
@@ -303,10 +316,10 @@ class Core:
                 start[i], end[i] = group.time, ended_at(rank, row, group)
         return start, end
 
-    def last(self, local: int) -> NDArray[np.int32]:
+    def last_ready(self, local: int) -> NDArray[np.int32]:
         """Which simulated rank was ready last, the lowest if several; shape (m,)."""
         rank = self._ranks[local]
-        rows = self._layout.codes[self._layout.code[local]].communications["row"].tolist()
+        rows = self._layout.lowered[self._layout.table[local]].communications["row"].tolist()
         eager = [rank.steps[row]["eager"] >= 0 for row in rows]
         last = [self._groups[rank.group_at(row)].last for row in rows]
         return np.where(eager, rank.number, last).astype(np.int32)
@@ -318,8 +331,8 @@ class Core:
         layout, total = self._layout, 0
         ends = np.array([max(rank.host, rank.device) for rank in self._ranks], np.int64)
         for local in range(len(self._ranks)):
-            found = layout.codes[layout.code[local]].communications
-            start, end = self.met(local)
+            found = layout.lowered[layout.table[local]].communications
+            start, end = self.communication_times(local)
             sizes = layout.slot_hash[layout.slot_index[local] + found["slot"]]
             hashes = np.stack([found["low"], found["high"]], axis=1)
             hashes = hash_communications(hashes, sizes, start, end)

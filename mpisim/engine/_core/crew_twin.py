@@ -33,8 +33,8 @@ class Rank:
     """State of one rank. `value` holds when a row is launched, later when it has ended."""
 
     def __init__(self, layout: Any, local: int, steps: list[dict[str, int]]) -> None:
-        number, traffic = layout.code[local], layout.traffic
-        script = traffic.scripts[number]
+        number, traffic = layout.table[local], layout.flows
+        script = traffic.views[number]
         slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
         kernels, index = script.kernels.tolist(), script.kernel_index.tolist()
         self.steps = steps
@@ -46,7 +46,7 @@ class Rank:
             self.span, self.spent = traffic.spans[layout.duration[local]].tolist()
         self.duration: list[int] = layout.durations[layout.duration[local]].tolist()
         self.price: list[int] = traffic.prices[layout.duration[local]].tolist()
-        self.group: list[int] = layout.slot_group[slots].tolist()
+        self.group: list[int] = layout.slot_first[slots].tolist()
         self.role: list[int] = layout.slot_role[slots].tolist()
         self.route: list[int] = traffic.slot_route[slots].tolist()
         self.n_routes: list[int] = traffic.slot_n_routes[slots].tolist()
@@ -57,7 +57,7 @@ class Rank:
         self.bound: int | None = None
         self.value = [0] * len(steps)
         self.causes = [NEVER] * len(steps)
-        self.eager_ready = [0] * layout.codes[number].n_eager
+        self.eager_ready = [0] * layout.lowered[number].n_eager
         self.left = 1 + len(self.streams)
         self.queued = True
         self._route_pattern: list[int] = traffic.routes.pattern.tolist()

@@ -1,5 +1,5 @@
 # cython: cdivision=True
-# What `sharing` knows of links and flows, the arithmetic of rates and times, and the heap of ends.
+# State of links and flows of `sharing`, arithmetic of rates and times, and the heap of ends.
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
@@ -29,8 +29,8 @@ cdef struct Link:
     bint changed
 
 cdef struct Flow:
-    int128_t remaining  # payload at the time `settled`, unit 2**-40 byte
-    int64_t settled
+    int128_t remaining  # payload at the time `updated`, unit 2**-40 byte
+    int64_t updated
     int64_t rate
     int64_t cap
     int64_t level  # the rate to come; 0 while filling has not fixed it
@@ -45,7 +45,7 @@ cdef struct Flow:
 
 
 cdef inline int64_t level_of(const Link* link) noexcept nogil:
-    """At which rate of all its flows without one a link is full."""
+    """The rate of all flows without one at which a link is full; 1 or more, so that all move."""
     if link.left < link.filling:
         return 1
     return quotient(link.left, link.filling)
@@ -60,14 +60,16 @@ cdef inline int64_t quotient(int128_t a, int64_t b) noexcept nogil:
 
 
 cdef inline int64_t end_of(int64_t time, int128_t remaining, int64_t rate) noexcept nogil:
+    """When a flow ends that goes on at a rate; INT64_MAX where int64 cannot hold it."""
     if remaining <= 0:
         return time
     return time + min(quotient(remaining + rate - 1, rate), INT64_MAX - max(time, 0))
 
 
-cdef inline void settle(Flow* flow, int64_t time) noexcept nogil:
-    flow.remaining -= <int128_t>flow.rate * (time - flow.settled)
-    flow.settled = time
+cdef inline void transfer(Flow* flow, int64_t time) noexcept nogil:
+    """Bring what remains of a flow up to date."""
+    flow.remaining -= <int128_t>flow.rate * (time - flow.updated)
+    flow.updated = time
 
 
 cdef inline void rise(Entry* ends, Flow* flows, int64_t at) noexcept nogil:

@@ -75,7 +75,7 @@ def write_instructions(
     first, before, queue : int32, shape (n,)
         As `kernels_of` returns them.
     instructions : INSTRUCTION, shape (n,)
-    communications : COMMUNICATION
+    communications : COMMUNICATION_ROW
         One a communication.
 
     Returns
@@ -98,15 +98,15 @@ def write_instructions(
         plain = queue[row] < 0 <= before[row] and len(waits) <= 1
         x = instructions[row]
         x["target"], x["stream"] = target[row], stream
-        x["other"] = waits[0] if len(waits) == 1 else stream
+        x["wait"] = waits[0] if len(waits) == 1 else stream
         x["first_wait"], x["n_waits"] = len(operands) + len(ahead), len(waits)
-        x["n_before"], x["opcode"] = len(ahead), _opcode(table, row, plain)
+        x["n_leading"], x["opcode"] = len(ahead), _opcode(table, row, plain)
         operands += ahead + waits
     for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal"):
         instructions[column] = getattr(table, column)
     eager = (table.flags & Flag.EAGER) != 0
     instructions["eager"] = eager
-    instructions["tops"] = [row not in covered for row in first.tolist()]
+    instructions["may_end_last"] = [row not in covered for row in first.tolist()]
     rows = np.flatnonzero(table.is_communication).astype(np.int32)
     communications["low"], communications["high"] = hash_rows(table, rows).T
     communications["row"], communications["eager"] = rows, eager[rows]

@@ -1,4 +1,10 @@
-/* How a tile executes rows. Loops over lanes are plain; the compiler makes vectors of them. */
+/* Execution of rows by a tile; its state and invariants stand in tiles.h.
+
+   A row that is launched begins at
+     max(end of the stream's previous kernel + gap, ends of its waits + gap, clock + host + launch),
+   where the clock first waits for the launch queue. As all kernels a row reads have real ends, the
+   gap is added once to their maximum. Loops over lanes are plain; the compiler makes vectors of
+   them, and `EACH` promises that lanes do not alias. */
 
 #ifndef MPISIM_LANES_H
 #define MPISIM_LANES_H
@@ -7,18 +13,18 @@
 
 /* out = begin + how long a kernel takes on each lane. */
 INLINED void add_durations(
-    const Machine *m, const Tile *t, int32_t row, int64_t *out, int64_t width)
+    const EngineState *e, const Tile *t, int32_t row, int64_t *out, int64_t width)
 {
     const uint64_t duration = (uint64_t)t->duration[row], *factor = t->factor;
-    const int64_t *begin = m->begin;
+    const int64_t *begin = e->begin;
     if (!factor) {
         EACH(l, width) out[l] = begin[l] + (int64_t)duration;
-    } else if (!m->jitter) {
+    } else if (!e->jitter) {
         EACH(l, width) out[l] = begin[l] + (int64_t)scaled(duration, factor[l]);
     } else {
         /* As jitter_factors in mpisim/engine/duration_factors.py. */
         const uint64_t salt = ((uint64_t)row + 1) * UINT64_C(0x9E3779B97F4A7C15);
-        const uint64_t *key = t->key, *jitter = m->jitter;
+        const uint64_t *key = t->key, *jitter = e->jitter;
         EACH(l, width) {
             const uint64_t drawn = scaled(jitter[mix(key[l] + salt) >> 52], factor[l]);
             out[l] = begin[l] + (int64_t)scaled(duration, drawn);
@@ -27,35 +33,35 @@ INLINED void add_durations(
 }
 
 /* Post a communication that is not alone in its kernel, or eager. */
-static void post_of_batch(Machine *m, Tile *t, const Instruction *x, int32_t row)
+static void post_of_batch(EngineState *e, Tile *t, const Instruction *x, int32_t row)
 {
     const Slot *s = &t->slot[x->slot];
     int64_t *value = t->value + (int64_t)x->target * t->width;
     t->pending[x->target] = -row - 1;
     for (int64_t l = 0; x->opcode == BATCH && l < t->n_lanes; l++)
-        value[l] = NEVER;
+        value[l] = NO_TIME;
     if (x->eager) {
         int64_t *ready = t->eager + (int64_t)t->n_eager++ * t->n_lanes;
         for (int64_t l = 0; l < t->n_lanes; l++) {
-            ready[l] = m->begin[l];
-            value[l] = later(value[l], m->begin[l] + t->duration[row]);
+            ready[l] = e->begin[l];
+            value[l] = later(value[l], e->begin[l] + t->duration[row]);
         }
     }
-    if (s->kind == OUTER)
-        post(m, t, s, x->ordinal, t->n_lanes);
+    if (s->kind == OUTSIDE)
+        post(e, t, s, x->ordinal, t->n_lanes);
     else if (!x->eager && s->kind == COLUMNS)
-        start_columns(m, t, s, x->ordinal, s->n_groups);
+        start_columns(e, t, s, x->ordinal, s->n_columns);
     else if (!x->eager)
-        start_scattered(m, t, s, x->ordinal);
+        start_scattered(e, t, s, x->ordinal);
 }
 
-/* m->begin = when a row that is launched can begin; the clock goes on. */
+/* e->begin = when a row that is launched can begin; the clock goes on. */
 INLINED void launch(
-    Machine *m, Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
+    EngineState *e, Tile *t, const Instruction *x, const int32_t *operand, int64_t width)
 {
     const int64_t shift = x->host + x->launch, step = x->host + x->launch_cost, gap = x->gap;
-    int64_t *clock = t->clock, *begin = m->begin;
-    if (x->n_before > (x->stream >= 0)) {
+    int64_t *clock = t->clock, *begin = e->begin;
+    if (x->n_leading > (x->stream >= 0)) {
         const int64_t *free = t->value + operand[0] * width, host = x->host;
         EACH(l, width) clock[l] = later(clock[l], free[l] - host);
     }
@@ -66,9 +72,9 @@ INLINED void launch(
         }
         return;
     }
-    const int64_t *before = t->value + operand[x->n_before - (x->stream >= 0)] * width;
+    const int64_t *before = t->value + operand[x->n_leading - (x->stream >= 0)] * width;
     EACH(l, width) begin[l] = before[l];
-    for (int32_t i = x->n_before + (x->stream < 0); i < x->n_before + x->n_waits; i++) {
+    for (int32_t i = x->n_leading + (x->stream < 0); i < x->n_leading + x->n_waits; i++) {
         const int64_t *end = t->value + operand[i] * width;
         EACH(l, width) begin[l] = later(begin[l], end[l]);
     }
@@ -80,11 +86,11 @@ INLINED void launch(
 
 /* As launch, for a row that follows a kernel of its stream and waits for one other at most;
    out = when it can begin, and `more`. */
-INLINED void launch_plain(
+INLINED void launch_simple(
     Tile *t, const Instruction *x, int64_t *out, int64_t more, int64_t width)
 {
     const int64_t shift = x->host + x->launch, step = x->host + x->launch_cost, gap = x->gap;
-    const int64_t *a = t->value + x->stream * width, *b = t->value + x->other * width;
+    const int64_t *a = t->value + x->stream * width, *b = t->value + x->wait * width;
     int64_t *clock = t->clock;
     EACH(l, width) {
         out[l] = later(later(a[l], b[l]) + gap, clock[l] + shift) + more;
@@ -105,65 +111,65 @@ INLINED void wait_on_host(
     EACH(l, width) clock[l] += tail;
 }
 
-/* Start the groups of a slot within a tile; out = when each lane has ended. */
-INLINED void meet_columns(
-    Machine *m, const Tile *t, const Slot *s, int32_t k, int64_t duration, int64_t *out,
+/* Start the communications on a slot within a tile; out = when each lane has ended. */
+INLINED void end_columns(
+    EngineState *e, const Tile *t, const Slot *s, int32_t k, int64_t duration, int64_t *out,
     const int64_t n)
 {
-    const int64_t *start = m->best, lanes = t->n_lanes;
-    start_columns(m, t, s, k, n);
+    const int64_t *start = e->best, lanes = t->n_lanes;
+    start_columns(e, t, s, k, n);
     for (int64_t first = 0; first < lanes; first += n) {
         EACH(g, n) out[first + g] = start[g] + duration;
     }
 }
 
-/* A communication alone in its kernel, whose lanes are ready at m->begin. */
+/* A communication alone in its kernel, whose lanes are ready at e->begin. */
 INLINED void communicate(
-    Machine *m, Tile *t, const Instruction *x, int32_t row, int64_t *out, int64_t width)
+    EngineState *e, Tile *t, const Instruction *x, int32_t row, int64_t *out, int64_t width)
 {
     const Slot *s = &t->slot[x->slot];
     const int64_t duration = t->duration[row];
-    if (s->kind == OUTER) {
+    if (s->kind == OUTSIDE) {
         const int64_t lanes = width == 1 ? 1 : t->n_lanes;
         for (int64_t l = 0; l < lanes; l++)
-            out[l] = s->bond[l].group + x->ordinal;
+            out[l] = s->binding[l].first + x->ordinal;
         t->pending[x->target] = row + 1;
-        post(m, t, s, x->ordinal, lanes);
+        post(e, t, s, x->ordinal, lanes);
     } else if (s->kind == SCATTERED) {
-        start_scattered(m, t, s, x->ordinal);
+        start_scattered(e, t, s, x->ordinal);
         for (int64_t l = 0; l < t->n_lanes; l++)
-            out[l] = m->best[s->column[l]] + duration;
-    } else if (s->n_groups == 1) {
-        start_all(m, t, s, x->ordinal);
-        const int64_t end = m->best[0] + duration;
+            out[l] = e->best[s->column[l]] + duration;
+    } else if (s->n_columns == 1) {
+        start_all(e, t, s, x->ordinal);
+        const int64_t end = e->best[0] + duration;
         EACH(l, width) out[l] = end;
-    } else if (s->n_groups == WIDTH) {
-        meet_columns(m, t, s, x->ordinal, duration, out, WIDTH);
+    } else if (s->n_columns == WIDTH) {
+        end_columns(e, t, s, x->ordinal, duration, out, WIDTH);
     } else {
-        meet_columns(m, t, s, x->ordinal, duration, out, s->n_groups);
+        end_columns(e, t, s, x->ordinal, duration, out, s->n_columns);
     }
 }
 
-INLINED void execute(Machine *m, Tile *t, int32_t row, int64_t width)
+INLINED void execute(EngineState *e, Tile *t, int32_t row, int64_t width)
 {
     const Instruction *x = &t->code[row];
-    const int32_t *operand = t->operands + x->first_wait - x->n_before;
+    const int32_t *operand = t->operands + x->first_wait - x->n_leading;
     int64_t *device = t->device, *out = t->value + x->target * width;
-    if (x->opcode == PLAIN && !t->factor) {  /* most rows: no detour by m->begin */
-        launch_plain(t, x, out, t->duration[row], width);
+    if (x->opcode == SIMPLE_KERNEL && !t->factor) {  /* most rows: no detour by e->begin */
+        launch_simple(t, x, out, t->duration[row], width);
     } else if (x->opcode <= BATCH) {
-        if (x->opcode <= PLAIN_MEET)
-            launch_plain(t, x, m->begin, 0, width);
+        if (x->opcode <= SIMPLE_POST)
+            launch_simple(t, x, e->begin, 0, width);
         else
-            launch(m, t, x, operand, width);
-        if (x->opcode == PLAIN || x->opcode == KERNEL)
-            add_durations(m, t, row, out, width);
+            launch(e, t, x, operand, width);
+        if (x->opcode == SIMPLE_KERNEL || x->opcode == KERNEL)
+            add_durations(e, t, row, out, width);
         else if (x->opcode == BATCH)
-            post_of_batch(m, t, x, row);
+            post_of_batch(e, t, x, row);
         else
-            communicate(m, t, x, row, out, width);
+            communicate(e, t, x, row, out, width);
     } else if (x->opcode == JOIN) {
-        post_of_batch(m, t, x, row);
+        post_of_batch(e, t, x, row);
     } else if (x->opcode == HOST) {
         const int64_t host = x->host;
         EACH(l, width) t->clock[l] += host;
@@ -172,70 +178,70 @@ INLINED void execute(Machine *m, Tile *t, int32_t row, int64_t width)
         wait_on_host(t, x, operand, width);
         return;
     }
-    if (x->tops && !t->pending[x->target]) {
+    if (x->may_end_last && !t->pending[x->target]) {
         EACH(l, width) device[l] = later(device[l], out[l]);
     }
 }
 
-INLINED int known(Machine *m, Tile *t, int32_t reg, int64_t width)
+INLINED int is_known(EngineState *e, Tile *t, int32_t reg, int64_t width)
 {
     if (!t->pending[reg])
         return 1;
-    return width == 1 ? settle_lane(m, t, reg) : settle_lanes(m, t, reg);
+    return width == 1 ? resolve_lane(e, t, reg) : resolve_lanes(e, t, reg);
 }
 
 /* Whether all that a row reads is known. */
-INLINED int can_run(Machine *m, Tile *t, int32_t row, int64_t width)
+INLINED int can_run(EngineState *e, Tile *t, int32_t row, int64_t width)
 {
-    if (row < t->n_rows && t->code[row].opcode <= PLAIN_MEET) {
+    if (row < t->n_rows && t->code[row].opcode <= SIMPLE_POST) {
         const Instruction *x = &t->code[row];
-        return known(m, t, x->stream, width) && known(m, t, x->other, width);
+        return is_known(e, t, x->stream, width) && is_known(e, t, x->wait, width);
     }
     int32_t n;
     const int32_t *operand = reads(t, row, &n);
     for (int32_t i = 0; i < n; i++)
-        if (!known(m, t, operand[i], width))
+        if (!is_known(e, t, operand[i], width))
             return 0;
     return 1;
 }
 
 /* Execute rows until the tile blocks (0) or has ended (1). */
-INLINED int advance(Machine *m, Tile *t, int64_t width)
+INLINED int advance(EngineState *e, Tile *t, int64_t width)
 {
     int32_t row = t->row;
-    while (can_run(m, t, row, width)) {
+    while (can_run(e, t, row, width)) {
         if (row >= t->n_rows) {
             t->row = row;
             return 1;
         }
-        execute(m, t, row++, width);
+        execute(e, t, row++, width);
     }
     t->row = row;
     return 0;
 }
 
-CLONES static int advance_lanes(Machine *m, Tile *t)
+CLONES static int advance_lanes(EngineState *e, Tile *t)
 {
     switch (t->width) {  /* of few lanes, loops of known length */
-    case WIDTH: return advance(m, t, WIDTH);
-    case 2 * WIDTH: return advance(m, t, 2 * WIDTH);
-    case 4 * WIDTH: return advance(m, t, 4 * WIDTH);
-    default: return advance(m, t, t->width & -WIDTH);
+    case WIDTH: return advance(e, t, WIDTH);
+    case 2 * WIDTH: return advance(e, t, 2 * WIDTH);
+    case 4 * WIDTH: return advance(e, t, 4 * WIDTH);
+    default: return advance(e, t, t->width & -WIDTH);
     }
 }
 
-static int advance_lane(Machine *m, Tile *t) { return advance(m, t, 1); }
+static int advance_lane(EngineState *e, Tile *t) { return advance(e, t, 1); }
 
 /* Run tiles until none can move or `budget` rows are done; return how many ranks have ended. */
-static inline int64_t run_tiles(Machine *m, int64_t budget)
+static inline int64_t run_tiles(EngineState *e, int64_t budget)
 {
-    const int64_t stop = m->rows_done + budget;
+    const int64_t stop = e->rows_done + budget;
     int64_t ended = 0;
-    while (m->n_ready > 0 && m->rows_done < stop) {
-        Tile *t = &m->tiles[m->ready[--m->n_ready]];
+    while (e->n_ready > 0 && e->rows_done < stop) {
+        Tile *t = &e->tiles[e->ready[--e->n_ready]];
         const int32_t before = t->row;
-        t->ended = t->n_lanes == 1 ? advance_lane(m, t) : advance_lanes(m, t);
-        m->rows_done += (int64_t)(t->row - before) * t->n_lanes;
+        t->ended = t->n_lanes == 1 ? advance_lane(e, t) : advance_lanes(e, t);
+        e->rows_done += (int64_t)(t->row - before) * t->n_lanes;
         if (t->ended)
             ended += t->n_lanes;
     }

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What all loads of links come to: see `mpisim.engine.saturation` and `mpisim.engine.contention`.
+"""Per-load work on links: see `mpisim.engine.saturation` and `mpisim.engine.contention`.
 
 Callers are trusted: no index is checked.
 """
@@ -35,7 +35,7 @@ cdef struct Link:
 
 
 def full_links(const int64_t[::1] capacity, patterns, const uint8_t[::1] one_by_one):
-    """Return which links can be full: see `mpisim.engine.saturation.can_be_full`."""
+    """Find links that can be full: see `mpisim.engine.saturation.can_be_full`."""
     cdef Py_ssize_t n_links = capacity.shape[0], n_patterns = len(patterns), p, l
     cdef int64_t g
     cdef Pattern* of = <Pattern*>calloc(n_patterns + 1, sizeof(Pattern))
@@ -127,7 +127,7 @@ def depths(
 def joined(
     const int64_t[::1] group, const int64_t[::1] link, Py_ssize_t n_groups, Py_ssize_t n_links
 ):
-    """Number groups that are joined by links, loads being pairs of a group and a link.
+    """Number connected sets of groups, joined by links (union-find); loads are pairs (group, link).
 
     Returns
     -------

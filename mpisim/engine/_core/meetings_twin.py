@@ -19,10 +19,9 @@ NOBODY = int(np.iinfo(np.int32).max)
 
 
 class Group:
-    """State of one group: see `mpisim.engine.actors.FLOW_GROUP`."""
+    """State of one group: see `mpisim.engine.core_input.COMMUNICATION_STATE`."""
 
     __slots__ = (
-        "away",
         "bound",
         "end",
         "flow",
@@ -32,13 +31,16 @@ class Group:
         "missing",
         "owned",
         "price",
+        "remote",
         "route",
         "time",
         "waiters",
     )
 
-    def __init__(self, time: int, end: int, last: int, missing: int, away: int, owned: int) -> None:
-        self.time, self.end, self.last, self.missing, self.away = time, end, last, missing, away
+    def __init__(
+        self, time: int, end: int, last: int, missing: int, remote: int, owned: int
+    ) -> None:
+        self.time, self.end, self.last, self.missing, self.remote = time, end, last, missing, remote
         self.route = self.price = self.flow = -1
         self.bound = self.follow = NEVER
         self.follower = NOBODY
@@ -61,13 +63,13 @@ class Meetings:
     """The groups of a layout; ranks that can move again are put on a stack, `ready`."""
 
     def __init__(self, layout: Any, ready: list[Rank]) -> None:
-        self._traffic = layout.traffic
-        names = ("time", "end", "last", "missing", "away", "owned")
-        self.groups = [Group(*g) for g in layout.groups[list(names)].tolist()]
+        self._traffic = layout.flows
+        names = ("time", "end", "last", "missing", "remote", "owned")
+        self.groups = [Group(*g) for g in layout.flows.communications[list(names)].tolist()]
         self.ready = ready
         self.posted: list[int] = []
         self.n_events = 0
-        routes = layout.traffic.routes
+        routes = layout.flows.routes
         self.sharing = Sharing(routes.capacity, routes.index, routes.link, routes.weight)
         self._arrivals: list[tuple[int, int]] = []  # (time, group), a heap
         self._flow: list[int] = []  # the group of each slot
@@ -77,7 +79,7 @@ class Meetings:
     def start_if_complete(self, number: int, begins: bool) -> None:
         """Resolve a group to which all have come, or let it flow if that is this core's task."""
         group = self.groups[number]
-        if group.missing or group.away:
+        if group.missing or group.remote:
             return
         if begins and group.follow > NEVER:
             before = self.groups[number - 1]
@@ -121,7 +123,7 @@ class Meetings:
             group.merge(time, last, end)
             group.merge_promise(follow, follower)
             group.route, group.price = max(group.route, route), max(group.price, price)
-            group.away -= 1
+            group.remote -= 1
             self.start_if_complete(number, bool(own))
 
     # --- events ---------------------------------------------------------------------------------

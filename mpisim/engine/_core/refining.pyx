@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What colour refinement does to every edge of a graph: see `mpisim.engine.refine`.
+"""Per-edge work of colour refinement: see `mpisim.engine.refine`.
 
 Callers are trusted: no index is checked.
 """
@@ -9,14 +9,14 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport qsort
 
-from .state cimport mix
+from .common cimport mix
 
 cdef enum:
-    FEW = 24  # numbers are sorted by insertion
+    MAX_INSERTION = 24  # so many numbers or fewer are sorted by insertion
 
 
 def ranges(const int64_t[:] index, const int64_t[:] items):
-    """Return all of ``index[i]`` to ``index[i + 1]`` for some i, and whose each is."""
+    """Concatenate the ranges ``index[i]`` to ``index[i + 1]`` of some i; return the owners, too."""
     cdef Py_ssize_t n = items.shape[0], i, k = 0
     cdef int64_t total = 0, j
     for i in range(n):
@@ -33,7 +33,7 @@ def ranges(const int64_t[:] index, const int64_t[:] items):
 
 
 def by_end(const int64_t[:] side, Py_ssize_t n):
-    """Return an index of edges by the number, 0 to n - 1, of one of their ends, and their order."""
+    """Sort edges by the number, 0 to n - 1, of one of their ends: (CSR index, order)."""
     cdef Py_ssize_t m = side.shape[0], i
     index_array, order_array = np.zeros(n + 1, np.int64), np.empty(m, np.int64)
     cdef int64_t[::1] index = index_array, order = order_array, next_ = np.empty(n, np.int64)
@@ -50,12 +50,13 @@ def by_end(const int64_t[:] side, Py_ssize_t n):
 
 
 def multisets(const int64_t[:] owner, const int64_t[:] entries):
-    """Return all owners, ascending, and what each has how often: (owners, entry, count, index)."""
+    """Count the entries of each owner: (owners ascending, entry, count, CSR index)."""
     cdef Py_ssize_t m = owner.shape[0], i, k = 0, n = 0, o, end
     cdef int64_t[::1] index, order
     index, order = by_end(owner, np.max(owner, initial=-1) + 1)
     cdef int64_t[::1] sorted_ = np.empty(m, np.int64)
-    owners_array, begin_array = np.empty(index.shape[0], np.int64), np.empty(index.shape[0], np.int64)
+    owners_array = np.empty(index.shape[0], np.int64)
+    begin_array = np.empty(index.shape[0], np.int64)
     entry_array, count_array = np.empty(m, np.int64), np.empty(m, np.int64)
     cdef int64_t[::1] owners = owners_array, begin = begin_array
     cdef int64_t[::1] entry = entry_array, count = count_array
@@ -85,7 +86,10 @@ def multisets(const int64_t[:] owner, const int64_t[:] entries):
 
 
 def partition(const int64_t[:] label, const int64_t[:] values, const int64_t[:] index):
-    """Number items by label and sequence of values, in the order of the first of each number."""
+    """Number items by label and sequence of values, in the order of the first of each number.
+
+    Exact: a hash table finds candidates, and values are compared.
+    """
     cdef Py_ssize_t n = label.shape[0], i, j, at
     part_array = np.empty(n, np.int64)
     cdef int64_t[::1] part = part_array
@@ -127,7 +131,7 @@ cdef inline bint same(
 cdef void sort(int64_t* values, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t i, j
     cdef int64_t value
-    if n > FEW:
+    if n > MAX_INSERTION:
         qsort(values, n, sizeof(int64_t), compare)
         return
     for i in range(1, n):

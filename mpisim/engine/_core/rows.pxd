@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from .state cimport Instruction
+from .common cimport Instruction
 
 
 cdef struct RowTimes:  # of all rows
@@ -14,6 +14,7 @@ cdef struct RowTimes:  # of all rows
 
 cdef int64_t replay(
     const Instruction* code, const int32_t* operands, int64_t* registers, Py_ssize_t n,
-    const int64_t* durations, int64_t start, const int64_t* met_start, const int64_t* met_end,
+    const int64_t* durations, int64_t start, const int64_t* communication_start,
+    const int64_t* communication_end,
     RowTimes of,
 ) noexcept nogil

@@ -1,16 +1,20 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The rows of a rank after a run, compiled. `rows_twin` is the same in plain Python: read it first.
+"""The rows of a rank after a run: one pass over its instructions, with known communications.
+
+The same recurrence as in the cores (see lanes.h) for one rank, in program order. When each
+communication began and ended is given, so nothing is waited for. `binding` says which of the inputs
+was the largest; of equal ones the stream counts before waits, and waits before the host.
 
 Callers are trusted: no index is checked.
 """
 
 import numpy as np
 
-from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from .state cimport (
-    BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, PLAIN,
-    PLAIN_MEET, Instruction, mix, scaled,
+from .common cimport (
+    BATCH, BY_HOST, BY_QUEUE, BY_STREAM, BY_WAIT, HOST, JOIN, KERNEL, LAST_WAIT, NO_TIME,
+    SIMPLE_KERNEL, SIMPLE_POST, Instruction, mix, scaled,
 )
 
 cdef extern from *:
@@ -19,19 +23,19 @@ cdef extern from *:
     """
     ctypedef int uint128_t
 
-cdef int64_t NEVER = INT64_MIN
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
 cdef int64_t replay(
     const Instruction* code, const int32_t* operands, int64_t* registers, Py_ssize_t n,
-    const int64_t* durations, int64_t start, const int64_t* met_start, const int64_t* met_end,
+    const int64_t* durations, int64_t start, const int64_t* communication_start,
+    const int64_t* communication_end,
     RowTimes of,
 ) noexcept nogil:
-    """Find what the rows of a rank did; return its last clock."""
-    cdef Py_ssize_t row, met = 0
+    """Write times and bindings of the rows of a rank; return its last clock."""
+    cdef Py_ssize_t row, k = 0
     cdef const Instruction* x
-    cdef int64_t host, begin, end, wire, other, clock = start, ready = NEVER
+    cdef int64_t host, begin, end, wire, other, clock = start, ready = NO_TIME
     cdef int32_t i, first
     cdef uint8_t binding, queued, of_kernel = BY_HOST
     for row in range(n):
@@ -43,19 +47,19 @@ cdef int64_t replay(
         else:
             host = clock + x.host
             first = x.first_wait
-            begin = NEVER
+            begin = NO_TIME
             binding = BY_HOST
-            if x.opcode <= PLAIN_MEET:
+            if x.opcode <= SIMPLE_POST:
                 begin = registers[x.stream]
                 binding = BY_STREAM
-                other = registers[x.other]
+                other = registers[x.wait]
                 if other > begin:
                     begin = other
                     binding = BY_WAIT
             else:
                 if x.opcode <= BATCH:
-                    if x.n_before > (x.stream >= 0):
-                        other = registers[operands[first - x.n_before]]
+                    if x.n_leading > (x.stream >= 0):
+                        other = registers[operands[first - x.n_leading]]
                         if other > host:
                             host = other
                             queued = BY_QUEUE
@@ -68,7 +72,7 @@ cdef int64_t replay(
                         begin = other
                         binding = <uint8_t>(BY_WAIT + (i if i < LAST_WAIT else LAST_WAIT))
             if x.opcode <= BATCH:
-                if begin > NEVER:  # it follows something on the device
+                if begin > NO_TIME:  # it follows something on the device
                     begin += x.gap
                 if host + x.launch > begin:
                     begin = host + x.launch
@@ -87,13 +91,13 @@ cdef int64_t replay(
                 begin = clock
                 clock = end
             wire = begin
-        if x.opcode == PLAIN or x.opcode == KERNEL:
+        if x.opcode == SIMPLE_KERNEL or x.opcode == KERNEL:
             end = begin + durations[row]
             registers[x.target] = end
         elif x.opcode <= JOIN:
-            wire = met_start[met]
-            end = met_end[met]
-            met += 1
+            wire = communication_start[k]
+            end = communication_end[k]
+            k += 1
             if x.opcode < JOIN or end > registers[x.target]:
                 registers[x.target] = end
         else:
@@ -106,16 +110,34 @@ cdef int64_t replay(
 
 
 def rows_of(
-    code,
+    lowered,
     const int64_t[::1] durations,
     int64_t start,
-    const int64_t[::1] met_start,
-    const int64_t[::1] met_end,
+    const int64_t[::1] communication_start,
+    const int64_t[::1] communication_end,
 ):
-    """Return begin, end, wire and binding of the rows of a rank, and its last clock: see the twin."""
-    cdef const Instruction[::1] instructions = code.instructions
-    cdef const int32_t[::1] operands = code.operands
-    cdef int64_t[::1] registers = np.empty(code.n_registers, np.int64)
+    """Replay a rank.
+
+    Parameters
+    ----------
+    lowered : mpisim.engine.lowering.LoweredTable
+    durations : int64, shape (n,)
+        Of each row, in ps.
+    start : int
+        Of the rank, in ps.
+    communication_start, communication_end : int64, shape (m,)
+        When each communication of the rank began and ended.
+
+    Returns
+    -------
+    begin, end, wire : int64, shape (n,)
+    binding : uint8, shape (n,)
+    host_end : int
+        As in `mpisim.engine.rows.Rows`, in ps.
+    """
+    cdef const Instruction[::1] instructions = lowered.instructions
+    cdef const int32_t[::1] operands = lowered.operands
+    cdef int64_t[::1] registers = np.empty(lowered.n_registers, np.int64)
     cdef Py_ssize_t n = instructions.shape[0]
     begins, ends, wires = (np.empty(n, np.int64) for _ in range(3))
     bindings = np.empty(n, np.uint8)
@@ -126,7 +148,7 @@ def rows_of(
     with nogil:
         start = replay(
             &instructions[0], &operands[0], &registers[0], n, &durations[0], start,
-            &met_start[0], &met_end[0], of,
+            &communication_start[0], &communication_end[0], of,
         )
     return begins, ends, wires, bindings, start
 
@@ -138,7 +160,7 @@ def vary(
     uint64_t key,
     const uint64_t[::1] jitter,
 ):
-    """Return durations of which those of some rows vary: see `mpisim.engine.duration_factors`.
+    """Vary the durations of some rows: see `mpisim.engine.duration_factors`.
 
     By `factor` and, where `jitter` is the table of factors and not None, by one drawn for the row.
     """
@@ -159,7 +181,11 @@ def vary(
 
 
 def fingerprint(const int64_t[::1] start, const int64_t[::1] end):
-    """Return 128 bits that differ where two ranks did not meet at the same times: see the twin."""
+    """Return 128 bits that differ where two ranks have other communication times.
+
+    A sum of products of times, each shifted by a key of its position (the NH hash of Black et al.,
+    *UMAC*, CRYPTO 1999): ranks that differ agree in it once in 2**64 cases.
+    """
     cdef uint128_t total = 0
     cdef uint64_t position = 0, key
     cdef Py_ssize_t i

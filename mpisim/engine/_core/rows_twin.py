@@ -32,7 +32,7 @@ def rows_of(
 
     Parameters
     ----------
-    code : mpisim.engine.lowering.Code
+    code : mpisim.engine.lowering.LoweredTable
     durations : int64, shape (n,)
         Of the rows, in ps.
     start : int
@@ -55,13 +55,13 @@ def rows_of(
     clock, ready, of_kernel, met = start, NEVER, BY_HOST, 0
     for row, duration in enumerate(durations.tolist()):
         opcode, target = column["opcode"][row], column["target"][row]
-        first_wait, n_before = column["first_wait"][row], column["n_before"][row]
+        first_wait, n_leading = column["first_wait"][row], column["n_leading"][row]
         waits = [value[r] for r in operands[first_wait : first_wait + column["n_waits"][row]]]
         host, binding, queued = clock + column["host"][row], BY_HOST, 0
         if opcode <= BATCH:
             stream, ready = column["stream"][row], NEVER
-            if n_before > (stream >= 0) and value[operands[first_wait - n_before]] > host:
-                host, queued = value[operands[first_wait - n_before]], BY_QUEUE
+            if n_leading > (stream >= 0) and value[operands[first_wait - n_leading]] > host:
+                host, queued = value[operands[first_wait - n_leading]], BY_QUEUE
             if stream >= 0:
                 ready, binding = value[stream], BY_STREAM
             ready, binding = _latest(waits, ready, binding)

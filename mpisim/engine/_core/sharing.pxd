@@ -24,7 +24,7 @@ cdef class Sharing:
     cdef int64_t n_links, n_slots, n_ends, n_changed, n_begun, n_component, n_levels, n_rising
     cdef int64_t n_log, log_room
     cdef bint record
-    cdef object kept
+    cdef object references
     cdef readonly int64_t n_solves, n_solved
 
     cpdef void begin(
@@ -40,12 +40,12 @@ cdef class Sharing:
     cdef void reserve(self, int64_t flow) noexcept nogil
     cdef void attach(self, int64_t number) noexcept nogil
     cdef void detach(self, int64_t number) noexcept nogil
-    cdef inline void mark(self, int64_t link) noexcept nogil
+    cdef inline void mark_changed(self, int64_t link) noexcept nogil
     cdef inline void visit(self, int64_t number) noexcept nogil
     cdef inline void visit_all(self, Link* link) noexcept nogil
-    cdef void reach(self) noexcept nogil
+    cdef void find_component(self) noexcept nogil
     cdef void fill(self) noexcept nogil
     cdef void fill_links(self, int64_t level) noexcept nogil
-    cdef inline void fix(self, Flow* flow, int64_t rate) noexcept nogil
-    cdef inline void change(self, Flow* flow, int64_t number, int64_t time) noexcept nogil
-    cdef void write(self, int64_t time, int64_t tag, int64_t rate) noexcept nogil
+    cdef inline void fix_rate(self, Flow* flow, int64_t rate) noexcept nogil
+    cdef inline void apply_rate(self, Flow* flow, int64_t number, int64_t time) noexcept nogil
+    cdef void log_change(self, int64_t time, int64_t tag, int64_t rate) noexcept nogil

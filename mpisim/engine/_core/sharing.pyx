@@ -1,33 +1,50 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Flows that share links, compiled. `sharing_twin` is the same in plain Python: read it first.
+"""Max-min fair rates of flows that share links.
 
-What the twin solves anew at every change is solved here only where it can have changed. A link
-*binds* if its flows, each at its cap, would overload it; other links are left out. Flows that are
-joined by links that bind form components, and only those with a link or flow that has changed are
-filled again. A link that has ceased to bind may have held back flows, which then join in.
+A *flow* moves a volume of payload over a *route*: links, each with the bytes that pass over it for
+every byte of payload (its weight). Rates are weighted max-min fair (Bertsekas, Gallager, *Data
+Networks*, 2nd ed., section 6.5.2): no flow's rate can rise without lowering one that is no higher.
+They come from progressive filling: all flows rise together; a flow that reaches its cap stops
+there, and all flows over a link that is full stop with it.
 
-Filling takes the lowest level from two heaps, caps of flows and levels of links. Levels only rise
-while flows stop elsewhere, so the key of a link in the heap is a lower bound that is brought up to
-date when it comes to the top. In the heap of ends, likewise, a flow that has slowed down keeps its
-key until then.
+**Integers throughout**, so that no order of flows, links or events can show in a result:
 
-Callers are trusted: no index is checked. All but `changes` runs without the interpreter. Where
-memory is exhausted after construction the process ends: nobody could be told.
+- times in ps, rates and capacities in 2**-40 bytes per ps, weights scaled by 2**20;
+- what remains of a flow in 2**-40 bytes, lowered by rate times elapsed time: the same whether in
+  one step or in many;
+- a link is full at the level floor(what is left of it / sum of weights). All links full at one
+  level stop their flows together, after the flows whose cap is that level.
+
+Times, rates and weights are int64; capacity, demand and what is left of a link, and what remains of
+a flow, are int128. 1 TB/s is a rate of 2**40 and one byte per byte a weight of 2**20, so a link's
+demand stays below 2**127 for any number of flows that fits into memory; a volume of 2**63 bytes is
+2**103. An end that int64 cannot hold is the largest int64.
+
+**What is solved again.** Max-min rates are unique, and those of a flow depend only on the flows and
+links of its component: flows joined by links that *bind*. A link binds if its flows, each at its
+cap, would overload it; no other link can ever be full, so it is left out. Only components with a
+link or flow that has changed since the last solve are filled again; all others would get the rates
+that they have. A link that has ceased to bind may have held back flows, so these join in once more.
+
+**Filling** takes the lowest level from two heaps, caps of flows and levels of links. The level of a
+link only rises while flows stop elsewhere (they stop at or below it, so they leave it at least
+their share). Its key in the heap is thus a lower bound that is brought up to date when it comes to
+the top. In the heap of ends, likewise, a flow that has slowed down keeps its earlier key until
+then; one that has sped up is moved at once.
+
+Callers are trusted: no index is checked. All but `changes` runs without the interpreter.
 """
 
 import numpy as np
 
 cimport cython
-from cpython.exc cimport PyErr_NoMemory
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from .fluid cimport Flow, Link, Passage, end_of, int128_t, level_of, rise, settle, sink
+from .fluid cimport Flow, Link, Passage, end_of, int128_t, level_of, rise, transfer, sink
 from .heap cimport Entry, heapify, sift, take
-
-cdef extern from "Python.h":
-    void Py_FatalError(const char* message) noexcept nogil
+from .memory cimport allocated, resized
 
 cdef enum:
     RATE_BITS = 40
@@ -37,7 +54,19 @@ cdef enum:
 
 @cython.final
 cdef class Sharing:
-    """Flows over links with capacities: see the twin."""
+    """Flows over links with capacities.
+
+    Parameters
+    ----------
+    capacity : int64, shape (m,)
+        Of each link, in 2**-40 bytes per ps; 1 or more.
+    route_index : int64, shape (r + 1,)
+        Route i has the links ``route_link[route_index[i]:route_index[i + 1]]``.
+    route_link, route_weight : int64
+        Each link of a route once; weights scaled by 2**20, 1 or more.
+    record : bool
+        Whether to log changes of rates: see `changes`.
+    """
 
     def __cinit__(
         self,
@@ -52,14 +81,14 @@ cdef class Sharing:
         if np.min(capacity, initial=1) < 1 or np.min(route_weight, initial=1) < 1:
             raise ValueError("a capacity or a weight is below 1")
         # One more element each, so that the first has an address.
-        self.kept = [
+        self.references = [
             np.append(route_index, 0), np.append(route_link, 0), np.append(route_weight, 0),
         ]
-        view = self.kept[0]
+        view = self.references[0]
         self.route_index = &view[0]
-        view = self.kept[1]
+        view = self.references[1]
         self.route_link = &view[0]
-        view = self.kept[2]
+        view = self.references[2]
         self.route_weight = &view[0]
         self.record = record
         self.n_links = n
@@ -92,7 +121,22 @@ cdef class Sharing:
         self, int64_t flow, int64_t route, int64_t time, int64_t volume, int64_t cap,
         int64_t tag=0,
     ) noexcept nogil:
-        """Let a flow begin."""
+        """Let a flow begin. Its rate follows from the next `solve`.
+
+        Parameters
+        ----------
+        flow : int
+            A number that no active flow has.
+        route : int
+        time : int
+            ps.
+        volume : int
+            Bytes of payload; a flow of none ends at once.
+        cap : int
+            Its highest rate, in 2**-40 bytes per ps.
+        tag : int
+            What `changes` calls it.
+        """
         cdef Flow* one
         cdef int64_t n_legs = self.route_index[route + 1] - self.route_index[route]
         self.reserve(flow)
@@ -103,7 +147,7 @@ cdef class Sharing:
         one.first_leg = self.route_index[route]
         one.n_legs = <int32_t>n_legs if volume else 0
         one.remaining = <int128_t>volume << RATE_BITS
-        one.settled = time
+        one.updated = time
         one.rate = 0
         one.cap = max(cap, 1)
         one.tag = tag
@@ -133,7 +177,7 @@ cdef class Sharing:
             sink(self.ends, self.n_ends, self.flows, 0)
         self.detach(number)
         if self.record and flow.rate:
-            self.write(time, flow.tag, 0)
+            self.log_change(time, flow.tag, 0)
         return number
 
     cpdef int64_t next_end(self) noexcept nogil:
@@ -147,7 +191,7 @@ cdef class Sharing:
 
     cpdef int64_t bound(self, int64_t flow, int64_t time) noexcept nogil:
         """Return when an active flow would end if it had its highest rate from `time` on."""
-        settle(&self.flows[flow], time)
+        transfer(&self.flows[flow], time)
         return end_of(time, self.flows[flow].remaining, self.flows[flow].cap)
 
     cpdef int64_t rate(self, int64_t flow) noexcept nogil:
@@ -178,7 +222,7 @@ cdef class Sharing:
             link.n_passages += 1
             link.weight += weight
             link.demand += <int128_t>flow.cap * weight
-            self.mark(self.route_link[flow.first_leg + leg])
+            self.mark_changed(self.route_link[flow.first_leg + leg])
 
     cdef void detach(self, int64_t number) noexcept nogil:
         """Strike a flow off its links."""
@@ -195,9 +239,9 @@ cdef class Sharing:
             self.flows[passage.flow].place[passage.leg] = flow.place[leg]
             link.weight -= weight
             link.demand -= <int128_t>flow.cap * weight
-            self.mark(self.route_link[flow.first_leg + leg])
+            self.mark_changed(self.route_link[flow.first_leg + leg])
 
-    cdef inline void mark(self, int64_t link) noexcept nogil:
+    cdef inline void mark_changed(self, int64_t link) noexcept nogil:
         if not self.links[link].changed:
             self.links[link].changed = True
             self.changed[self.n_changed] = link
@@ -211,14 +255,14 @@ cdef class Sharing:
         if self.n_changed == 0 and self.n_begun == 0:
             return
         self.n_solves += 1
-        self.reach()
+        self.find_component()
         self.fill()
         for i in range(self.n_component):
-            self.change(&self.flows[self.component[i]], self.component[i], time)
+            self.apply_rate(&self.flows[self.component[i]], self.component[i], time)
         self.n_solved += self.n_component
 
-    cdef void reach(self) noexcept nogil:
-        """Find the flows whose rate can have changed, and the links that can limit them."""
+    cdef void find_component(self) noexcept nogil:
+        """Find the flows whose rate may change, and the links that can limit them."""
         cdef int64_t i, leg
         cdef Link* link
         cdef Flow* flow
@@ -278,7 +322,7 @@ cdef class Sharing:
             if flow.level:  # a link has stopped it
                 take(self.caps, &n_caps)
             elif self.n_levels == 0 or flow.cap <= self.levels[0].key:
-                self.fix(flow, flow.cap)
+                self.fix_rate(flow, flow.cap)
                 take(self.caps, &n_caps)
             else:
                 link = &self.links[self.levels[0].item]
@@ -295,8 +339,8 @@ cdef class Sharing:
         cdef int32_t i
         cdef Link* link
         cdef Flow* flow
-        # All these links are found before the first flow is stopped: it would take another's share
-        # with it, rounded.
+        # All these links are found before the first flow is stopped: stopping it rounds what is
+        # left for the others, which could lift their level.
         while self.n_levels and self.levels[0].key == level:
             link = &self.links[self.levels[0].item]
             now = level_of(link) if link.filling else INT64_MAX
@@ -310,9 +354,9 @@ cdef class Sharing:
             for i in range(link.n_passages):
                 flow = &self.flows[link.passages[i].flow]
                 if flow.level == 0:
-                    self.fix(flow, level)
+                    self.fix_rate(flow, level)
 
-    cdef inline void fix(self, Flow* flow, int64_t rate) noexcept nogil:
+    cdef inline void fix_rate(self, Flow* flow, int64_t rate) noexcept nogil:
         cdef int64_t leg, weight
         cdef Link* link
         flow.level = rate
@@ -324,18 +368,18 @@ cdef class Sharing:
                 link.left -= <int128_t>rate * weight
                 link.filling -= weight
 
-    cdef inline void change(self, Flow* flow, int64_t number, int64_t time) noexcept nogil:
+    cdef inline void apply_rate(self, Flow* flow, int64_t number, int64_t time) noexcept nogil:
         """Let a flow go on at the rate that was found for it."""
         if flow.level == flow.rate:
             return
-        settle(flow, time)
+        transfer(flow, time)
         flow.rate = flow.level
         flow.end = end_of(time, flow.remaining, flow.rate)
         if flow.end < self.ends[flow.at].key:
             self.ends[flow.at].key = flow.end
             rise(self.ends, self.flows, flow.at)
         if self.record:
-            self.write(time, flow.tag, flow.rate)
+            self.log_change(time, flow.tag, flow.rate)
 
     # --- memory, and what came out --------------------------------------------------------------
 
@@ -353,7 +397,7 @@ cdef class Sharing:
         self.component = <int64_t*>resized(self.component, n * sizeof(int64_t))
         self.n_slots = n
 
-    cdef void write(self, int64_t time, int64_t tag, int64_t rate) noexcept nogil:
+    cdef void log_change(self, int64_t time, int64_t tag, int64_t rate) noexcept nogil:
         if self.n_log == self.log_room:
             self.log_room = max(2 * self.log_room, 1024)
             self.log = <int64_t*>resized(self.log, 3 * self.log_room * sizeof(int64_t))
@@ -370,17 +414,3 @@ cdef class Sharing:
             view = found
             memcpy(&view[0, 0], self.log, 3 * self.n_log * sizeof(int64_t))
         return found
-
-
-cdef void* allocated(int64_t n, size_t size) except NULL:
-    cdef void* memory = calloc(n + 1, size)
-    if memory is NULL:
-        PyErr_NoMemory()
-    return memory
-
-
-cdef inline void* resized(void* memory, size_t size) noexcept nogil:
-    memory = realloc(memory, size)
-    if memory is NULL:
-        Py_FatalError("mpisim: no memory for more flows that share links")
-    return memory

@@ -7,24 +7,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .twin import BATCH, HOST, JOIN, KERNEL, MEET, PLAIN, PLAIN_MEET
+from .twin import HOST, JOIN
 
-__all__ = ["write_steps"]
-
-OPCODE = {PLAIN: KERNEL, PLAIN_MEET: MEET, BATCH: MEET}
+__all__ = ["view_streams"]
 
 
-def write_steps(
+def view_streams(
     code: Any, near: int, steps: NDArray[Any], clocks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], int, int]:
     """Fill in steps and clocks, and return what else a script holds.
 
     Parameters
     ----------
-    code : mpisim.engine.lowering.Code
+    code : mpisim.engine.lowering.LoweredTable
     near : int
         Rows: kernels that are read from further back are kept.
-    steps : STEP, shape (n,)
+    steps : STREAM_ENTRY, shape (n,)
     clocks : int64, shape (n,)
         What the CPU spends on a row and all before it, waiting aside; in ps.
 
@@ -33,11 +31,9 @@ def write_steps(
     waits, kernels : int32
     kernel_index : int64
     near, n_kept : int
-        As in `mpisim.engine.actors.Script`.
+        As in `mpisim.engine.lowering.StreamView`.
     """
     table, instructions = code.table, code.instructions
-    for column in ("host", "launch", "launch_cost", "gap", "slot", "ordinal", "n_waits"):
-        steps[column] = instructions[column]
     steps["queue"], steps["first_wait"] = code.queue_row, table.wait_index[:-1]
     steps["reserved"] = 0
     kept, distances = set(), [0]
@@ -46,7 +42,6 @@ def write_steps(
     waits = code.first[table.wait_row]
     for row, x in enumerate(instructions):
         y, opcode = steps[row], int(x["opcode"])
-        y["opcode"] = OPCODE.get(opcode, opcode)
         y["n_rows"] = code.last[row] - row + 1
         y["eager"] = n_eager if x["eager"] else -1
         n_eager += bool(x["eager"])

@@ -1,13 +1,18 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The core, compiled. `twin` is the same in plain Python, one rank at a time: read it first.
+"""The tiled core: runs ranks whose communications share no links, many side by side.
+
+Each rank executes its instructions in order. A communication posts its ready time and the rank
+goes on; its end is *pending* in a register until somebody reads it. Only then does the rank block,
+on the first communication without a start. The last post of its hosted members starts it and wakes
+those who are blocked there; one with members on other processes goes to the outbox instead, and
+starts when they have been heard.
 
 Ranks of one table run side by side as *lanes* of a tile: a row is decoded once for all, registers
-are short vectors, and a communication all of whose members are lanes of the tile starts in place. A
-tile waits until all its lanes can go on. Where no tile can move, though some ranks could, `split`
-cuts them out of their tiles: there is no deadlock that ranks by themselves would not come to.
+are short vectors, and a communication all of whose members are lanes of the tile starts in place.
+State, invariants and the argument why this is right stand in tiles.h; lanes.h executes rows; here
+tiles are laid out and results are read.
 
-What happens between two calls from Python stands in lanes.h and tiles.h; here tiles are laid out
-and what came of them is read. Callers are trusted: no index is checked.
+Callers are trusted: no index is checked.
 """
 
 import numpy as np
@@ -15,23 +20,23 @@ import numpy as np
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from .hashes cimport Hashes
-from .state cimport LOCAL, Communication, Instruction
-from .tiles cimport (
-    COLUMNS, OUTER, SCATTERED, WIDTH, Bond, Group, Machine, Slot, Tile, Waiting, blocked_on,
-    deliver, run_tiles,
+from .tile_digest cimport TileDigest
+from .common cimport LOCAL, CommunicationRow, Instruction
+from .tile_state cimport (
+    COLUMNS, OUTSIDE, SCATTERED, WIDTH, Communication, EngineState, Slot, SlotBinding, Tile,
+    Waiting, blocked_on, deliver, run_tiles,
 )
 
-from .hashes import Hashes as new_hashes
-from .hashes import padded
+from .tile_digest import TileDigest as new_tile_digest
+from .memory import padded
 
 cdef size_t BLOCK = 1 << 20
 
-GROUP = np.dtype([("time", np.int64), ("last", np.int32), ("came", np.int32)])
-"""State of a group: as `Group` in tiles.h."""
+COMMUNICATION = np.dtype([("time", np.int64), ("last", np.int32), ("posted", np.int32)])
+"""State of one communication: as `Communication` in tiles.h."""
 
 
-cdef struct Script:  # a table, as instructions
+cdef struct TablePointers:  # into a LoweredTable
     const Instruction* code
     const int32_t* operands
     const int32_t* final
@@ -47,66 +52,68 @@ cdef struct Script:  # a table, as instructions
 cdef class Core:
     """See the package."""
 
-    cdef Machine machine
-    cdef Script* scripts
+    cdef EngineState engine
+    cdef TablePointers* tables
     cdef char* room
     cdef size_t n_room
     cdef int32_t[::1] tile_of, lane_of
-    cdef const int32_t[::1] number, code, duration
-    cdef const int64_t[::1] start, count, slot_index, slot_group
+    cdef const int32_t[::1] number, table, duration
+    cdef const int64_t[::1] start, count, slot_index, slot_first
     cdef const int32_t[::1] slot_members
     cdef const uint8_t[::1] slot_role
     cdef const uint64_t[::1] factor, key, jitter
     cdef int64_t n_ranks, n_tiles
     cdef const int64_t** durations
-    cdef object layout, kept
+    cdef object core_input, references
     cdef readonly int64_t unfinished
-    cdef readonly object groups
+    cdef readonly object communications
 
     message = ("time", "last")
 
-    def __cinit__(self, layout):
-        cdef Group[::1] groups
-        cdef int64_t i, n = len(layout.numbers), widest
+    def __cinit__(self, core_input):
+        cdef Communication[::1] communications
+        cdef int64_t i, n = len(core_input.numbers), widest
         self.n_room = self.n_tiles = 0
-        self.layout = layout
+        self.core_input = core_input
         self.n_ranks = self.unfinished = n
-        self.kept = []
-        self.number, self.code, self.duration = layout.numbers, layout.code, layout.duration
-        self.start, self.count, self.slot_index = layout.start, layout.count, layout.slot_index
-        self.slot_group, self.slot_role = layout.slot_group, layout.slot_role
-        self.slot_members = layout.slot_members
+        self.references = []
+        self.number, self.table = core_input.numbers, core_input.table
+        self.duration = core_input.duration
+        self.start, self.count = core_input.start, core_input.count
+        self.slot_index = core_input.slot_index
+        self.slot_first, self.slot_role = core_input.slot_first, core_input.slot_role
+        self.slot_members = core_input.slot_members
         self.tile_of, self.lane_of = np.empty(n, np.int32), np.empty(n, np.int32)
-        # Pages of these that nobody touches take no memory: few groups are waited for.
-        self.groups = np.zeros(layout.n_groups + 1, GROUP)
-        groups = self.groups
-        self.machine.groups = &groups[0]
-        self.machine.waiting = <Waiting*>self.taken(layout.n_groups, sizeof(Waiting))
-        self.machine.tiles = <Tile*>self.taken(n, sizeof(Tile))
-        self.machine.ready = <int32_t*>self.taken(n, sizeof(int32_t))
-        self.machine.posted = <int64_t*>self.taken(layout.n_messages, sizeof(int64_t))
-        widest = int(np.diff(layout.tiles.index).max(initial=0)) + WIDTH
-        self.machine.begin = <int64_t*>self.taken(widest, sizeof(int64_t))
-        self.machine.best = <int64_t*>self.taken(widest, sizeof(int64_t))
-        self.machine.who = <int64_t*>self.taken(widest, sizeof(int64_t))
+        # Pages of these that nobody touches take no memory: few communications are waited for.
+        self.communications = np.zeros(core_input.n_communications + 1, COMMUNICATION)
+        communications = self.communications
+        self.engine.communications = &communications[0]
+        self.engine.waiting = <Waiting*>self.reserve(core_input.n_communications, sizeof(Waiting))
+        self.engine.tiles = <Tile*>self.reserve(n, sizeof(Tile))
+        self.engine.ready = <int32_t*>self.reserve(n, sizeof(int32_t))
+        self.engine.outgoing = <int64_t*>self.reserve(core_input.n_messages, sizeof(int64_t))
+        widest = int(np.diff(core_input.tiles.index).max(initial=0)) + WIDTH
+        self.engine.begin = <int64_t*>self.reserve(widest, sizeof(int64_t))
+        self.engine.best = <int64_t*>self.reserve(widest, sizeof(int64_t))
+        self.engine.who = <int64_t*>self.reserve(widest, sizeof(int64_t))
         self._read_tables()
         self._expect_messages()
-        lanes, index = layout.tiles.lanes, layout.tiles.index
+        lanes, index = core_input.tiles.lanes, core_input.tiles.index
         for i in range(len(index) - 1):
-            self._lay(&self.machine.tiles[i], lanes[index[i] : index[i + 1]])
+            self._lay(&self.engine.tiles[i], lanes[index[i] : index[i + 1]])
         self.n_tiles = len(index) - 1
         for i in range(self.n_tiles):  # a stack: the first tile first
-            self.machine.ready[self.n_tiles - 1 - i] = <int32_t>i
-        self.machine.n_ready = self.n_tiles
+            self.engine.ready[self.n_tiles - 1 - i] = <int32_t>i
+        self.engine.n_ready = self.n_tiles
 
-    cdef char* taken(self, size_t n, size_t size):
-        """Return memory, all 0, that is given back with the core."""
+    cdef char* reserve(self, size_t n, size_t size):
+        """Return memory, all 0, that is freed with the core."""
         cdef size_t more = ((n * size) // 64 + 1) * 64  # whole cache lines
         cdef uint8_t[::1] block
         cdef char* found
         if more > self.n_room:
             array = np.zeros(max(more, BLOCK) + 64, np.uint8)
-            self.kept.append(array)
+            self.references.append(array)
             block = array
             self.n_room = max(more, BLOCK)
             self.room = <char*>((<size_t>&block[63]) & ~<size_t>63)
@@ -120,128 +127,129 @@ cdef class Core:
         cdef const Instruction[::1] instructions
         cdef const int32_t[::1] operands, final
         cdef const int64_t[::1] numbers
-        cdef Script* script
-        self.scripts = <Script*>self.taken(len(self.layout.codes), sizeof(Script))
-        for i, code in enumerate(self.layout.codes):
-            script = &self.scripts[i]
-            instructions, operands = padded(code.instructions), padded(code.operands)
-            final, numbers = padded(code.final), padded(code.table.operations)
-            self.kept.extend([instructions, operands, final, numbers])
-            script.code, script.operands, script.final = &instructions[0], &operands[0], &final[0]
-            script.operations = &numbers[0]
-            script.n_rows, script.n_final = len(code.table), len(code.final)
-            script.n_registers, script.n_slots = code.n_registers, len(code.table.operations)
-            script.n_eager = code.n_eager
-        self.durations = <const int64_t**>self.taken(len(self.layout.durations), sizeof(int64_t*))
-        for i, durations in enumerate(self.layout.durations):
+        cdef TablePointers* table
+        given = self.core_input
+        self.tables = <TablePointers*>self.reserve(len(given.lowered), sizeof(TablePointers))
+        for i, lowered in enumerate(given.lowered):
+            table = &self.tables[i]
+            instructions, operands = padded(lowered.instructions), padded(lowered.operands)
+            final, numbers = padded(lowered.final), padded(lowered.table.operations)
+            self.references.extend([instructions, operands, final, numbers])
+            table.code, table.operands, table.final = &instructions[0], &operands[0], &final[0]
+            table.operations = &numbers[0]
+            table.n_rows, table.n_final = len(lowered.table), len(lowered.final)
+            table.n_registers, table.n_slots = lowered.n_registers, len(lowered.table.operations)
+            table.n_eager = lowered.n_eager
+        self.durations = <const int64_t**>self.reserve(len(given.durations), sizeof(int64_t*))
+        for i, durations in enumerate(given.durations):
             numbers = padded(durations)
-            self.kept.append(numbers)
+            self.references.append(numbers)
             self.durations[i] = &numbers[0]
-        if self.layout.variation is not None:
-            self.factor = self.layout.variation.factor
-            if self.layout.variation.table is not None:
-                self.key, self.jitter = self.layout.variation.key, self.layout.variation.table
-                self.machine.jitter = &self.jitter[0]
+        if given.variation is not None:
+            self.factor = given.variation.factor
+            if given.variation.table is not None:
+                self.key, self.jitter = given.variation.key, given.variation.table
+                self.engine.jitter = &self.jitter[0]
 
     cdef _expect_messages(self):
-        """Tell groups with members elsewhere how many messages will come."""
-        cdef const int32_t[::1] away = self.layout.slot_away
-        cdef const Script* script
+        """Count the messages due to communications with members on other processes."""
+        cdef const int32_t[::1] remote = self.core_input.slot_remote
+        cdef const TablePointers* table
         cdef int64_t i, k, at
         cdef int32_t s
         for i in range(self.n_ranks):
-            script = &self.scripts[self.code[i]]
-            for s in range(script.n_slots):
+            table = &self.tables[self.table[i]]
+            for s in range(table.n_slots):
                 at = self.slot_index[i] + s
                 if self.slot_role[at] != LOCAL:
-                    for k in range(script.operations[s]):
-                        self.machine.waiting[self.slot_group[at] + k].away = -away[at]
+                    for k in range(table.operations[s]):
+                        self.engine.waiting[self.slot_first[at] + k].remote = -remote[at]
 
     # --- tiles ----------------------------------------------------------------------------------
 
     cdef _lay(self, Tile* tile, const int32_t[::1] lanes):
         """Lay out ranks of one table, by their local numbers, as the lanes of a tile."""
-        cdef Script* script = &self.scripts[self.code[lanes[0]]]
+        cdef TablePointers* table = &self.tables[self.table[lanes[0]]]
         cdef int64_t n = lanes.shape[0], l, at
         cdef int32_t s, i
         cdef int64_t width = 1 if n == 1 else (n + WIDTH - 1) // WIDTH * WIDTH
-        tile.code, tile.operands, tile.final = script.code, script.operands, script.final
+        tile.code, tile.operands, tile.final = table.code, table.operands, table.final
         tile.duration = self.durations[self.duration[lanes[0]]]
         tile.n_lanes, tile.width = <int32_t>n, <int32_t>width
-        tile.n_rows, tile.n_final = script.n_rows, script.n_final
-        tile.n_slots, tile.n_registers = script.n_slots, script.n_registers
+        tile.n_rows, tile.n_final = table.n_rows, table.n_final
+        tile.n_slots, tile.n_registers = table.n_slots, table.n_registers
         tile.row = tile.n_eager = tile.next_waiter = tile.ended = 0
-        tile.value = <int64_t*>self.taken(width * script.n_registers, sizeof(int64_t))
-        tile.pending = <int32_t*>self.taken(script.n_registers, sizeof(int32_t))
-        tile.clock = <int64_t*>self.taken(width, sizeof(int64_t))
-        tile.device = <int64_t*>self.taken(width, sizeof(int64_t))
-        tile.eager = <int64_t*>self.taken(n * script.n_eager, sizeof(int64_t))
-        tile.local = <int32_t*>self.taken(n, sizeof(int32_t))
-        tile.number = <int32_t*>self.taken(n, sizeof(int32_t))
-        tile.slot = <Slot*>self.taken(script.n_slots, sizeof(Slot))
+        tile.value = <int64_t*>self.reserve(width * table.n_registers, sizeof(int64_t))
+        tile.pending = <int32_t*>self.reserve(table.n_registers, sizeof(int32_t))
+        tile.clock = <int64_t*>self.reserve(width, sizeof(int64_t))
+        tile.device = <int64_t*>self.reserve(width, sizeof(int64_t))
+        tile.eager = <int64_t*>self.reserve(n * table.n_eager, sizeof(int64_t))
+        tile.local = <int32_t*>self.reserve(n, sizeof(int32_t))
+        tile.number = <int32_t*>self.reserve(n, sizeof(int32_t))
+        tile.slot = <Slot*>self.reserve(table.n_slots, sizeof(Slot))
         for l in range(n):
             i = tile.local[l] = lanes[l]
             tile.number[l] = self.number[i]
             tile.clock[l] = tile.device[l] = self.start[i]
-            self.tile_of[i] = <int32_t>(tile - self.machine.tiles)
+            self.tile_of[i] = <int32_t>(tile - self.engine.tiles)
             self.lane_of[i] = <int32_t>l
-        for s in range(script.n_slots):
-            tile.slot[s].bond = <Bond*>self.taken(n, sizeof(Bond))
-            tile.slot[s].column = <int32_t*>self.taken(n, sizeof(int32_t))
+        for s in range(table.n_slots):
+            tile.slot[s].binding = <SlotBinding*>self.reserve(n, sizeof(SlotBinding))
+            tile.slot[s].column = <int32_t*>self.reserve(n, sizeof(int32_t))
             for l in range(n):
                 at = self.slot_index[lanes[l]] + s
-                tile.slot[s].bond[l].group = self.slot_group[at]
-                tile.slot[s].bond[l].members = self.slot_members[at]
-                tile.slot[s].bond[l].role = self.slot_role[at]
-            if script.operations[s]:
+                tile.slot[s].binding[l].first = self.slot_first[at]
+                tile.slot[s].binding[l].members = self.slot_members[at]
+                tile.slot[s].binding[l].role = self.slot_role[at]
+            if table.operations[s]:
                 look_inside(tile, &tile.slot[s])
         self._vary(tile)
 
     cdef _vary(self, Tile* tile):
-        """Give the lanes of a tile their factors, where kernels do not take what they say."""
+        """Give the lanes of a tile their factors, where kernels do not take their priced time."""
         cdef int64_t l
-        cdef bint varied = self.machine.jitter is not NULL
+        cdef bint varied = self.engine.jitter is not NULL
         tile.factor = tile.key = NULL
-        if self.layout.variation is None:
+        if self.core_input.variation is None:
             return
         for l in range(tile.n_lanes):
             varied = varied or self.factor[tile.local[l]] != <uint64_t>1 << 32
         if not varied:
             return
-        tile.factor = <uint64_t*>self.taken(tile.width, sizeof(uint64_t))
-        tile.key = <uint64_t*>self.taken(tile.width, sizeof(uint64_t))
+        tile.factor = <uint64_t*>self.reserve(tile.width, sizeof(uint64_t))
+        tile.key = <uint64_t*>self.reserve(tile.width, sizeof(uint64_t))
         for l in range(tile.n_lanes):
             tile.factor[l] = self.factor[tile.local[l]]
-            if self.machine.jitter is not NULL:
+            if self.engine.jitter is not NULL:
                 tile.key[l] = self.key[tile.local[l]]
 
     def split(self):
-        """Cut ranks that can move out of tiles that cannot; return whether there were any.
+        """Split tiles into lanes that can move and lanes that cannot; return whether any could.
 
-        For when no tile can move: ranks of a tile may wait for each other.
+        For when no tile can move: lanes of a tile may wait for each other.
         """
         cdef int64_t i, l, n = self.n_tiles
         cdef Tile old
         for i in range(n):
-            old = self.machine.tiles[i]
+            old = self.engine.tiles[i]
             if old.ended:
                 continue
             waits = np.array(
-                [blocked_on(&self.machine, &old, l) >= 0 for l in range(old.n_lanes)], bool
+                [blocked_on(&self.engine, &old, l) >= 0 for l in range(old.n_lanes)], bool
             )
             if waits.all():
                 continue
-            # The group that the tile is known to wait for is one of a lane that waits: what waits
-            # keeps the tile's number.
-            self._cut(&self.machine.tiles[i], &old, np.flatnonzero(waits))
-            self._cut(&self.machine.tiles[self.n_tiles], &old, np.flatnonzero(~waits))
-            self.machine.ready[self.machine.n_ready] = <int32_t>self.n_tiles
-            self.machine.n_ready += 1
+            # The communication in whose list of waiters the tile stands is one of a lane that
+            # waits: those lanes keep the tile's number, and with it the place in the list.
+            self._cut(&self.engine.tiles[i], &old, np.flatnonzero(waits))
+            self._cut(&self.engine.tiles[self.n_tiles], &old, np.flatnonzero(~waits))
+            self.engine.ready[self.engine.n_ready] = <int32_t>self.n_tiles
+            self.engine.n_ready += 1
             self.n_tiles += 1
         return self.n_tiles > n
 
     cdef _cut(self, Tile* tile, Tile* old, const int64_t[::1] lanes):
-        """Make a tile of some lanes of another, as far as these have come."""
+        """Make a tile of some lanes of another, with their state."""
         cdef int64_t n = lanes.shape[0], i, j
         cdef int32_t next_waiter = old.next_waiter
         self._lay(tile, np.array([old.local[lanes[j]] for j in range(n)], np.int32))
@@ -260,69 +268,69 @@ cdef class Core:
     def advance(self, int64_t budget):
         """Run tiles until none can move or `budget` rows are done; return whether some can."""
         with nogil:
-            self.unfinished -= run_tiles(&self.machine, budget)
-        return self.machine.n_ready > 0
+            self.unfinished -= run_tiles(&self.engine, budget)
+        return self.engine.n_ready > 0
 
     @property
     def rows_done(self):
         """Rows of all ranks so far."""
-        return self.machine.rows_done
+        return self.engine.rows_done
 
     @property
-    def n_posted(self):
-        """How many groups the outbox holds."""
-        return self.machine.n_posted
+    def n_outgoing(self):
+        """Number of communications in the outbox."""
+        return self.engine.n_outgoing
 
     def outbox(self):
-        """Return the groups to tell other processes about, and forget them."""
+        """Return the communications to tell other processes about, and empty the outbox."""
         cdef int64_t i
-        groups = np.empty(self.machine.n_posted, np.int64)
-        cdef int64_t[::1] numbers = groups
-        for i in range(self.machine.n_posted):
-            numbers[i] = self.machine.posted[i]
-        self.machine.n_posted = 0
-        return groups
+        numbers_array = np.empty(self.engine.n_outgoing, np.int64)
+        cdef int64_t[::1] numbers = numbers_array
+        for i in range(self.engine.n_outgoing):
+            numbers[i] = self.engine.outgoing[i]
+        self.engine.n_outgoing = 0
+        return numbers_array
 
     def deliver(
         self,
-        const int64_t[::1] groups,
+        const int64_t[::1] numbers,
         const int64_t[::1] times,
         const int64_t[::1] lasts,
         const uint8_t[::1] owned,
     ):
-        """Take in what other processes said about groups, and whether this one owns them."""
+        """Merge messages from other processes: see the package."""
         cdef Py_ssize_t i
         with nogil:
-            for i in range(groups.shape[0]):
-                deliver(&self.machine, groups[i], times[i], <int32_t>lasts[i], owned[i])
+            for i in range(numbers.shape[0]):
+                deliver(&self.engine, numbers[i], times[i], <int32_t>lasts[i], owned[i])
 
-    # --- what came out --------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     def rows(self):
         """Return the row each hosted rank has come to, shape (h,)."""
         cdef int64_t i
         return np.array(
-            [self.machine.tiles[self.tile_of[i]].row for i in range(self.n_ranks)], np.int32
+            [self.engine.tiles[self.tile_of[i]].row for i in range(self.n_ranks)], np.int32
         )
 
     def blocked(self):
-        """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
+        """Return the communication each hosted rank is blocked on, -1 if none, shape (h,)."""
         cdef int64_t i
         return np.array(
             [
-                blocked_on(&self.machine, &self.machine.tiles[self.tile_of[i]], self.lane_of[i])
+                blocked_on(&self.engine, &self.engine.tiles[self.tile_of[i]], self.lane_of[i])
                 for i in range(self.n_ranks)
             ],
             np.int64,
         )
 
-    def met(self, int64_t local):
+    def communication_times(self, int64_t local):
         """Return when each communication of a rank began and ended: see the package."""
-        cdef const Communication[::1] found
-        cdef const Communication* x
-        cdef const Tile* tile = &self.machine.tiles[self.tile_of[local]]
-        cdef int64_t j, eager = 0, lane = self.lane_of[local]
-        found = self.layout.codes[self.code[local]].communications
+        cdef const CommunicationRow[::1] found
+        cdef const CommunicationRow* x
+        cdef const Tile* tile = &self.engine.tiles[self.tile_of[local]]
+        cdef int64_t j, number, eager = 0, lane = self.lane_of[local]
+        found = self.core_input.lowered_of(local).communications
         starts, ends = np.empty(found.shape[0], np.int64), np.empty(found.shape[0], np.int64)
         cdef int64_t[::1] start = starts, end = ends
         with nogil:
@@ -332,30 +340,31 @@ cdef class Core:
                     start[j] = tile.eager[eager * tile.n_lanes + lane]
                     eager += 1
                 else:
-                    start[j] = self.machine.groups[tile.slot[x.slot].bond[lane].group + x.ordinal].time
+                    number = tile.slot[x.slot].binding[lane].first + x.ordinal
+                    start[j] = self.engine.communications[number].time
                 end[j] = start[j] + tile.duration[x.row]
         return starts, ends
 
-    def last(self, int64_t local):
+    def last_ready(self, int64_t local):
         """Return who was ready last for each communication of a rank: see the package."""
-        cdef const Communication[::1] found
-        cdef const Communication* x
-        cdef const Tile* tile = &self.machine.tiles[self.tile_of[local]]
-        cdef int64_t j, group, lane = self.lane_of[local]
-        found = self.layout.codes[self.code[local]].communications
+        cdef const CommunicationRow[::1] found
+        cdef const CommunicationRow* x
+        cdef const Tile* tile = &self.engine.tiles[self.tile_of[local]]
+        cdef int64_t j, number, lane = self.lane_of[local]
+        found = self.core_input.lowered_of(local).communications
         lasts = np.full(found.shape[0], self.number[local], np.int32)
         cdef int32_t[::1] last = lasts
         with nogil:
             for j in range(found.shape[0]):
                 x = &found[j]
                 if not x.eager:
-                    group = tile.slot[x.slot].bond[lane].group + x.ordinal
-                    last[j] = self.machine.groups[group].last - 1
+                    number = tile.slot[x.slot].binding[lane].first + x.ordinal
+                    last[j] = self.engine.communications[number].last - 1
         return lasts
 
     def finish(self):
         """Return ends of ranks and the hash sum."""
-        cdef Hashes hashes = new_hashes(self.layout)
+        cdef TileDigest hashes = new_tile_digest(self.core_input)
         cdef uint64_t[2] total
         cdef int64_t i, l
         cdef Tile* tile
@@ -364,32 +373,32 @@ cdef class Core:
         total[0] = total[1] = 0
         with nogil:
             for i in range(self.n_tiles):
-                tile = &self.machine.tiles[i]
+                tile = &self.engine.tiles[i]
                 for l in range(tile.n_lanes):
                     ends[tile.local[l]] = max(tile.clock[l], tile.device[l])
-                hashes.add(&self.machine, tile, total)
+                hashes.add(&self.engine, tile, total)
         return ends_array, int(total[0]) + (int(total[1]) << 64)
 
 
 cdef void look_inside(Tile* tile, Slot* slot) noexcept nogil:
-    """Find out which lanes share groups on a slot, and whether any member is elsewhere."""
+    """Find which lanes share a communicator on a slot, and whether any member is no lane here."""
     cdef int64_t n = tile.n_lanes, l, j, members
     cdef bint inside = True, columns = True
-    slot.n_groups = 0
+    slot.n_columns = 0
     for l in range(n):
         slot.column[l] = -1
         for j in range(l - 1, -1, -1):
-            if slot.bond[j].group == slot.bond[l].group:
+            if slot.binding[j].first == slot.binding[l].first:
                 slot.column[l] = slot.column[j]
                 columns = columns and tile.number[j] < tile.number[l]
                 break
         if slot.column[l] < 0:
-            slot.column[l] = <int32_t>slot.n_groups
-            slot.n_groups += 1
+            slot.column[l] = <int32_t>slot.n_columns
+            slot.n_columns += 1
     for l in range(n):
         members = 0
         for j in range(n):
             members += slot.column[j] == slot.column[l]
-        inside = inside and slot.bond[l].role == LOCAL and members == slot.bond[l].members
-        columns = columns and slot.column[l] == l % slot.n_groups
-    slot.kind = <uint8_t>((COLUMNS if columns else SCATTERED) if inside else OUTER)
+        inside = inside and slot.binding[l].role == LOCAL and members == slot.binding[l].members
+        columns = columns and slot.column[l] == l % slot.n_columns
+    slot.kind = <uint8_t>((COLUMNS if columns else SCATTERED) if inside else OUTSIDE)

@@ -68,13 +68,13 @@ class Rank:
     """State of one rank. Registers hold a time and the row that is pending there, or -1."""
 
     def __init__(self, layout: Any, local: int, code: dict[str, list[int]]) -> None:
-        one = layout.codes[layout.code[local]]
+        one = layout.lowered[layout.table[local]]
         slots = slice(layout.slot_index[local], layout.slot_index[local + 1])
         self.code = code
         self.operands: list[int] = one.operands.tolist()
         self.final: list[int] = one.final.tolist()
         self.duration: list[int] = layout.durations_of(local).tolist()
-        self.group: list[int] = layout.slot_group[slots].tolist()
+        self.group: list[int] = layout.slot_first[slots].tolist()
         self.role: list[int] = layout.slot_role[slots].tolist()
         self.number = int(layout.numbers[local])
         self.local = local
@@ -93,12 +93,12 @@ class Core:
 
     def __init__(self, layout: Any) -> None:
         self._layout = layout
-        self._groups = [Group(0, 0) for _ in range(layout.n_groups)]
+        self._groups = [Group(0, 0) for _ in range(layout.n_communications)]
         codes = []
-        for one in layout.codes:
+        for one in layout.lowered:
             names = one.instructions.dtype.names
             codes.append({name: one.instructions[name].tolist() for name in names})
-        self._ranks = [Rank(layout, i, codes[c]) for i, c in enumerate(layout.code)]
+        self._ranks = [Rank(layout, i, codes[c]) for i, c in enumerate(layout.table)]
         for rank in self._ranks:
             self._expect(rank)
         self._ready = self._ranks[::-1]  # a stack: the lowest rank first
@@ -109,13 +109,13 @@ class Core:
     def _expect(self, rank: Rank) -> None:
         """Tell the groups of a rank who will come."""
         layout = self._layout
-        operations = layout.codes[layout.code[rank.local]].table.operations
+        operations = layout.lowered[layout.table[rank.local]].table.operations
         for slot, count in enumerate(operations.tolist()):
             at = layout.slot_index[rank.local] + slot
             for k in range(count):
                 group = self._groups[rank.group[slot] + k]
                 group.missing = int(layout.slot_members[at])
-                group.away = int(layout.slot_away[at])
+                group.away = int(layout.slot_remote[at])
 
     # --- running --------------------------------------------------------------------------------
 
@@ -139,8 +139,8 @@ class Core:
             rank.row = row
             # All that the row reads, before it changes anything: it may have to be run again.
             first_wait, n_waits = code["first_wait"][row], code["n_waits"][row]
-            n_before, stream = code["n_before"][row], code["stream"][row]
-            first = first_wait - n_before
+            n_leading, stream = code["n_leading"][row], code["stream"][row]
+            first = first_wait - n_leading
             if not all(self._settled(rank, r) for r in rank.operands[first : first_wait + n_waits]):
                 return False
             waits = [value[r] for r in rank.operands[first_wait : first_wait + n_waits]]
@@ -149,7 +149,7 @@ class Core:
             host = rank.host + code["host"][row]
             if opcode <= BATCH:
                 target = code["target"][row]
-                if n_before > (stream >= 0):
+                if n_leading > (stream >= 0):
                     host = max(host, value[rank.operands[first]])
                 ready = max([NEVER, *waits, *([value[stream]] if stream >= 0 else [])])
                 if ready > NEVER:  # there is something on the device that it follows
@@ -230,7 +230,7 @@ class Core:
         return False
 
     @property
-    def n_posted(self) -> int:
+    def n_outgoing(self) -> int:
         """How many groups the outbox holds."""
         return len(self._outbox)
 
@@ -256,7 +256,7 @@ class Core:
     # --- what came out --------------------------------------------------------------------------
 
     @property
-    def groups(self) -> dict[str, NDArray[Any]]:
+    def communications(self) -> dict[str, NDArray[Any]]:
         """See the package."""
         return {
             "time": np.array([group.time for group in self._groups], np.int64),
@@ -271,24 +271,24 @@ class Core:
         """Return the group each hosted rank is blocked on, -1 if none, shape (h,)."""
         return np.array([rank.blocked_on for rank in self._ranks], np.int64)
 
-    def met(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def communication_times(self, local: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return when each communication of a rank began and ended: see the package."""
         rank = self._ranks[local]
-        found = self._layout.codes[self._layout.code[local]].communications
+        found = self._layout.lowered[self._layout.table[local]].communications
         start = np.array([self._groups[n].time for n in self._numbers(rank)], np.int64)
         start[found["eager"] != 0] = rank.eager_ready
         return start, start + np.array(rank.duration, np.int64)[found["row"]]
 
-    def last(self, local: int) -> NDArray[np.int32]:
+    def last_ready(self, local: int) -> NDArray[np.int32]:
         """Return who was ready last for each communication of a rank: see the package."""
         rank = self._ranks[local]
-        found = self._layout.codes[self._layout.code[local]].communications
+        found = self._layout.lowered[self._layout.table[local]].communications
         last = np.array([self._groups[n].last for n in self._numbers(rank)], np.int32)
         return np.where(found["eager"] != 0, np.int32(rank.number), last)
 
     def _numbers(self, rank: Rank) -> list[int]:
         """The groups of a rank's communications."""
-        found = self._layout.codes[self._layout.code[rank.local]].communications
+        found = self._layout.lowered[self._layout.table[rank.local]].communications
         number = np.array(rank.group, np.int64)[found["slot"]] + found["ordinal"]
         numbers: list[int] = number.tolist()
         return numbers
@@ -300,10 +300,10 @@ class Core:
         layout, total = self._layout, 0
         ends = np.array([max(rank.host, rank.device) for rank in self._ranks], np.int64)
         for local in range(len(self._ranks)):
-            found = layout.codes[layout.code[local]].communications
+            found = layout.lowered[layout.table[local]].communications
             hashes = np.stack([found["low"], found["high"]], axis=1)
             sizes = layout.slot_hash[layout.slot_index[local] + found["slot"]]
-            hashes = hash_communications(hashes, sizes, *self.met(local))
+            hashes = hash_communications(hashes, sizes, *self.communication_times(local))
             hashes = np.concatenate([hashes, hash_ends(ends[local : local + 1])])
             total += int(layout.count[local]) * summed(hashes)
         return ends, total % (1 << 128)

@@ -1,9 +1,9 @@
-/* Hashes in C: see mpisim/engine/digest.py. */
+/* TileDigest in C: see mpisim/engine/digest.py. */
 
-#ifndef MPISIM_HASHES_H
-#define MPISIM_HASHES_H
+#ifndef MPISIM_DIGEST_H
+#define MPISIM_DIGEST_H
 
-#include "state.h"
+#include "common.h"
 
 /* Loops over lanes pay most where vectors are widest; the loader picks what the processor has. */
 #if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__x86_64__) \

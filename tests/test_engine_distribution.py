@@ -1,4 +1,4 @@
-"""Plans: placement, and who owns which communicator."""
+"""Distribution of ranks and communicators over processes: placement and owners."""
 
 from __future__ import annotations
 
@@ -8,38 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import programs
 
-from mpisim.engine import plan as plan_module
 from mpisim.engine.cost import price
+from mpisim.engine.distribution import Distribution, Role, distribute
 from mpisim.engine.fold import every_rank
-from mpisim.engine.plan import Plan, Role, make_plan
 from mpisim.program import Operation, Program, ProgramBuilder
 
 
-def plans(program: Program, placement: list[int], n_processes: int) -> list[Plan]:
+def distributed(
+    program: Program, placement: list[int], n_processes: int, max_peers: int = 4
+) -> list[Distribution]:
     placed = np.array(placement, np.int32)
     found = []
     for process in range(n_processes):
         hosted = np.flatnonzero(placed == process).astype(np.int32)
-        found.append(make_plan(every_rank(program), placed, process, price(program, hosted)))
+        priced = price(program, hosted)
+        found.append(distribute(every_rank(program), placed, process, priced, max_peers=max_peers))
     return found
 
 
 @given(program=programs(), data=st.data())
 def test_processes_agree_on_owners(program: Program, data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        most_peers = data.draw(st.integers(1, 4))
-        patch.setattr(plan_module, "_MOST_PEERS", most_peers)
-        check_owners(program, data, most_peers)
-
-
-def check_owners(program: Program, data: st.DataObject, most_peers: int) -> None:
+    max_peers = data.draw(st.integers(1, 4))
     n = data.draw(st.integers(1, 4))
     placement = data.draw(
         st.lists(st.integers(0, n - 1), min_size=program.n_ranks, max_size=program.n_ranks)
     )
-    all_plans = plans(program, placement, n)
     seen: dict[int, set[int]] = {}
-    for plan in all_plans:
+    for plan in distributed(program, placement, n, max_peers):
         for i, c in enumerate(plan.communicators.tolist()):
             members = set(program.communicators.group(c))
             processes = {placement[member] for member in members}
@@ -50,20 +45,20 @@ def check_owners(program: Program, data: st.DataObject, most_peers: int) -> None
             role = Role(int(plan.role[i]))
             if len(processes) == 1:
                 assert role is Role.LOCAL
-            elif len(processes) <= most_peers:
+            elif len(processes) <= max_peers:
                 assert role is Role.PEER
             else:
                 assert role is (Role.OWNER if owner == plan.process else Role.MEMBER)
             seen.setdefault(c, set()).add(owner)
-            layout = plan.layout
+            given = plan.core_input
             for local, rank in enumerate(plan.hosted.tolist()):
                 bound = program.slots_of(rank).tolist()
-                operations = layout.codes[layout.code[local]].table.operations
+                operations = given.lowered_of(local).table.operations
                 for slot in [s for s, at in enumerate(bound) if at == c and operations[s]]:
-                    at = layout.slot_index[local] + slot
-                    assert layout.slot_group[at] == plan.first_group[i]
-                    assert layout.slot_members[at] == len(members & set(plan.hosted.tolist()))
-                    assert layout.slot_away[at] == (1 if role is Role.MEMBER else len(others))
+                    at = given.slot_index[local] + slot
+                    assert given.slot_first[at] == plan.first_communication[i]
+                    assert given.slot_members[at] == len(members & set(plan.hosted.tolist()))
+                    assert given.slot_remote[at] == (1 if role is Role.MEMBER else len(others))
     assert all(len(owners) == 1 for owners in seen.values())
 
 
@@ -76,11 +71,11 @@ def test_owners_are_spread() -> None:
     groups = [builder.communicator((0, 1), f"group {i}") for i in range(100)]
     for _ in range(2):
         builder.add_rank(0, groups)
-    owned = np.bincount(plans(builder.build(), [0, 1], 2)[0].owner, minlength=2)
+    owned = np.bincount(distributed(builder.build(), [0, 1], 2)[0].owner, minlength=2)
     assert owned.min() >= 30
 
 
-def test_groups_are_found_again() -> None:
+def test_communications_are_located() -> None:
     builder = ProgramBuilder()
     rows = builder.table()
     for slot in (0, 1, 0):
@@ -90,8 +85,8 @@ def test_groups_are_found_again() -> None:
     groups = [builder.communicator((1, 0), name) for name in ("a", "b")]
     for _ in range(2):
         builder.add_rank(0, groups)
-    plan = plans(builder.build(), [0, 0], 1)[0]
-    found = np.array([plan.group_of(1, row) for row in range(3)])
+    plan = distributed(builder.build(), [0, 0], 1)[0]
+    found = np.array([plan.communication_of(1, row) for row in range(3)])
     index, k = plan.locate(found)
     assert plan.communicators[index].tolist() == [1, 2, 1]
     assert k.tolist() == [0, 0, 1]
@@ -102,5 +97,5 @@ def test_process_without_ranks(n_processes: int) -> None:
     builder = ProgramBuilder()
     builder.add_table(builder.table().build())
     builder.add_rank(0)
-    plan = plans(builder.build(), [0], n_processes)[-1]
+    plan = distributed(builder.build(), [0], n_processes)[-1]
     assert len(plan.hosted) == (1 if n_processes == 1 else 0)

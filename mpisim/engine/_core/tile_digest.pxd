@@ -1,9 +1,9 @@
-# Hashes of what a run found: see hashes.pyx.
+# The digest of a run of tiles: see tile_digest.pyx.
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from .state cimport Communication
-from .tiles cimport Machine, Tile
+from .common cimport CommunicationRow
+from .tile_state cimport EngineState, Tile
 
 
 cdef struct Part:  # what the digest takes from a table with some durations, slot by slot
@@ -12,19 +12,19 @@ cdef struct Part:  # what the digest takes from a table with some durations, slo
     const uint64_t* counted
     const int64_t* duration
     const int64_t* first  # of each slot
-    const Communication* eager
+    const CommunicationRow* eager
 
 
-cdef class Hashes:
+cdef class TileDigest:
     cdef Part* parts
-    cdef object kept
+    cdef object references
     cdef const uint64_t[:, ::1] sizes
     cdef const uint64_t[::1] seeds
     cdef const int64_t[::1] slot_index, count
     cdef const int32_t[::1] duration
 
-    cdef void add(self, const Machine* machine, const Tile* tile, uint64_t* total) noexcept nogil
+    cdef void add(self, const EngineState* engine, const Tile* tile, uint64_t* total) noexcept nogil
     cdef void add_slot(
-        self, const Machine* machine, const Tile* tile, int32_t s, uint64_t* total
+        self, const EngineState* engine, const Tile* tile, int32_t s, uint64_t* total
     ) noexcept nogil
     cdef void add_eager(self, const Tile* tile, uint64_t* total) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What the communications of a table ask for, compiled. `asked_twin` is the same in plain Python.
+"""Prices that the communications of a table request from the network.
 
 Callers are trusted: no index is checked.
 """
@@ -8,13 +8,31 @@ import numpy as np
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
 
-from .state cimport EAGER_FLAG, JOINED_FLAG, mix
+from .common cimport EAGER_FLAG, JOINED_FLAG, mix
 
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
 
 
-def asked(table, delay=None):
-    """Return rows without a duration, and which of them ask for the same: see the twin."""
+def requested_prices(table, delay=None):
+    """Table → rows without a duration, and the distinct prices that they request.
+
+    Rows request the same price if they agree in operation, bytes, slot and `delay`.
+
+    Parameters
+    ----------
+    table : Table
+    delay : int64, shape (n,), optional
+        ps that each row takes beside its price.
+
+    Returns
+    -------
+    rows : int32, shape (m,)
+        Communications without a duration, ascending.
+    which : int32, shape (m,)
+        The request of each.
+    first : int32, shape (n_requests,)
+        The first row of each request.
+    """
     cdef const uint8_t[::1] operation = table.operation
     cdef const int32_t[::1] slot = table.slot
     cdef const int64_t[::1] size = table.bytes, duration = table.duration
@@ -63,8 +81,13 @@ def asked(table, delay=None):
     return rows_array, which_array, first_array[:n_distinct].copy()
 
 
-def several_at_once(table):
-    """Return on which slots more than one operation may be under way: see the twin."""
+def overlapping_slots(table):
+    """Return on which slots more than one operation may be under way; bool, shape (n_slots,).
+
+    As far as one rank goes: where an operation does not follow the one before on its stream, or is
+    part of the same kernel; and where the rank goes ahead, since the row is EAGER or has a duration
+    of its own.
+    """
     cdef const uint8_t[::1] flags = table.flags
     cdef const int32_t[::1] slot = table.slot
     cdef const int16_t[::1] stream = table.stream

@@ -1,30 +1,30 @@
-# What tiles.h and lanes.h offer.
+# State of the tiled core: what tiles.h and lanes.h offer.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from .state cimport Instruction
+from .common cimport Instruction
 
 cdef extern from "lanes.h":
-    const int OUTER, COLUMNS, SCATTERED, WIDTH
+    const int OUTSIDE, COLUMNS, SCATTERED, WIDTH
 
-    ctypedef struct Group:
+    ctypedef struct Communication:
         int64_t time
         int32_t last
-        int32_t came
+        int32_t posted
 
     ctypedef struct Waiting:
-        int32_t away
+        int32_t remote
         int32_t waiter
 
-    ctypedef struct Bond:
-        int64_t group
+    ctypedef struct SlotBinding:
+        int64_t first
         int32_t members
         uint8_t role
 
     ctypedef struct Slot:
-        Bond* bond
+        SlotBinding* binding
         int32_t* column
-        int64_t n_groups
+        int64_t n_columns
         uint8_t kind
 
     ctypedef struct Tile:
@@ -53,23 +53,23 @@ cdef extern from "lanes.h":
         int32_t next_waiter
         int32_t ended
 
-    ctypedef struct Machine:
+    ctypedef struct EngineState:
         Tile* tiles
         int32_t* ready
-        Group* groups
+        Communication* communications
         Waiting* waiting
-        int64_t* posted
+        int64_t* outgoing
         int64_t* begin
         int64_t* best
         int64_t* who
         const uint64_t* jitter
         int64_t n_ready
-        int64_t n_posted
+        int64_t n_outgoing
         int64_t rows_done
 
-    int64_t run_tiles(Machine* machine, int64_t budget) nogil
-    void deliver(Machine* machine, int64_t group, int64_t time, int32_t last, int owner) nogil
-    int64_t blocked_on(const Machine* machine, const Tile* tile, int64_t lane) nogil
+    int64_t run_tiles(EngineState* engine, int64_t budget) nogil
+    void deliver(EngineState* engine, int64_t number, int64_t time, int32_t last, int owner) nogil
+    int64_t blocked_on(const EngineState* engine, const Tile* tile, int64_t lane) nogil
     void add_hashes(
         int64_t n, const uint64_t* low, const uint64_t* high, const uint64_t* counted,
         const int64_t* duration, const int64_t* start, int64_t stride, const uint64_t* size,

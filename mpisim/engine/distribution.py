@@ -1,0 +1,305 @@
+"""Distribution of ranks and communications over the processes of a run.
+
+Which process hosts which rank, which process owns which communicator, and who notifies which. Made
+once, before any clock moves. The *k-th communication* of a communicator is the k-th operation of
+every member on it. Every process numbers the communications of the communicators it has members of,
+0 and up; messages name one as (communicator, k), since the numbers differ from process to process.
+
+Communications of a communicator whose members are all on one process need no message. Over few
+processes each notifies all others when its members have posted (peers); over more, each notifies
+one, the owner, who answers. Any choice gives the same times: a communication starts at the largest
+ready time of its members, and MAX does not depend on who takes it, or in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Program
+from .contention import Contention, assign_domains
+from .core_input import CoreInput, FlowInput, initial_communications
+from .cost import Priced, varied
+from .digest import hash_sizes
+from .duration_factors import DurationFactors
+from .fold import SimulatedRanks
+from .lowering import LoweredTable, LoweredTables, lower
+from .refine import ranges
+from .tiling import SlotUses, find_tiles
+
+__all__ = ["Distribution", "Role", "distribute"]
+
+
+class Role(IntEnum):
+    """What a process does when the last of its own members has posted to a communication."""
+
+    LOCAL = 0
+    """All members are here: the communication starts."""
+    PEER = 1
+    """Notify the few other processes; it starts when all of them have notified this one."""
+    MEMBER = 2
+    """Notify the owner, and wait for its answer."""
+    OWNER = 3
+    """It starts when all other processes have notified this one, which then notifies them. A
+    communication that may share links flows here, and they are notified when it has ended."""
+
+
+MAX_PEERS = 4
+"""Communicators over more processes have an owner. Without one the answer comes a round earlier,
+but the number of messages is the square of that of processes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """Which process hosts which rank and owns which communicator, as one process needs it.
+
+    Ranks and communicators are the simulated ones: where it is folded, classes of them. `n` ranks
+    are simulated; `l` is the number of communicators that have a hosted member which communicates
+    on them, or whose flows are run here.
+
+    Attributes
+    ----------
+    program : Program
+    simulated : SimulatedRanks
+    placement : int32, shape (n,)
+        The process of each simulated rank.
+    process : int
+        This process.
+    hosted : int32, shape (h,)
+        Numbers of the simulated ranks placed here, ascending.
+    communicators : int64, shape (l,)
+        Ascending.
+    first_communication : int64, shape (l + 1,)
+        Communicator ``communicators[i]`` has the communications ``first_communication[i]`` to
+        ``first_communication[i + 1]``.
+    role : uint8, shape (l,)
+        A `Role`.
+    owner : int32, shape (l,)
+        The process that owns each.
+    others_index : int64, shape (l + 1,)
+    others : int32
+        ``others[others_index[i]:others_index[i + 1]]``: the other processes with members.
+    receivers_index : int64, shape (l + 1,)
+    receivers : int32
+        Likewise the processes that are notified when all hosted members have posted: a member
+        notifies the owner, a peer and an owner all others.
+    core_input : CoreInput
+    """
+
+    program: Program
+    simulated: SimulatedRanks
+    placement: NDArray[np.int32]
+    process: int
+    hosted: NDArray[np.int32]
+    communicators: NDArray[np.int64]
+    first_communication: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    owner: NDArray[np.int32]
+    others_index: NDArray[np.int64]
+    others: NDArray[np.int32]
+    receivers_index: NDArray[np.int64]
+    receivers: NDArray[np.int32]
+    core_input: CoreInput
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Numbers of communications on this process → (index into `communicators`, k)."""
+        index = np.searchsorted(self.first_communication, numbers, side="right") - 1
+        return index, numbers - self.first_communication[index]
+
+    def communication_of(self, rank: int, row: int) -> int:
+        """Return the number of the communication that a row of a hosted rank posts to."""
+        local = int(np.searchsorted(self.hosted, rank))
+        instruction = self.core_input.lowered_of(local).instructions[row]
+        slot = self.core_input.slot_index[local] + instruction["slot"]
+        return int(self.core_input.slot_first[slot] + instruction["ordinal"])
+
+
+def distribute(
+    simulated: SimulatedRanks,
+    placement: NDArray[np.int32],
+    process: int,
+    priced: Priced,
+    contention: Contention | None = None,
+    operations: NDArray[np.int64] | None = None,
+    known: LoweredTables | None = None,
+    *,
+    max_peers: int = MAX_PEERS,
+) -> Distribution:
+    """Distribute a run, as one process needs it. Local.
+
+    Parameters
+    ----------
+    simulated : SimulatedRanks
+        Of a program with the tables of all ranks that `placement` puts here.
+    placement : int32, shape (n,)
+    process : int
+        This process.
+    priced : Priced
+        Of the simulated ranks hosted here, with the prices of `contention`.
+    contention : Contention, optional
+        Given if there are routes.
+    operations : int64, shape (n_communicators,), optional
+        How many operations each simulated communicator has. Given if there are routes and several
+        processes take part.
+    known : LoweredTables, optional
+        Of earlier runs of the same tables; this run adds to it.
+    max_peers : int
+        Communicators over more processes than this have an owner.
+    """
+    known = LoweredTables() if known is None else known
+    program = simulated.program
+    hosted = np.flatnonzero(placement == process).astype(np.int32)
+    ranks = simulated.classes.representative[hosted]
+    at, rank_of_slot = ranges(simulated.slot_index, hosted.astype(np.int64))
+    slot_index = np.searchsorted(rank_of_slot, np.arange(len(hosted) + 1)).astype(np.int64)
+    bound = simulated.slots[at]
+
+    numbers, entry = np.unique(program.table[ranks], return_inverse=True)
+    table = entry.astype(np.int32)
+    lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
+    on_slot = _operations(lowered, table, slot_index)
+    active = on_slot > 0
+    site = assign_domains(simulated.routes, len(simulated.sizes), int(placement.max()) + 1)
+    owned = np.flatnonzero(site == process)
+    communicators = np.union1d(bound[active], owned)
+    where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
+    members = np.bincount(where[active], minlength=len(communicators))
+    n_operations = np.zeros(len(communicators), np.int64)
+    n_operations[where[active]] = on_slot[active]
+    if operations is not None:
+        n_operations = operations[communicators]
+    first_communication = np.concatenate([[0], np.cumsum(n_operations)])
+
+    site = site[communicators]
+    others, others_index, owner = _processes_of(simulated, placement, process, communicators, site)
+    n_others = np.diff(others_index)
+    role = np.select(
+        [n_others == 0, (n_others < max_peers) & (site < 0), owner == process],
+        [Role.LOCAL, Role.PEER, Role.OWNER],
+        Role.MEMBER,
+    ).astype(np.uint8)
+    remote = np.where(role == Role.MEMBER, 1, n_others)
+    of_member = np.repeat(role == Role.MEMBER, n_others)
+    receivers = np.where(of_member, np.repeat(owner, n_others), others)
+    notified = ~of_member
+    notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
+
+    tiles = variation = flows = None
+    if contention is None:
+        variation = DurationFactors.of(program, ranks)
+        owner_of_slot = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
+        uses = SlotUses(
+            rank=owner_of_slot,
+            slot=np.flatnonzero(active) - slot_index[owner_of_slot],
+            communicator=where[active],
+            operations=on_slot[active],
+            inside=role == Role.LOCAL,
+        )
+        tiles = find_tiles(table, priced.which, uses)
+    else:
+        assert simulated.routes is not None
+        priced = varied(program, ranks, priced)
+        flows = FlowInput.of(
+            simulated.routes,
+            contention,
+            lowered,
+            table,
+            priced,
+            bound,
+            known.views,
+            single_process=operations is None,
+            communications=initial_communications(
+                np.repeat(members, n_operations),
+                np.repeat(remote, n_operations),
+                np.repeat(role == Role.OWNER, n_operations),
+            ),
+        )
+
+    def of_slot(values: NDArray[Any], dtype: type) -> NDArray[Any]:
+        found: NDArray[Any] = np.zeros(len(bound), dtype)
+        found[active] = values[where[active]]
+        return found
+
+    core_input = CoreInput(
+        lowered=lowered,
+        table=table,
+        durations=priced.durations,
+        duration=priced.which,
+        numbers=hosted,
+        count=simulated.classes.count[hosted],
+        start=program.start[ranks],
+        slot_index=slot_index,
+        slot_first=of_slot(first_communication, np.int64),
+        slot_role=of_slot(role, np.uint8),
+        slot_members=of_slot(members, np.int32),
+        slot_remote=of_slot(remote, np.int32),
+        slot_hash=hash_sizes(simulated.sizes[bound]),
+        n_communications=int(first_communication[-1]),
+        n_messages=int(n_operations[n_others > 0].sum()),
+        tiles=tiles,
+        variation=variation,
+        flows=flows,
+    )
+    return Distribution(
+        program=program,
+        simulated=simulated,
+        placement=placement,
+        process=process,
+        hosted=hosted,
+        communicators=communicators,
+        first_communication=first_communication,
+        role=role,
+        owner=owner,
+        others_index=others_index,
+        others=others,
+        receivers_index=np.concatenate([[0], np.cumsum(remote)]).astype(np.int64),
+        receivers=receivers[notified].astype(np.int32),
+        core_input=core_input,
+    )
+
+
+def _operations(
+    lowered: list[LoweredTable], table: NDArray[np.int32], slot_index: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return how many operations a rank does on each of its slots, for all slots of all ranks."""
+    operations = np.zeros(slot_index[-1], np.int64)
+    for i, one in enumerate(lowered):
+        on_slot = one.table.operations
+        first = slot_index[:-1][table == i]
+        operations[first[:, None] + np.arange(len(on_slot))] = on_slot
+    return operations
+
+
+def _processes_of(
+    simulated: SimulatedRanks,
+    placement: NDArray[np.int32],
+    process: int,
+    communicators: NDArray[np.int64],
+    site: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Return the other processes of each communicator (values and index) and its owner.
+
+    Where there is a site, it is one of the processes and the owner.
+    """
+    at, member_of = ranges(simulated.member_index, communicators)
+    members = simulated.members[at]
+    n_processes = int(placement.max()) + 1
+    sited = np.flatnonzero(site >= 0)
+    pairs = np.concatenate(
+        [member_of * n_processes + placement[members], sited * n_processes + site[sited]]
+    )
+    pairs = np.unique(pairs)
+    which, processes = pairs // n_processes, (pairs % n_processes).astype(np.int32)
+    count = np.bincount(which, minlength=len(communicators))
+    first = np.cumsum(count) - count
+    # Spread ownership: neighbouring communicators over the same processes get different owners.
+    spread = (communicators * 0x9E3779B1) >> 15
+    owner = processes[first + spread % np.maximum(count, 1)]
+    owner = np.where(site >= 0, site, owner)
+    other = processes != process
+    index = np.concatenate([[0], np.cumsum(np.bincount(which[other], minlength=len(count)))])
+    return processes[other], index.astype(np.int64), owner.astype(np.int32)
