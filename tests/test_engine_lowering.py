@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.base.errors import ProgramError
-from mpisim.engine._core import (
-    asked,
-    asked_twin,
-    core,
-    instructions_twin,
-    kernels_of,
-    several_at_once,
-    steps_twin,
-    write_steps,
-)
+from mpisim.engine._core import asked, several_at_once
 from mpisim.engine._core.registers import allocate
-from mpisim.engine._core.twin import allocate as allocate_twin
 from mpisim.engine.actors import STEP
 from mpisim.engine.lowering import COMMUNICATION, INSTRUCTION, Opcode, lower
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
@@ -41,9 +31,6 @@ def test_no_register_is_written_while_somebody_will_read_it(
 ) -> None:
     kernels, last_use = lives
     registers, n_registers = allocate(kernels, last_use)
-    twin, n_twin = allocate_twin(kernels, last_use)
-    assert registers.tolist() == twin.tolist()
-    assert n_registers == n_twin
     most = 0
     for row in range(int(last_use.max(initial=0)) + 1):
         # A row that reads a kernel's end for the last time may write to its register.
@@ -57,11 +44,6 @@ def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
     assert INSTRUCTION.itemsize == 64
     assert COMMUNICATION.itemsize == 32
     assert STEP.itemsize == 80
-
-
-def test_unknown_core() -> None:
-    with pytest.raises(ValueError, match="neither 'compiled' nor 'python'"):
-        core("fortran")
 
 
 def a_table() -> Table:
@@ -116,40 +98,38 @@ def test_registers_are_no_more_than_kernels(program: Program) -> None:
         assert lower(table).n_registers <= kernels
 
 
-@given(program=programs(), depth=st.integers(0, 3), near=st.integers(0, 4))
-def test_compiled_and_twin_are_equal(program: Program, depth: int, near: int) -> None:
+@given(program=programs(unpriced=True), longer=st.booleans())
+def test_prices_are_asked_for_once(program: Program, longer: bool) -> None:
     for table in program.tables:
         assert table is not None
-        table = table.replace(queue_depth=depth)
-        places = kernels_of(table)
-        assert_equal(places, instructions_twin.kernels_of(table))
-        code = lower(table)
-        given_ = (allocate(*places[4:])[0], places[0], *places[2:4])
-        twins = np.zeros_like(code.instructions), np.zeros_like(code.communications)
-        operands = instructions_twin.write_instructions(table, *given_, *twins)
-        assert_equal((operands, *twins), (code.operands, code.instructions, code.communications))
-        scripts = []
-        for write in (write_steps, steps_twin.write_steps):
-            steps, clock = np.zeros(len(table), STEP), np.zeros(len(table), np.int64)
-            scripts.append((*write(code, near, steps, clock), steps, clock))
-        assert_equal(*scripts)
+        unpriced = np.flatnonzero(table.is_communication & (table.duration < 0))
+        columns = [table.operation, table.bytes, table.slot]
+        if longer:
+            extra = np.zeros(len(table), np.int64)
+            extra[unpriced] = unpriced % 3
+            table = table.replace(longer=extra)
+            columns.append(extra)
+        keys = list(zip(*(column[unpriced].tolist() for column in columns), strict=True))
+        rows, which, first = asked(table)
+        assert rows.tolist() == unpriced.tolist()
+        assert [keys[unpriced.tolist().index(row)] for row in first[which].tolist()] == keys
+        assert first.tolist() == [rows[keys.index(key)] for key in dict.fromkeys(keys)]
 
 
-@given(program=programs(unpriced=True), some=st.booleans())
-def test_compiled_and_twin_ask_for_the_same(program: Program, some: bool) -> None:
-    for table in program.tables:
-        assert table is not None
-        if some:
-            unpriced = table.is_communication & (table.duration < 0)
-            table = table.replace(longer=np.where(unpriced, np.arange(len(table)) % 3, 0))
-        assert_equal(asked(table), asked_twin.asked(table))
-        several = several_at_once(table)
-        assert several.tolist() == asked_twin.several_at_once(table).tolist()
-
-
-def assert_equal(found: tuple[object, ...], twin: tuple[object, ...]) -> None:
-    for one, other in zip(found, twin, strict=True):
-        np.testing.assert_array_equal(one, other)
+def test_slots_on_which_operations_may_overlap() -> None:
+    """Those of several streams, of several rows in one kernel, EAGER rows and given durations."""
+    rows = TableBuilder(Names())
+    cases = (
+        ((0, Flag.NONE, -1), (0, Flag.NONE, -1)),
+        ((0, Flag.NONE, -1), (1, Flag.NONE, -1)),
+        ((0, Flag.NONE, -1), (0, Flag.JOINED, -1)),
+        ((0, Flag.EAGER, -1),),
+        ((0, Flag.NONE, 5),),
+    )
+    for slot, operations in enumerate(cases):
+        for stream, flags, duration in operations:
+            rows.collective(Operation.ALL_REDUCE, slot, stream, 8, flags=flags, duration=duration)
+    assert several_at_once(rows.build()).tolist() == [False, True, True, True, True]
 
 
 def test_joined_rows_have_no_waits_of_their_own() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import first, shuffled
 from programs import partial, programs, random_program
+from reference.comparison import assert_equal_runs
 
 from mpisim.base.errors import DeadlockError, InputError, MatchError, ProgramError, UsageError
-from mpisim.engine import Run, block_placement, plan, simulate
+from mpisim.engine import block_placement, plan, simulate
 from mpisim.program import Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
 
@@ -24,50 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
-
-
-@contextmanager
-def first(comm: Intracomm, n: int) -> Iterator[Intracomm | None]:
-    """A communicator of the first n processes; None on the others."""
-    from mpi4py import MPI
-
-    part = comm.Split(0 if comm.rank < n else MPI.UNDEFINED, comm.rank)
-    try:
-        yield part if part != MPI.COMM_NULL else None
-    finally:
-        if part != MPI.COMM_NULL:
-            part.Free()
-
-
-def shuffled(program: Program, n: int, seed: int) -> list[int]:
-    """A placement that puts each rank on any process; some processes may get none."""
-    rng = random.Random(seed)
-    return [rng.randrange(n) for _ in range(program.n_ranks)]
-
-
-def assert_same(run: Run, alone: Run) -> None:
-    assert run.digest == alone.digest
-    np.testing.assert_array_equal(run.rank_end, alone.rank_end)
-    assert run.step_time == alone.step_time
-    for i, rank in enumerate(run.hosted.tolist()):
-        for one, other in zip(run.rows(i), alone.rows(rank), strict=True):
-            np.testing.assert_array_equal(one, other)
-    a, b = run.critical_path, alone.critical_path
-    assert a is not None
-    assert b is not None
-    assert a.names == b.names
-    for name in ("kind", "rank", "row", "begin", "end", "name"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
 @given(program=programs(unpriced=True), seed=st.integers(0, 1000))
@@ -92,7 +47,7 @@ def check_placements(world: Intracomm, program: Program, seed: int) -> None:
                 continue
             for placement in (None, shuffled(program, n, seed)):
                 run = simulate(program, part, network=COST, placement=placement, critical_path=True)
-                assert_same(run, alone)
+                assert_equal_runs(run, alone)
                 # Rounds have no part in the answer but are the same everywhere.
                 assert part.allreduce(run.rounds) == n * run.rounds
 
@@ -107,18 +62,7 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
     run = simulate(
         partial(program, hosted), world, network=COST, placement=placement, critical_path=True
     )
-    assert_same(run, alone)
-
-
-@given(program=programs())
-@settings(max_examples=15)
-def test_python_core_on_several_processes(world: Intracomm, program: Program) -> None:
-    alone = simulate(program, critical_path=True)
-    for most_peers in (1, 4):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plan, "_MOST_PEERS", most_peers)
-            run = simulate(program, world, core="python", critical_path=True)
-        assert_same(run, alone)
+    assert_equal_runs(run, alone)
 
 
 def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +72,7 @@ def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.Monk
     program = random_program(5, n_tables=3, n_replicas=4, n_events=400)
     alone = simulate(program, critical_path=True)
     monkeypatch.setattr(dataflow, "_ROWS_A_ROUND", 3)
-    assert_same(simulate(program, comm, critical_path=True), alone)
+    assert_equal_runs(simulate(program, comm, critical_path=True), alone)
 
 
 def test_more_processes_than_ranks(comm: Intracomm) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from programs import partial, programs, random_program
+from reference.comparison import assert_equal_runs
 
 from mpisim.base.errors import DeadlockError, UsageError
 from mpisim.engine import Apart, Run, simulate
@@ -24,37 +24,11 @@ pytestmark = pytest.mark.mpi
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
-
-
-def assert_same(folded: Run, whole: Run) -> None:
-    """All that a run says, for every rank that the folded one has here."""
-    assert folded.digest == whole.digest
-    assert folded.step_time == whole.step_time
-    np.testing.assert_array_equal(folded.rank_end, whole.rank_end)
-    for i, rank in enumerate(folded.hosted.tolist()):
-        for one, other in zip(folded.rows(i), whole.rows(rank), strict=True):
-            np.testing.assert_array_equal(one, other)
-    a, b = folded.critical_path, whole.critical_path
-    assert a is not None
-    assert b is not None
-    assert a.names == b.names
-    for name in ("kind", "rank", "row", "begin", "end", "name"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-
-
 def check(program: Program, comm: Intracomm, network: AlphaBeta | None = None) -> Run:
     whole = simulate(program, network=network, critical_path=True, fold=False)
     assert len(whole.classes) == program.n_ranks
     folded = simulate(program, comm, network=network, critical_path=True, fold=True)
-    assert_same(folded, whole)
+    assert_equal_runs(folded, whole)
     counts = np.bincount(folded.classes.of_rank)
     np.testing.assert_array_equal(counts, folded.classes.count)
     hosted = comm.allgather(folded.hosted.tolist())
@@ -241,11 +215,3 @@ def test_a_deadlock_names_all_ranks(comm: Intracomm) -> None:
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert "and 4 more ranks wait" in messages[0]
-
-
-def test_python_core(comm: Intracomm) -> None:
-    program = grid(3, 4, {5: 0.5})
-    whole = simulate(program, network=COST, critical_path=True, fold=False)
-    assert_same(
-        simulate(program, comm, network=COST, critical_path=True, fold=True, core="python"), whole
-    )

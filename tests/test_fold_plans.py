@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from test_fold import assert_same
+from reference.comparison import assert_equal_runs
 from test_plans import MODELS, plans, workload
 
 from mpisim.engine import simulate
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 seldom = st.sampled_from([False, False, False, True])
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -51,5 +40,5 @@ def test_plans(world: Intracomm, name: str, data: st.DataObject) -> None:
     )
     whole = simulate(program, network=network, critical_path=True, fold=False)
     folded = simulate(program, world, network=network, critical_path=True, fold=True)
-    assert_same(folded, whole)
+    assert_equal_runs(folded, whole)
     event(f"{10 * len(folded.classes) // program.n_ranks * 10} % of the ranks are simulated")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from programs import _Writer
+from reference.max_min import NO_END, SharedLinks
 from shared_nodes import WAYS, Nodes
 from test_fold import check, few, late, rings, symmetric
 
 from mpisim.engine import Apart, simulate
-from mpisim.engine._core.sharing_twin import NEVER, Sharing
 from mpisim.engine.contention import find
 from mpisim.engine.fold import quotient
 from mpisim.engine.routes import Routes
@@ -34,7 +33,7 @@ LAYOUTS = ("alone", "by table", "by replica", "in pairs", "swapped", "any")
 
 def placed(seed: int, n_tables: int, n_replicas: int, layout: str) -> tuple[Program, list[int]]:
     """A random program, and the node of every rank."""
-    writer = _Writer(random.Random(seed), n_tables, n_replicas, unpriced=True)
+    writer = _Writer(random.Random(seed), n_tables, n_replicas, unpriced=True, backwards=True)
     node = list(range(n_tables * n_replicas))
     for i, rank in enumerate(writer.numbers):
         table, replica = divmod(i, n_replicas)
@@ -50,16 +49,6 @@ def placed(seed: int, n_tables: int, n_replicas: int, layout: str) -> tuple[Prog
         a, b = writer.numbers[0], writer.numbers[-1]
         node[a], node[b] = node[b], node[a]
     return writer.write(25), node
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
 
 
 cases = st.builds(
@@ -102,7 +91,7 @@ def test_random_programs(
 
 def flowed(routes: Routes, active: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
     """Let flows (route, begin, volume, cap) run; return (route, end, first rate) of each."""
-    sharing = Sharing(routes.capacity, routes.index, routes.link, routes.weight)
+    sharing = SharedLinks(routes.capacity, routes.index, routes.link, routes.weight)
     first: dict[int, int] = {}
     found = []
     time, left = 0, sorted(active, key=lambda flow: flow[1])
@@ -115,7 +104,7 @@ def flowed(routes: Routes, active: list[tuple[int, int, int, int]]) -> list[tupl
             if begin == time:
                 first[route] = sharing.rate(route)
         time = min([sharing.next_end(), *(begin for _, begin, *_ in left if begin > time)])
-        if time == NEVER:
+        if time == NO_END:
             return found
         while (route := sharing.pop_ended(time)) >= 0:
             found.append((route, time, first[route]))
@@ -178,7 +167,7 @@ def test_shares_are_the_same_to_the_last_digit() -> None:
 
     def rates(weights: list[int]) -> list[int]:
         n = len(weights)
-        sharing = Sharing(one, np.arange(n + 1), np.zeros(n, np.int64), np.array(weights))
+        sharing = SharedLinks(one, np.arange(n + 1), np.zeros(n, np.int64), np.array(weights))
         for route in range(n):
             sharing.begin(route, route, 0, 1000, 10**12)
         sharing.solve(0)

@@ -7,8 +7,9 @@ import random
 import numpy as np
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from reference.comparison import assert_equal_runs
 from shared_nodes import Nodes
-from test_fold import COST, assert_same, few, late, rings, symmetric
+from test_fold import COST, few, late, rings, symmetric
 from test_fold_shared import cases, placed, ports, seldom, slow_links, ups
 
 from mpisim.engine import Apart, Classes, Run, simulate
@@ -38,7 +39,7 @@ def retimed(program: Program, classes: Classes, seed: int, longer: int) -> Progr
 
 
 def assert_as_if_anew(found: Run, anew: Run) -> None:
-    assert_same(found, anew)
+    assert_equal_runs(found, anew)
     assert found.settled.cast.program is found.program
     for name in ("of_rank", "representative", "count"):
         np.testing.assert_array_equal(getattr(found.classes, name), getattr(anew.classes, name))

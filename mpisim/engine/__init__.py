@@ -9,7 +9,7 @@
 - `block_placement`: which process hosts which rank, unless told otherwise.
 
 Where to read: `dataflow` is the executor, `settled` and `plan` what comes before it starts,
-`_core.twin` how a rank advances, `exchange` what processes tell each other, `fold` when ranks are
+`_core` how ranks advance, `exchange` what processes tell each other, `fold` when ranks are
 simulated once, `rows` how what every row did is found again after a run, `memory_needed` whether a
 run fits.
 """

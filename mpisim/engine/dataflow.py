@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -70,7 +70,6 @@ def simulate(
     progress: str = "",
     timeline: bool = False,
     settled: Settled | None = None,
-    core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
     """Run a program and return what this process knows of it. **Collective**.
 
@@ -102,8 +101,6 @@ def simulate(
     settled : Settled, optional
         `Run.settled` of another run, of a program that this one may differ from in times alone:
         what then still holds is taken over.
-    core : {"compiled", "python"}
-        Which core; the second is for tests and readers.
 
     Returns
     -------
@@ -143,15 +140,13 @@ def simulate(
             priced = price(program, ranks, network, patterns, known)
         operations = count_operations(cast, placed, spread) if shared and spread else None
         plan = make_plan(cast, placed, comm.rank, priced, shared, operations)
-        engine = core_class(core, shared is not None)(plan.layout)
+        engine = core_class(shared is not None)(plan.layout)
 
     with _timed(wall, "simulate"):
         rounds = _execute(plan, engine, comm, several, f"{progress}, {memory}" if progress else "")
         if rounds is None:
             if cast.folded:  # say which ranks wait, not which classes
-                simulate(
-                    program, comm, network=network, fold=False, contention=contention, core=core
-                )
+                simulate(program, comm, network=network, fold=False, contention=contention)
             raise deadlock(plan, engine, several)
 
     with _timed(wall, "finish"):
@@ -160,7 +155,7 @@ def simulate(
         end[plan.hosted] = ends
         end = largest(end, several)
         digest = summed_over_processes(part, several)
-        solution = Solution(plan.layout, engine, core)
+        solution = Solution(plan.layout, engine)
 
     of_rank = cast.classes.of_rank
     path: CriticalPath | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import Ledger, rows_functions
+from ._core import Ledger, fingerprint, rows_of
 
 if TYPE_CHECKING:
     from .plan import Layout
@@ -57,13 +57,10 @@ class Solution:
     layout : Layout
     core : Core
         After the run.
-    name : {"compiled", "python"}
-        Which core that is.
     """
 
-    def __init__(self, layout: Layout, core: Any, name: str) -> None:
+    def __init__(self, layout: Layout, core: Any) -> None:
         self._layout, self._core = layout, core
-        self._rows_of, self._fingerprint = rows_functions(name)
         self._kept: dict[int, Rows] = {}
 
     def rows(self, local: int) -> Rows:
@@ -72,7 +69,7 @@ class Solution:
         if found is None:
             layout = self._layout
             found = Rows(
-                *self._rows_of(
+                *rows_of(
                     layout.codes[layout.code[local]],
                     layout.durations_of(local),
                     int(layout.start[local]),
@@ -116,7 +113,7 @@ class Solution:
         found = np.empty(len(layout.numbers), np.int64)
         code, start = layout.code.tolist(), layout.start.tolist()
         for local in range(len(found)):
-            met = self._fingerprint(*self._core.met(local))
+            met = fingerprint(*self._core.met(local))
             key = (code[local], layout.duration_key(local), start[local], *met)
             found[local] = lowest.setdefault(key, local)
         return found

@@ -1,10 +1,9 @@
 """The core: advances ranks over their rows until they block. The only way into compiled code.
 
-The compiled modules (Cython: `tiles` with `hashes`; `contended` with `crew`, `meetings`, `bounds`,
-`outcome` and `sharing`; `asked`, `registers`, `instructions`, `steps`, `rows`, `accounts`) and
-their twins (plain Python, to be read first) do the same, and tests hold them equal row by row. No
-other module knows that there are two. `refining` and `links` have none: what they work out is said,
-and tested, in a line or two.
+The compiled modules (Cython) are `tiles` with `hashes`; `contended` with `crew`, `meetings`,
+`bounds`, `outcome` and `sharing`; `asked`, `registers`, `instructions`, `steps`, `rows`,
+`accounts`, `refining` and `links`. Tests compare them with plain references that share nothing with
+them (tests/reference), row by row.
 
 ``asked(table)``, ``several_at_once(table)``
     Which prices the rows of a table ask for; on which slots they may do so at the same time.
@@ -20,15 +19,18 @@ and tested, in a line or two.
     Links that can be full, and groups that links join.
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
-``core(name, contended)``
-    The class ``Core`` of the compiled core ("compiled") or of the twin ("python"); where
-    communications share links, that of `contended` or `contended_twin`.
-``rows_functions(name)``
-    ``rows_of``, which works out the rows of a rank after a run, and ``fingerprint``, which tells
-    apart ranks that met others at different times.
+``core(contended)``
+    The class ``Core`` of `tiles`, or of `contended` where communications share links.
+``rows_of(code, durations, start, met_start, met_end)``
+    The rows of a rank after a run: begin, end, wire and binding of each, and the last CPU clock.
+``fingerprint(met_start, met_end)``
+    128 bits that differ for ranks of one table whose communications began or ended at other times.
 
 ``Ledger(order, stream_index, ...)``
-    Adds up where the time of ranks of one table went, and what their rows took.
+    Adds up where the time of ranks of one table went, and what their rows took. Each row on the
+    device is in one of the layers ``KERNEL``, ``COPY`` and ``WIRE``; what is ``WAITING`` is a
+    communication before its last member is ready. ``COVERED`` lists the sets of layers whose union
+    is measured.
 ``vary(durations, rows, ...)``
     Durations of a rank whose kernels vary: see `mpisim.engine.variation`.
 
@@ -80,49 +82,52 @@ from .instructions import kernels_of, write_instructions
 from .links import depths, full_links, joined
 from .refining import by_end, multisets, partition, ranges
 from .registers import allocate
-from .rows import vary
+from .rows import fingerprint, rows_of, vary
 from .steps import write_steps
 
 __all__ = [
+    "COPY",
+    "COVERED",
+    "KERNEL",
+    "WAITING",
+    "WIRE",
     "Ledger",
     "allocate",
     "asked",
     "by_end",
     "core",
     "depths",
+    "fingerprint",
     "full_links",
     "joined",
     "kernels_of",
     "multisets",
     "partition",
     "ranges",
-    "rows_functions",
+    "rows_of",
     "several_at_once",
     "vary",
     "write_instructions",
     "write_steps",
 ]
 
+KERNEL, COPY, WAITING, WIRE = 1, 2, 4, 8
+"""Layers of `Ledger`."""
 
-def core(name: str, contended: bool = False) -> Any:
-    """Return the class of a core by name: "compiled" or "python"."""
-    if name not in ("compiled", "python"):
-        raise ValueError(f"core {name!r} is neither 'compiled' nor 'python'")
-    if contended and name == "compiled":
+COVERED = (
+    KERNEL,
+    KERNEL | COPY,
+    WAITING | WIRE,
+    KERNEL | COPY | WIRE,
+    KERNEL | COPY | WAITING | WIRE,
+)
+"""What a `Ledger` measures: the time in which a row of any of these layers was under way."""
+
+
+def core(contended: bool) -> Any:
+    """Return the class of the core; contended: for communications that share links."""
+    if contended:
         from .contended import Core
-    elif contended:
-        from .contended_twin import Core
-    elif name == "compiled":
+    else:
         from .tiles import Core
-    else:
-        from .twin import Core
     return Core
-
-
-def rows_functions(name: str) -> tuple[Any, Any]:
-    """Return `rows_of` and `fingerprint` of the core of that name."""
-    if name == "compiled":
-        from .rows import fingerprint, rows_of
-    else:
-        from .rows_twin import fingerprint, rows_of
-    return rows_of, fingerprint

@@ -1,7 +1,4 @@
-"""Where ranks stand when nothing can go on, where communications share links: for error messages.
-
-Of both cores, the compiled one and its twin.
-"""
+"""Deadlock diagnostics of a contended run: the operation that each rank is blocked on."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from .twin import JOIN, MEET
-
 if TYPE_CHECKING:
     from ..plan import Layout
 
 __all__ = ["stopped"]
+
+MEET, JOIN = 3, 5  # of `mpisim.engine.lowering.Opcode`
 
 
 def stopped(
