@@ -217,10 +217,10 @@ class _Writer:
     def coalesced(self) -> None:
         """Two collectives of all ranks on two communicators, launched together."""
         groups = [self.builder.communicator(self.numbers, name) for name in ("left", "right")]
-        eager, lengths = self.rng.random() < 0.2, [self.length(), self.length()]
-        sizes, flags = [self.size(), self.size()], [Flag.NONE, Flag.JOINED]
-        if eager:
-            flags[self.rng.randrange(2)] |= Flag.EAGER
+        sizes, lengths = [self.size(), self.size()], [self.length(), self.length()]
+        flags = [Flag.NONE, Flag.JOINED]
+        for i in range(2):
+            flags[i] |= self.rng.choice([Flag.NONE, Flag.NONE, Flag.EAGER])
         for t, rows in enumerate(self.tables):
             stream, launch = self.stream(), self.call() | {"waits": self.waits(rows)}
             for i, group in enumerate(groups):
