@@ -23,7 +23,7 @@ from mpisim.program import (
     TableBuilder,
 )
 
-__all__ = ["partial", "programs", "random_program"]
+__all__ = ["ProgramWriter", "partial", "programs", "random_program"]
 
 COLLECTIVES = (
     Operation.ALL_REDUCE,
@@ -76,7 +76,7 @@ def random_program(
         Some gaps and launch latencies are negative, as in traces.
     """
     rng = random.Random(seed)
-    return _Writer(rng, n_tables, n_replicas, unpriced, backwards).write(n_events)
+    return ProgramWriter(rng, n_tables, n_replicas, unpriced, backwards).write(n_events)
 
 
 def partial(program: Program, hosted: set[int]) -> Program:
@@ -87,7 +87,9 @@ def partial(program: Program, hosted: set[int]) -> Program:
     )
 
 
-class _Writer:
+class ProgramWriter:
+    """Writes the tables of a random program, event by event."""
+
     def __init__(
         self, rng: random.Random, n_tables: int, n_replicas: int, unpriced: bool, backwards: bool
     ) -> None:

@@ -12,8 +12,8 @@ from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder, Table
 HOST, STREAM, WAIT, QUEUE = Binding.HOST, Binding.STREAM, Binding.WAIT, Binding.QUEUE
 
 
-class Rows:
-    """Writes one rank's table; `run` simulates it alone."""
+class OneRank:
+    """The table of a single rank, to be filled in; `run` simulates it."""
 
     def __init__(self) -> None:
         self.builder = ProgramBuilder()
@@ -36,7 +36,7 @@ def program(*tables: TableBuilder, builder: ProgramBuilder, slots: list[list[int
 
 
 def test_kernels_follow_host_and_stream() -> None:
-    one = Rows()
+    one = OneRank()
     one.rows.kernel("a", 0, 100, host=10, launch=5, launch_cost=3)
     one.rows.kernel("b", 0, 50, host=2, launch=5, launch_cost=3, gap=4)
     one.rows.kernel("c", 1, 20, host=2, launch=5, launch_cost=3, kind=Kind.COPY)
@@ -53,7 +53,7 @@ def test_kernels_follow_host_and_stream() -> None:
 
 
 def test_waits_count_from_their_ends_plus_the_gap() -> None:
-    one = Rows()
+    one = OneRank()
     a = one.rows.kernel("a", 0, 100)
     b = one.rows.kernel("b", 1, 130)
     one.rows.kernel("c", 2, 10, waits=[a, b], gap=2)
@@ -64,7 +64,7 @@ def test_waits_count_from_their_ends_plus_the_gap() -> None:
 
 
 def test_of_equal_inputs_the_stream_is_named_then_waits_then_the_host() -> None:
-    one = Rows()
+    one = OneRank()
     a = one.rows.kernel("a", 0, 10)
     b = one.rows.kernel("b", 1, 10)
     one.rows.kernel("c", 0, 1, waits=[b], launch=10)
@@ -73,7 +73,7 @@ def test_of_equal_inputs_the_stream_is_named_then_waits_then_the_host() -> None:
 
 
 def test_negative_launch_begins_before_the_call() -> None:
-    one = Rows()
+    one = OneRank()
     one.rows.kernel("a", 0, 10, host=20, launch=-5)
     run = one.run()
     assert run.rows(0).begin.tolist() == [15]
@@ -81,7 +81,7 @@ def test_negative_launch_begins_before_the_call() -> None:
 
 
 def test_speed_divides_kernels_and_copies_and_rounds_once() -> None:
-    one = Rows()
+    one = OneRank()
     one.rows.kernel("a", 0, 100)
     one.rows.kernel("b", 0, 1, kind=Kind.COPY)
     one.rows.host(10)
@@ -91,7 +91,7 @@ def test_speed_divides_kernels_and_copies_and_rounds_once() -> None:
 
 
 def test_start_moves_everything() -> None:
-    one = Rows()
+    one = OneRank()
     one.rows.host(10)
     one.rows.kernel("a", 0, 5)
     run = one.run(start=1000)
@@ -100,11 +100,11 @@ def test_start_moves_everything() -> None:
 
 
 def test_rank_without_rows_ends_when_it_starts() -> None:
-    assert Rows().run(start=7).rank_end.tolist() == [7]
+    assert OneRank().run(start=7).rank_end.tolist() == [7]
 
 
 def test_host_rows_and_host_waits() -> None:
-    one = Rows()
+    one = OneRank()
     a = one.rows.kernel("a", 0, 100, host=1, launch_cost=2)
     one.rows.host(10)
     one.rows.host_wait([a], host=5, tail=4)
@@ -120,7 +120,7 @@ def test_host_rows_and_host_waits() -> None:
 
 
 def test_launch_queue_blocks_the_call() -> None:
-    one = Rows()
+    one = OneRank()
     for name in "abc":
         one.rows.kernel(name, 0, 100, host=1, launch_cost=2)
     one.rows.kernel("d", 1, 10, host=1, launch_cost=2)
@@ -131,8 +131,8 @@ def test_launch_queue_blocks_the_call() -> None:
     assert run.rows(0).binding.tolist() == [HOST, STREAM, STREAM | QUEUE, HOST]
 
 
-def test_more_waits_than_a_byte_counts() -> None:
-    one = Rows()
+def test_bindings_of_more_than_126_waits() -> None:
+    one = OneRank()
     waits = [one.rows.kernel("a", stream, 10 + stream) for stream in range(200)]
     one.rows.kernel("b", 200, 1, waits=waits)
     run = one.run()
@@ -207,7 +207,7 @@ def test_one_stream_in_opposite_orders_is_a_deadlock() -> None:
     )
 
 
-def test_deadlock_of_many_is_told_in_short() -> None:
+def test_deadlock_message_of_many_ranks_is_abridged() -> None:
     builder = ProgramBuilder()
     tables = [builder.table() for _ in range(12)]
     everyone = builder.communicator(range(12), "world")
@@ -257,12 +257,12 @@ def test_eager_member_does_not_wait_but_is_waited_for() -> None:
     assert run.rows(1).end.tolist() == [100, 110, 111]
 
     late_root = simulate(
-        program(*reversed(tables), builder=_like(builder), slots=[[0], [0]]),
+        program(*reversed(tables), builder=builder_like(builder), slots=[[0], [0]]),
     )
     assert late_root.rows(0).end.tolist() == [100, 110, 111]
 
 
-def _like(builder: ProgramBuilder) -> ProgramBuilder:
+def builder_like(builder: ProgramBuilder) -> ProgramBuilder:
     """A new builder with the names of another, whose tables are written already."""
     other = ProgramBuilder()
     other.names = builder.names

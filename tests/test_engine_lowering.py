@@ -40,7 +40,7 @@ def test_no_register_is_written_while_somebody_will_read_it(
     assert n_registers == most
 
 
-def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
+def test_sizes_of_structs() -> None:
     assert INSTRUCTION.itemsize == 64
     assert COMMUNICATION.itemsize == 32
     assert STEP.itemsize == 80
@@ -99,7 +99,7 @@ def test_registers_are_no_more_than_kernels(program: Program) -> None:
 
 
 @given(program=programs(unpriced=True), longer=st.booleans())
-def test_prices_are_asked_for_once(program: Program, longer: bool) -> None:
+def test_each_price_is_requested_once(program: Program, longer: bool) -> None:
     for table in program.tables:
         assert table is not None
         unpriced = np.flatnonzero(table.is_communication & (table.duration < 0))

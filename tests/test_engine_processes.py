@@ -65,7 +65,7 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
     assert_equal_runs(run, alone)
 
 
-def test_long_program_is_told_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_programs_post_in_parts(comm: Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that could go on still tells the others what it knows."""
     from mpisim.engine import dataflow
 

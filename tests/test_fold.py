@@ -46,14 +46,14 @@ def symmetric(program: Program, odd: dict[int, float], late: dict[int, int]) -> 
     return program.replace(speed=speed, start=start)
 
 
-few = st.dictionaries(st.integers(0, 50), st.sampled_from([0.5, 1.3, 3.0]), max_size=2)
-late = st.dictionaries(st.integers(0, 50), st.sampled_from([1, 7, 40]), max_size=2)
+odd_speeds = st.dictionaries(st.integers(0, 50), st.sampled_from([0.5, 1.3, 3.0]), max_size=2)
+late_starts = st.dictionaries(st.integers(0, 50), st.sampled_from([1, 7, 40]), max_size=2)
 
 
 @given(
     program=programs(max_tables=4, max_replicas=6, unpriced=True),
-    odd=few,
-    late=late,
+    odd=odd_speeds,
+    late=late_starts,
     node=st.sampled_from([1, 2, 3, 8]),
 )
 @settings(max_examples=200)
@@ -124,7 +124,7 @@ def rings(*sizes: int) -> Program:
     return builder.build()
 
 
-def test_rings_of_several_lengths_are_alike(comm: Intracomm) -> None:
+def test_ranks_of_rings_of_different_lengths_are_equivalent(comm: Intracomm) -> None:
     """No automorphism takes a rank of one to the other, yet both do the same."""
     assert len(check(rings(6, 3, 3), comm).classes) == 1
 
@@ -147,7 +147,7 @@ def grid(tp: int, dp: int, odd: dict[int, float] | None = None, late: int = -1) 
     return builder.build()
 
 
-def test_why_ranks_are_apart(comm: Intracomm) -> None:
+def test_reasons_for_separate_classes(comm: Intracomm) -> None:
     alike = check(grid(4, 6), comm, COST)
     assert alike.classes.apart.tolist() == [Apart.NOT]
 
@@ -168,7 +168,7 @@ def test_why_ranks_are_apart(comm: Intracomm) -> None:
     assert placed.count.tolist() == [16, 8]
 
 
-def test_folds_when_it_is_worth_it(comm: Intracomm) -> None:
+def test_fold_by_default_where_half_the_ranks_suffice(comm: Intracomm) -> None:
     program = grid(4, 6)
     assert len(simulate(program, comm, network=COST).classes) == 1
     assert len(simulate(program, comm, network=COST, fold=False).classes) == 24

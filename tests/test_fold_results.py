@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from programs import programs
-from test_fold import COST, few, grid, late, symmetric
+from test_fold import COST, grid, late_starts, odd_speeds, symmetric
 
 import mpisim
 from mpisim.engine import Run, simulate
@@ -52,7 +52,9 @@ def assert_equal_results(folded: Results, whole: Results) -> None:
     assert render(folded) == render(whole)
 
 
-@given(program=programs(max_tables=3, max_replicas=5, unpriced=True), odd=few, late=late)
+@given(
+    program=programs(max_tables=3, max_replicas=5, unpriced=True), odd=odd_speeds, late=late_starts
+)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_programs(
     comm: Intracomm, program: Program, odd: dict[int, float], late: dict[int, int]
@@ -91,7 +93,7 @@ def test_files(comm: Intracomm, shared_folder: Path) -> None:
     comm.Barrier()
 
 
-def test_reports_say_why_ranks_are_apart(comm: Intracomm) -> None:
+def test_reports_give_reasons_for_separate_classes(comm: Intracomm) -> None:
     run = simulate(grid(4, 6, {5: 0.5}), network=COST, critical_path=True)
     results = collect(run, comm=comm.Split(comm.rank))
     assert results is not None

@@ -22,7 +22,7 @@ def solution(program: Program, **options: object) -> Solution:
 
 @given(program=programs(unpriced=True))
 @settings(max_examples=100)
-def test_ranks_that_are_alike_have_equal_rows_and_others_have_not(program: Program) -> None:
+def test_ranks_with_identical_timelines_are_found(program: Program) -> None:
     found = solution(program)
     alike = found.alike().tolist()
     tables = program.table.tolist()
@@ -37,7 +37,7 @@ def test_ranks_that_are_alike_have_equal_rows_and_others_have_not(program: Progr
             assert same or alike[one] != alike[other]
 
 
-def test_who_was_last_is_part_of_no_account_but_known() -> None:
+def test_last_member_to_be_ready_is_the_lowest_of_several() -> None:
     builder = ProgramBuilder()
     world = builder.communicator(range(3))
     for work in (20, 50, 50):
@@ -50,7 +50,7 @@ def test_who_was_last_is_part_of_no_account_but_known() -> None:
     assert found.rows(0).wire.tolist() == [0, 50]
 
 
-def test_a_fingerprint_knows_places() -> None:
+def test_fingerprint_depends_on_the_order_of_communications() -> None:
     """Unlike a sum over communications: times that change places are other times."""
     a, b = np.array([1, 2, 3]), np.array([-4, 5, 6])
     seen = {
@@ -92,7 +92,7 @@ INTERVAL = st.tuples(
 
 @given(intervals=st.lists(INTERVAL, max_size=12), until=st.integers(0, 40))
 @settings(max_examples=300)
-def test_every_moment_is_counted_once(
+def test_covered_time_counts_every_moment_once(
     intervals: list[tuple[int, int, int, int, int, int]], until: int
 ) -> None:
     stream, layer, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 6).T
@@ -118,7 +118,7 @@ def test_every_moment_is_counted_once(
 
 @given(program=programs(unpriced=True), jitter=st.sampled_from((None, Jitter(0.1, 3))))
 @settings(max_examples=60)
-def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None) -> None:
+def test_sums_of_a_rank_are_those_of_its_rows(program: Program, jitter: Jitter | None) -> None:
     """Ranks one after another by one ledger, whose scratch is used again."""
     found = solution(program.replace(jitter=jitter))
     until = 1 << 60

@@ -9,7 +9,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from reference.comparison import assert_equal_runs
 from shared_nodes import Nodes
-from test_fold import COST, few, late, rings, symmetric
+from test_fold import COST, late_starts, odd_speeds, rings, symmetric
 from test_fold_shared import cases, placed, ports, seldom, slow_links, ups
 
 from mpisim.engine import Apart, Classes, Run, simulate
@@ -58,8 +58,8 @@ def n_links(run: Run) -> int:
 
 @given(
     case=cases,
-    odd=seldom(few),
-    late=seldom(late),
+    odd=seldom(odd_speeds),
+    late=seldom(late_starts),
     slow=seldom(slow_links),
     port=ports,
     up=ups,
@@ -68,7 +68,7 @@ def n_links(run: Run) -> int:
     fold=st.booleans(),
 )
 @example(  # fewer links can be full: other reasons, the same classes
-    case=placed(434, 3, 5, "swapped"),
+    case=placed(86, 3, 5, "swapped"),
     odd={},
     late={},
     slow={},

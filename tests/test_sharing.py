@@ -133,14 +133,14 @@ def test_a_flow_without_payload_ends_at_once_and_loads_nothing(sharing: Maker) -
 
 
 @BOTH
-def test_shares_too_small_for_a_number_do_not_stall(sharing: Maker) -> None:
+def test_shares_below_the_least_rate_do_not_stall(sharing: Maker) -> None:
     case = Case([1], [[(0, 1000 * UNIT)]], [(0, 0, 3, NO_END)] * 5)
     ends, _ = played(case, sharing)
     assert ends == [3 << 40] * 5
 
 
 @BOTH
-def test_the_widest_numbers(sharing: Maker) -> None:
+def test_rates_near_the_largest_int64(sharing: Maker) -> None:
     most = 2**62
     case = Case([most], [[(0, 1)], [(0, UNIT)]], [(0, 0, 10**12, most), (0, 1, 10**12, most)])
     assert at_once(case, sharing) == [most * UNIT // (UNIT + 1)] * 2
@@ -182,7 +182,7 @@ def test_solver_finds_what_water_filling_does_in_any_order() -> None:
         assert played(case, Sharing, random.Random(seed)) == expected, seed
 
 
-def test_numbering_changes_nothing() -> None:
+def test_ends_do_not_depend_on_numbering() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         case = random_case(rng)

@@ -1,4 +1,4 @@
-"""Tiles: the same answer however ranks are laid side by side, and no deadlock of their own."""
+"""Tiles: results do not depend on which ranks are simulated side by side."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_members_of_a_group_can_be_split_from_each_other() -> None:
     assert_matches(run_with(find_tiles, program), expected)
 
 
-def test_a_deadlock_of_ranks_is_told_as_if_there_were_no_tiles() -> None:
+def test_deadlock_message_does_not_depend_on_tiles() -> None:
     builder = ProgramBuilder()
     rows = builder.table()
     waits = [rows.point_to_point(Kind.RECV, 0, 0, 8, duration=1)]
@@ -144,12 +144,12 @@ def test_a_deadlock_of_ranks_is_told_as_if_there_were_no_tiles() -> None:
     for i in range(4):
         builder.add_rank(0, [pairs[i - 1], pairs[i]])
     program = builder.build()
-    told = []
+    messages = []
     for find in (widest, one_by_one):
         with pytest.raises(DeadlockError) as caught:
             run_with(find, program)
-        told.append(str(caught.value))
-    assert told[0] == told[1]
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
 
 
 def test_eager_and_joined_communications_in_one_tile() -> None:
@@ -234,7 +234,7 @@ def test_small_data_parallel_groups_are_lanes_of_one_tile_too() -> None:
     assert sorted(map(sorted, tiles)) == [list(range(16))]
 
 
-def test_places_in_a_chain_are_kept_apart() -> None:
+def test_stages_of_a_pipeline_are_in_different_tiles() -> None:
     assert sorted(tiles_of(chain(5, 2))) == [[0], [1], [2], [3], [4]]
 
 
