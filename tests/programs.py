@@ -93,7 +93,8 @@ class ProgramWriter:
     def __init__(
         self, rng: random.Random, n_tables: int, n_replicas: int, unpriced: bool, backwards: bool
     ) -> None:
-        self.rng, self.unpriced, self.backwards = rng, unpriced, backwards
+        self.rng, self.unpriced = rng, unpriced
+        self.backwards = rng.choice([1, 1, 15]) if backwards else 0  # ps
         self.n_tables, self.n_replicas = n_tables, n_replicas
         self.builder = ProgramBuilder()
         self.tables = [self.builder.table(f"table {t}") for t in range(n_tables)]
@@ -149,9 +150,9 @@ class ProgramWriter:
         pick = self.rng.randint
         return {
             "host": pick(0, 5),
-            "launch": pick(-2 if self.backwards else 0, 6),
+            "launch": pick(-2 * self.backwards, 6),
             "launch_cost": pick(0, 3),
-            "gap": self.rng.choice([0, 0, pick(-1 if self.backwards else 0, 3)]),
+            "gap": self.rng.choice([0, 0, pick(-self.backwards, 3)]),
         }
 
     def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
@@ -184,7 +185,7 @@ class ProgramWriter:
         row = rows.kernel(
             f"{kind.name.lower()} {self.rng.randrange(3)}",
             self.stream(),
-            self.rng.randint(0, 20),
+            self.rng.randint(0, self.rng.choice([20, 20, 20, 400])),
             waits=self.waits(rows),
             kind=kind,
             **self.call(),

@@ -68,7 +68,7 @@ def n_links(run: Run) -> int:
     fold=st.booleans(),
 )
 @example(  # fewer links can be full: other reasons, the same classes
-    case=placed(86, 3, 5, "swapped"),
+    case=placed(66, 3, 5, "swapped"),
     odd={},
     late={},
     slow={},

@@ -9,7 +9,7 @@ import pytest
 from contended import random_links
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import first, shuffled
+from processes import shuffled
 from programs import partial, programs, random_program
 from reference.comparison import assert_equal_runs
 
@@ -22,28 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=40)
-def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
-    network = random_links(seed, program.n_ranks)
-    alone = simulate(program, network=network, fold=False, critical_path=True)
-    for n in range(1, world.size + 1):
-        with first(world, n) as part:
-            if part is None:
-                continue
-            for placement in (None, shuffled(program, n, seed)):
-                run = simulate(
-                    program,
-                    part,
-                    network=network,
-                    placement=placement,
-                    fold=False,
-                    critical_path=True,
-                )
-                assert_equal_runs(run, alone)
-                assert part.allreduce(run.rounds) == n * run.rounds
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
