@@ -152,21 +152,27 @@ def test_streams_do_not_wait_for_rows_of_others() -> None:
     assert run.rows(0).end.tolist() == [2000, 3000, 2000]
 
 
-def test_bytes_do_not_flow_before_what_led_to_them() -> None:
-    """A trace says that the second begins 30 ps before the first has ended."""
+@pytest.mark.parametrize("other_stream", [False, True])
+def test_bytes_do_not_flow_before_what_led_to_them(other_stream: bool) -> None:
+    """A trace says that the second begins 30 ps before the first has ended, which it follows."""
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
-        rows.collective(Operation.ALL_REDUCE, 0, 0, 100)
+        pair = (0, 2) if rank % 2 == 0 else (1, 3)
+        first = rows.collective(Operation.ALL_REDUCE, 0, 0, 100)
         if rank % 2 == 0:
-            rows.collective(Operation.ALL_REDUCE, 0, 0, 100, gap=-30)
+            waits = [first] if other_stream else []
+            stream = slot = int(other_stream)
+            rows.collective(Operation.ALL_REDUCE, slot, stream, 100, gap=-30, waits=waits)
         builder.add_table(rows.build())
-        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    network = wires(1, 1, latency=10)
-    run = simulate(builder.build(), network=network, fold=False)
+        bound = [builder.communicator(pair, name) for name in ("first", "second")]
+        builder.add_rank(rank, bound)
+    program, network = builder.build(), wires(1, 1, latency=10)
+    run = simulate(program, network=network, fold=False, critical_path=True)
     # Both flow from 10 to 210 at half the rate. The second is ready at 180, and would flow at 190.
     assert run.rows(0).wire.tolist() == [0, 180]
     assert run.rows(0).end.tolist() == [210, 310]
+    assert_matches(run, expect(program, network))
 
 
 def test_eager_and_given_durations_do_not_wait_for_the_flow() -> None:
