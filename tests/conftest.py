@@ -114,6 +114,22 @@ def comm() -> Iterator[Intracomm]:
     private.Free()
 
 
+@pytest.fixture
+def shared_folder(comm: Intracomm, tmp_path: Path) -> Path:
+    """A new folder, the same on all processes."""
+    return Path(comm.bcast(os.fspath(tmp_path), root=0))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Intracomm]:
+    """A communicator of all processes for the examples of a property, which share one fixture."""
+    from mpi4py import MPI
+
+    private = MPI.COMM_WORLD.Dup()
+    yield private
+    private.Free()
+
+
 class Finished(NamedTuple):
     """What a subprocess left: exit code and decoded output."""
 

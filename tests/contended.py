@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from mpisim.base.quantity import Quantity
 from mpisim.program import Operation
 from mpisim.topo import Price
 
-__all__ = ["Links", "huge", "random_links"]
+__all__ = ["Links", "huge", "narrow_links", "random_links"]
 
 WEIGHT = 1 << 20
 
@@ -96,13 +97,15 @@ def random_links(seed: int, n_ranks: int) -> Links:
     )
 
 
+def narrow_links(seed: int, n_ranks: int) -> Links:
+    """The same, but any communication alone fills each link that it loads."""
+    links, rng = random_links(seed, n_ranks), random.Random(seed)
+    lightest = min((w for route in links.routes.values() for r in route for _, w in r), default=1)
+    widest = 0.9 * lightest * links.rate
+    capacities = tuple(min(widest, rng.choice([widest, c])) for c in links.capacities)
+    return dataclasses.replace(links, capacities=capacities)
+
+
 def huge(links: Links) -> Links:
     """The same with links that are never full."""
-    return Links(
-        capacities=tuple(1e6 for _ in links.capacities),
-        routes=links.routes,
-        latency=links.latency,
-        rate=links.rate,
-        small=links.small,
-        by_operation=links.by_operation,
-    )
+    return dataclasses.replace(links, capacities=tuple(1e6 for _ in links.capacities))

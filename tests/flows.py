@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from reference.max_min import NO_END
 
 UNIT = 1 << 20  # the weight of a link that every byte of payload passes once
 GB = 1_099_511_628  # 1 GB/s in 2**-40 bytes per ps
-NEVER = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ def played(
     free = list(range(len(case.flows) + 3 if rng else len(case.flows)))[::-1]
     slot_of: dict[int, int] = {}
     flow_in: dict[int, int] = {}
-    ends = [NEVER] * len(case.flows)
+    ends = [NO_END] * len(case.flows)
     last = 0
     while arrivals or flow_in:
-        time = min(shared.next_end(), arrivals[0][0] if arrivals else NEVER)
-        assert time < NEVER
+        time = min(shared.next_end(), arrivals[0][0] if arrivals else NO_END)
+        assert time < NO_END
         if rng and flow_in and rng.random() < 0.5:
             for number in rng.sample(sorted(flow_in), rng.randint(1, len(flow_in))):
                 assert shared.bound(number, rng.randint(last, time)) <= shared.end(number)

@@ -23,7 +23,7 @@ from mpisim.program import (
     TableBuilder,
 )
 
-__all__ = ["partial", "programs", "random_program"]
+__all__ = ["ProgramWriter", "partial", "programs", "random_program"]
 
 COLLECTIVES = (
     Operation.ALL_REDUCE,
@@ -36,9 +36,14 @@ SPEEDS = (1.0, 1.0, 1.0, 0.5, 1.3, 3.0)
 
 
 def programs(
-    *, max_tables: int = 3, max_replicas: int = 3, max_events: int = 25, unpriced: bool = False
+    *,
+    max_tables: int = 3,
+    max_replicas: int = 3,
+    max_events: int = 25,
+    unpriced: bool = False,
+    backwards: bool = True,
 ) -> st.SearchStrategy[Program]:
-    """Return a strategy of programs; some communications have no duration if `unpriced`."""
+    """Return a strategy of programs; for the last two see `random_program`."""
     return st.builds(
         random_program,
         seed=st.integers(0, 2**32 - 1),
@@ -46,6 +51,7 @@ def programs(
         n_replicas=st.integers(1, max_replicas),
         n_events=st.integers(0, max_events),
         unpriced=st.just(unpriced),
+        backwards=st.just(backwards),
     )
 
 
@@ -55,9 +61,22 @@ def random_program(
     n_replicas: int = 2,
     n_events: int = 20,
     unpriced: bool = False,
+    backwards: bool = True,
 ) -> Program:
-    """Return a program of ``n_tables * n_replicas`` ranks, always the same for one seed."""
-    return _Writer(random.Random(seed), n_tables, n_replicas, unpriced).write(n_events)
+    """Return a program of ``n_tables * n_replicas`` ranks, always the same for one seed.
+
+    Parameters
+    ----------
+    seed, n_tables, n_replicas : int
+    n_events : int
+        Rows, or communications with all their rows.
+    unpriced : bool
+        Some communications have no duration of their own.
+    backwards : bool
+        Some gaps and launch latencies are negative, as in traces.
+    """
+    rng = random.Random(seed)
+    return ProgramWriter(rng, n_tables, n_replicas, unpriced, backwards).write(n_events)
 
 
 def partial(program: Program, hosted: set[int]) -> Program:
@@ -68,9 +87,14 @@ def partial(program: Program, hosted: set[int]) -> Program:
     )
 
 
-class _Writer:
-    def __init__(self, rng: random.Random, n_tables: int, n_replicas: int, unpriced: bool) -> None:
+class ProgramWriter:
+    """Writes the tables of a random program, event by event."""
+
+    def __init__(
+        self, rng: random.Random, n_tables: int, n_replicas: int, unpriced: bool, backwards: bool
+    ) -> None:
         self.rng, self.unpriced = rng, unpriced
+        self.backwards = rng.choice([1, 1, 15]) if backwards else 0  # ps
         self.n_tables, self.n_replicas = n_tables, n_replicas
         self.builder = ProgramBuilder()
         self.tables = [self.builder.table(f"table {t}") for t in range(n_tables)]
@@ -97,6 +121,8 @@ class _Writer:
             self.across,
             self.replicas,
             self.everyone,
+            self.coalesced,
+            self.train,
             self.pair,
             self.swap,
             self.ring,
@@ -124,9 +150,9 @@ class _Writer:
         pick = self.rng.randint
         return {
             "host": pick(0, 5),
-            "launch": pick(-2, 6),
+            "launch": pick(-2 * self.backwards, 6),
             "launch_cost": pick(0, 3),
-            "gap": self.rng.choice([0, 0, pick(-1, 3)]),
+            "gap": self.rng.choice([0, 0, pick(-self.backwards, 3)]),
         }
 
     def waits(self, rows: TableBuilder, most: int = 3) -> list[int]:
@@ -148,6 +174,9 @@ class _Writer:
             return UNPRICED
         return self.rng.randint(0, 30)
 
+    def size(self) -> int:
+        return self.rng.choice([0, self.rng.randint(0, 200), *[self.rng.randint(0, 5000)] * 4])
+
     # --- events ---------------------------------------------------------------------------------
 
     def kernel(self) -> None:
@@ -156,7 +185,7 @@ class _Writer:
         row = rows.kernel(
             f"{kind.name.lower()} {self.rng.randrange(3)}",
             self.stream(),
-            self.rng.randint(0, 20),
+            self.rng.randint(0, self.rng.choice([20, 20, 20, 400])),
             waits=self.waits(rows),
             kind=kind,
             **self.call(),
@@ -188,8 +217,48 @@ class _Writer:
         groups = dict.fromkeys(everybody, [group] * self.n_replicas)
         self._collective("everyone", everybody, groups)
 
+    def coalesced(self) -> None:
+        """Two collectives of all ranks on two communicators, launched together."""
+        groups = [self.builder.communicator(self.numbers, name) for name in ("left", "right")]
+        sizes, lengths = [self.size(), self.size()], [self.length(), self.length()]
+        flags = [Flag.NONE, Flag.JOINED]
+        for i in range(2):
+            flags[i] |= self.rng.choice([Flag.NONE, Flag.NONE, Flag.EAGER])
+        for t, rows in enumerate(self.tables):
+            stream, launch = self.stream(), self.call() | {"waits": self.waits(rows)}
+            for i, group in enumerate(groups):
+                row = rows.collective(
+                    Operation.ALL_GATHER,
+                    self.slot(t, [group] * self.n_replicas),
+                    stream,
+                    sizes[i],
+                    duration=lengths[i],
+                    flags=flags[i] if t == 0 else flags[i] & Flag.JOINED,
+                    **({} if i else launch),
+                )
+                self.device[rows].append(row)
+
+    def train(self) -> None:
+        """Operations of one communicator that follow each other on one stream."""
+        group = self.builder.communicator(self.numbers, "train")
+        sizes = [self.size() for _ in range(self.rng.randint(2, 5))]
+        length = self.length()
+        for t, rows in enumerate(self.tables):
+            stream = self.stream()
+            for size in sizes:
+                row = rows.collective(
+                    Operation.ALL_REDUCE,
+                    self.slot(t, [group] * self.n_replicas),
+                    stream,
+                    size,
+                    duration=length,
+                    waits=self.waits(rows) if self.rng.random() < 0.3 else (),
+                    **self.call(),
+                )
+                self.device[rows].append(row)
+
     def _collective(self, name: str, some: list[int], groups: dict[int, list[list[int]]]) -> None:
-        operation, size = self.rng.choice(COLLECTIVES), self.rng.randint(0, 5000)
+        operation, size = self.rng.choice(COLLECTIVES), self.size()
         eager = self.rng.choice([-1, -1, -1, some[0]])
         length = self.length()
         for t in some:
@@ -234,7 +303,7 @@ class _Writer:
             pairs = [(self.rank(a, i), self.rank(b, (i + shift) % n)) for i in range(n)]
             sending = [self.builder.communicator(pair, f"shift {shift}") for pair in pairs]
             receiving = [sending[(i - shift) % n] for i in range(n)]
-            size, length = self.rng.randint(0, 5000), self.length()
+            size, length = self.size(), self.length()
             for kind, t, bound in ((Kind.SEND, a, sending), (Kind.RECV, b, receiving)):
                 rows, joined = self.tables[t], t in written
                 flags = Flag.JOINED if joined else Flag.NONE

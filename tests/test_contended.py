@@ -1,45 +1,15 @@
-"""Communications that share links, on one process: by hand, against dataflow mode, and the twin."""
+"""Communications that share links, on one process: by hand, and long ones against the reference."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal
-
-import numpy as np
 import pytest
-from contended import Links, huge, random_links
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from programs import random_program
+from contended import Links
+from reference.comparison import assert_matches
+from reference.simulation import simulate as expect
 
 from mpisim.base.errors import DeadlockError
-from mpisim.engine import Run, contention, lowering, simulate
-from mpisim.engine.contention import PatternLoads
+from mpisim.engine import simulate
 from mpisim.program import Flag, Kind, Operation, Program, ProgramBuilder
-
-Core = Literal["compiled", "python"]
-
-
-@pytest.fixture(params=["compiled", "python"])
-def core(request: pytest.FixtureRequest) -> Core:
-    return request.param
-
-
-def assert_equal(a: Run, b: Run) -> None:
-    """Check that two runs with a critical path are equal in all that they found."""
-    assert a.digest == b.digest
-    np.testing.assert_array_equal(a.rank_end, b.rank_end)
-    assert len(a.hosted) == len(b.hosted)
-    for i in range(len(a.hosted)):
-        for one, other in zip(a.rows(i), b.rows(i), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert a.critical_path is not None
-    assert b.critical_path is not None
-    for name in ("kind", "rank", "row", "begin", "end", "name"):
-        np.testing.assert_array_equal(
-            getattr(a.critical_path, name), getattr(b.critical_path, name)
-        )
-
 
 # --- by hand ------------------------------------------------------------------------------------
 
@@ -66,10 +36,10 @@ def wires(*links: float, weight: float = 1.0, **settings: int) -> Links:
     return Links(links, {"nic": routes}, **settings)  # type: ignore[arg-type]
 
 
-def test_two_groups_over_one_nic(core: Core) -> None:
+def test_two_groups_over_one_nic() -> None:
     """Ranks 0 and 1 on one node, 2 and 3 on another; each pair across shares both NICs."""
     program = steps([(100, 1000), (300, 1000)], [[0, 2], [1, 3]], 4)
-    run = simulate(program, network=wires(1, 1, latency=50), fold=False, core=core)
+    run = simulate(program, network=wires(1, 1, latency=50), fold=False)
     # The first flows alone from 150 to 350: 200 of its 1000 bytes. Then each has 1/2: the first
     # needs 1600 ps for the other 800, until 1950. The second has sent 800 by then, and its last
     # 200 have the NIC alone: until 2150.
@@ -78,39 +48,39 @@ def test_two_groups_over_one_nic(core: Core) -> None:
     assert (run.mode, run.contended, run.domains, run.links) == ("events", 2, 1, 2)
 
 
-def test_nothing_shared_is_dataflow_mode(core: Core) -> None:
+def test_nothing_shared_is_dataflow_mode() -> None:
     """A NIC that carries both at their highest rates holds nobody back."""
     program = steps([(100, 1000), (300, 1000)], [[0, 2], [1, 3]], 4)
-    run = simulate(program, network=wires(2, 2, latency=50), fold=False, core=core)
+    run = simulate(program, network=wires(2, 2, latency=50), fold=False)
     assert [run.rows(r).end.tolist()[1] for r in range(4)] == [100 + 1050, 300 + 1050] * 2
     assert (run.mode, run.contended, run.domains, run.links) == ("dataflow", 0, 0, 0)
-    shared = simulate(program, network=wires(1, 1, latency=50), contention=False, core=core)
+    shared = simulate(program, network=wires(1, 1, latency=50), contention=False)
     assert (shared.digest, shared.mode) == (run.digest, "dataflow")
 
 
-def test_oversubscribed_tree(core: Core) -> None:
+def test_oversubscribed_tree() -> None:
     """Four pairs over their own NICs of 1 byte/ps and one spine of 1: a quarter each."""
     nic = tuple(((rank % 4, 1.0), (4, 0.5)) for rank in range(8))
     network = Links((1, 1, 1, 1, 1), {"tree": nic}, rate=1.0)
     # Both members of a pair load its NIC, so that alone it has 1/2 as well.
     program = steps([(0, 1000)] * 4, [[i, i + 4] for i in range(4)], 8)
-    run = simulate(program, network=network, fold=False, core=core)
+    run = simulate(program, network=network, fold=False)
     assert run.rank_end.tolist() == [4000] * 8
     assert run.links == 5
-    alone = simulate(steps([(0, 1000)], [[0, 4]], 8), network=network, fold=False, core=core)
+    alone = simulate(steps([(0, 1000)], [[0, 4]], 8), network=network, fold=False)
     assert alone.step_time == 2000
 
 
-def test_slow_link(core: Core) -> None:
+def test_slow_link() -> None:
     """Two groups over three nodes: one is held back by a slow link, the other has what is left."""
     # Group A on nodes 0 and 1, B on 1 and 2; capacities 3, 4 and 1 bytes/ps; rates up to 4.
     program = steps([(0, 4000), (0, 4000)], [[0, 2], [3, 4]], 6)
-    run = simulate(program, network=wires(3, 4, 1, rate=4), fold=False, core=core)
+    run = simulate(program, network=wires(3, 4, 1, rate=4), fold=False)
     # B is held to 1 by node 2: 4000 ps. A has 3 (node 0; node 1 leaves it 4 - 1 = 3): 1334 ps.
     assert run.rank_end.tolist() == [1334, 0, 1334, 4000, 4000, 0]
 
 
-def test_send_beside_an_all_reduce(core: Core) -> None:
+def test_send_beside_an_all_reduce() -> None:
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
@@ -132,7 +102,7 @@ def test_send_beside_an_all_reduce(core: Core) -> None:
         },
         by_operation={Operation.SEND_RECV: "pair"},
     )
-    run = simulate(builder.build(), network=network, critical_path=True, fold=False, core=core)
+    run = simulate(builder.build(), network=network, critical_path=True, fold=False)
     # The all-reduce has 1 until 500, then 1/2 until the message of 300 is through at 1100 (800
     # bytes by then), then 1 again for the other 2200.
     assert run.rank_end.tolist() == [3300, 1110, 3300, 1110]
@@ -140,14 +110,14 @@ def test_send_beside_an_all_reduce(core: Core) -> None:
     assert run.critical_path.end.tolist() == [3300]
 
 
-def test_two_patterns_of_one_group_and_what_is_too_small_to_flow(core: Core) -> None:
+def test_two_patterns_of_one_group_and_what_is_too_small_to_flow() -> None:
     program = steps([(0, 1000), (0, 10)], [[0, 2], [1, 3]], 4)
-    run = simulate(program, network=wires(1, 1, latency=50, small=10), fold=False, core=core)
+    run = simulate(program, network=wires(1, 1, latency=50, small=10), fold=False)
     assert run.rank_end.tolist() == [1050, 50, 1050, 50]
     assert run.mode == "dataflow"
 
 
-def test_next_operation_follows_at_once(core: Core) -> None:
+def test_next_operation_follows_at_once() -> None:
     """A communicator's operations take turns; another's fills in."""
     builder = ProgramBuilder()
     for rank in range(4):
@@ -156,14 +126,14 @@ def test_next_operation_follows_at_once(core: Core) -> None:
             rows.collective(Operation.ALL_REDUCE, 0, 0, size)
         builder.add_table(rows.build())
         builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    run = simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+    run = simulate(builder.build(), network=wires(1, 1), fold=False)
     # Halves until 100: 50 each. Then 50 left of the first, 250 of the other: until 200, and the
     # second 100 of the first until 400; the last 100 of the other alone until 500.
     assert run.rows(0).end.tolist() == [200, 400]
     assert run.rows(1).end.tolist() == [100, 500]
 
 
-def test_streams_do_not_wait_for_rows_of_others(core: Core) -> None:
+def test_streams_do_not_wait_for_rows_of_others() -> None:
     """What a stream posts does not have to wait for a row above it on another stream."""
     builder = ProgramBuilder()
     for rank in range(4):
@@ -177,29 +147,35 @@ def test_streams_do_not_wait_for_rows_of_others(core: Core) -> None:
             bound = []
         builder.add_table(rows.build())
         builder.add_rank(rank, bound)
-    run = simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+    run = simulate(builder.build(), network=wires(1, 1), fold=False)
     # Three times 1000 over a link of 1: first and third share it until 2000.
     assert run.rows(0).end.tolist() == [2000, 3000, 2000]
 
 
-def test_bytes_do_not_flow_before_what_led_to_them(core: Core) -> None:
-    """A trace says that the second begins 30 ps before the first has ended."""
+@pytest.mark.parametrize("other_stream", [False, True])
+def test_bytes_do_not_flow_before_what_led_to_them(other_stream: bool) -> None:
+    """A trace says that the second begins 30 ps before the first has ended, which it follows."""
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
-        rows.collective(Operation.ALL_REDUCE, 0, 0, 100)
+        pair = (0, 2) if rank % 2 == 0 else (1, 3)
+        first = rows.collective(Operation.ALL_REDUCE, 0, 0, 100)
         if rank % 2 == 0:
-            rows.collective(Operation.ALL_REDUCE, 0, 0, 100, gap=-30)
+            waits = [first] if other_stream else []
+            stream = slot = int(other_stream)
+            rows.collective(Operation.ALL_REDUCE, slot, stream, 100, gap=-30, waits=waits)
         builder.add_table(rows.build())
-        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    network = wires(1, 1, latency=10)
-    run = simulate(builder.build(), network=network, fold=False, core=core)
+        bound = [builder.communicator(pair, name) for name in ("first", "second")]
+        builder.add_rank(rank, bound)
+    program, network = builder.build(), wires(1, 1, latency=10)
+    run = simulate(program, network=network, fold=False, critical_path=True)
     # Both flow from 10 to 210 at half the rate. The second is ready at 180, and would flow at 190.
     assert run.rows(0).wire.tolist() == [0, 180]
     assert run.rows(0).end.tolist() == [210, 310]
+    assert_matches(run, expect(program, network))
 
 
-def test_eager_and_given_durations_do_not_wait_for_the_flow(core: Core) -> None:
+def test_eager_and_given_durations_do_not_wait_for_the_flow() -> None:
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
@@ -209,12 +185,12 @@ def test_eager_and_given_durations_do_not_wait_for_the_flow(core: Core) -> None:
         )
         builder.add_table(rows.build())
         builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    run = simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+    run = simulate(builder.build(), network=wires(1, 1), fold=False)
     # Rank 0 goes ahead for what it takes alone; rank 3 knows its own duration.
     assert run.rank_end.tolist() == [1000, 2000, 2000, 70]
 
 
-def test_deadlock_is_named(core: Core) -> None:
+def test_deadlock_is_named() -> None:
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
@@ -225,75 +201,31 @@ def test_deadlock_is_named(core: Core) -> None:
         pair = (0, 2) if rank % 2 == 0 else (1, 3)
         builder.add_rank(rank, [builder.communicator(pair, n) for n in ("left", "right")])
     with pytest.raises(DeadlockError) as caught:
-        simulate(builder.build(), network=wires(1, 1), fold=False, core=core)
+        simulate(builder.build(), network=wires(1, 1), fold=False)
     assert str(caught.value).startswith(
         "deadlock: rank 0 waits at row 1 (sum 1) for operation 0 of communicator 0 (left), to "
         "which rank 2 never came; rank 1 waits at row 1"
     )
 
 
-# --- of every program ---------------------------------------------------------------------------
-
-PROGRAMS = st.builds(
-    random_program,
-    seed=st.integers(0, 2**32 - 1),
-    n_tables=st.integers(1, 3),
-    n_replicas=st.integers(1, 4),
-    n_events=st.integers(5, 30),
-    unpriced=st.just(True),
-)
-SEEDS = st.integers(0, 2**32 - 1)
+# --- many rows, many streams --------------------------------------------------------------------
 
 
-@given(program=PROGRAMS, seed=SEEDS)
-@settings(max_examples=80)
-def test_compiled_core_does_what_its_twin_does(program: Program, seed: int) -> None:
-    network = random_links(seed, program.n_ranks)
-    compiled, python = (
-        simulate(program, network=network, fold=False, critical_path=True, core=core)
-        for core in ("compiled", "python")
-    )
-    assert compiled.mode == python.mode
-    assert_equal(compiled, python)
-
-
-@given(program=PROGRAMS, seed=SEEDS)
-@settings(max_examples=80)
-def test_links_that_are_never_full_change_nothing(program: Program, seed: int) -> None:
-    """Every communication flows over links, but none is ever full: dataflow mode to the last bit.
-
-    The latency is longer than kernels of these programs begin before what they wait for has ended.
-    """
-    network = dataclasses.replace(huge(random_links(seed, program.n_ranks)), latency=20)
-    alone = simulate(program, network=network, fold=False, contention=False, critical_path=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention, "links_that_can_saturate", all_loaded)
-        shared = simulate(program, network=network, fold=False, critical_path=True)
-    assert_equal(shared, alone)
-
-
-@given(program=PROGRAMS, seed=SEEDS)
-@settings(max_examples=60)
-def test_leaving_links_out_changes_nothing(program: Program, seed: int) -> None:
-    network = random_links(seed, program.n_ranks)
+def check(program: Program, network: Links) -> None:
+    """Compare a run with the reference."""
     run = simulate(program, network=network, fold=False, critical_path=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contention, "links_that_can_saturate", all_loaded)
-        everything = simulate(program, network=network, fold=False, critical_path=True)
-    if not goes_backwards(program):
-        assert_equal(run, everything)
+    assert run.mode == "events"
+    assert_matches(run, expect(program, network))
 
 
-@pytest.mark.parametrize("near", [3, 2048])
-def test_long_programs_forget_rows(near: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPUs run far ahead of streams that wait for a flow; some rows are read from far back."""
-    monkeypatch.setattr(lowering, "_NEAR", near)
+def test_rows_are_read_from_far_back() -> None:
+    """CPUs run thousands of rows ahead of streams that wait for a flow, or to a full queue."""
     builder = ProgramBuilder()
     for rank in range(4):
         rows = builder.table(f"rank {rank}")
         rows.collective(Operation.ALL_REDUCE, 0, 1, 5000 * (1 + rank % 2))
         work = [rows.kernel("first", 0, 7 * rank)]
-        for i in range(900):
+        for i in range(2400):
             waits = [work[-1], work[i // 2]]
             work.append(rows.kernel("work", i % 2 * 2, 3 + i % 5, host=1, waits=waits))
             if i % 100 == 50:
@@ -303,21 +235,38 @@ def test_long_programs_forget_rows(near: int, monkeypatch: pytest.MonkeyPatch) -
                 rows.host_wait([work[0], work[-1]])
         builder.add_table(rows.build(queue_depth=rank // 2 * 300))
         builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
-    program = builder.build()
-    run = simulate(program, network=wires(1, 1), fold=False, critical_path=True)
-    twin = simulate(program, network=wires(1, 1), fold=False, critical_path=True, core="python")
-    assert run.mode == "events"
-    assert_equal(run, twin)
+    check(builder.build(), wires(1, 1))
 
 
-def all_loaded(capacity: np.ndarray, patterns: list[PatternLoads], _: np.ndarray) -> np.ndarray:
-    """Stand in for `links_that_can_saturate`: every link that is loaded at all."""
-    found = np.zeros(len(capacity), bool)
-    for one in patterns:
-        found[one.link] = True
-    return found
+def test_more_streams_than_bits_of_a_word() -> None:
+    """Each of 130 streams waits for a kernel of another, and all for flows that take turns."""
+    builder = ProgramBuilder()
+    for rank in range(4):
+        rows = builder.table(f"rank {rank}")
+        done: list[int] = []
+        for stream in range(130):
+            waits = [] if rank % 2 else done[-1:]
+            if stream % 13 == 0:
+                row = rows.collective(Operation.ALL_REDUCE, 0, stream, 100 + stream, waits=waits)
+            else:
+                row = rows.kernel("work", stream, 5 + stream % 7, waits=waits)
+            done.append(row)
+        for stream in range(130):
+            rows.kernel("again", stream, 3, waits=[done[(37 * stream) % 130]])
+        builder.add_table(rows.build())
+        builder.add_rank(rank, [builder.communicator((0, 2) if rank % 2 == 0 else (1, 3))])
+    check(builder.build(), wires(1, 1))
 
 
-def goes_backwards(program: Program) -> bool:
-    """Whether bytes may be held back by an event although their link is never full."""
-    return any(bool((t.gap < 0).any() or (t.launch < 0).any()) for t in program.tables if t)
+def test_many_flows_at_once() -> None:
+    """200 communicators of two ranks each, all flows over one wire."""
+    builder = ProgramBuilder()
+    for rank in range(2):
+        rows = builder.table(f"rank {rank}")
+        for slot in range(200):
+            rows.collective(Operation.ALL_REDUCE, slot, slot, 10 + 7 * slot % 50, host=slot % 3)
+        builder.add_table(rows.build())
+    for rank in range(2):
+        groups = [builder.communicator((0, 1), f"group {slot}") for slot in range(200)]
+        builder.add_rank(rank, groups)
+    check(builder.build(), Links((3,), {"wire": (((0, 0.5),), ((0, 0.5),))}, latency=2))

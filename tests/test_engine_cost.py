@@ -55,7 +55,7 @@ def everyone(program: Program) -> np.ndarray:
     return np.arange(program.n_ranks, dtype=np.int32)
 
 
-def test_each_operation_is_priced_once_a_class() -> None:
+def test_each_operation_is_priced_once_per_class() -> None:
     model = Counting()
     program = sums([8, 16, 8], [[0, 1], [2, 3], [4, 5, 6]])
     durations, which, *_ = price(program, everyone(program), model)
@@ -67,7 +67,7 @@ def test_each_operation_is_priced_once_a_class() -> None:
     ]
 
 
-def test_speeds_make_their_own_durations() -> None:
+def test_ranks_of_different_speeds_have_different_durations() -> None:
     program = sums([8], [[0, 1, 2]], speeds=[1.0, 2.0, 1.0])
     priced = price(program, everyone(program), Counting())
     assert priced.which.tolist() == [0, 0, 0]
@@ -122,7 +122,7 @@ def test_barrier_needs_no_size() -> None:
 
 
 @pytest.mark.parametrize(("duration", "speed"), [(1 << 61, 1.0), (10, 1e-300), (1 << 40, 1e-8)])
-def test_more_time_than_clocks_count(duration: int, speed: float) -> None:
+def test_durations_beyond_the_range_of_clocks_are_refused(duration: int, speed: float) -> None:
     builder = ProgramBuilder()
     rows = builder.table()
     rows.kernel("a", 0, duration)
@@ -132,7 +132,7 @@ def test_more_time_than_clocks_count(duration: int, speed: float) -> None:
         simulate(builder.build())
 
 
-def test_start_that_clocks_do_not_count() -> None:
+def test_starts_beyond_the_range_of_clocks_are_refused() -> None:
     builder = ProgramBuilder()
     builder.add_table(builder.table().build())
     builder.add_rank(0, start=1 << 61)

@@ -90,14 +90,14 @@ def digest_of(
         {"copies": 2},
     ],
 )
-def test_whatever_differs_shows(change: dict[str, int]) -> None:
+def test_digest_changes_with(change: dict[str, int]) -> None:
     assert digest_of(**change) != digest_of()  # type: ignore[arg-type]
 
 
-def test_what_happens_between_does_not_show() -> None:
+def test_digest_does_not_depend_on_kernels_that_nothing_waits_for() -> None:
     assert digest_of(kernel=9) == digest_of()
 
 
-def test_copies_multiply() -> None:
+def test_digest_of_copies_is_a_multiple() -> None:
     one, three = int(digest_of(), 16), int(digest_of(copies=3), 16)
     assert three == 3 * one % 2**128

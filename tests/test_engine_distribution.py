@@ -75,7 +75,7 @@ def test_owners_are_spread() -> None:
     assert owned.min() >= 30
 
 
-def test_communications_are_located() -> None:
+def test_locate_inverts_group_of() -> None:
     builder = ProgramBuilder()
     rows = builder.table()
     for slot in (0, 1, 0):

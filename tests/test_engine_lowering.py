@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.base.errors import ProgramError
-from mpisim.engine._core import (
-    allocate,
-    asked_twin,
-    core,
-    instructions_twin,
-    kernels_of,
-    overlapping_slots,
-    requested_prices,
-    steps_twin,
-    view_streams,
-)
-from mpisim.engine._core.twin import allocate as allocate_twin
+from mpisim.engine._core import allocate, overlapping_slots, requested_prices
 from mpisim.engine.lowering import COMMUNICATION_ROW, INSTRUCTION, STREAM_ENTRY, Opcode, lower
 from mpisim.program import Flag, Kind, Names, Operation, Program, Table, TableBuilder
 
@@ -40,9 +29,6 @@ def test_no_register_is_written_while_somebody_will_read_it(
 ) -> None:
     kernels, last_use = lives
     registers, n_registers = allocate(kernels, last_use)
-    twin, n_twin = allocate_twin(kernels, last_use)
-    assert registers.tolist() == twin.tolist()
-    assert n_registers == n_twin
     most = 0
     for row in range(int(last_use.max(initial=0)) + 1):
         # A row that reads a kernel's end for the last time may write to its register.
@@ -52,15 +38,10 @@ def test_no_register_is_written_while_somebody_will_read_it(
     assert n_registers == most
 
 
-def test_structs_have_the_sizes_that_compiled_code_expects() -> None:
+def test_sizes_of_structs() -> None:
     assert INSTRUCTION.itemsize == 64
     assert COMMUNICATION_ROW.itemsize == 32
     assert STREAM_ENTRY.itemsize == 32
-
-
-def test_unknown_core() -> None:
-    with pytest.raises(ValueError, match="neither 'compiled' nor 'python'"):
-        core("fortran")
 
 
 def a_table() -> Table:
@@ -115,39 +96,38 @@ def test_registers_are_no_more_than_kernels(program: Program) -> None:
         assert lower(table).n_registers <= kernels
 
 
-@given(program=programs(), depth=st.integers(0, 3), near=st.integers(0, 4))
-def test_compiled_and_twin_are_equal(program: Program, depth: int, near: int) -> None:
+@given(program=programs(unpriced=True), longer=st.booleans())
+def test_each_price_is_requested_once(program: Program, longer: bool) -> None:
     for table in program.tables:
         assert table is not None
-        table = table.replace(queue_depth=depth)
-        places = kernels_of(table)
-        assert_equal(places, instructions_twin.kernels_of(table))
-        code = lower(table)
-        given_ = (allocate(*places[4:])[0], places[0], *places[2:4])
-        twins = np.zeros_like(code.instructions), np.zeros_like(code.communications)
-        operands = instructions_twin.write_instructions(table, *given_, *twins)
-        assert_equal((operands, *twins), (code.operands, code.instructions, code.communications))
-        views = []
-        for write in (view_streams, steps_twin.view_streams):
-            entries, clock = np.zeros(len(table), STREAM_ENTRY), np.zeros(len(table), np.int64)
-            views.append((*write(code, near, entries, clock), entries, clock))
-        assert_equal(*views)
+        unpriced = np.flatnonzero(table.is_communication & (table.duration < 0))
+        columns = [table.operation, table.bytes, table.slot]
+        if longer:
+            extra = np.zeros(len(table), np.int64)
+            extra[unpriced] = unpriced % 3
+            table = table.replace(longer=extra)
+            columns.append(extra)
+        keys = list(zip(*(column[unpriced].tolist() for column in columns), strict=True))
+        rows, which, first = requested_prices(table)
+        assert rows.tolist() == unpriced.tolist()
+        assert [keys[unpriced.tolist().index(row)] for row in first[which].tolist()] == keys
+        assert first.tolist() == [rows[keys.index(key)] for key in dict.fromkeys(keys)]
 
 
-@given(program=programs(unpriced=True), some=st.booleans())
-def test_compiled_and_twin_ask_for_the_same(program: Program, some: bool) -> None:
-    for table in program.tables:
-        assert table is not None
-        unpriced = table.is_communication & (table.duration < 0)
-        delay = np.where(unpriced, np.arange(len(table)) % 3, 0) if some else None
-        assert_equal(requested_prices(table, delay), asked_twin.requested_prices(table, delay))
-        several = overlapping_slots(table)
-        assert several.tolist() == asked_twin.overlapping_slots(table).tolist()
-
-
-def assert_equal(found: tuple[object, ...], twin: tuple[object, ...]) -> None:
-    for one, other in zip(found, twin, strict=True):
-        np.testing.assert_array_equal(one, other)
+def test_slots_on_which_operations_may_overlap() -> None:
+    """Those of several streams, of several rows in one kernel, EAGER rows and given durations."""
+    rows = TableBuilder(Names())
+    cases = (
+        ((0, Flag.NONE, -1), (0, Flag.NONE, -1)),
+        ((0, Flag.NONE, -1), (1, Flag.NONE, -1)),
+        ((0, Flag.NONE, -1), (0, Flag.JOINED, -1)),
+        ((0, Flag.EAGER, -1),),
+        ((0, Flag.NONE, 5),),
+    )
+    for slot, operations in enumerate(cases):
+        for stream, flags, duration in operations:
+            rows.collective(Operation.ALL_REDUCE, slot, stream, 8, flags=flags, duration=duration)
+    assert overlapping_slots(rows.build()).tolist() == [False, True, True, True, True]
 
 
 def test_joined_rows_have_no_waits_of_their_own() -> None:

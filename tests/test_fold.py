@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from programs import partial, programs, random_program
+from reference.comparison import assert_equal_runs
 
 from mpisim.base.errors import DeadlockError, UsageError
 from mpisim.engine import Run, SplitReason, simulate
@@ -24,37 +24,11 @@ pytestmark = pytest.mark.mpi
 COST = AlphaBeta(latency=3e-12, bandwidth=5e14)
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
-
-
-def assert_same(folded: Run, whole: Run) -> None:
-    """All that a run says, for every rank that the folded one has here."""
-    assert folded.digest == whole.digest
-    assert folded.step_time == whole.step_time
-    np.testing.assert_array_equal(folded.rank_end, whole.rank_end)
-    for i, rank in enumerate(folded.hosted.tolist()):
-        for one, other in zip(folded.rows(i), whole.rows(rank), strict=True):
-            np.testing.assert_array_equal(one, other)
-    a, b = folded.critical_path, whole.critical_path
-    assert a is not None
-    assert b is not None
-    assert a.names == b.names
-    for name in ("kind", "rank", "row", "begin", "end", "name"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-
-
 def check(program: Program, comm: Intracomm, network: AlphaBeta | None = None) -> Run:
     whole = simulate(program, network=network, critical_path=True, fold=False)
     assert len(whole.classes) == program.n_ranks
     folded = simulate(program, comm, network=network, critical_path=True, fold=True)
-    assert_same(folded, whole)
+    assert_equal_runs(folded, whole)
     counts = np.bincount(folded.classes.of_rank)
     np.testing.assert_array_equal(counts, folded.classes.count)
     hosted = comm.allgather(folded.hosted.tolist())
@@ -72,14 +46,14 @@ def symmetric(program: Program, odd: dict[int, float], late: dict[int, int]) -> 
     return program.replace(speed=speed, start=start)
 
 
-few = st.dictionaries(st.integers(0, 50), st.sampled_from([0.5, 1.3, 3.0]), max_size=2)
-late = st.dictionaries(st.integers(0, 50), st.sampled_from([1, 7, 40]), max_size=2)
+odd_speeds = st.dictionaries(st.integers(0, 50), st.sampled_from([0.5, 1.3, 3.0]), max_size=2)
+late_starts = st.dictionaries(st.integers(0, 50), st.sampled_from([1, 7, 40]), max_size=2)
 
 
 @given(
     program=programs(max_tables=4, max_replicas=6, unpriced=True),
-    odd=few,
-    late=late,
+    odd=odd_speeds,
+    late=late_starts,
     node=st.sampled_from([1, 2, 3, 8]),
 )
 @settings(max_examples=200)
@@ -150,7 +124,7 @@ def rings(*sizes: int) -> Program:
     return builder.build()
 
 
-def test_rings_of_several_lengths_are_alike(comm: Intracomm) -> None:
+def test_ranks_of_rings_of_different_lengths_are_equivalent(comm: Intracomm) -> None:
     """No automorphism takes a rank of one to the other, yet both do the same."""
     assert len(check(rings(6, 3, 3), comm).classes) == 1
 
@@ -173,7 +147,7 @@ def grid(tp: int, dp: int, odd: dict[int, float] | None = None, late: int = -1) 
     return builder.build()
 
 
-def test_why_classes_differ(comm: Intracomm) -> None:
+def test_reasons_for_separate_classes(comm: Intracomm) -> None:
     alike = check(grid(4, 6), comm, COST)
     assert alike.classes.split_reason.tolist() == [SplitReason.NONE]
 
@@ -199,7 +173,7 @@ def test_why_classes_differ(comm: Intracomm) -> None:
     assert placed.count.tolist() == [16, 8]
 
 
-def test_folds_when_it_is_worth_it(comm: Intracomm) -> None:
+def test_fold_by_default_where_half_the_ranks_suffice(comm: Intracomm) -> None:
     program = grid(4, 6)
     assert len(simulate(program, comm, network=COST).classes) == 1
     assert len(simulate(program, comm, network=COST, fold=False).classes) == 24
@@ -246,11 +220,3 @@ def test_a_deadlock_names_all_ranks(comm: Intracomm) -> None:
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert "and 4 more ranks wait" in messages[0]
-
-
-def test_python_core(comm: Intracomm) -> None:
-    program = grid(3, 4, {5: 0.5})
-    whole = simulate(program, network=COST, critical_path=True, fold=False)
-    assert_same(
-        simulate(program, comm, network=COST, critical_path=True, fold=True, core="python"), whole
-    )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from programs import programs
-from test_fold import COST, few, grid, late, symmetric
+from test_fold import COST, grid, late_starts, odd_speeds, symmetric
 
 import mpisim
 from mpisim.engine import Run, simulate
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture
-def folder(comm: Intracomm, tmp_path: Path) -> Path:
-    """One folder for all processes."""
-    return Path(comm.bcast(str(tmp_path), root=0))
-
-
 def both(program: Program, comm: Intracomm) -> tuple[Run, Run]:
     folded, whole = (
         simulate(program, comm, network=COST, critical_path=True, fold=fold)
@@ -41,7 +35,7 @@ def both(program: Program, comm: Intracomm) -> tuple[Run, Run]:
     return folded, whole
 
 
-def assert_same(folded: Results, whole: Results) -> None:
+def assert_equal_results(folded: Results, whole: Results) -> None:
     """All is the same, but for how it was simulated."""
     assert folded.digest == whole.digest
     for name in ("ranks", "steps", "kernels", "communications"):
@@ -58,7 +52,9 @@ def assert_same(folded: Results, whole: Results) -> None:
     assert render(folded) == render(whole)
 
 
-@given(program=programs(max_tables=3, max_replicas=5, unpriced=True), odd=few, late=late)
+@given(
+    program=programs(max_tables=3, max_replicas=5, unpriced=True), odd=odd_speeds, late=late_starts
+)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_programs(
     comm: Intracomm, program: Program, odd: dict[int, float], late: dict[int, int]
@@ -66,19 +62,19 @@ def test_random_programs(
     folded, whole = (collect(run, comm=comm) for run in both(symmetric(program, odd, late), comm))
     assert (folded is None) == (whole is None) == (comm.rank > 0)
     if folded is not None and whole is not None:
-        assert_same(folded, whole)
+        assert_equal_results(folded, whole)
 
 
-def test_files(comm: Intracomm, folder: Path) -> None:
+def test_files(comm: Intracomm, shared_folder: Path) -> None:
     program = grid(4, 6, {5: 0.5})
     folded, whole = both(program, comm)
     for run, name in ((folded, "folded"), (whole, "whole")):
-        write_results(run, folder / name, comm=comm, timeline=True)
+        write_results(run, shared_folder / name, comm=comm, timeline=True)
     with (
-        mpisim.open_results(folder / "folded") as one,
-        mpisim.open_results(folder / "whole") as other,
+        mpisim.open_results(shared_folder / "folded") as one,
+        mpisim.open_results(shared_folder / "whole") as other,
     ):
-        assert_same(one, other)
+        assert_equal_results(one, other)
         assert (one.n_classes, other.n_classes) == (4, 24)
         assert one.timeline is not None
         assert other.timeline is not None
@@ -87,7 +83,7 @@ def test_files(comm: Intracomm, folder: Path) -> None:
             a, b = one.timeline.rank(rank), other.timeline.rank(rank)
             for column in b:
                 np.testing.assert_array_equal(a[column], b[column], column)
-    with h5py.File(folder / "folded") as file:
+    with h5py.File(shared_folder / "folded") as file:
         of_rank = file["ranks/class"][:]
         np.testing.assert_array_equal(np.bincount(of_rank), file["classes/count"])
         assert file["classes/representative"][:].tolist() == [0, 1, 4, 5]
@@ -97,7 +93,7 @@ def test_files(comm: Intracomm, folder: Path) -> None:
     comm.Barrier()
 
 
-def test_reports_say_why_ranks_are_apart(comm: Intracomm) -> None:
+def test_reports_give_reasons_for_separate_classes(comm: Intracomm) -> None:
     run = simulate(grid(4, 6, {5: 0.5}), network=COST, critical_path=True)
     results = collect(run, comm=comm.Split(comm.rank))
     assert results is not None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from programs import _Writer
+from programs import ProgramWriter
+from reference.max_min import NO_END, SharedLinks
 from shared_nodes import WAYS, Nodes
-from test_fold import check, few, late, rings, symmetric
+from test_fold import check, late_starts, odd_speeds, rings, symmetric
 
 from mpisim.engine import SplitReason, simulate
-from mpisim.engine._core.sharing_twin import NEVER, Sharing
 from mpisim.engine.contention import find_contention
 from mpisim.engine.fold import fold_ranks
 from mpisim.engine.routes import Routes
@@ -34,7 +33,7 @@ LAYOUTS = ("alone", "by table", "by replica", "in pairs", "swapped", "any")
 
 def placed(seed: int, n_tables: int, n_replicas: int, layout: str) -> tuple[Program, list[int]]:
     """A random program, and the node of every rank."""
-    writer = _Writer(random.Random(seed), n_tables, n_replicas, unpriced=True)
+    writer = ProgramWriter(random.Random(seed), n_tables, n_replicas, unpriced=True, backwards=True)
     node = list(range(n_tables * n_replicas))
     for i, rank in enumerate(writer.numbers):
         table, replica = divmod(i, n_replicas)
@@ -50,16 +49,6 @@ def placed(seed: int, n_tables: int, n_replicas: int, layout: str) -> tuple[Prog
         a, b = writer.numbers[0], writer.numbers[-1]
         node[a], node[b] = node[b], node[a]
     return writer.write(25), node
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
 
 
 cases = st.builds(
@@ -79,7 +68,14 @@ def seldom(some: st.SearchStrategy[dict[int, T]]) -> st.SearchStrategy[dict[int,
     return st.one_of(nothing, nothing, nothing, some)
 
 
-@given(case=cases, odd=seldom(few), late=seldom(late), slow=seldom(slow_links), port=ports, up=ups)
+@given(
+    case=cases,
+    odd=seldom(odd_speeds),
+    late=seldom(late_starts),
+    slow=seldom(slow_links),
+    port=ports,
+    up=ups,
+)
 @settings(max_examples=220)
 def test_random_programs(
     world: Intracomm,
@@ -102,7 +98,7 @@ def test_random_programs(
 
 def flowed(routes: Routes, active: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
     """Let flows (route, begin, volume, cap) run; return (route, end, first rate) of each."""
-    sharing = Sharing(routes.capacity, routes.index, routes.link, routes.weight)
+    sharing = SharedLinks(routes.capacity, routes.index, routes.link, routes.weight)
     first: dict[int, int] = {}
     found = []
     time, left = 0, sorted(active, key=lambda flow: flow[1])
@@ -115,7 +111,7 @@ def flowed(routes: Routes, active: list[tuple[int, int, int, int]]) -> list[tupl
             if begin == time:
                 first[route] = sharing.rate(route)
         time = min([sharing.next_end(), *(begin for _, begin, *_ in left if begin > time)])
-        if time == NEVER:
+        if time == NO_END:
             return found
         while (route := sharing.pop_ended(time)) >= 0:
             found.append((route, time, first[route]))
@@ -171,14 +167,14 @@ def test_rates_on_the_quotient(
         assert (end, rate) == reasons[stands[i]]
 
 
-def test_shares_are_the_same_to_the_last_digit() -> None:
+def test_rates_on_the_quotient_are_equal_to_the_last_bit() -> None:
     """Three flows of a class and a light one: by floor division all of them stop at 1."""
     one = np.array([1])
     quarter = WEIGHT_ONE // 4
 
     def rates(weights: list[int]) -> list[int]:
         n = len(weights)
-        sharing = Sharing(one, np.arange(n + 1), np.zeros(n, np.int64), np.array(weights))
+        sharing = SharedLinks(one, np.arange(n + 1), np.zeros(n, np.int64), np.array(weights))
         for route in range(n):
             sharing.begin(route, route, 0, 1000, 10**12)
         sharing.solve(0)
@@ -195,7 +191,7 @@ class OneWire(Nodes):
         return {WAYS * rank: WEIGHT_ONE for rank in members}
 
 
-def test_rings_of_several_lengths_are_alike(comm: Intracomm) -> None:
+def test_ranks_of_rings_of_different_lengths_are_equivalent(comm: Intracomm) -> None:
     """Each wire carries what its rank sends and what it receives: 4 ps, then 1000 bytes at half of
     100 bytes/ps. One class of pairs weighs twice on a wire then."""
     program = rings(6, 3, 3)
@@ -221,7 +217,7 @@ def pairs(n: int) -> Program:
     return builder.build()
 
 
-def test_two_equal_flows_over_a_link_are_not_one(comm: Intracomm) -> None:
+def test_two_equal_flows_over_a_link_count_twice(comm: Intracomm) -> None:
     """Two pairs go between nodes 0 and 1, one between 2 and 3: half of 100 bytes/ps, and all."""
     network = Nodes([0, 1, 0, 1, 2, 3], port=1000, up=100, rate=120)
     run = check(pairs(3), comm, network)
@@ -229,7 +225,7 @@ def test_two_equal_flows_over_a_link_are_not_one(comm: Intracomm) -> None:
     assert run.rank_end.tolist() == [4 + 1000 // 50] * 4 + [4 + 1000 // 100] * 2
 
 
-def test_a_slow_link_tells_ranks_apart(comm: Intracomm) -> None:
+def test_a_slow_link_splits_classes(comm: Intracomm) -> None:
     """The last pair's link down has half of 100 bytes/ps."""
     network = Nodes(range(6), port=1000, up=100, rate=120, slow={WAYS * 5 + 3: 0.5})
     run = check(pairs(3), comm, network)
@@ -238,7 +234,7 @@ def test_a_slow_link_tells_ranks_apart(comm: Intracomm) -> None:
     assert run.classes.split_reason.tolist() == [SplitReason.NONE, SplitReason.COMMUNICATORS]
 
 
-def test_a_neighbour_on_a_link_tells_ranks_apart(comm: Intracomm) -> None:
+def test_a_neighbour_on_a_link_splits_classes(comm: Intracomm) -> None:
     """Pairs 0 and 1 share links, and so do 2 and 3; rank 0 is late. What pair 1 does is as if
     alone, until pair 0 begins."""
     network = Nodes([0, 1, 0, 1, 2, 3, 2, 3], port=1000, up=100, rate=120)

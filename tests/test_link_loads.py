@@ -84,7 +84,7 @@ def test_weights_are_sums_rounded_up() -> None:
     assert weight[2:].tolist() == [-(-4 * one // 3), -(-2 * one // 3)]
 
 
-def test_transfers_of_one_pair_are_added_up_wherever_it_lies() -> None:
+def test_transfers_of_one_pair_are_added_up_in_any_communicator() -> None:
     """Ranks may lie before the first node of their group: -1 to 2 is neither 0 to 1 nor -2 to 5."""
 
     def paths(a: np.ndarray, b: np.ndarray) -> np.ndarray:

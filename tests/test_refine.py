@@ -114,7 +114,7 @@ def test_the_coarsest_stable_labels(
         assert refine(begin[0], begin[1], incidences, n_classes - 1, shared) is None
 
 
-def test_two_equal_flows_over_a_link_are_not_one() -> None:
+def test_two_equal_flows_over_a_link_count_twice() -> None:
     """Four ranks alone in their groups; links carry groups 0 and 1, group 2, group 3."""
     met = Incidences(np.arange(5), np.zeros(4, np.int64), np.arange(4), 4)
     alike = np.zeros(4, np.int64)
@@ -152,7 +152,7 @@ edges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=90)
 
 
 @given(edges=edges)
-def test_edges_by_one_of_their_ends(edges: list[tuple[int, int]]) -> None:
+def test_edges_sorted_by_one_end(edges: list[tuple[int, int]]) -> None:
     side, other = np.array(edges, np.int64).reshape(-1, 2).T
     index, order = by_end(side, 10)
     assert order.tolist() == np.argsort(side, kind="stable").tolist()
@@ -164,7 +164,7 @@ def test_edges_by_one_of_their_ends(edges: list[tuple[int, int]]) -> None:
 
 
 @given(edges=edges)
-def test_what_each_has_and_how_often(edges: list[tuple[int, int]]) -> None:
+def test_multisets_of_edges(edges: list[tuple[int, int]]) -> None:
     owner, entries = np.array(edges, np.int64).reshape(-1, 2).T
     owners, values, index = multisets(owner, entries)
     counts = [Counter(e for o, e in edges if o == one) for one in owners.tolist()]
@@ -178,7 +178,7 @@ def test_what_each_has_and_how_often(edges: list[tuple[int, int]]) -> None:
 
 
 @given(edges=edges)
-def test_groups_that_links_join(edges: list[tuple[int, int]]) -> None:
+def test_groups_joined_by_links(edges: list[tuple[int, int]]) -> None:
     group, link = np.array(edges, np.int64).reshape(-1, 2).T
     number = joined(np.ascontiguousarray(group), np.ascontiguousarray(link), 10, 4).tolist()
     sets = [{i} for i in range(10)]

@@ -1,17 +1,14 @@
-"""Rows found again after a run, and what is added up of them: compiled against plain Python."""
+"""Rows worked out after a run, ranks with identical timelines, and sums over rows."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import programs
 
 from mpisim.engine import simulate
-from mpisim.engine._core import Ledger, rows_functions
-from mpisim.engine._core.accounts_twin import COPY, KERNEL, SETS, WAITING, WIRE
-from mpisim.engine._core.accounts_twin import Ledger as PlainLedger
+from mpisim.engine._core import COPY, COVERED, KERNEL, WAITING, WIRE, Ledger, fingerprint
 from mpisim.engine.rows import _MAX_CACHED, Solution
 from mpisim.program import Jitter, Kind, Operation, Program, ProgramBuilder
 from mpisim.topo.alpha_beta import AlphaBeta
@@ -25,19 +22,7 @@ def solution(program: Program, **options: object) -> Solution:
 
 @given(program=programs(unpriced=True))
 @settings(max_examples=100)
-def test_rows_follow_from_communications(program: Program) -> None:
-    """The compiled pass and the plain one, from the same communications."""
-    found = solution(program)
-    plain = Solution(found._input, found._core, "python")
-    for local in range(program.n_ranks):
-        for one, other in zip(found.rows(local), plain.rows(local), strict=True):
-            np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(found.identical(), plain.identical())
-
-
-@given(program=programs(unpriced=True))
-@settings(max_examples=100)
-def test_identical_ranks_have_equal_rows_and_others_have_not(program: Program) -> None:
+def test_ranks_with_identical_timelines_are_found(program: Program) -> None:
     found = solution(program)
     identical = found.identical().tolist()
     tables = program.table.tolist()
@@ -52,7 +37,7 @@ def test_identical_ranks_have_equal_rows_and_others_have_not(program: Program) -
             assert same or identical[one] != identical[other]
 
 
-def test_who_was_last_is_part_of_no_account_but_known() -> None:
+def test_last_member_to_be_ready_is_the_lowest_of_several() -> None:
     builder = ProgramBuilder()
     world = builder.communicator(range(3))
     for work in (20, 50, 50):
@@ -67,10 +52,8 @@ def test_who_was_last_is_part_of_no_account_but_known() -> None:
     assert found.rows(0).wire.tolist() == [0, 50]
 
 
-@pytest.mark.parametrize("core", ["compiled", "python"])
-def test_a_fingerprint_knows_places(core: str) -> None:
+def test_fingerprint_depends_on_the_order_of_communications() -> None:
     """Unlike a sum over communications: times that change places are other times."""
-    fingerprint = rows_functions(core)[1]
     a, b = np.array([1, 2, 3]), np.array([-4, 5, 6])
     seen = {
         fingerprint(one, other)
@@ -111,7 +94,7 @@ INTERVAL = st.tuples(
 
 @given(intervals=st.lists(INTERVAL, max_size=12), until=st.integers(0, 40))
 @settings(max_examples=300)
-def test_every_moment_is_counted_once(
+def test_covered_time_counts_every_moment_once(
     intervals: list[tuple[int, int, int, int, int, int]], until: int
 ) -> None:
     stream, layer, begin, wait, work, key = np.array(intervals, np.int64).reshape(-1, 6).T
@@ -121,17 +104,14 @@ def test_every_moment_is_counted_once(
     table = order.astype(np.int32), index, layer.astype(np.uint8), key.astype(np.int32), 5
     rows = begin.copy(), wire + work, wire, until
     covered, sums = Ledger(*table).of_rows(*rows)
-    for one, other in zip((covered, sums), PlainLedger(*table).of_rows(*rows), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-    expected = [0] * len(SETS)
+    expected = [0] * len(COVERED)
     for moment in range(until):
         state = 0
         for what, first, middle, last in zip(layer, begin, wire, wire + work, strict=True):
             state |= WAITING if first <= moment < middle else 0
             state |= int(what) if middle <= moment < last else 0
-        for i, those in enumerate(SETS):
-            expected[i] += state & those != 0
+        for i, layers in enumerate(COVERED):
+            expected[i] += state & layers != 0
     assert covered.tolist() == expected
     assert sums[0].tolist() == np.bincount(key, work, 5).tolist()
     assert sums[1].tolist() == np.bincount(key, wire - begin, 5).tolist()
@@ -140,7 +120,7 @@ def test_every_moment_is_counted_once(
 
 @given(program=programs(unpriced=True), jitter=st.sampled_from((None, Jitter(0.1, 3))))
 @settings(max_examples=60)
-def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None) -> None:
+def test_sums_of_a_rank_are_those_of_its_rows(program: Program, jitter: Jitter | None) -> None:
     """Ranks one after another by one ledger, whose scratch is used again."""
     found = solution(program.replace(jitter=jitter))
     until = 1 << 60
@@ -151,22 +131,11 @@ def test_accounts_are_those_of_the_rows(program: Program, jitter: Jitter | None)
         layer = np.where(table.kind <= Kind.COPY, KERNEL, WIRE).astype(np.uint8)
         key = (np.arange(len(table)) % 3).astype(np.int32)
         of_table = device, np.array([0, len(device)]), layer, key, 3
-        ledger, plain = Ledger(*of_table), PlainLedger(*of_table)
+        ledger = Ledger(*of_table)
         for local in np.flatnonzero(program.table == number).tolist():
             *accounts, host_end = found.account(local, ledger, until)
             rows = found.rows(local)
             assert host_end == rows.host_end
-            expected = plain.of_rows(rows.begin, rows.end, rows.wire, until)
-            for one, other in zip(accounts, expected, strict=True):
-                np.testing.assert_array_equal(one, other)
-            layout = found._input
-            *accounts, host_end = plain.of_rank(
-                layout.lowered_of(local),
-                layout.durations_of(local),
-                int(layout.start[local]),
-                *found._core.communication_times(local),
-                until,
-            )
-            assert host_end == rows.host_end
+            expected = Ledger(*of_table).of_rows(rows.begin, rows.end, rows.wire, until)
             for one, other in zip(accounts, expected, strict=True):
                 np.testing.assert_array_equal(one, other)

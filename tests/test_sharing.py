@@ -1,4 +1,4 @@
-"""Sharing of links by flows: the compiled solver, its twin, and max-min fairness by other means."""
+"""Flows that share links: the solver against water filling, linear programs and SimGrid."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flows import GB, NEVER, UNIT, Case, played, random_case
+from flows import GB, UNIT, Case, played, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.max_min import NO_END, SharedLinks
 
 from mpisim.engine._core.sharing import Sharing
-from mpisim.engine._core.sharing_twin import Sharing as Twin
 
 MS = 10**9  # ps
-BOTH = pytest.mark.parametrize("sharing", [Sharing, Twin], ids=["compiled", "python"])
+BOTH = pytest.mark.parametrize("sharing", [Sharing, SharedLinks], ids=["compiled", "reference"])
 
 Maker = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def at_once(case: Case, sharing: Maker = Sharing) -> list[int]:
 
 @BOTH
 def test_two_flows_on_one_link(sharing: Maker) -> None:
-    case = Case([50 * GB], [[(0, UNIT)]], [(0, 0, 10**8, NEVER), (0, 0, 3 * 10**8, NEVER)])
+    case = Case([50 * GB], [[(0, UNIT)]], [(0, 0, 10**8, NO_END), (0, 0, 3 * 10**8, NO_END)])
     ends, log = played(case, sharing)
     # 25 GB/s each until the smaller has ended, then 50 GB/s. GB is rounded to 2**-40 B/ps.
     assert ends == pytest.approx([4 * MS, 8 * MS], rel=1e-9)
@@ -68,7 +68,7 @@ def test_a_slow_link_leaves_its_flows_share_to_others(sharing: Maker) -> None:
     case = Case(
         [50 * GB, 10 * GB],
         [[(0, UNIT), (1, UNIT)], [(0, UNIT)]],
-        [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)],
+        [(0, 0, 10**8, NO_END), (0, 1, 10**8, NO_END)],
     )
     assert at_once(case, sharing) == [10 * GB, 40 * GB]
 
@@ -81,7 +81,7 @@ def test_weights_are_bytes_over_the_link(sharing: Maker) -> None:
     case = Case(
         [50 * GB] * 8,
         [[(i, weight) for i in range(8)], [(3, UNIT)]],
-        [(0, 0, 10**8, NEVER), (0, 1, 10**8, NEVER)],
+        [(0, 0, 10**8, NO_END), (0, 1, 10**8, NO_END)],
     )
     assert at_once(Case(case.capacity, case.routes, case.flows[:1]), sharing) == [200 * GB // 7]
     assert at_once(case, sharing) == [50 * GB * UNIT // (weight + UNIT)] * 2
@@ -94,7 +94,7 @@ def test_links_full_at_one_level_stop_their_flows_together(sharing: Maker) -> No
     case = Case(
         [7, 6],
         [[(0, UNIT), (1, UNIT)], [(0, UNIT)], [(1, UNIT)]],
-        [(0, i, 1, NEVER) for i in range(3)],
+        [(0, i, 1, NO_END) for i in range(3)],
     )
     assert at_once(case, sharing) == [3, 3, 3]
 
@@ -108,7 +108,7 @@ def test_flows_at_their_cap_stop_before_links_are_full(sharing: Maker) -> None:
 
 @BOTH
 def test_what_is_left_of_a_flow_bounds_its_end(sharing: Maker) -> None:
-    case = Case([50 * GB], [[(0, UNIT)]], [(0, 0, 10**8, NEVER)] * 2)
+    case = Case([50 * GB], [[(0, UNIT)]], [(0, 0, 10**8, NO_END)] * 2)
     shared = case.shared(sharing)
     for flow in range(2):
         shared.begin(flow, 0, 0, 10**8, 40 * GB)
@@ -121,30 +121,30 @@ def test_what_is_left_of_a_flow_bounds_its_end(sharing: Maker) -> None:
     end = shared.next_end()
     assert [shared.pop_ended(end) for _ in range(3)] == [0, 1, -1]
     shared.solve(end)
-    assert shared.next_end() == NEVER
+    assert shared.next_end() == NO_END
 
 
 @BOTH
 def test_a_flow_without_payload_ends_at_once_and_loads_nothing(sharing: Maker) -> None:
-    case = Case([4], [[(0, UNIT)]], [(0, 0, 1, NEVER), (5, 0, 0, 0)])
+    case = Case([4], [[(0, UNIT)]], [(0, 0, 1, NO_END), (5, 0, 0, 0)])
     ends, log = played(case, sharing)
     assert ends[1] == 5
     assert log == [(0, 0, 4), (ends[0], 0, 0)]
 
 
 @BOTH
-def test_shares_too_small_for_a_number_do_not_stall(sharing: Maker) -> None:
-    case = Case([1], [[(0, 1000 * UNIT)]], [(0, 0, 3, NEVER)] * 5)
+def test_shares_below_the_least_rate_do_not_stall(sharing: Maker) -> None:
+    case = Case([1], [[(0, 1000 * UNIT)]], [(0, 0, 3, NO_END)] * 5)
     ends, _ = played(case, sharing)
     assert ends == [3 << 40] * 5
 
 
 @BOTH
-def test_the_widest_numbers(sharing: Maker) -> None:
+def test_rates_near_the_largest_int64(sharing: Maker) -> None:
     most = 2**62
     case = Case([most], [[(0, 1)], [(0, UNIT)]], [(0, 0, 10**12, most), (0, 1, 10**12, most)])
     assert at_once(case, sharing) == [most * UNIT // (UNIT + 1)] * 2
-    assert played(case, sharing)[0] == played(case, Twin)[0]
+    assert played(case, sharing)[0] == played(case, SharedLinks)[0]
 
 
 @BOTH
@@ -173,16 +173,16 @@ def test_only_what_can_have_changed_is_solved_again() -> None:
 # --- at random ----------------------------------------------------------------------------------
 
 
-def test_compiled_and_twin_are_equal_in_any_order() -> None:
+def test_solver_finds_what_water_filling_does_in_any_order() -> None:
     for seed in range(500):
         case = random_case(random.Random(seed))
-        expected = played(case, Twin)
+        expected = played(case, SharedLinks)
         assert played(case, Sharing) == expected, seed
         # Slots, order within an instant, and settling at times between change nothing.
         assert played(case, Sharing, random.Random(seed)) == expected, seed
 
 
-def test_numbering_changes_nothing() -> None:
+def test_ends_do_not_depend_on_numbering() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         case = random_case(rng)
@@ -223,8 +223,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(case=cases(), seed=st.integers(0, 1000))
 @settings(max_examples=200, deadline=None)
-def test_compiled_and_twin_are_equal(case: Case, seed: int) -> None:
-    expected = played(case, Twin)
+def test_solver_finds_what_water_filling_does(case: Case, seed: int) -> None:
+    expected = played(case, SharedLinks)
     assert played(case, Sharing, random.Random(seed)) == expected
 
 
@@ -349,7 +349,7 @@ def test_ends_are_those_of_simgrid(found: dict[str, Any]) -> None:
                 round(1e12 * flow["start"]),
                 i,
                 flow["volume"],
-                NEVER if flow["cap"] is None else round(flow["cap"] * bytes_per_second),
+                NO_END if flow["cap"] is None else round(flow["cap"] * bytes_per_second),
             )
             for i, flow in enumerate(found["flows"])
         ],

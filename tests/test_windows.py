@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import partial as bound
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,9 @@ import pytest
 from contended import random_links
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import shuffled
 from programs import partial, programs, random_program
-from test_engine_processes import assert_same, first, shuffled
+from reference.comparison import assert_equal_runs
 
 from mpisim.engine import dataflow, simulate
 from mpisim.engine.exchange import open_window
@@ -24,38 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Intracomm]:
-    """A communicator for the examples of a property; those share one fixture."""
-    from mpi4py import MPI
-
-    private = MPI.COMM_WORLD.Dup()
-    yield private
-    private.Free()
-
-
-@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=40)
-def test_one_answer_for_any_placement(world: Intracomm, program: Program, seed: int) -> None:
-    network = random_links(seed, program.n_ranks)
-    alone = simulate(program, network=network, fold=False, critical_path=True)
-    for n in range(1, world.size + 1):
-        with first(world, n) as part:
-            if part is None:
-                continue
-            for placement in (None, shuffled(program, n, seed)):
-                run = simulate(
-                    program,
-                    part,
-                    network=network,
-                    placement=placement,
-                    fold=False,
-                    critical_path=True,
-                )
-                assert_same(run, alone)
-                assert part.allreduce(run.rounds) == n * run.rounds
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
@@ -78,7 +46,7 @@ def test_windows_of_any_length(world: Intracomm, program: Program, seed: int) ->
             placement=shuffled(program, world.size, seed),
             critical_path=True,
         )
-    assert_same(run, alone)
+    assert_equal_runs(run, alone)
 
 
 @given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
@@ -92,19 +60,7 @@ def test_partial_programs(world: Intracomm, program: Program, seed: int) -> None
     run = simulate(
         partial(program, hosted), world, network=network, placement=placement, critical_path=True
     )
-    assert_same(run, alone)
-
-
-@given(program=programs(max_replicas=4, unpriced=True), seed=SEEDS)
-@settings(max_examples=10)
-def test_python_core(world: Intracomm, program: Program, seed: int) -> None:
-    network = random_links(seed, program.n_ranks)
-    alone = simulate(program, network=network, fold=False, critical_path=True)
-    placement = shuffled(program, world.size, random.Random(seed).randrange(99))
-    run = simulate(
-        program, world, network=network, placement=placement, critical_path=True, core="python"
-    )
-    assert_same(run, alone)
+    assert_equal_runs(run, alone)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,4 +76,4 @@ def test_all_processes_at_once(world: Intracomm, seed: int) -> None:
         placement=shuffled(program, world.size, seed),
         critical_path=True,
     )
-    assert_same(run, alone)
+    assert_equal_runs(run, alone)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,7 +78,6 @@ def simulate(
     timeline: bool = False,
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
     setup: RunSetup | None = None,
-    core: Literal["compiled", "python"] = "compiled",
 ) -> Run:
     """Simulate a program. **Collective**.
 
@@ -113,8 +112,6 @@ def simulate(
     setup : RunSetup, optional
         `Run.setup` of an earlier run; reused where valid, as in runs of programs that differ in
         durations alone.
-    core : {"compiled", "python"}
-        Which core; the second is for tests.
 
     Returns
     -------
@@ -157,7 +154,7 @@ def simulate(
         distribution = distribute(
             simulated, placed, comm.rank, priced, shared, operations, setup.lowered
         )
-        engine = core_class(core, shared is not None)(distribution.core_input)
+        engine = core_class(shared is not None)(distribution.core_input)
 
     with _timed(wall, "simulate"):
         rounds = _execute(
@@ -172,7 +169,6 @@ def simulate(
                     fold=False,
                     contention=contention,
                     wire_delays=wire_delays,
-                    core=core,
                 )
             raise deadlock(distribution, engine, several)
 
@@ -182,7 +178,7 @@ def simulate(
         end[distribution.hosted] = ends
         end = allreduce_max(end, several)
         digest = summed_over_processes(part, several)
-        solution = Solution(distribution.core_input, engine, core)
+        solution = Solution(distribution.core_input, engine)
 
     of_rank = simulated.classes.of_rank
     path: CriticalPath | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import Ledger, rows_functions
+from ._core import Ledger, fingerprint, rows_of
 
 if TYPE_CHECKING:
     from .core_input import CoreInput
@@ -76,20 +76,17 @@ class Solution:
         What the core was given.
     core : Core
         After the run.
-    name : {"compiled", "python"}
-        Which core that is.
     """
 
-    def __init__(self, core_input: CoreInput, core: Any, name: str) -> None:
+    def __init__(self, core_input: CoreInput, core: Any) -> None:
         self._input, self._core = core_input, core
-        self._rows_of, self._fingerprint = rows_functions(name)
         self._cached: dict[int, Rows] = {}
 
     def rows(self, local: int) -> Rows:
         """Return the timeline of a rank."""
         found = self._cached.pop(local, None)
         if found is None:
-            found = Rows(*self._rows_of(*self._known(local)))
+            found = Rows(*rows_of(*self._known(local)))
         self._cached[local] = found
         if len(self._cached) > _MAX_CACHED:
             del self._cached[next(iter(self._cached))]  # the least recently used
@@ -140,7 +137,7 @@ class Solution:
         found = np.empty(len(given.numbers), np.int64)
         table, start = given.table.tolist(), given.start.tolist()
         for local in range(len(found)):
-            times = self._fingerprint(*self._core.communication_times(local))
+            times = fingerprint(*self._core.communication_times(local))
             key = (table[local], given.duration_key(local), start[local], *times)
             found[local] = lowest.setdefault(key, local)
         return found

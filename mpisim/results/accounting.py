@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine._core import Ledger
-from ..engine._core.accounts_twin import COPY, KERNEL, WIRE
+from ..engine._core import COPY, KERNEL, WIRE, Ledger
 from ..engine.refine import ranges
 from ..engine.run import Run
 from ..program import Flag, Kind, Table

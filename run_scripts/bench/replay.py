@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast: the compiled core, its Python twin, the start of eight processes, reading traces.
+"""How fast: the compiled core, the start of eight processes, reading traces.
 
     source run_scripts/env.sh
     .venv/bin/python run_scripts/bench/replay.py [TRACE.json.gz …] [--json FILE]
@@ -53,17 +53,10 @@ def core_figures(layers: int, micro_batches: int) -> dict[str, float]:
     case = prepare(experiment)
     rows = case.program.n_rows
 
-    def timed(**options: object) -> Callable[[], float]:
-        return lambda: simulate(case.program, network=case.network, **options).wall["simulate"]  # type: ignore[arg-type]
+    def timed() -> float:
+        return simulate(case.program, network=case.network).wall["simulate"]
 
-    compiled = median_of(7, timed())
-    twin = median_of(1, timed(core="python"))
-    return {
-        "rows": rows,
-        "ns a row, compiled": 1e9 * compiled / rows,
-        "ns a row, Python twin": 1e9 * twin / rows,
-        "compiled over twin, times faster": twin / compiled,
-    }
+    return {"rows": rows, "ns a row": 1e9 * median_of(7, timed) / rows}
 
 
 def start_figures(runs: int) -> dict[str, float]:

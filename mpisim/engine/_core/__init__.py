@@ -3,6 +3,7 @@
 Read `common.pxd` (instructions), then one core: `tiles` where communications share no links, with
 tiles.h and lanes.h, or `contended` where they do, with `rank_states`, `events`, `sharing` and
 `lookahead`. Each says at its head what is true between calls and why it is right.
+Tests compare them, row by row, with references that share nothing with them (tests/reference).
 
 lowering
     Table → instructions; the same rows as entries of their streams.
@@ -32,12 +33,18 @@ memory
     Links that can be full, and communicators that links join.
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
-``core(name, contended)``
-    The class ``Core`` of the compiled core ("compiled") or of a plain-Python one ("python").
-``rows_functions(name)``
-    ``rows_of`` and ``fingerprint`` of the core of that name.
+``core(contended)``
+    The class ``Core`` of `tiles`, or of `contended` where communications share links.
+``rows_of(lowered, durations, start, met_start, met_end)``
+    The rows of a rank after a run: begin, end, wire and binding of each, and the last CPU clock.
+``fingerprint(met_start, met_end)``
+    128 bits that differ for ranks of one table whose communications began or ended at other times.
+
 ``Ledger(order, stream_index, ...)``
-    Adds up where the time of ranks of one table went, and what their rows took.
+    Adds up where the time of ranks of one table went, and what their rows took. Each row on the
+    device is in one of the layers ``KERNEL``, ``COPY`` and ``WIRE``; what is ``WAITING`` is a
+    communication before its last member is ready. ``COVERED`` lists the sets of layers whose union
+    is measured.
 ``vary(durations, rows, ...)``
     Durations of a rank whose kernels vary: see `mpisim.engine.duration_factors`.
 
@@ -91,14 +98,20 @@ from .links import depths, full_links, joined
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import overlapping_slots, requested_prices
 from .refining import by_end, multisets, partition, ranges
-from .rows import vary
+from .rows import fingerprint, rows_of, vary
 
 __all__ = [
+    "COPY",
+    "COVERED",
+    "KERNEL",
+    "WAITING",
+    "WIRE",
     "Ledger",
     "allocate",
     "by_end",
     "core",
     "depths",
+    "fingerprint",
     "full_links",
     "joined",
     "kernels_of",
@@ -107,32 +120,29 @@ __all__ = [
     "partition",
     "ranges",
     "requested_prices",
-    "rows_functions",
+    "rows_of",
     "vary",
     "view_streams",
     "write_instructions",
 ]
 
+KERNEL, COPY, WAITING, WIRE = 1, 2, 4, 8
+"""Layers of `Ledger`."""
 
-def core(name: str, contended: bool = False) -> Any:
-    """Return the class of a core by name: "compiled" or "python"."""
-    if name not in ("compiled", "python"):
-        raise ValueError(f"core {name!r} is neither 'compiled' nor 'python'")
-    if contended and name == "compiled":
+COVERED = (
+    KERNEL,
+    KERNEL | COPY,
+    WAITING | WIRE,
+    KERNEL | COPY | WIRE,
+    KERNEL | COPY | WAITING | WIRE,
+)
+"""What a `Ledger` measures: the time in which a row of any of these layers was under way."""
+
+
+def core(contended: bool) -> Any:
+    """Return the class of the core; contended: for communications that share links."""
+    if contended:
         from .contended import Core
-    elif contended:
-        from .contended_twin import Core
-    elif name == "compiled":
+    else:
         from .tiles import Core
-    else:
-        from .twin import Core
     return Core
-
-
-def rows_functions(name: str) -> tuple[Any, Any]:
-    """Return `rows_of` and `fingerprint` of the core of that name."""
-    if name == "compiled":
-        from .rows import fingerprint, rows_of
-    else:
-        from .rows_twin import fingerprint, rows_of
-    return rows_of, fingerprint
