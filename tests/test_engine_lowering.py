@@ -96,19 +96,19 @@ def test_registers_are_no_more_than_kernels(program: Program) -> None:
         assert lower(table).n_registers <= kernels
 
 
-@given(program=programs(unpriced=True), longer=st.booleans())
-def test_each_price_is_requested_once(program: Program, longer: bool) -> None:
+@given(program=programs(unpriced=True), delayed=st.booleans())
+def test_each_price_is_requested_once(program: Program, delayed: bool) -> None:
     for table in program.tables:
         assert table is not None
         unpriced = np.flatnonzero(table.is_communication & (table.duration < 0))
         columns = [table.operation, table.bytes, table.slot]
-        if longer:
-            extra = np.zeros(len(table), np.int64)
-            extra[unpriced] = unpriced % 3
-            table = table.replace(longer=extra)
-            columns.append(extra)
+        delay = None
+        if delayed:
+            delay = np.zeros(len(table), np.int64)
+            delay[unpriced] = unpriced % 3
+            columns.append(delay)
         keys = list(zip(*(column[unpriced].tolist() for column in columns), strict=True))
-        rows, which, first = requested_prices(table)
+        rows, which, first = requested_prices(table, delay)
         assert rows.tolist() == unpriced.tolist()
         assert [keys[unpriced.tolist().index(row)] for row in first[which].tolist()] == keys
         assert first.tolist() == [rows[keys.index(key)] for key in dict.fromkeys(keys)]
