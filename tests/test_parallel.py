@@ -20,14 +20,14 @@ class FieldError(MatchError):
 
 
 @pytest.mark.mpi
-def test_agreed_passes_when_no_rank_fails(comm):
+def test_collective_errors_passes_when_no_rank_fails(comm):
     with collective_errors(comm):
         mine = comm.rank + 1
     assert comm.allreduce(mine) == comm.size * (comm.size + 1) // 2
 
 
 @pytest.mark.mpi
-def test_agreed_raises_the_same_error_on_every_rank(comm):
+def test_collective_errors_raises_the_same_error_on_every_rank(comm):
     last = comm.size - 1
     with pytest.raises(TraceError, match=f"^file of rank {last}$"), collective_errors(comm):
         if comm.rank == last:
@@ -36,7 +36,7 @@ def test_agreed_raises_the_same_error_on_every_rank(comm):
 
 
 @pytest.mark.mpi
-def test_agreed_raises_the_error_of_the_lowest_rank(comm):
+def test_collective_errors_raises_the_error_of_the_lowest_rank(comm):
     first = min(1, comm.size - 1)  # rank 0 is well, unless it is alone
     with pytest.raises(InputError, match=f"^rank {first}$"), collective_errors(comm):
         if comm.rank >= first:
@@ -44,7 +44,7 @@ def test_agreed_raises_the_error_of_the_lowest_rank(comm):
 
 
 @pytest.mark.mpi
-def test_agreed_keeps_class_fields_and_exit_code(comm):
+def test_collective_errors_keeps_class_fields_and_exit_code(comm):
     with pytest.raises(FieldError) as caught, collective_errors(comm):
         if comm.rank == comm.size - 1:
             raise FieldError("dp", 7)
@@ -54,7 +54,7 @@ def test_agreed_keeps_class_fields_and_exit_code(comm):
 
 
 @pytest.mark.mpi
-def test_agreed_lets_bugs_through_at_once(comm):
+def test_collective_errors_lets_bugs_through_at_once(comm):
     with pytest.raises(ZeroDivisionError), collective_errors(comm):
         raise ZeroDivisionError
 
