@@ -176,25 +176,15 @@ def distribute(
 
     site = site[communicators]
     others, others_index, owner = _processes_of(simulated, placement, process, communicators, site)
-    n_others = np.diff(others_index)
-    role = np.select(
-        [n_others == 0, (n_others < max_peers) & (site < 0), owner == process],
-        [Role.LOCAL, Role.PEER, Role.OWNER],
-        Role.MEMBER,
-    ).astype(np.uint8)
-    remote = np.where(role == Role.MEMBER, 1, n_others)
-    of_member = np.repeat(role == Role.MEMBER, n_others)
-    receivers = np.where(of_member, np.repeat(owner, n_others), others)
-    notified = ~of_member
-    notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
+    role, remote, receivers = _roles(others, others_index, owner, site, process, max_peers)
 
     tiles = variation = flows = None
     if contention is None:
         variation = DurationFactors.of(program, ranks)
-        owner_of_slot = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
+        slot_owner = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
         uses = SlotUses(
-            rank=owner_of_slot,
-            slot=np.flatnonzero(active) - slot_index[owner_of_slot],
+            rank=slot_owner,
+            slot=np.flatnonzero(active) - slot_index[slot_owner],
             communicator=where[active],
             operations=on_slot[active],
             inside=role == Role.LOCAL,
@@ -239,7 +229,7 @@ def distribute(
         slot_remote=of_slot(remote, np.int32),
         slot_hash=hash_sizes(simulated.sizes[bound]),
         n_communications=int(first_communication[-1]),
-        n_messages=int(n_operations[n_others > 0].sum()),
+        n_messages=int(n_operations[np.diff(others_index) > 0].sum()),
         tiles=tiles,
         variation=variation,
         flows=flows,
@@ -257,7 +247,7 @@ def distribute(
         others_index=others_index,
         others=others,
         receivers_index=np.concatenate([[0], np.cumsum(remote)]).astype(np.int64),
-        receivers=receivers[notified].astype(np.int32),
+        receivers=receivers,
         core_input=core_input,
     )
 
@@ -303,3 +293,38 @@ def _processes_of(
     other = processes != process
     index = np.concatenate([[0], np.cumsum(np.bincount(which[other], minlength=len(count)))])
     return processes[other], index.astype(np.int64), owner.astype(np.int32)
+
+
+def _roles(
+    others: NDArray[np.int32],
+    others_index: NDArray[np.int64],
+    owner: NDArray[np.int32],
+    site: NDArray[np.int32],
+    process: int,
+    max_peers: int,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
+    """Other processes and owner of each communicator → who tells whom when members have posted.
+
+    Peers tell each other, members their owner, and the owner tells all members the end.
+
+    Returns
+    -------
+    role : uint8, shape (n,)
+        The `Role` of this process in each communicator.
+    remote : int64, shape (n,)
+        Number of processes that this one tells, and waits for.
+    receivers : int32, shape (sum of remote,)
+        These processes, communicator by communicator.
+    """
+    n_others = np.diff(others_index)
+    role = np.select(
+        [n_others == 0, (n_others < max_peers) & (site < 0), owner == process],
+        [Role.LOCAL, Role.PEER, Role.OWNER],
+        Role.MEMBER,
+    ).astype(np.uint8)
+    remote = np.where(role == Role.MEMBER, 1, n_others)
+    of_member = np.repeat(role == Role.MEMBER, n_others)
+    receivers = np.where(of_member, np.repeat(owner, n_others), others)
+    notified = ~of_member
+    notified[others_index[:-1][role == Role.MEMBER]] = True  # one entry, for the owner
+    return role, remote, receivers[notified].astype(np.int32)
