@@ -29,7 +29,7 @@ PRICED = "priced by roofline"
 
 @dataclass(frozen=True)
 class PricedShares:
-    """The numbers that prices of kernels rest on, as an attribute of a program keeps them.
+    """The numbers that prices of kernels depend on, as an attribute of a program keeps them.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class RooflinePricer:
         return found.duration
 
     def attributes(self) -> dict[str, str]:
-        """Return attributes of a program: what was priced, and the numbers that this rests on."""
+        """Return attributes of a program: what was priced, and the numbers that this depends on."""
         if not self._nodes:
             return {}
         used = {number for shares in self._shares.values() for number in shares}

@@ -1,4 +1,4 @@
-"""The interface of kernel models: kernel → duration, with the numbers that it rests on."""
+"""The interface of kernel models: kernel → duration, with the numbers that it depends on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Estimate(NamedTuple):
     duration : int
         ps.
     shares : mapping of str to float
-        For each number that the model rests on (a name of `KernelModel.numbers`) the share of the
+        For each number that the model depends on (a name of `KernelModel.numbers`) the share of the
         duration that is inversely or directly proportional to it: a relative error e of the number
         changes the duration by share × e. Error bars are carried to the end of a simulation with
         them (:mod:`mpisim.prediction.uncertainty`).
@@ -43,7 +43,7 @@ class KernelModel(Protocol):
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """The numbers that the estimates given so far rest on, each with its error bar."""
+        """The numbers that the estimates given so far depend on, each with its error bar."""
 
     def estimate(self, kernel: Kernel) -> Estimate:
         """Return the duration of a kernel.

@@ -33,7 +33,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
     changes : mapping of str to object
         By ``links.NAME.bandwidth`` or ``links.NAME.latency`` a new value (``"10 GB/s"``,
         ``"5 us"``) or a factor (``"50 %"``, ``"0.5 x"``); by ``links.NAME`` the word ``"cut"``. In
-        a name ``*`` stands for any text and ``?`` for any character. A link is directed: to slow a
+        a name ``*`` represents any text and ``?`` for any character. A link is directed: to slow a
         cable, change both its links. Later changes act on what earlier ones left.
 
     Returns

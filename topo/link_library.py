@@ -121,7 +121,7 @@ class LinkLibrary:
         self._topology = topology
 
     def factor(self, bytes: float, regime: Regime | None = None) -> Quantity:
-        """Return the factor that times rest on: 1 with its error bar, whatever the size."""
+        """Return the factor that times depend on: 1 with its error bar, whatever the size."""
         return self._factor
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:

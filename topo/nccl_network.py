@@ -77,7 +77,7 @@ class NcclNetwork:
     topology : Topology
     numbers : callable, optional
         From a number of bytes and ``"inside"`` or ``"across"`` nodes to the factor that prices of
-        that decade of sizes rest on, 1 with its error bar. The two are off independently of each
+        that decade of sizes depend on, 1 with its error bar. The two are off independently of each
         other.
     measured : bool
         Whether nodes and NICs are such as NCCL's numbers were measured on; otherwise all links

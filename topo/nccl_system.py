@@ -130,7 +130,7 @@ def listed_system(cluster: Cluster, topology: Topology) -> System:
 
     ``[node]`` and ``[fabric]``, where they are given, say what links cannot: the CPUs' maker,
     whether NICs reach the memory of GPUs, and the share of the line rate that NICs' bandwidths
-    stand for.
+    represent.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def system_of_graph(
     arch : str
         Of the GPUs.
     nic_efficiency : float
-        Share of the NICs' line rate that the listed bandwidths stand for.
+        Share of the NICs' line rate that the listed bandwidths represent.
     cpu : str
         Maker of the CPUs.
     gpudirect : bool

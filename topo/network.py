@@ -157,11 +157,11 @@ class Network(Protocol):
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """The numbers that prices rest on, each with its error bar."""
+        """The numbers that prices depend on, each with its error bar."""
         ...
 
     def shares(self, operation: Operation, bytes: int, group: Any) -> dict[str, float]:
-        """Return the share of a communication's duration that rests on each number.
+        """Return the share of a communication's duration that depends on each number.
 
         A relative error e of the number changes the duration by share × e. Empty if the
         communication costs nothing.

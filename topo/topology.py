@@ -80,7 +80,7 @@ class NodeKind(IntEnum):
 
 
 class LinkKind(IntEnum):
-    """Kind of a link; NVLINK also stands for AMD's xGMI."""
+    """Kind of a link; NVLINK also represents AMD's xGMI."""
 
     NVLINK = 0
     PCIE = 1

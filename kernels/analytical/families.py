@@ -53,7 +53,7 @@ class KernelVariant:
     base_error : float
         Relative error that is added where the base's constants serve.
     base_source : str
-        What that error rests on.
+        What that error depends on.
     known_tiles : bool
         Whether its thread blocks are those of the base.
     constants : tuple of Constant

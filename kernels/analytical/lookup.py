@@ -69,7 +69,7 @@ adds."""
 
 @dataclass(frozen=True)
 class CalibrationLookup:
-    """The constants that serve a formula on a GPU in a format.
+    """The constants for a formula on a GPU in a format.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class CalibrationLookup:
 def look_up(
     calibration: KernelCalibration, formula: str, gpu: GpuParameters, dtype: str
 ) -> CalibrationLookup:
-    """Return the constants that serve a formula on a GPU in a format.
+    """Return the constants for a formula on a GPU in a format.
 
     The GPU's own come first, then those of another board with its chip, then its architecture's and
     those of related ones, then those of all GPUs; and the same again for the formats that may

@@ -42,7 +42,7 @@ class _CalibratedFormula:
     formula : Formula
     lookup : CalibrationLookup
     name : str
-        Of the number that its estimates rest on.
+        Of the number that its estimates depend on.
     number : Quantity
         That: 1, with the error bar of the durations that are predicted worst.
     errors : dict
@@ -56,7 +56,7 @@ class _CalibratedFormula:
     errors: dict[int, tuple[float, dict[str, float]]] = field(default_factory=dict)
 
     def error(self, seconds: float) -> tuple[float, dict[str, float]]:
-        """Return the error bar of a duration, and the shares of the numbers it rests on."""
+        """Return the error bar of a duration, and the shares of the numbers it depends on."""
         decade = decade_of(seconds)
         found = self.errors.get(decade)
         if found is None:
@@ -116,7 +116,7 @@ class Analytical:
 
     @property
     def numbers(self) -> Mapping[str, Quantity]:
-        """What the estimates so far rest on, by the names in their `shares`.
+        """What the estimates so far depend on, by the names in their `shares`.
 
         One number a formula and format: 1, with the error bar of the formula for kernels of the
         duration that is predicted worst. All kernels of the formula are taken to be off together,
@@ -164,7 +164,7 @@ class Analytical:
         return seconds
 
     def look_up(self, formula: str, dtype: str = ANY) -> CalibrationLookup:
-        """Return the constants that serve a formula in a format here, and where they come from.
+        """Return the constants for a formula in a format here, and where they come from.
 
         Parameters
         ----------

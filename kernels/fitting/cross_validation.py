@@ -125,7 +125,7 @@ class LeftOutChip:
     architecture : str
         Of `related`; empty if there is none.
     chips : int
-        That `related` rests on.
+        That `related` depends on.
     """
 
     rows: Sequence[MeasuredKernels]
@@ -190,7 +190,7 @@ def shrink(related: FormulaFit, others: FormulaFit, chips: int, weight: float) -
     related, others : FormulaFit
         To the architecture's GPUs, and to all.
     chips : int
-        How many chips `related` rests on.
+        How many chips `related` depends on.
     weight : float
         w, from 0 to 1.
     """

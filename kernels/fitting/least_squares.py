@@ -219,7 +219,7 @@ class _FitRows:
             name: column if isinstance(column, str) else column[::step]
             for name, column in rows.columns.items()
         }
-        # Each row left stands for `step` of them.
+        # Each row left represents `step` of them.
         weight = np.sqrt(step / (totals[rows.gpu] * len(totals)))
         return cls(
             rows.gpu,

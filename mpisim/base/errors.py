@@ -74,7 +74,7 @@ class OutputError(MpisimError):
 
 
 class DestinationError(OutputError, UsageError):
-    """An output that cannot be where it is asked for: exists already, no folder, no permission."""
+    """An output that cannot be where it is requested: exists already, no folder, no permission."""
 
     exit_code = 2
 

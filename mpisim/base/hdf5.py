@@ -49,7 +49,7 @@ CHUNK = 1 << 16
 _QUOTES = "'\""
 _INNER = re.compile(r"\(([^()]+)\)$")
 MAX_PACKED_RATIO = 1100
-"""Bytes that a byte of a column may stand for: deflate makes 1,032 of one at most."""
+"""Bytes that a byte of a column may represent: deflate makes 1,032 of one at most."""
 MAX_PLAIN_COLUMN = 1 << 12
 """Columns of up to this many elements are stored as they are."""
 

@@ -165,7 +165,7 @@ def _of_config(path: Path, folder: Path) -> _Chosen:
 
 
 def _comment(notes: Iterable[str]) -> str:
-    """Return sentences as lines of comments, set in: nobody is to take them for keys."""
+    """Return sentences as lines of comments, set in: no one is to take them for keys."""
     filled = (
         textwrap.wrap(each, WIDTH, initial_indent="#   ", subsequent_indent="#   ")
         for each in notes

@@ -105,7 +105,7 @@ def world() -> Intracomm:
     ------
     UsageError
         If MPI cannot be loaded, if the launcher started several processes and MPI sees one, or if
-        the library fails at what results rest on.
+        the library fails at what results depend on.
     """
     if _FIRST_PROCESS_ONLY.get():
         raise RuntimeError("a command that one process runs must not communicate")
@@ -269,7 +269,7 @@ def _completes(request: Request, seconds: float | None) -> bool:
 def _print(text: str) -> None:
     """Write to standard error, in one piece so that processes do not mix within a line."""
     if sys.stderr is not None and text:
-        with suppress(OSError, ValueError):  # nobody listens
+        with suppress(OSError, ValueError):  # no one listens
             sys.stderr.write(text if text.endswith("\n") else text + "\n")
             sys.stderr.flush()
 

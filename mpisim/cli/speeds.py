@@ -20,7 +20,7 @@ OPTIONS = {
     "pcie_bandwidth": ("RATE", 'of one PCIe connection, usable, as "63 GB/s"'),
     "nics": ("N", "NICs of a node"),
 }
-"""By key of `mpisim.topo.speeds.SPEEDS`: what stands for its value, and what it means."""
+"""By key of `mpisim.topo.speeds.SPEEDS`: placeholder of its value, and its help."""
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:

@@ -243,7 +243,7 @@ def _execute(
                 rounds += 1
             else:
                 state = Progress(core.unfinished, False)
-            # Flows that nobody waits for are run to their ends as well.
+            # Flows that no one waits for are run to their ends as well.
             if state.unfinished == 0 and not (contended and state.goes_on):
                 return rounds
             if not state.goes_on:

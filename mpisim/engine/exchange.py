@@ -101,7 +101,7 @@ def exchange(distribution: Distribution, core: Any, moving: bool, comm: Intracom
     state = Progress(int(heads[:, 1].sum()), bool(heads[:, 2].any()), int(heads[:, 4].min()))
     over = state.unfinished == 0 and distribution.core_input.flows is None
     if over or not state.moving:
-        return state  # all see the same, so nobody waits for the messages
+        return state  # all see the same, so no one waits for the messages
 
     counts = heads[:, 0].copy()
     if heads[:, 3].max() <= _MAX_INLINE:  # all see the same here, too

@@ -96,7 +96,7 @@ class _Job:
 
     @property
     def alone(self) -> bool:
-        """Whether one rank stands for a job whose other ranks are not here."""
+        """Whether one rank represents a job whose other ranks are not here."""
         return len(self.index) == 1
 
 

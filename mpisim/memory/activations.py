@@ -135,7 +135,7 @@ def working_bytes(tasks: Iterable[Task], sizes: Mapping[str, int], given: int = 
     sizes : mapping of str to int
         Members of each group; communications in groups of one are left out.
     given : int
-        Bytes of the first task's input, where nobody else counts them.
+        Bytes of the first task's input, where no one else counts them.
     """
     before, most, beside = given, given, 0
     for task in tasks:

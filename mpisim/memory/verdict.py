@@ -143,7 +143,7 @@ def assess(layout: Layout, gpu: Gpu, *, node: int = 8) -> Verdict:
     """Layout, GPU → verdict.
 
     Where networks differ by rank (tables of a recommendation model), the fullest rank of each stage
-    stands for it.
+    represents it.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["check_library", "library_name", "no_transports"]
 
 ONLY_SELF = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
-"""Settings by which a process of Open MPI reaches nobody but itself."""
+"""Settings by which a process of Open MPI reaches no one but itself."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def library_name() -> str:
 
 
 def check_library(comm: Intracomm) -> None:
-    """Try the operations that results rest on, and compare with what must come out.
+    """Try the operations that results depend on, and compare with what must come out.
 
     **Collective.** Six small collectives; nothing with one process.
 

@@ -15,7 +15,7 @@ one that its durations were made of. Why this ends, as a rule:
   of its last two, rounded down (*damped*).
 - `max_passes` bounds the rest; `SlowdownOutcome.unconverged_rows` counts rows that still change.
 
-All processes take the same decisions, since each rests on sums over processes.
+All processes take the same decisions, since each depends on sums over processes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def run_with_slowdown(
             times = {n: each.mean(RowTimes.of_class(run, n)) for n, each in times.items()}
         if not found.changed or (damped and _is_fixed_point(run, times, comm)):
             unconverged = found.changed
-            # Once more, for all that the last run is asked for.
+            # Once more, with what only the last run records (the critical path).
             run = runner(run.program, run.setup.wire_delays, True, placement)
             break
         last = mode == "static" or passes >= max_passes

@@ -11,7 +11,7 @@ Read in this order, which is that of one prediction (`mpisim.simulate`).
 ``execution``, ``extrapolation``, ``launches``
     A run of the engine, or many; a long step's time from two shorter ones; what CUDA graphs gain.
 ``uncertainty``
-    How far a step time may be off, from the numbers its critical path rests on.
+    How far a step time may be off, from the numbers its critical path depends on.
 ``statements``, ``unused_keys``, ``unused_network_keys``
     Statements of a prediction: uncertainty, assumptions, limits; keys that change nothing.
 ``published``

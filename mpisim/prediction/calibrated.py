@@ -144,7 +144,7 @@ class CalibratedNetwork:
         )
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return the network's shares, or the constant's where it covers them; all of it rests on
+        """Return the network's shares, or the constant's where it covers them; all of it depends on
         the constant."""
         found = self._network.shares(operation, bytes, group)
         if not self._network.price(operation, bytes, group).duration:

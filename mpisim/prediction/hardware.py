@@ -121,7 +121,7 @@ def with_convolutions(experiment: Experiment, gpus: Mapping[str, Gpu]) -> Experi
     Raises
     ------
     InputError
-        If the model has no convolutions, or a GPU not the format that is asked for.
+        If the model has no convolutions, or a GPU not the format that is requested.
     """
     plan = experiment.plan
     chosen = plan.convolution_precision

@@ -200,7 +200,7 @@ def _direct(cluster: Cluster, choice: NetworkChoice, topology: Topology) -> Netw
 
 
 class ErrorFactor(Protocol):
-    """The factor that times of NCCL's model rest on, 1 with its error bar, by message size."""
+    """The factor that times of NCCL's model depend on, 1 with its error bar, by message size."""
 
     def __call__(self, bytes: float, regime: Regime | None = None) -> Quantity:
         """Return the factor for messages of a size."""
@@ -229,7 +229,7 @@ def nccl_model(
     Nccl
     callable
         From a number of bytes, and whether groups stand ``"inside"`` a node or ``"across"`` nodes
-        (None: the less certain), to the factor that such times rest on: 1 with its error bar.
+        (None: the less certain), to the factor that such times depend on: 1 with its error bar.
     """
     from ..topo.collectives.calibration import (
         ANY,

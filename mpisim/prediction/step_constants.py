@@ -207,7 +207,7 @@ class AppliedConstants:
     def covers(self, kind: str, key: str | None) -> bool:
         """Whether a constant was fitted of a kind of GPU or platform itself (host: a framework).
 
-        What it says of times it then says with all that they rest on: error bars of rates and
+        What it says of times it then says with all that they depend on: error bars of rates and
         formulas, from before any step was looked at, are not added to its own.
         """
         return key in getattr(self.constants, kind)
@@ -219,7 +219,7 @@ class AppliedConstants:
 
     @property
     def host(self) -> str:
-        """Name of the constant that launches rest on."""
+        """Name of the constant that launches depend on."""
         return self.number("host", self.framework)[0]
 
     @property
@@ -231,7 +231,7 @@ class AppliedConstants:
 
 
 def constant_name(kind: str, key: str) -> str:
-    """Kind and key of a constant → its name among the numbers that a step rests on."""
+    """Kind and key of a constant → its name among the numbers that a step depends on."""
     return f"{kind} of {key}"
 
 

@@ -1,6 +1,6 @@
 """Uncertainty of a step time: how far it may be off, given how well its inputs are known.
 
-First order, along the critical path: its pieces sum exactly to the step time, and each rests on a
+First order, along the critical path: its pieces sum exactly to the step time, and each depends on a
 few numbers that have error bars. If a number is off by a relative error e, all pieces that are
 proportional to it change together, so the step time changes by e × their length. Different numbers
 are taken as independent: their effects add in squares. A larger error would let another path become
@@ -8,7 +8,7 @@ critical; the first order does not see that, nor what the model leaves out. For 
 model's own error, as predictions of measured steps have shown it
 (:mod:`mpisim.prediction.step_constants`).
 
-`PathShares` says how much of the path rests on each number, `combine` adds the effects of their
+`PathShares` says how much of the path depends on each number, `combine` adds the effects of their
 errors, and `error_bar` is both for a prepared experiment.
 """
 
@@ -89,7 +89,7 @@ def propagate(
     shares: Callable[[int], Mapping[str, float]],
     numbers: Mapping[str, Quantity],
 ) -> Uncertainty:
-    """Combine the error bars of the numbers that a critical path rests on.
+    """Combine the error bars of the numbers that a critical path depends on.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def combine(
     numbers: Mapping[str, Quantity],
     model_error: tuple[str, Quantity] | None = None,
 ) -> Uncertainty:
-    """Combine the error bars of numbers, given how much of a step rests on each.
+    """Combine the error bars of numbers, given how much of a step depends on each.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def combine(
 
 
 class PathShares:
-    """The numbers each piece of a critical path rests on.
+    """The numbers each piece of a critical path depends on.
 
     Called with the number of a piece it returns the share of its length that is proportional to
     each number, by name. `equal_pieces` sorts them, so that each kind is looked up once.
@@ -173,7 +173,7 @@ class PathShares:
 
     def _works(self, piece: int, kind: PieceKind) -> Mapping[str, float]:
         path, prepared = self.path, self.prepared
-        if not isinstance(prepared, PreparedExperiment):  # what was recorded rests on nothing
+        if not isinstance(prepared, PreparedExperiment):  # what was recorded depends on nothing
             return self._kernel(piece, prepared.counted.shares) if kind is PieceKind.COMPUTE else {}
         if kind is PieceKind.HOST:
             shares = prepared.workload.pricing_of(int(path.rank[piece])).host_shares
@@ -241,7 +241,7 @@ class PathShares:
             yield piece, pieces
 
     def lengths(self) -> dict[str, float]:
-        """Return how much of the step rests on each number, in ps."""
+        """Return how much of the step depends on each number, in ps."""
         length = self.path.end - self.path.begin
         found: dict[str, float] = {}
         for piece, pieces in self.equal_pieces():

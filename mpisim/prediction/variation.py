@@ -46,7 +46,7 @@ RANK_ROW = -2
 FILE = "variation.toml"
 
 FACTOR_NAME = "slowest GPU"
-"""Name of the factor among the numbers that a step rests on."""
+"""Name of the factor among the numbers that a step depends on."""
 
 
 def with_variation(program: Program, choice: VariationChoice, sample: int = 0) -> Program:

@@ -98,7 +98,7 @@ def _elided(own: Sequence[str], others: Iterable[Sequence[str]], width: int) -> 
                 break
             same += 1
         kept.add(min(same, len(own) - 1))
-    # The nearest names differ last, and are told apart by nothing else: those tokens come first.
+    # The nearest names differ last, and are distinguished by nothing else: those tokens come first.
     chosen: set[int] = set()
     for token in [*sorted(kept, reverse=True), *range(len(own))]:
         if len(_joined(own, chosen | {token})) > width:

@@ -65,7 +65,7 @@ FORMAT = "mpisim-results"
 VERSION = 5
 
 ColumnTypes: TypeAlias = dict[str, tuple[StoredType, str | None]]
-"""Type and unit of each column; the type `object` stands for texts, an enumeration for numbers that
+"""Type and unit of each column; the type `object` represents texts, an enumeration for numbers that
 it names."""
 
 _INPUTS = ["HOST", "STREAM", *(f"WAIT_{i}" for i in range(Binding.QUEUE - Binding.WAIT))]

@@ -314,5 +314,5 @@ class ExecutionTrace:
         return said.pop() if len(said) == 1 else None
 
     def is_structure(self, node: int) -> bool:
-        """Whether a node stands for the process or a thread, not for something that ran."""
+        """Whether a node represents the process or a thread, not for something that ran."""
         return self.name[node].startswith("[pytorch|profiler|")

@@ -101,7 +101,7 @@ def kernel_dependencies(
 ) -> KernelDependencies:
     """Find the data dependencies between device operations.
 
-    If several operations were launched by one operator, the last one on each stream stands for
+    If several operations were launched by one operator, the last one on each stream represents
     what it wrote, and the first one on each stream reads. An operator that launched nothing (on
     the CPU, or whose launches are not in the trace) passes on what it depends on itself.
 
@@ -121,7 +121,7 @@ def kernel_dependencies(
             launched.setdefault(node, []).extend(call.ops)
     stream = trace.device.stream
     data = data_dependencies(et)
-    # What a node stands for: by stream, the latest device operation that its data waits for. The
+    # What a node represents: by stream, the latest device operation that its data waits for. The
     # operations of a stream run in order, so the latest is enough.
     stands: dict[int, dict[int, int]] = {}
     source: list[int] = []

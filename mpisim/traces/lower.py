@@ -93,7 +93,7 @@ class _Writer:
         self.step = -1
 
     def note(self, first: int, op: int, begin: int, end: int) -> None:
-        """Remember what the rows from `first` on stand for."""
+        """Remember what the rows from `first` on represent."""
         for _ in range(first, len(self.rows)):
             self.op.append(op)
             self.recorded.append((begin, end))

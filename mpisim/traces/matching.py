@@ -257,7 +257,7 @@ def _settle(members: list[Communication], line: int, result: Matching) -> None:
     together = all(item.operation in _SYNCHRONISING for item in members)
     if together or all(eager):
         # All end together, so the shortest is the last to come: no clock is needed. The same where
-        # clocks that contradict each other would have nobody wait.
+        # clocks that contradict each other would have no one wait.
         wire, eager = [min(length)] * len(members), [False] * len(members)
         result.counts["operations with contradicting clocks"] += not together
     else:

@@ -93,7 +93,7 @@ def annotations_and_operators(export: Export, process: int, first: int) -> tuple
 
     PyTorch's operators lose the numbers behind their names. A range that is called after a step
     (``step 3``, ``iteration_3``, ``ProfilerStep#3``) becomes a profiled step. NCCL's own ranges of
-    sends and receives stand for PyTorch's where it wrote none.
+    sends and receives represent PyTorch's where it wrote none.
 
     Parameters
     ----------

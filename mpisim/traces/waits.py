@@ -3,7 +3,7 @@
 Recent Kineto builds can record both ends of an event wait. Most files do not: they show that
 `cudaStreamWaitEvent` was called, but neither the waiting stream nor the event. The rules below
 infer them from where the call was made; each use is counted in `Inference.counts`, so that a
-report can say how much of a replay rests on inference. Recorded device times serve only to drop a
+report can say how much of a replay depends on inference. Recorded device times serve only to drop a
 candidate that cannot be the one (it ended after its waiter began); never to place anything.
 """
 

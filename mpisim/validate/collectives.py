@@ -21,7 +21,7 @@ __all__ = ["CollectiveErrors", "Compared", "as_cases", "compare", "tabulate"]
 Figures = dict[str, float | int | None]
 
 LARGE = 1 << 20
-"""Bytes from which bandwidth counts for more than latency: sizes below are told apart."""
+"""Bytes from which bandwidth counts for more than latency: sizes below are distinguished."""
 
 
 @dataclass(frozen=True, eq=False)

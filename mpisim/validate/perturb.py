@@ -15,7 +15,7 @@ one rank 50 ms late       leave the others, if recorded NCCL time counts as work
 file shifted by 1 s       change more than one gap, if anything is pinned at recorded times
 without late-start edges  differ much, if edges chosen by recorded times hide lost waits
 … and changed             (each change again, without those edges) tells how much of a predicted
-                          change rests on them
+                          change depends on them
 one rank alone            (waiting removed) tells how much of the time is other ranks' lateness
 ========================  ======================================================================
 """

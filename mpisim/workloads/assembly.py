@@ -1,4 +1,4 @@
-"""Tables from blocks: rows laid end to end, and ports replaced by the rows they stand for."""
+"""Tables from blocks: rows laid end to end, and ports replaced by the rows they represent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TableAssembler:
     """Join blocks into a table.
 
     `add` resolves ports one block at a time, since they depend on all blocks before; it keeps which
-    rows each port stands for now. `table` copies the rows, by compiled loops over the uses.
+    rows each port represents now. `table` copies the rows, by compiled loops over the uses.
 
     A port is resolved once and for all when its block is added: it names earlier rows only, and
     rows never move. So the result equals that of writing every row of the table in order.

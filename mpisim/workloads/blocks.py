@@ -4,7 +4,7 @@
 
 Ports
 -----
-The rows of a block may wait for rows outside it, whose place nobody knows yet. They name these by
+The rows of a block may wait for rows outside it, whose place no one knows yet. They name these by
 negative numbers: ``LAST`` is the latest kernel before the block, ``BEFORE`` the latest before the
 block of that one, ``PENDING`` the communications before it that the next kernel has to wait for.
 Further ports have names: a row exported under a name by one block is awaited under that name by

@@ -2,7 +2,7 @@
 
 Ranks are numbered as in Megatron-LM (``megatron/core/parallel_state.py``, `RankGenerator`): the
 first axis of the order varies fastest. Experts are laid out on the same ranks by a second grid, in
-which expert tensor (etp), expert (ep) and expert data parallel (edp) stand for tp, ep and dp, and
+which expert tensor (etp), expert (ep) and expert data parallel (edp) represent tp, ep and dp, and
 context parallelism counts as data parallelism.
 
 `Grid` numbers the ranks; `Groups` lists, by name, the groups of ranks that communicators join.

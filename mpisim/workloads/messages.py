@@ -1,7 +1,7 @@
 """Messages between pipeline stages: what is sent, in which batches, and who waits for it.
 
 There are two ways. With overlap, every kind of message has a stream of its own: only what needs the
-data waits, and nobody waits for a send. The next forward's receive is posted behind the forward
+data waits, and no one waits for a send. The next forward's receive is posted behind the forward
 before it, the next backward's behind the backward before it (``send_forward_recv_forward`` and its
 like with ``overlap_p2p_comm``; megatron/core/pipeline_parallel/schedules.py), and starts when the
 kernels launched until then have ended, as every operation of PyTorch's does

@@ -91,7 +91,7 @@ class Pricing:
         self._ambiguous = False
 
     def launching_of(self, launches: int) -> Launching:
-        """Return the launch times of a row that stands for so many launches."""
+        """Return the launch times of a row that represents so many launches."""
         if launches == 1:
             return self.launching
         if launches == 0:

@@ -3,7 +3,7 @@
 Full recomputation keeps the input of a layer and runs the layer again before its backward pass,
 either of all layers or of the first few of each model chunk (Megatron-LM's ``--recompute-method
 block``). Megatron-LM runs the whole layer. PyTorch's checkpoints without reentry stop when the last
-value that the backward pass reads is there, and XLA drops what nobody reads: the matrix that ends a
+value that the backward pass reads is there, and XLA drops what no one reads: the matrix that ends a
 layer is not multiplied again, since its backward pass reads its input (`Plan.recompute_stops`).
 Policies keep the results of some operators (`Plan.recompute_keeps`): ``jax.checkpoint_policies``,
 PyTorch's selective checkpoints.
@@ -50,7 +50,7 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
     if plan.recompute_stops:
         while found and not found[-1].saved:
             found.pop()
-        # What a matrix product saves is its input: nobody reads its result.
+        # What a matrix product saves is its input: no one reads its result.
         if found and _products(found[-1]):
             found.pop()
     return tuple(each for each in found if each.name not in plan.recompute_keeps)

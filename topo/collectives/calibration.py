@@ -271,7 +271,7 @@ def _quoted_list(values: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MachineCalibration:
-    """The numbers of a machine, and what their errors rest on.
+    """The numbers of a machine, and what their errors depend on.
 
     Attributes
     ----------
@@ -306,7 +306,7 @@ class MachineCalibration:
 
 
 def calibration_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> MachineCalibration:
-    """Calibration and owners → the numbers that serve a machine.
+    """Calibration and owners → the numbers for a machine.
 
     A user's own platform is taken where the machine names it, and where it is the only one of the
     calibration. What was not measured, inside nodes or across them, is that of the owners behind

@@ -103,7 +103,7 @@ def _adaptive(
 ) -> None:
     """Add links of routers that route adaptively, over whatever links are free (Slingshot).
 
-    What a router can send inside its group has one link here, into what stands for all links of the
+    What a router can send inside its group has one link here, into what represents all links of the
     group. Of a routers, each sending X to another one, a link's worth b goes straight and the rest
     over two links: b + 2 (X - b) on a - 1 links of b, which X = a b / 2 fills. Links between two
     groups are as good as one, of their total. `bandwidth` holds these two.

@@ -125,7 +125,7 @@ class Candidate:
         Power of the size, over `eager`, with which `bulk` grows.
     eager : float
         Size from which messages are large: half of it still travels at once. Between the two,
-        which no table tells apart, the latency of large messages sets in by degrees.
+        which no table distinguishes, the latency of large messages sets in by degrees.
     pace : float
         Latency that every chunk of a pipeline meets again, times its tree's crossings; seconds.
     spread : float

@@ -83,7 +83,7 @@ class NcclConstants:
 
 
 def architectures() -> tuple[str, ...]:
-    """Return the names of the kinds of GPUs that NCCL's constants tell apart."""
+    """Return the names of the kinds of GPUs that NCCL's constants distinguish."""
     return tuple(packaged(FILE)["arch"])
 
 

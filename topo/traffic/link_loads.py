@@ -132,7 +132,7 @@ def _summed_pairs(sent: Transfers | UniformAllToAll) -> Iterator[tuple[Ints, Int
 def _pair_loads(
     paths: RouteFunction, base: Ints, source: Ints, target: Ints, fine: Ints
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield (group, link, sum) over some pairs of every group; link -1 stands for none."""
+    """Yield (group, link, sum) over some pairs of every group; link -1 represents none."""
     m = len(source)
     # Most hops depend on one end alone. Transfers of one end side by side are summed up at once.
     orders = [np.arange(m), np.argsort(target, kind="stable")]

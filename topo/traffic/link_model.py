@@ -178,7 +178,7 @@ class LinkModel:
         list of LimitArrays
             By pattern; of the distinct groups.
         int64, shape (g,)
-            The distinct group that stands for each.
+            The distinct group that represents each.
         """
         distinct, which = self._distinct(members, base)
         found = [
@@ -191,7 +191,7 @@ class LinkModel:
         return found, which
 
     def _distinct(self, members: Ints, base: Ints) -> tuple[Ints, Ints]:
-        """Return the bases of groups that differ, and the one that stands for each group."""
+        """Return the bases of groups that differ, and the one that represents each group."""
         period = self.topology.period
         if not period:
             return base, np.arange(len(base))

@@ -1,6 +1,6 @@
 """Latency of routes, beyond what NCCL's constants hold, along the hops of a collective.
 
-NCCL's constants stand for the links of nodes, two NICs and one switch. What a route adds to that
+NCCL's constants represent the links of nodes, two NICs and one switch. What a route adds to that
 (or saves) is its *excess* latency. Sums are of integers, in 1e-3 ps, so that they have no order.
 """
 

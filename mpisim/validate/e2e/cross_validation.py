@@ -272,7 +272,7 @@ def sufficient_error(residuals: Sequence[float], inputs: Sequence[float]) -> flo
     residuals : sequence of float
         Logarithms of predicted over measured steps.
     inputs : sequence of float
-        Relative error bars from what the steps rest on.
+        Relative error bars from what the steps depend on.
     """
     if not len(residuals):
         return 0.0

@@ -15,8 +15,8 @@ def family(mapped: Mapped) -> Family:
     """Row → its source, model and framework.
 
     Shortened copies of a model and its fine-tuning count as that model; models with a generic name
-    (``GPT``) are told apart by hidden size. Number and type of GPUs, batch, format and plan do not
-    matter: measurements of one model by one source are held out together.
+    (``GPT``) are distinguished by hidden size. Number and type of GPUs, batch, format and plan do
+    not matter: measurements of one model by one source are held out together.
     """
     name = mapped.row.texts["model"]
     for suffix in SUFFIXES:

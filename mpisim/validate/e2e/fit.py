@@ -5,10 +5,10 @@ path
 
     T(x) = T + sum over k of L_k (exp(x_k - x0_k) - 1) + (overhead - overhead0)
 
-where L_k is the length of the path that rests on multiplier k and x its logarithm: that of the kind
-of GPU or the platform, plus that of the framework on it. Rows of a family share an error, those of
-one configuration a further one, each row has its own with long tails (`mixed_model`; the prior is
-in
+where L_k is the length of the path that depends on multiplier k and x its logarithm: that of the
+kind of GPU or the platform, plus that of the framework on it. Rows of a family share an error,
+those of one configuration a further one, each row has its own with long tails (`mixed_model`; the
+prior is in
 ``data/validation/e2e_fit.toml``). So families pull a constant from 1, not rows, and what one
 framework alone shows is that framework's. Where a constant moves far another path may become
 critical: then everything is simulated again with the fitted constants, and fitted from there.
@@ -123,8 +123,8 @@ def seconds_with(step: Linear, start: StepConstants, constants: StepConstants) -
 def relative_error(step: Linear, start: StepConstants, constants: StepConstants) -> float:
     """Return the relative uncertainty of a step from those of the constants it is predicted with.
 
-    As predictions state it (`mpisim.prediction.uncertainty.combine`): what rests on one name is off
-    together.
+    As predictions state it (`mpisim.prediction.uncertainty.combine`): what depends on one name is
+    off together.
     """
     seconds = seconds_with(step, start, constants)
     squares = 0.0
@@ -141,8 +141,8 @@ def relative_error(step: Linear, start: StepConstants, constants: StepConstants)
 
 
 def covered(step: Linear, constants: StepConstants) -> bool:
-    """Whether all parts of a step rest on fitted constants, that were fitted with all that these
-    parts rest on (`mpisim.prediction.step_constants.AppliedConstants.covers`)."""
+    """Whether all parts of a step depend on fitted constants, that were fitted with all that these
+    parts depend on (`mpisim.prediction.step_constants.AppliedConstants.covers`)."""
     parts = [
         parse_constant_name(name) or ("", "") for name, length in step.lengths.items() if length
     ]
@@ -157,7 +157,7 @@ def kind_in(name: str) -> str:
 
 
 def names_in(name: str, framework: str) -> tuple[str, ...]:
-    """Return the constants that multiply what rests on a name: its own, and the framework's."""
+    """Return the constants that multiply what depends on a name: its own, and the framework's."""
     kind = kind_in(name)
     stack = framework_key(kind, framework)
     return (name,) if stack is None else (name, constant_name(kind, stack))
@@ -205,7 +205,7 @@ def _declared_prior() -> _DeclaredPrior:
 
 
 class _Terms:
-    """Parts of steps, and the constants that each rests on."""
+    """Parts of steps, and the constants that each depends on."""
 
     def __init__(self, steps: Sequence[Linear]) -> None:
         index: dict[str, int] = {}

@@ -48,7 +48,7 @@ SAME = (
 """Columns in which the rows of a pair are alike, but for those that its kind is about."""
 
 NOISE = "software release (noise)"
-"""Rows that nothing tells apart which is modelled: how far two measurements are from each other."""
+"""Rows equal in all that is modelled: the spread of repeated measurements."""
 
 KINDS: dict[str, tuple[str, ...]] = {
     "ZeRO stage or scope": ("zero_stage", "zero_group"),
@@ -111,7 +111,7 @@ class Pair(NamedTuple):
 
     @property
     def suspect(self) -> bool:
-        """Whether one of the rows stands apart."""
+        """Whether one of the rows is marked suspect."""
         return any(each.row.texts["suspect"] for each in (self.first, self.second))
 
 

@@ -84,7 +84,7 @@ class ClusterFor:
     changes : tuple of str
         Keys of the preset to change, as for ``--set``.
     why : str
-        What the changes rest on.
+        What the changes depend on.
     """
 
     gpu: str

@@ -17,7 +17,7 @@ reduced gradients. The CPU does not read the loss between forward and backward, 
 for its log.
 
 How much each rank sends differs with its tables. NCCL's time of an all-to-all is that of the rank
-that sends or receives most, so its bytes stand for all: what the rank with the most tables sends
+that sends or receives most, so its bytes represent all: what the rank with the most tables sends
 forward, which is what it receives backward.
 """
 
