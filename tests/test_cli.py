@@ -33,10 +33,10 @@ def run(args):
     if args.way == "early":
         raise InputError("before MPI")
     comm = world()
-    from mpisim.mpi.parallel import agreed
+    from mpisim.mpi.parallel import collective_errors
     last = comm.rank == comm.size - 1
     if args.way == "agreed":
-        with agreed(comm):
+        with collective_errors(comm):
             if last:
                 raise InputError("file x.json, row 3:\\nbytes is -1")
     elif args.way == "lonely":

@@ -185,7 +185,7 @@ def add_parser(subparsers):
 def run(args):
     from mpisim.cli import launch
     from mpisim.base.errors import InputError
-    from mpisim.base.files import staged
+    from mpisim.base.files import write_whole
     way = args.way.removeprefix("all-")
     if args.way != way:
         comm = launch.world()
@@ -210,7 +210,7 @@ def run(args):
     if way == "world":
         launch.world()
     if way == "wait":
-        with staged("out.json") as file:
+        with write_whole("out.json") as file:
             file.write(b"half")
             with open("begun.tmp", "w") as begun:
                 begun.write(str(os.getpid()))

@@ -563,7 +563,7 @@ def test_plain_h5py_reads_the_rows_of_all_processes(
     """With small chunks: most of every column is copied chunk by chunk."""
     for module in ("base.hdf5", "results.write"):
         monkeypatch.setattr(f"mpisim.{module}.CHUNK", 4)
-    monkeypatch.setattr("mpisim.base.hdf5.SMALL", 1)
+    monkeypatch.setattr("mpisim.base.hdf5.MAX_PLAIN_COLUMN", 1)
     run = simulate(straggler(3 * comm.size, steps=3), comm, fold=False)
     write_results(run, folder / "run.h5", comm=comm, timeline=True)
     rows = [run.rows(i) for i in range(len(run.hosted))]
