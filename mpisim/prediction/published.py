@@ -37,7 +37,7 @@ class PublishedComparison:
         Of the prediction, relative.
     source : str
     assumed : str
-        See `mpisim.experiment.experiment.Figure`.
+        See `mpisim.experiment.experiment.PublishedFigure`.
     """
 
     figure: str
