@@ -12,7 +12,7 @@ import pytest
 from mpisim.base.errors import InputError
 from mpisim.experiment import Experiment, read
 from mpisim.kernels.operations import Attention, Elementwise, Kernel
-from mpisim.prediction.case import Case, prepare
+from mpisim.prediction.prepared import PreparedExperiment, prepare
 
 TEXT = """
 [model]
@@ -60,8 +60,8 @@ def write(path: Path, gpu: str, rows: Iterable[Row]) -> None:
         table.writerows(lines)
 
 
-def prices(case: Case) -> dict[Kernel, int]:
-    """Durations of the kernels of a case, in ps."""
+def prices(case: PreparedExperiment) -> dict[Kernel, int]:
+    """Durations of the kernels of a prepared experiment, in ps."""
     found = case.workload.pricings[0].kernels
     return {kernel: duration for (_, duration), kernel in found.items()}
 

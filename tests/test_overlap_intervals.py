@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def test_loads_are_those_of_every_moment(drawn: list[tuple[int, ...]]) -> None:
 
 @given(
     st.lists(moments, min_size=1, max_size=8),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(-20, 60), st.integers(0, 40)), min_size=1, max_size=6),
 )
 def test_kernels_last_as_their_progress_says(
     drawn: list[tuple[int, ...]], kernels: list[tuple[int, int]]
@@ -78,3 +79,12 @@ def test_kernels_last_as_their_progress_says(
         np.testing.assert_allclose(terms[row], rests, rtol=1e-12, atol=1e-9)
     free = np.array([not held.any()] * len(kernels))
     assert (spent[free] == lasting[free]).all()
+
+
+def test_no_load_after_a_begin_before_zero() -> None:
+    """A kernel may begin before the call that launches it, and so before 0."""
+    loads = load_intervals(*columns([(10, 0, 28, 0, 0)]))
+    spent, _ = slowed_kernels(
+        np.array([-1]), np.array([4 / 3]), loads, lambda *_: pytest.fail("there is no load"), 0
+    )
+    assert spent.tolist() == [4 / 3]

@@ -11,8 +11,8 @@ from mpi4py import MPI
 from mpisim.experiment import Experiment, read
 from mpisim.kernels import find_gpu
 from mpisim.kernels.analytical import analytical_model
-from mpisim.prediction import network
 from mpisim.prediction.execution import execute
+from mpisim.prediction.network import NetworkCache
 from mpisim.prediction.prepared import prepare
 from mpisim.prediction.statements import statements
 
@@ -50,19 +50,18 @@ def experiments() -> list[Experiment]:
     ]
 
 
-def predicted(experiment: Experiment) -> tuple[object, ...]:
-    """Everything that a prediction says."""
-    case = prepare(experiment)
+def predicted(experiment: Experiment, networks: NetworkCache | None = None) -> tuple[object, ...]:
+    """Everything that a prediction says; plans with the same `networks` share them."""
+    case = prepare(experiment, networks=networks)
     run, overlap = execute(case, MPI.COMM_SELF, critical_path=True)
     assert overlap is not None
-    spent, terms = overlap.outcome.spent.tolist(), overlap.outcome.terms.tolist()
+    spent, terms = overlap.outcome.kernel_time.tolist(), overlap.outcome.terms.tolist()
     return run.digest, run.step_time, spent, terms, statements(case, run, {}, overlap)
 
 
 def forget() -> None:
-    """Nothing that was known is known any longer."""
+    """No kernel that was known is known any longer."""
     analytical_model.cache_clear()
-    network._latest = None
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,9 @@ def test_in_any_order_each_is_as_alone(alone: list[tuple[object, ...]], seed: in
     every = experiments()
     order = random.Random(seed).sample(range(len(every)), len(every))
     forget()
+    networks = NetworkCache()
     for i in order:
-        assert predicted(every[i]) == alone[i]
+        assert predicted(every[i], networks) == alone[i]
 
 
 def test_what_is_known_is_bounded(
@@ -89,11 +89,13 @@ def test_what_is_known_is_bounded(
 ) -> None:
     """With room for next to nothing, the same."""
     monkeypatch.setattr("mpisim.kernels.analytical.model.MAX_CACHED_KERNELS", 3)
-    monkeypatch.setattr("mpisim.topo.nccl.model._MOST_KNOWN", 3)
-    monkeypatch.setattr("mpisim.topo.nccl_network._MOST_KNOWN", 3)
+    monkeypatch.setattr("mpisim.topo.nccl.model.MAX_CHOICES_CACHED", 3)
+    monkeypatch.setattr("mpisim.topo.nccl_network.MAX_CACHE_BYTES", 3)
+    monkeypatch.setattr("mpisim.topo.traffic.link_model.MAX_CACHE_BYTES", 3)
     forget()
+    networks = NetworkCache()
     for each, expected in zip(experiments()[:4], alone):
-        assert predicted(each) == expected
+        assert predicted(each, networks) == expected
 
 
 def test_models_are_one_for_all_who_ask() -> None:

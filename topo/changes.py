@@ -52,7 +52,7 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
     >>> from mpisim.topo import find_cluster
     >>> box = find_cluster("dgx-h100").topology()
     >>> slow = apply_changes(box, {"links.node0.gpu3->*.bandwidth": "50 %"})
-    >>> slow.bandwidth.min() / box.bandwidth.min()
+    >>> float(slow.bandwidth.min() / box.bandwidth.min())
     1.0
     """
     values = {key: getattr(topology, key).copy() for key in KEYS}

@@ -72,7 +72,7 @@ class Price(NamedTuple):
         Examples
         --------
         >>> Price(latency=5, volume=1000, rate=rate_of(1e9)).longer(1_000_000).duration
-        2000005
+        2000006
         """
         if not by:
             return self

@@ -113,7 +113,7 @@ def _bandwidth(text: object, where: str) -> float:
 def nic_bottleneck(cluster: Cluster) -> str | None:
     """Cluster → what limits its NICs below their line rate, in a line; None if nothing does.
 
-    NCCL's model says: `mpisim.topo.nccl.channels.links`.
+    NCCL's model says: `mpisim.topo.nccl.channels.link_bandwidths`.
     """
     from .nccl.channels import link_bandwidths
     from .nccl.constants import nccl_constants

@@ -23,7 +23,7 @@ class NumberedTexts(Sequence[str]):
 
     Examples
     --------
-    >>> list(Numbered([("tp ", 2), ("dp ", 1)]))
+    >>> list(NumberedTexts([("tp ", 2), ("dp ", 1)]))
     ['tp 0', 'tp 1', 'dp 0']
     """
 

@@ -138,8 +138,10 @@ def normalized_name(name: str) -> str:
 
     Examples
     --------
-    >>> plain("NVIDIA H100 80GB HBM3"), plain("Tesla V100-SXM2-16GB"), plain("AMD Instinct MI300X")
-    ('h100-80gb-hbm3', 'v100-sxm2-16gb', 'mi300x')
+    >>> normalized_name("NVIDIA H100 80GB HBM3"), normalized_name("Tesla V100-SXM2-16GB")
+    ('h100-80gb-hbm3', 'v100-sxm2-16gb')
+    >>> normalized_name("AMD Instinct MI300X")
+    'mi300x'
     """
     words = re.split(r"[\s_-]+", name.strip().casefold())
     while len(words) > 1 and words[0] in MAKERS:

@@ -28,7 +28,7 @@ def parse_ranges(text: str, key: str, what: str, count: int | None = None) -> li
 
     Examples
     --------
-    >>> span("0-2,8", "speeds", "rank")
+    >>> parse_ranges("0-2,8", "speeds", "rank")
     [0, 1, 2, 8]
     """
     found: set[int] = set()

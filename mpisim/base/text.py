@@ -69,7 +69,7 @@ def replace_between(page: str, begin: str, end: str, text: str) -> str:
 
     Examples
     --------
-    >>> between("a < old > b", "<", ">", "new").split()
+    >>> replace_between("a < old > b", "<", ">", "new").split()
     ['a', '<', 'new', '>', 'b']
     """
     before, begins, rest = page.partition(begin)

@@ -66,7 +66,7 @@ class SlowdownFactors(Protocol):
         Parameters
         ----------
         kernel : int64, shape (p,)
-            Entries of the device's `Work`.
+            Entries of the device's `KernelWork`.
         load : Load
             Beside each kernel; `load.which` is an entry of `beside`.
         beside : list of CommunicationKernel
@@ -121,7 +121,7 @@ class LearnedSlowdowns:
     ----------
     pairs : Pairs
     gpu : str
-        Name of the GPU, as `Machine.name`.
+        Name of the GPU, as `GpuParameters.name`.
 
     Raises
     ------

@@ -245,7 +245,7 @@ def step_time(
     experiment : Experiment
     comm : mpi4py.MPI.Intracomm
     constants : StepConstants, optional
-        As for `mpisim.prediction.prepare`.
+        As for `mpisim.prediction.prepared.prepare`.
     every : bool
         Whether to simulate all micro-batches.
     networks : NetworkCache, optional
@@ -254,7 +254,7 @@ def step_time(
     Raises
     ------
     InputError
-        As `mpisim.prediction.prepare`.
+        As `mpisim.prediction.prepared.prepare`.
     """
     networks = networks or NetworkCache()
     for rounds in [] if every else shortened_runs(experiment):

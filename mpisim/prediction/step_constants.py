@@ -246,9 +246,9 @@ def framework_key(kind: str, framework: str) -> str | None:
 
     Examples
     --------
-    >>> stack_of("attention", "nemo"), stack_of("across", "nemo")
+    >>> framework_key("attention", "nemo"), framework_key("across", "nemo")
     ('nemo on any gpu', 'nemo on any network')
-    >>> stack_of("products", "nemo")
+    >>> framework_key("products", "nemo")
     """
     place = FRAMEWORK_PLACES.get(kind)
     return None if place is None else f"{framework} on any {place}"

@@ -78,7 +78,7 @@ class ErrorBin:
         Of the absolute errors.
     p90 : float
         Nine tenths of unseen rows of about this size are expected to be off by less; see
-        `mpisim.topo.collectives.calibrate.bins`.
+        `mpisim.topo.collectives.calibrate.error_bins`.
     regime : str
         Whether these are errors of groups ``"inside"`` a node or ``"across"`` nodes; empty: both.
     """

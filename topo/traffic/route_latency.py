@@ -77,7 +77,7 @@ def added_latency(
         From `excess_latency`.
     base : int64, shape (g,)
         What is to be added to the ranks of the steps, for each group.
-    phases : sequence of HopChains or EveryPair
+    phases : sequence of HopChains or AllPairsHop
         Of each of them, one after the other.
 
     Returns

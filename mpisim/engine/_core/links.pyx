@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Per-load work on links: see `mpisim.engine.saturation` and `mpisim.engine.contention`.
+"""Per-load work on links: see `mpisim.engine.contention` and `mpisim.engine.contention`.
 
 Callers are trusted: no index is checked.
 """
@@ -35,7 +35,7 @@ cdef struct Link:
 
 
 def full_links(const int64_t[::1] capacity, patterns, const uint8_t[::1] one_by_one):
-    """Find links that can be full: see `mpisim.engine.saturation.can_be_full`."""
+    """Find links that can be full: see `mpisim.engine.contention.links_that_can_saturate`."""
     cdef Py_ssize_t n_links = capacity.shape[0], n_patterns = len(patterns), p, l
     cdef int64_t g
     cdef Pattern* of = <Pattern*>calloc(n_patterns + 1, sizeof(Pattern))

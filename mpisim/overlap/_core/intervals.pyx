@@ -7,7 +7,7 @@ result does not depend on the others passed beside it.
 
 import numpy as np
 
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
 
 def interval_loads(
@@ -73,8 +73,11 @@ cdef inline Py_ssize_t cross_unloaded(
     if at >= 0 and busy[at]:
         return at
     to = following[at + 1]
-    room = <double>((time[to] if to < n else INT64_MAX) - begin) - spent[0]
     needed = left[0]
+    if to == n:
+        spent[0] += needed
+        return -2
+    room = <double>(time[to] - begin) - spent[0]
     if needed <= room:
         spent[0] += needed
         return -2

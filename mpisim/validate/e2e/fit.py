@@ -69,7 +69,7 @@ class Linear(NamedTuple):
     framework : str
         Whose constants serve beside those of a kind of GPU or platform.
     sort : str
-        Of its model (`mpisim.prediction.step_constants.SORTS`).
+        Of its model (`mpisim.prediction.step_constants.MODEL_CLASSES`).
     way : tuple
         How it ran: rows of one family with one way are off alike.
     """
