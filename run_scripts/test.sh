@@ -27,7 +27,8 @@ bash run_scripts/get_slurm.sh
 part "lint" ruff check .
 part "format" ruff format --check .
 part "types" bash run_scripts/typecheck.sh
-part "tests, one process" pytest "$@"
+# Two at a time, the tests of a file one after another. Coverage is of Python in this part alone.
+part "tests, one process each" pytest -n 2 --dist loadfile --cov --cov-report=term "$@"
 # Ranks share the folder of pytest's cache, and a terminal's colours reach nobody.
 quiet=(--color=no -p no:cacheprovider)
 for processes in 2 4; do
