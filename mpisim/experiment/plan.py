@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from ..base.errors import InputError, nearest
 from ..base.schema import Limits
+from ..kernels.activations import ComposedActivation
 from ..schedules import SCHEDULES, ScheduleName
 from .models import Count, Large
 
@@ -218,7 +219,7 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
-    primitive : tuple of {"gelu", "dropout", "adam"}
+    primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
         as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
     bias_kernels : bool
@@ -361,7 +362,7 @@ class Plan:
 
     # Kernels of layers: elementwise work, norms, images.
     fused: bool = True
-    primitive: tuple[Literal["gelu", "dropout", "adam"], ...] = ()
+    primitive: tuple[Literal[ComposedActivation, "dropout", "adam"], ...] = ()
     bias_kernels: bool = False
     persistent_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
