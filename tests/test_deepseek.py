@@ -163,5 +163,5 @@ def test_in_fp8_attention_keeps_its_result_beside_what_is_multiplied() -> None:
 
 @pytest.mark.parametrize(("keys", "expected"), [({}, 12), ({"moment_precision": "bf16"}, 8)])
 def test_moments_in_16_bits(keys: dict[str, str], expected: int) -> None:
-    made = plan(zero=1, **keys).settled(transformer=True)
+    made = plan(zero=1, **keys).resolved(transformer=True)
     assert rates(made).optimizer == expected
