@@ -4,7 +4,8 @@ Every function is one kernel bound by memory where it is fused or has a kernel o
 it computes. A framework that composes it of its elementary operations launches a kernel for each.
 
 To add a function, write its name in `ActivationName` and its entry in `ACTIVATIONS`; models take
-both from here.
+both from here. If the entry has operations, its name belongs in `ComposedActivation`, too: they are
+launched where ``plan.primitive`` names it and ``plan.fused`` is false.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["ACTIVATIONS", "ActivationFunction", "ActivationName"]
+__all__ = ["ACTIVATIONS", "ActivationFunction", "ActivationName", "ComposedActivation"]
 
 ActivationName = Literal["gelu", "relu", "swiglu", "geglu"]
 """Values of ``model.activation``."""
+
+ComposedActivation = Literal["gelu"]
+"""Those of them that ``plan.primitive`` can name: they have operations."""
 
 Operations = tuple[tuple[str, int], ...]
 """Of each operation what it computes, and how many tensors of the result's size it reads and
@@ -33,8 +37,8 @@ class ActivationFunction:
     gated : bool
         Whether it takes a gate and a value for each result: two matrices on the way in.
     forward, backward : tuple of (str, int)
-        Elementary operations where a framework composes it (``plan.primitive``); empty where none
-        is known to.
+        Elementary operations where a framework composes it (``plan.primitive``); both empty where
+        none is known to.
     """
 
     gated: bool = False

@@ -205,7 +205,7 @@ BAD = [
     (SMALL, 'family = "gpt"', 'preset = "a"\nhf_config = "b"', "both 'preset' and 'hf_config'"),
     (SMALL, 'family = "gpt"', 'hf_config = "no.json"', "no.json: cannot be read: No such file"),
     (SMALL, "vocab = 1000", "", "vocab is missing"),
-    (SMALL, "vocab = 1000", 'vocab = 1000\nactivation = "silu"', "allowed: gelu, relu, swiglu"),
+    (SMALL, "vocab = 1000", 'vocab = 1000\nactivation = "sine"', "allowed: gelu, relu, swiglu"),
     (MIXTURE, "experts = 4", "experts = 0", "experts is 0: a mixture of experts needs 1 or more"),
     (MIXTURE, "experts = 4", "experts = 1", "topk is 2, more than experts = 1"),
     (SMALL, "layers = 4", 'layers = 4\nattention = "mla"', "kv_lora_rank is 0; attention = 'mla'"),

@@ -26,6 +26,7 @@ from mpisim.experiment import (
 )
 from mpisim.prediction.prepared import prepare
 from mpisim.program import check_matching
+from mpisim.schedules import SCHEDULES
 from mpisim.workloads import Workload, lay_out, training_step
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ ANY: dict[str, Any] = {
     "pp": few,
     "dp": st.sampled_from([1, 2, 4]),
     "order": orders,
-    "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]),
+    "schedule": st.sampled_from(sorted(SCHEDULES)),
     "micro_batch": st.sampled_from([1, 2]),
     "recompute": st.sampled_from(["none", "full"]),
     "precision": st.sampled_from(["fp32", "tf32", "fp16"]),
@@ -154,7 +155,7 @@ def workload(name: str, keys: dict[str, Any], micro_batches: int) -> Workload:
     keys = dict(keys)
     style, zero, more = keys.pop("sharing", (None, 0, {}))
     keys |= {"dp_style": style, "zero": zero, **more}
-    if keys["schedule"] == "interleaved":
+    if SCHEDULES[keys["schedule"]].interleaved:
         keys["vpp"] = 2
     gpus = math.prod(keys.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     keys["global_batch"] = keys["dp"] * keys["micro_batch"] * micro_batches
@@ -187,6 +188,11 @@ def test_plans_of_each_kind_are_accepted() -> None:
         if isinstance(model, Transformer):
             plan = replace(plan, tp=2 if name != "vit" else 1, pp=2 if name != "t5" else 1)
         training_step(lay_out(Experiment(model, plan, ClusterChoice("dgx-h100")), 8), Times())
+
+
+def test_a_plan_of_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(InputError, match=r"schedule is 'gpip' \(did you mean 'gpipe'\?\); allowed"):
+        Plan(global_batch=8, schedule="gpip")  # type: ignore[arg-type]
 
 
 EVERYTHING = """

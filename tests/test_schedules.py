@@ -404,6 +404,14 @@ def test_activations_in_flight(p: int, more: int) -> None:
             assert chunks / v == pytest.approx(p * (1 + (p - 1) / (p * v)), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_first_stage_keeps_what_the_catalogue_says(name: str) -> None:
+    schedule, p, m = SCHEDULES[name], 4, 12
+    v = 2 if schedule.interleaved else 1
+    stated = eval(schedule.in_flight, {"p": p, "m": m, "v": v})
+    assert in_flight(pipeline(name, p, m, v)) / v == stated
+
+
 @given(st.integers(1, 8), st.integers(0, 16), TIME, TIME)
 def test_zb_h1_keeps_no_more_than_1f1b(p: int, more: int, saved: int, for_weights: int) -> None:
     """On every stage; and what all keep is the same where the weights need all of it."""

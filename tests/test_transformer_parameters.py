@@ -12,6 +12,7 @@ from transformers import model, network, plan
 
 from mpisim.experiment.model_presets import find_model
 from mpisim.experiment.models import Transformer
+from mpisim.kernels.activations import ACTIVATIONS
 from mpisim.workloads import model_counts
 from mpisim.workloads.operators import Network, Parameter
 
@@ -60,7 +61,7 @@ def models(draw: st.DrawFn) -> Transformer:
         "qk_norm": draw(st.booleans()),
         "tied_embeddings": draw(st.booleans()),
         "norm": draw(st.sampled_from(["layer", "rms"])),
-        "activation": draw(st.sampled_from(["gelu", "relu", "swiglu", "geglu"])),
+        "activation": draw(st.sampled_from(sorted(ACTIVATIONS))),
     }
     if family != "t5":
         keys["position"] = draw(st.sampled_from(["learned", "rotary", "alibi", "none"]))

@@ -48,8 +48,9 @@ class Transformer:
         Inner width of the feed-forward block; 4 × hidden if not given.
     position : {"learned", "rotary", "alibi", "relative", "none"}
     norm : {"layer", "rms"}
-    activation : {"gelu", "relu", "swiglu", "geglu"}
-        The last two have a gate: two matrices of `ffn_hidden` on the way in.
+    activation : str
+        Of feed-forward blocks. Those with a gate (`swiglu`, `geglu`) have two matrices of
+        `ffn_hidden` on the way in.
     bias, qkv_bias : bool
         Whether matrices have biases; those of queries, keys and values (`bias` if not given).
     qk_norm : bool

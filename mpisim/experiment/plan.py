@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from ..base.errors import InputError, nearest
 from ..base.schema import Limits
-from ..schedules import ScheduleName
+from ..kernels.activations import ComposedActivation
+from ..schedules import SCHEDULES, ScheduleName
 from .models import Count, Large
 
 __all__ = ["AXES", "Plan"]
@@ -218,7 +219,7 @@ class Plan:
     fused : bool
         Whether norms, rotary positions, activations, dropout-add and cross-entropy are one kernel
         each; otherwise each elementary operation is.
-    primitive : tuple of {"gelu", "dropout", "adam"}
+    primitive : tuple of str
         Without `fused`: functions that are composed of operations of the framework, a kernel each,
         as in BERT's TensorFlow code (GELU also in Hugging Face's GPT-2).
     bias_kernels : bool
@@ -361,7 +362,7 @@ class Plan:
 
     # Kernels of layers: elementwise work, norms, images.
     fused: bool = True
-    primitive: tuple[Literal["gelu", "dropout", "adam"], ...] = ()
+    primitive: tuple[Literal[ComposedActivation, "dropout", "adam"], ...] = ()
     bias_kernels: bool = False
     persistent_norms: bool = False
     norm_fusion: Literal["none", "activation", "convolution"] = "none"
@@ -437,7 +438,7 @@ class Plan:
     def overlaps_p2p(self) -> bool:
         """Whether the compute stream goes on while activations are sent."""
         if self.p2p_overlap is None:
-            return self.schedule not in ("gpipe", "1f1b")
+            return SCHEDULES[self.schedule].overlaps_messages
         return self.p2p_overlap
 
     @property
@@ -493,10 +494,16 @@ def _check_sizes(plan: Plan) -> None:
         raise InputError(
             f"stages has {len(plan.stages)} entries; pp × vpp = {plan.pp * plan.vpp} are needed"
         )
-    if plan.vpp > 1 and plan.schedule != "interleaved":
+    if plan.schedule not in SCHEDULES:
+        raise InputError(
+            f"schedule is {plan.schedule!r}{nearest(plan.schedule, SCHEDULES)}; "
+            f"allowed: {', '.join(SCHEDULES)}"
+        )
+    interleaved = SCHEDULES[plan.schedule].interleaved
+    if plan.vpp > 1 and not interleaved:
         raise InputError(f"vpp is {plan.vpp}, but schedule = {plan.schedule!r} has one chunk")
     alone = plan.schedule == "1f1b" and plan.pp == 1
-    if plan.ep_overlap and plan.schedule != "interleaved" and not alone:
+    if plan.ep_overlap and not interleaved and not alone:
         raise InputError(
             f"ep_overlap is true, but schedule = {plan.schedule!r}; it needs 'interleaved', or "
             "pp = 1"

@@ -169,7 +169,7 @@ class Rates:
 
 
 def framework(plan: Plan) -> str:
-    """Return the framework whose data parallelism a plan follows (`Plan.settled` fills it in)."""
+    """Return the framework whose data parallelism a plan follows (`Plan.resolved` fills it in)."""
     assert plan.dp_style is not None
     return plan.dp_style
 

@@ -33,6 +33,7 @@ from ..experiment import Experiment, Plan
 from ..memory import Verdict
 from ..mpi.reductions import allreduce_max
 from ..program import Flag
+from ..schedules import SCHEDULES
 from ..topo import find_cluster
 from .execution import execute
 from .memory_fit import verdict
@@ -69,9 +70,6 @@ MIN_MICRO_BATCHES = 4
 LONGER_BY_ROUNDS = 4
 """Rounds by which two other steps are longer where the first two do not tell: a stage that has more
 to do than others may take a few rounds to hold them up."""
-
-ROUNDS_TO_FILL = {"dualpipe": 3}
-"""Rounds of the stages until a pipeline is full; 1 for schedules that are not listed."""
 
 Ints = NDArray[np.int64]
 
@@ -131,13 +129,14 @@ def shortened_run(experiment: Experiment) -> ShortenedRun | None:
     replicas = _replicas(experiment)
     if plan.replica_batch or experiment.variation.kernels or not replicas:
         return None
-    if plan.schedule == "zb-h1" or (plan.zero >= 2 and plan.pp > 1):
+    to_fill = SCHEDULES[plan.schedule].rounds_to_fill
+    if to_fill is None or (plan.zero >= 2 and plan.pp > 1):
         return None
     whole, rest = divmod(plan.global_batch, replicas * plan.micro_batch)
     if rest:
         return None  # a plan that will be refused
     a_round = _round(plan)
-    filled = plan.pp * ROUNDS_TO_FILL.get(plan.schedule, 1)
+    filled = plan.pp * to_fill
     filled = max(filled, -(-MIN_MICRO_BATCHES // a_round) * a_round)
     first = filled + (whole - filled) % a_round
     found = ShortenedRun(first, first + a_round, whole)
@@ -161,7 +160,7 @@ def _round(plan: Plan) -> int:
     Interleaved schedules take groups of as many as there are stages; of others a step has a
     micro-batch more or less, DualPipe one in either direction.
     """
-    if plan.schedule == "interleaved":
+    if SCHEDULES[plan.schedule].interleaved:
         return plan.pp
     several = max(2, plan.pp // 4)
     return several + several % 2

@@ -1,8 +1,9 @@
 """Published pipeline schedules: the order in which each stage works, and a description of each.
 
 A schedule is a function from the size of a pipeline to the `Order` of every stage, which raises
-`InputError` for sizes that it cannot work with, and a `Schedule` with its formulas and source. To
-add one, write both here, and its name in `ScheduleName`.
+`InputError` for sizes that it cannot work with, and a `Schedule` with its formulas, its source and
+all that other parts ask of it. To add one, write both here, and its name in `ScheduleName`. How
+long a step takes and what it keeps follow from the order (`Pipeline.peak`, :mod:`mpisim.memory`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,15 @@ class Schedule:
         Where it was published.
     order : callable
         From the size of a pipeline to the order of every stage.
+    overlaps_messages : bool
+        Whether its implementation computes on while messages are sent (``plan.p2p_overlap``, where
+        a plan does not say).
+    megatron : bool
+        Whether Megatron-LM has it, whose CPU waits for messages that do not overlap.
+    rounds_to_fill : int, optional
+        Rounds of micro-batches, each of as many as there are stages, until the pipeline is full
+        and further ones take equally long, so that a sweep simulates few and extrapolates. If not
+        given, all are simulated: the safe choice where nobody has compared.
     interleaved : bool
         Whether it takes several chunks a stage, groups and pairs.
     mirrored : bool
@@ -83,6 +93,9 @@ class Schedule:
     in_flight: str
     source: str
     order: Callable[[PipelineSize], tuple[Order, ...]]
+    overlaps_messages: bool
+    megatron: bool = False
+    rounds_to_fill: int | None = None
     interleaved: bool = False
     mirrored: bool = False
 
@@ -317,6 +330,8 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             in_flight="m",
             source="GPipe, arXiv:1811.06965",
             order=_gpipe,
+            overlaps_messages=False,
+            rounds_to_fill=1,
         ),
         "1f1b": Schedule(
             title="One forward, one backward",
@@ -325,6 +340,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             in_flight="p",
             source="PipeDream-Flush, arXiv:2006.09503; Megatron-LM",
             order=_one_f_one_b,
+            overlaps_messages=False,
+            megatron=True,
+            rounds_to_fill=1,
         ),
         "interleaved": Schedule(
             title="One forward, one backward, over several model chunks a stage",
@@ -333,6 +351,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             in_flight="p+(p-1)/v",
             source="arXiv:2104.04473; Megatron-LM",
             order=_interleaved,
+            overlaps_messages=True,
+            megatron=True,
+            rounds_to_fill=1,
             interleaved=True,
         ),
         "zb-h1": Schedule(
@@ -342,6 +363,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             in_flight="p",
             source="ZB-H1, arXiv:2401.10241",
             order=_zb_h1,
+            overlaps_messages=True,
         ),
         "dualpipe": Schedule(
             title="Two pipelines in opposite directions, forwards and backwards overlapped",
@@ -350,6 +372,8 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             in_flight="p+1",
             source="DeepSeek-V3, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
             order=_dualpipe,
+            overlaps_messages=True,
+            rounds_to_fill=3,
             mirrored=True,
         ),
     }

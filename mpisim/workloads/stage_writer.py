@@ -30,7 +30,7 @@ from typing import NamedTuple
 from ..base.errors import InputError
 from ..experiment import Transformer
 from ..program import Names, Phase, Table
-from ..schedules import Action, Pipeline
+from ..schedules import SCHEDULES, Action, Pipeline
 from .assembly import TableAssembler
 from .block_cache import BlockCache, Slots
 from .blocks import Block, BlockBuilder
@@ -44,9 +44,6 @@ from .pricing import MAX_DURATION, Pricing
 from .recomputation import recomputed_layers, recomputed_operators
 
 __all__ = ["Pass", "StageTable", "StageWriter"]
-
-MEGATRON_SCHEDULES = ("1f1b", "interleaved")
-"""Schedules that Megatron-LM has, whose CPU waits for messages."""
 
 _FORWARD, _WEIGHT = Phase.FORWARD, Phase.WEIGHT
 """Members of an enumeration are slow to look up, and there are thousands of actions."""
@@ -142,7 +139,7 @@ class StageWriter:
             len(self._chunks),
             overlap=plan.overlaps_p2p,
             builder=self._builder,
-            synchronous=self._strategy.style == "megatron" and plan.schedule in MEGATRON_SCHEDULES,
+            synchronous=self._strategy.style == "megatron" and SCHEDULES[plan.schedule].megatron,
         )
         begin = self._builder()
         self._strategy.begin(begin)

@@ -70,7 +70,7 @@ def make_strategy(
     groups : Groups
     stage : int
     transformer : bool
-        Whether the model is a transformer, see `Plan.settled`.
+        Whether the model is a transformer, see `Plan.resolved`.
     order : sequence of int, optional
         Chunks as they first come forward; as they are numbered if not given.
 
