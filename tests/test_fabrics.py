@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
 
 import networkx
 import numpy as np
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.topo import Topology
 from mpisim.topo.bounds import bisection, rails
-from mpisim.topo.fabrics import Fabric
+from mpisim.topo.fabrics import BUILDERS, Fabric
+from mpisim.topo.fabrics.fabric import COMMON, KEYS, Kind
 from mpisim.topo.topology import LinkKind, NodeKind, check_connected
 
 TREE = {"leaf": 4, "oversubscription": 2.0}
@@ -241,3 +244,16 @@ def test_what_does_not_fit_is_refused(fabric: dict[str, Any], nodes: int, messag
 def test_keys_that_contradict_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Fabric(**keys)
+
+
+def test_every_kind_has_a_builder_and_its_keys_have_rows() -> None:
+    kinds = set(get_args(Kind))
+    assert set(BUILDERS) == kinds
+    assert set(KEYS) == kinds
+    keys = {key for needed, allowed in KEYS.values() for key in (*needed, *allowed)}
+    assert keys | set(COMMON) == {field.name for field in fields(Fabric)}
+    page = Path(__file__).parents[1].joinpath("docs/topologies.md").read_text(encoding="utf-8")
+    tables = page.partition("### `[fabric]`")[2].partition("###")[0]
+    heads = [line.split("|")[1] for line in tables.splitlines() if line.startswith("|")]
+    named = {word for head in heads for word in head.split("`")[1::2]}
+    assert named == kinds | (keys | set(COMMON)) - {"kind"}

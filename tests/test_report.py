@@ -20,6 +20,13 @@ from mpisim.base.text import apportioned, duration, quantity, rounded, unit_for
 from mpisim.engine import simulate
 from mpisim.program import Program, ProgramBuilder
 from mpisim.report import figures, render
+from mpisim.report.tables import (
+    COMMUNICATION_KEYS,
+    KERNEL_KEYS,
+    WIDTH,
+    Column,
+    table_lines,
+)
 from mpisim.results import Results, collect, write_results
 
 
@@ -263,6 +270,26 @@ def test_figures_say_what_the_report_says() -> None:
     }
     assert numbers["attributes"] == {"assumptions": ["none"]}
     assert (numbers["seed"], numbers["program"]) == (3, {"source": "by hand"})
+
+
+def test_wide_columns_leave_the_others_whole() -> None:
+    columns = [
+        Column[str]("wide", lambda row: "9" * 40),
+        Column[str]("wider", lambda row: "8" * 40),
+        Column[str]("text", lambda row: row, left=True),
+    ]
+    lines = table_lines(columns, ["reduce_scatter, data parallel", "short"])
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[1].split()[:2] == lines[2].split()[:2] == ["9" * 40, "8" * 40]
+    assert lines[1].endswith("  reduce…arallel")
+    assert lines[2].endswith("  short")
+
+
+def test_the_page_has_the_keys_of_the_json() -> None:
+    page = Path(__file__).parents[1].joinpath("docs/results.md").read_text(encoding="utf-8")
+    parts = page.partition("## As JSON")[2].partition("##")[0].split("\n- ")
+    for part, keys in zip(parts[1:], (KERNEL_KEYS, COMMUNICATION_KEYS), strict=True):
+        assert part.partition(":")[2].split("`")[1::2] == list(keys)
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ Each table has a row type, with the function that makes its rows from results, a
 - ``..._KEYS`` for programs (`figures`): a key of the JSON, and the function from a row to its
   value.
 
-A new column is one entry in either or both. Ranks have no ``KEYS``: the JSON holds every column of
-`Results.ranks`, so a column added there appears by itself.
+A new column is one entry in either or both; a line has `WIDTH` characters, and what a column takes
+is cut from the last one, if that is text. ``tests/test_report.py`` compares whole lines, and
+docs/results.md has the keys of communications and kernels. Ranks have no ``KEYS``: the JSON holds
+every column of `Results.ranks`, so a column added there appears by itself.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ..base.text import (
     percent,
     quantity,
     rounded,
+    shortened,
 )
 from ..program import Kind, Operation
 from ..results import Results
@@ -90,22 +93,30 @@ def table_lines(
     rows : sequence
         Of what the columns take.
     kernel_names : bool
-        Whether the last column has names of kernels, to be shortened to what is left of a line.
+        Whether the last column has names of kernels, to be shortened so that they still differ. Of
+        any other text in the last column the middle is cut out.
     """
     cells = [tuple(column.heading for column in columns)]
     cells += [tuple(column.cell(row) for column in columns) for row in rows]
     if kernel_names:
         cells = names_cut(cells)
+    elif columns[-1].left:
+        room = _room(cells)
+        cells = [(*row[:-1], shortened(row[-1], room, tail=min(16, room // 2))) for row in cells]
     left = [i for i, column in enumerate(columns) if column.left]
     return [f"  {line}" for line in aligned(cells, left=left)]
 
 
 def names_cut(cells: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Shorten the last column of a table, names of kernels, to what is left of a line."""
-    columns = list(zip(*cells, strict=True))[:-1]
-    width = WIDTH - 2 - sum(max(map(len, column)) + 2 for column in columns)
-    names = short_names([row[-1] for row in cells], width)
+    names = short_names([row[-1] for row in cells], _room(cells))
     return [(*row[:-1], name) for row, name in zip(cells, names, strict=True)]
+
+
+def _room(cells: Sequence[tuple[str, ...]]) -> int:
+    """Return the characters that all columns but the last leave of a line: 12 or more."""
+    columns = list(zip(*cells, strict=True))[:-1]
+    return max(WIDTH - 2 - sum(max(map(len, column)) + 2 for column in columns), 12)
 
 
 # --- ranks ---------------------------------------------------------------------------------------

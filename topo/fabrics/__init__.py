@@ -3,12 +3,15 @@
 ``fabric``
     `Fabric`: the table ``[fabric]`` of a cluster, with the keys of each kind.
 ``fabric_graph``
-    `FabricGraph`: switches, links and routes from port to port; what a builder returns.
+    `FabricGraph`: switches, links and routes from port to port; what a builder returns. It can do
+    without `period`, `tour`, `grid` and `all_pairs`, which make large fabrics fast or rings short.
 ``fat_tree``, ``dragonfly``, ``grid``
     The builders.
 
-A new fabric is one module with a builder, one line of `BUILDERS`, and its kind and keys in
-`fabric.Fabric`.
+A new fabric is one module with a builder, one line of `BUILDERS`, and in ``fabric`` its name in
+`Kind`, its line of `KEYS` and new keys as fields of `Fabric`; both tables of ``[fabric]`` in
+docs/topologies.md get its rows. ``tests/test_fabrics.py`` says what was forgotten, and counts its
+switches and links; `FABRICS` of ``tests/test_network_truth.py`` compares what it carries.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .dragonfly import dragonfly
-from .fabric import Fabric
+from .fabric import Fabric, Kind
 from .fabric_graph import FabricGraph, Ports
 from .fat_tree import fat_tree, switch
 from .grid import grid
 
 __all__ = ["BUILDERS", "Fabric", "FabricGraph", "Ports", "build_fabric"]
 
-BUILDERS: Mapping[str, Callable[[Fabric, Ports], FabricGraph]] = {
+BUILDERS: Mapping[Kind, Callable[[Fabric, Ports], FabricGraph]] = {
     "switch": switch,
     "fat-tree": fat_tree,
     "rail-fat-tree": fat_tree,

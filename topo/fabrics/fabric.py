@@ -10,27 +10,28 @@ from mpisim.base.errors import InputError
 from mpisim.base.quantity import Quantity
 from mpisim.base.schema import Limits
 
-__all__ = ["Fabric"]
+__all__ = ["COMMON", "KEYS", "Fabric", "Kind"]
 
 Count = Annotated[int, Limits(least=1)]
 
-_TREE = ("leaf", "oversubscription", "spines", "ecmp", "pod", "core_oversubscription")
-_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+Kind = Literal["switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer"]
+"""Each has an entry in `KEYS` and in `BUILDERS`, and a row in docs/topologies.md."""
+
+_TREE = ("oversubscription", "spines", "ecmp", "pod", "core_oversubscription")
+KEYS: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "switch": ((), ()),
     "fat-tree": (("leaf",), _TREE),
     "rail-fat-tree": (("leaf",), ("rails", *_TREE)),
     "hpn": (("leaf",), ("rails", "planes", *_TREE)),
-    "dragonfly": (
-        ("router_ports", "routers", "global_links"),
-        ("router_ports", "routers", "global_links", "link_bandwidth", "routing"),
-    ),
-    "torus": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
-    "mesh": (("dims", "link_bandwidth"), ("dims", "link_bandwidth")),
-    "wafer": (("dims", "link_bandwidth"), ("dims", "link_bandwidth", "edge_bandwidth")),
+    "dragonfly": (("router_ports", "routers", "global_links"), ("link_bandwidth", "routing")),
+    "torus": (("dims", "link_bandwidth"), ()),
+    "mesh": (("dims", "link_bandwidth"), ()),
+    "wafer": (("dims", "link_bandwidth"), ("edge_bandwidth",)),
 }
-"""By kind, the keys it needs and those it may have besides the ones of all."""
+"""By kind, the keys it needs and those it may have besides them and the ones of all."""
 
-_COMMON = ("kind", "nic_efficiency", "switch_latency")
+COMMON = ("kind", "nic_efficiency", "switch_latency")
+"""Keys that a fabric of any kind may have."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ class Fabric:
         Between routers at the edges of neighbouring wafers; by default `link_bandwidth`.
     """
 
-    kind: Literal[
-        "switch", "fat-tree", "rail-fat-tree", "hpn", "dragonfly", "torus", "mesh", "wafer"
-    ]
+    kind: Kind
     nic_efficiency: Quantity | None = None
     switch_latency: Quantity | None = None
     leaf: Count | None = None
@@ -101,13 +100,13 @@ class Fabric:
     edge_bandwidth: Quantity | None = None
 
     def __post_init__(self) -> None:
-        needed, allowed = _KEYS[self.kind]
+        needed, allowed = KEYS[self.kind]
         for field in fields(self):
             given = getattr(self, field.name) != field.default
             if field.name in needed and not given:
                 raise InputError(f"{field.name!r} is missing; kind = {self.kind!r} needs it")
-            if given and field.name not in (*_COMMON, *allowed):
-                others = [kind for kind, (_, keys) in _KEYS.items() if field.name in keys]
+            if given and field.name not in (*COMMON, *needed, *allowed):
+                others = [kind for kind, keys in KEYS.items() if field.name in keys[0] + keys[1]]
                 raise InputError(
                     f"{field.name!r} is given, a key of {', '.join(others)}; kind is {self.kind!r}"
                 )

@@ -58,7 +58,7 @@ class FabricGraph:
     source, target, bandwidth, latency, share, max_inflow : list of array
         Of the links, in pieces (`Topology`).
     period : int
-        Nodes after which all repeats (`Topology`).
+        Nodes after which all repeats (`Topology`); 0, which is always right, if none is known.
     hops : callable
         The links from port to port.
     tour : int64, shape (n_ports,), optional
