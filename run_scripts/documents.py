@@ -126,6 +126,7 @@ def documents() -> list[str]:
     """All documents, as paths in the repository."""
     return [
         "README.md",
+        "CONTRIBUTING.md",
         *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
     ]
 
