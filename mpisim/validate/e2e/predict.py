@@ -169,7 +169,7 @@ class _Job(NamedTuple):
     def name(self) -> str:
         """Key of the simulation: equal for jobs with equal results."""
         # Paths of changed clusters are absolute: source and title say nothing about the step.
-        return f"{id(self.constants)} {replace(self.experiment, source='', title='')!r}"
+        return f"{self.constants!r} {replace(self.experiment, source='', title='')!r}"
 
 
 def predict(
