@@ -43,6 +43,14 @@ class Shapes:
     def of(cls, model: Transformer, plan: Plan, grid: Grid) -> Shapes:
         """Model, plan and grid → sizes of a rank, after checking that they fit together.
 
+        Parameters
+        ----------
+        model : Transformer
+            Its `seq_len` becomes `length`: in T5 that of the encoder.
+        plan : Plan
+        grid : Grid
+            Of this plan: sizes are divided by its axes.
+
         Raises
         ------
         InputError
@@ -292,7 +300,20 @@ class AttentionShape:
 
     @classmethod
     def of(cls, s: Shapes, *, causal: bool | None = None) -> AttentionShape:
-        """Sizes of self-attention; `causal` if not as the model says."""
+        """Sizes of self-attention on one rank.
+
+        Parameters
+        ----------
+        s : Shapes
+            Keys take its whole `length` in tokens, queries this rank's part of it (cp).
+        causal : bool, optional
+            If not as the model says: T5's decoder is causal.
+
+        Returns
+        -------
+        AttentionShape
+            With latent attention (MLA) every head of queries has keys and values of its own.
+        """
         model = s.model
         kv_heads = s.heads if model.attention == "mla" else s.kv_heads
         return cls(
