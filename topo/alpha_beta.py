@@ -77,7 +77,23 @@ class AlphaBeta:
         members: NDArray[np.int32],
         operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], list[tuple[int, bool]]]:
-        """Return classes (number of members, whether all are on one node)."""
+        """Return classes (number of members, whether all are on one node).
+
+        Parameters
+        ----------
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``, at least one.
+        members : int32
+            Global ranks.
+        operations : int64, shape (n,), optional
+            Of no account: classes are the same for every operation.
+
+        Returns
+        -------
+        label : int64, shape (n,)
+            The entry of each communicator in `classes`.
+        classes : list of (int, bool)
+        """
         sizes = np.diff(index)
         node = members // self.ranks_per_node
         one = np.maximum.reduceat(node, index[:-1]) == np.minimum.reduceat(node, index[:-1])
@@ -88,12 +104,40 @@ class AlphaBeta:
         """Return the price, all of it latency: links are not shared.
 
         A communication of one rank with itself costs nothing.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (see the class).
+        group : (int, bool)
+            A class from `group_classes`.
+
+        Returns
+        -------
+        Price
+            Latency in ps, rounded to the nearest; no volume, rate or pattern.
         """
         latency, transfer = self._seconds(operation, bytes, group)
         return Price(round((latency + transfer) * PICOSECONDS))
 
     def limit_of(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> str:
-        """Return whether latency or bandwidth takes longer, of the node or the network."""
+        """Return whether latency or bandwidth takes longer, of the node or the network.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (see the class).
+        group : (int, bool)
+            A class from `group_classes`.
+
+        Returns
+        -------
+        str
+            ``"latency"``, ``"bandwidth of the node"``, ``"bandwidth of the network"``, or empty if
+            the communication costs nothing.
+        """
         latency, transfer = self._seconds(operation, bytes, group)
         if not latency + transfer:
             return ""
@@ -101,7 +145,22 @@ class AlphaBeta:
         return "latency" if latency >= transfer else f"bandwidth of the {where}"
 
     def shares(self, operation: Operation, bytes: int, group: tuple[int, bool]) -> dict[str, float]:
-        """Return the shares of latency and bandwidth, where `numbers` has them."""
+        """Return the shares of latency and bandwidth, where `numbers` has them.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (see the class).
+        group : (int, bool)
+            A class from `group_classes`.
+
+        Returns
+        -------
+        dict of str to float
+            By the names of `numbers`; of the sum 1. Empty if the communication costs nothing, or
+            without `numbers`.
+        """
         latency, transfer = self._seconds(operation, bytes, group)
         total = latency + transfer
         if not total or not self.numbers:

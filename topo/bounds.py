@@ -86,7 +86,19 @@ def bisection(topology: Topology) -> float:
 
 
 def max_flow(topology: Topology, sources: NDArray[np.int64], sinks: NDArray[np.int64]) -> float:
-    """Return the largest flow from some nodes to others, exact to 1 part in 10,000."""
+    """Return the largest flow from some nodes to others, exact to 1 part in 10,000.
+
+    Parameters
+    ----------
+    topology : Topology
+    sources, sinks : int64, shape (m,) and (k,)
+        Numbers of nodes of the graph (``topology.gpu`` has those of GPUs), without overlap.
+
+    Returns
+    -------
+    float
+        Bytes per second; 0 without sources or without sinks.
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 

@@ -83,7 +83,22 @@ def capacity_figures(topology: Topology) -> dict[str, Any]:
 def render_topology(
     found: dict[str, Any], test: dict[str, Any] | None = None, top: int = 12
 ) -> str:
-    """Write `topology_figures`, and `capacity_figures` if given, for people."""
+    """Write `topology_figures`, and `capacity_figures` if given, for people.
+
+    Parameters
+    ----------
+    found : dict
+        From `topology_figures`.
+    test : dict, optional
+        From `capacity_figures`; by default the text has no part on capacity.
+    top : int
+        Kinds of links inside nodes, and as many between nodes, that are listed; by default 12.
+
+    Returns
+    -------
+    str
+        Lines without a line feed at the end; bandwidths in GB/s, latencies in us.
+    """
     counts = found["nodes"] | ({"nic": found["nics"]} if found["nics"] else {})
     nodes = [
         f"{count:,} {NODE_WORDS[kind][count > 1]}"

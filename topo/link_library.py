@@ -63,11 +63,29 @@ class CollectiveLibrary(Protocol):
         ...
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return what the library does, where it decides by itself."""
+        """Return what the library does, where it decides by itself.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (`Network.price`).
+        shape : Shape
+            How many ranks of the group are on which nodes.
+        """
         ...
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all that it may do."""
+        """Return all that it may do.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (`Network.price`).
+        shape : Shape
+            How many ranks of the group are on which nodes.
+        """
         ...
 
 
@@ -121,11 +139,38 @@ class LinkLibrary:
         self._topology = topology
 
     def factor(self, bytes: float, regime: Regime | None = None) -> Quantity:
-        """Return the factor that times depend on: 1 with its error bar, whatever the size."""
+        """Return the factor that times depend on: 1 with its error bar, whatever the size.
+
+        Parameters
+        ----------
+        bytes : float
+            Of no account.
+        regime : {"inside", "across"}, optional
+            Of no account.
+
+        Returns
+        -------
+        Quantity
+            Without unit.
+        """
         return self._factor
 
     def choose(self, operation: Operation, bytes: int, shape: Shape) -> Choice:
-        """Return the first of `candidates`."""
+        """Return the first of `candidates`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of no account.
+        shape : Shape
+            Only whether it has one rank or several is of account.
+
+        Raises
+        ------
+        InputError
+            For an operation of unknown kind.
+        """
         return self.candidates(operation, bytes, shape)[0]
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
@@ -178,6 +223,14 @@ class LinkLibrary:
 
 def check_fabric(topology: Topology, algorithm: str | None, ring_order: str | None) -> None:
     """Check that a fabric has what an algorithm and an order of rings ask of it.
+
+    Parameters
+    ----------
+    topology : Topology
+    algorithm : {"ring", "dimensions"}, optional
+        None (whichever is fastest) asks nothing of the fabric.
+    ring_order : {"ranks", "fabric"}, optional
+        None (whichever is faster) asks nothing of the fabric.
 
     Raises
     ------

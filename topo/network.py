@@ -165,6 +165,19 @@ class Network(Protocol):
 
         A relative error e of the number changes the duration by share × e. Empty if the
         communication costs nothing.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer, as in `price`.
+        group : hashable
+            A class from `group_classes`.
+
+        Returns
+        -------
+        dict of str to float
+            By the names of `numbers`.
         """
         ...
 
@@ -216,6 +229,14 @@ class ExplainedNetwork(Protocol):
         """Return what bounds the time of a communication that has the network to itself.
 
         For people: ``"latency"``, ``"NIC"``, a link; empty if it costs nothing.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the full buffer (`Network.price`).
+        group : hashable
+            A class from `Network.group_classes`.
         """
         ...
 
@@ -223,7 +244,21 @@ class ExplainedNetwork(Protocol):
 def class_of(
     network: Network, members: Sequence[int], operation: Operation | None = None
 ) -> Hashable:
-    """Return the class of one communicator, for one operation or for any."""
+    """Return the class of one communicator, for one operation or for any.
+
+    Parameters
+    ----------
+    network : Network
+    members : sequence of int
+        Global ranks, in the communicator's order.
+    operation : Operation, optional
+        What will be priced; by default anything.
+
+    Returns
+    -------
+    hashable
+        What `Network.price` takes as `group`.
+    """
     label, classes = network.group_classes(
         np.array([0, len(members)], np.int64),
         np.array(members, np.int32),
@@ -238,6 +273,12 @@ def bus_factor(operation: Operation, ranks: int) -> float:
     Ring all-reduce sends 2 (n - 1) / n, its two halves (reduce-scatter, all-gather) one half each;
     pipelined broadcast and reduce send everything once; all-to-all keeps 1 / n at home. Size over
     time, times this, is the "bus bandwidth" of nccl-tests (doc/PERFORMANCE.md).
+
+    Parameters
+    ----------
+    operation : Operation
+    ranks : int
+        Members of the group, 1 or more.
 
     Raises
     ------

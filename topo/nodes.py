@@ -146,13 +146,31 @@ class GraphBuilder:
         self.link_between: dict[tuple[int, int], int] = {}
 
     def add_node(self, kind: NodeKind, name: str) -> int:
-        """Add a node and return its number."""
+        """Add a node and return its number.
+
+        Parameters
+        ----------
+        kind : NodeKind
+        name : str
+            Unique in the graph.
+        """
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
 
     def connect(self, a: int, b: int, bandwidth: float, latency: float, kind: LinkKind) -> None:
-        """Join two nodes by a link in each direction."""
+        """Join two nodes by a link in each direction.
+
+        Parameters
+        ----------
+        a, b : int
+            Numbers of nodes, from `add_node`.
+        bandwidth : float
+            Of each direction, bytes per second.
+        latency : float
+            Of each direction, in seconds.
+        kind : LinkKind
+        """
         for source, target in ((a, b), (b, a)):
             self.link_between[source, target] = len(self.source)
             self.source.append(source)
@@ -166,7 +184,18 @@ class GraphBuilder:
         return [self.link_between[pair] for pair in pairwise(nodes)]
 
     def bandwidth_between(self, a: int, b: int) -> float:
-        """Return the bandwidth of the link between two nodes, 0 if there is none."""
+        """Return the bandwidth of the link between two nodes, 0 if there is none.
+
+        Parameters
+        ----------
+        a, b : int
+            Numbers of nodes: the link leads from a to b.
+
+        Returns
+        -------
+        float
+            Bytes per second; of several links the one added last.
+        """
         return self.bandwidth[self.link_between[a, b]] if (a, b) in self.link_between else 0.0
 
     def adjacency(self, gpus: int) -> NDArray[np.bool_]:
@@ -239,7 +268,15 @@ class NodeGraph:
 
 
 def hop_latency(kind: str, own: Quantity | None = None) -> float:
-    """Return the latency of a hop in seconds: `own`, or that of ``data/links.toml``."""
+    """Return the latency of a hop in seconds: `own`, or that of ``data/links.toml``.
+
+    Parameters
+    ----------
+    kind : {"link", "pcie", "socket", "nic", "switch"}
+        A table of ``data/links.toml``.
+    own : Quantity, optional
+        What a file says instead, a time.
+    """
     if own is None:
         own = build(Quantity, packaged("links.toml")[kind]["latency"], "links.toml", kind)
     return own.si

@@ -64,6 +64,18 @@ class AllPairsRoutes(Protocol):
         """Return the largest sum of `value`, shape (n_links,), over the links of a route.
 
         None if that has to be found pair by pair.
+
+        Parameters
+        ----------
+        gpus : int64, shape (m,)
+            Numbers of GPUs, each once; routes are those of all ordered pairs of two different ones.
+        value : int64, shape (n_links,)
+            Of each link, in any unit.
+
+        Returns
+        -------
+        int or None
+            In the unit of `value`.
         """
         ...
 
@@ -239,7 +251,24 @@ class Topology:
         return to_csr(self.paths(senders, receivers))
 
     def route(self, a: int, b: int) -> NDArray[np.int64]:
-        """Return the links from GPU a to GPU b, in order."""
+        """Return the links from GPU a to GPU b, in order.
+
+        Parameters
+        ----------
+        a, b : int
+            Sender and receiver, 0 to n_gpus - 1.
+
+        Returns
+        -------
+        int64, shape (h,)
+            Numbers of links, none from a GPU to itself. Where a flow is spread over parallel paths,
+            the links of all of them.
+
+        Raises
+        ------
+        InputError
+            For a GPU that is not there, or two that cannot reach one another.
+        """
         return self.routes([a], [b])[1]
 
     def filtered(self, seen: NDArray[np.bool_]) -> RouteFunction:

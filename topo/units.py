@@ -41,7 +41,20 @@ def parse_bandwidth(text: object, where: str) -> float:
 
 
 def parse_latency(text: object, where: str) -> float:
-    """Return a latency in seconds; like `parse_bandwidth`, but 0 is allowed."""
+    """Return a latency in seconds; like `parse_bandwidth`, but 0 is allowed.
+
+    Parameters
+    ----------
+    text : object
+        A text with a unit (s, ms, us or ns), or a number of seconds.
+    where : str
+        Name of the value in messages: ``"net.toml: link 'a->b': 'latency'"``.
+
+    Raises
+    ------
+    InputError
+        If it is none, or below 0.
+    """
     found = _amount(text, _LATENCIES, "1.5 us", where)
     if not found >= 0:
         raise InputError(f"{where} is {text!r}; it must be 0 or more")

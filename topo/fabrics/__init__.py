@@ -42,6 +42,13 @@ BUILDERS: Mapping[Kind, Callable[[Fabric, Ports], FabricGraph]] = {
 def build_fabric(fabric: Fabric, ports: Ports) -> FabricGraph:
     """Fabric table and ports of nodes → switches, links and routes.
 
+    Parameters
+    ----------
+    fabric : Fabric
+        Its `kind` decides on the builder.
+    ports : Ports
+        What is to be joined; the graph keeps it.
+
     Raises
     ------
     InputError

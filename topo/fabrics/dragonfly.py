@@ -24,6 +24,14 @@ def dragonfly(fabric: Fabric, ports: Ports) -> FabricGraph:
     j modulo (groups - 1) of the others. What remains after each pair has the same number of links
     stays free.
 
+    Parameters
+    ----------
+    fabric : Fabric
+        With `router_ports`, `routers` and `global_links`. Without a `link_bandwidth` links between
+        routers have that of a port.
+    ports : Ports
+        What is to be joined; the first `router_ports` are on the first router, and so on.
+
     Raises
     ------
     InputError

@@ -99,7 +99,26 @@ class FabricGraph:
         share: float = 1.0,
         max_inflow: float = np.inf,
     ) -> NDArray[np.int64]:
-        """Add links, broadcasting, and return their numbers in the shape of the ends."""
+        """Add links, broadcasting, and return their numbers in the shape of the ends.
+
+        Parameters
+        ----------
+        source, target : array_like of int
+            Ports or switches that links lead from and to; of shapes that broadcast to one another.
+        bandwidth : array_like of float
+            Bytes per second, of a shape that broadcasts to that of the ends.
+        latency : float
+            Of every link, in seconds.
+        share : float
+            Part of a flow that a link carries if its route uses it: 1 (default), or less where
+            flows are spread over parallel links.
+        max_inflow : float
+            The most that can come to each link, bytes per second; by default infinite: not known.
+
+        Returns
+        -------
+        int64, of the shape of the ends
+        """
         ends = np.broadcast_arrays(np.asarray(source, np.int64), np.asarray(target, np.int64))
         shape, n = ends[0].shape, ends[0].size
         self.source.append(ends[0].reshape(-1))
@@ -119,7 +138,24 @@ class FabricGraph:
         share: float = 1.0,
         max_inflow: float = np.inf,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add links between switches in both directions; return those up and those down."""
+        """Add links between switches in both directions; return those up and those down.
+
+        Parameters
+        ----------
+        lower, upper : array_like of int
+            Switches at the ends; of shapes that broadcast to one another.
+        bandwidth : array_like of float
+            Of each direction, bytes per second.
+        share : float
+            Part of a flow that a link carries if its route uses it; see `add_links`.
+        max_inflow : float
+            The most that can come to each link, bytes per second; by default infinite: not known.
+
+        Returns
+        -------
+        up, down : int64, of the shape of the ends
+            Numbers of links.
+        """
         return (
             self.add_links(lower, upper, bandwidth, self.ports.hop, share, max_inflow),
             self.add_links(upper, lower, bandwidth, self.ports.hop, share, max_inflow),
@@ -128,7 +164,21 @@ class FabricGraph:
     def connect_ports(
         self, switch: ArrayLike, part: float = 1.0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Join every port to its switch by a part of its bandwidth; return links up and down."""
+        """Join every port to its switch by a part of its bandwidth; return links up and down.
+
+        Parameters
+        ----------
+        switch : array_like of int, shape (n_ports,) or ()
+            The switch of each port, or one for all.
+        part : float
+            Of the bandwidth, and of a flow: less than 1 (default) where a port is joined to several
+            planes.
+
+        Returns
+        -------
+        up, down : int64, shape (n_ports,)
+            Numbers of links.
+        """
         ports, all_ports = self.ports, np.arange(self.ports.count)
         bandwidth = ports.bandwidth * part
         return (
@@ -141,6 +191,18 @@ def ecmp_hash(a: NDArray[np.int64], b: NDArray[np.int64], n: ArrayLike) -> NDArr
     """Hash of each pair → number below n, spread evenly: which of n equal links ECMP takes.
 
     The mixing function of splitmix64 (Steele et al., OOPSLA 2014).
+
+    Parameters
+    ----------
+    a, b : int64, shape (m,)
+        From 0 to 2**32 - 1: numbers of the sending and the receiving port.
+    n : array_like of int, shape (m,) or ()
+        How many links there are to choose from, 1 or more.
+
+    Returns
+    -------
+    int64, shape (m,)
+        0 to n - 1.
     """
     mixed = a.astype(np.uint64) << np.uint64(32) | b.astype(np.uint64)
     mixed = mixed + np.uint64(0x9E3779B97F4A7C15)

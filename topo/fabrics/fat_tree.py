@@ -12,7 +12,15 @@ __all__ = ["fat_tree", "switch"]
 
 
 def switch(fabric: Fabric, ports: Ports) -> FabricGraph:
-    """Build one switch that never blocks: every port is joined to it."""
+    """Build one switch that never blocks: every port is joined to it.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        Of no account: what it says of latency is in `ports`.
+    ports : Ports
+        What is to be joined; the graph keeps it.
+    """
     graph = FabricGraph(ports, period=1)
     up, down = graph.connect_ports(graph.add_switches(["switch"])[0])
 
@@ -29,6 +37,13 @@ def fat_tree(fabric: Fabric, ports: Ports) -> FabricGraph:
     Up from a full leaf leads what its ports bring, divided by the oversubscription; the same holds
     of a pod and the core. Both are built for full leaves and pods, however few ports are in use.
     Spine s of a pod is joined to core switch s, so that the spine decides the whole way.
+
+    Parameters
+    ----------
+    fabric : Fabric
+        Of kind ``"fat-tree"``, ``"rail-fat-tree"`` or ``"hpn"`` (with planes), with `leaf`.
+    ports : Ports
+        What is to be joined; the graph keeps it.
     """
     assert fabric.leaf is not None
     classic = fabric.kind == "fat-tree"

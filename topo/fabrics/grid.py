@@ -33,6 +33,13 @@ def grid(fabric: Fabric, ports: Ports) -> FabricGraph:
     directions carry as much. Two nodes round a ring are joined once. Wafers stand in a row along
     the first dimension.
 
+    Parameters
+    ----------
+    fabric : Fabric
+        Of kind ``"torus"``, ``"mesh"`` or ``"wafer"``, with `dims` and `link_bandwidth`.
+    ports : Ports
+        What is to be joined; all ports of a node are on one router.
+
     Raises
     ------
     InputError
@@ -181,6 +188,19 @@ def goes_up(start: Ints, delta: Ints, size: int) -> NDArray[np.bool_]:
 
     Where both are equally long it is from even places up and from odd ones down, so that neither
     direction has more to carry.
+
+    Parameters
+    ----------
+    start : int64
+        Places on the ring, 0 to size - 1.
+    delta : int64
+        Steps upwards from there to the target, 0 to size - 1; of a shape that broadcasts.
+    size : int
+        Places of the ring.
+
+    Returns
+    -------
+    bool, of the shape of both
     """
     return (2 * delta < size) | ((2 * delta == size) & (start % 2 == 0))
 
@@ -229,7 +249,21 @@ class DimensionOrderRoutes:
         return found
 
     def max_route_sum(self, gpus: Ints, value: Ints) -> int | None:
-        """Return the largest sum of values of links, shape (n_links,), over the ways of pairs."""
+        """Return the largest sum of values of links, shape (n_links,), over the ways of pairs.
+
+        Parameters
+        ----------
+        gpus : int64, shape (m,)
+            Numbers of ports, each once.
+        value : int64, shape (n_links,)
+            Of each link, in any unit.
+
+        Returns
+        -------
+        int or None
+            In the unit of `value`. None if there is no pair, or if a table of sums along lines
+            would have more than `MAX_TABLE_ENTRIES`.
+        """
         total = prod(self.dims)
         if total * max(self.dims) > MAX_TABLE_ENTRIES or len(gpus) < 2:
             return None

@@ -220,7 +220,19 @@ def _even_shares(busy: NDArray[np.float64]) -> list[float]:
 
 
 def bytes_along_axes(block: Block, order: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Return, by axis, what each member sends along it in a reduce-scatter of one byte."""
+    """Return, by axis, what each member sends along it in a reduce-scatter of one byte.
+
+    Parameters
+    ----------
+    block : Block
+    order : tuple of int
+        Axes of the block, each once, in the order in which data goes along them.
+
+    Returns
+    -------
+    list of (int, float)
+        Axis and bytes per byte of the full buffer, in the order of `order`.
+    """
     found, left = [], 1.0
     for axis in order:
         n = block.sizes[axis]
@@ -231,6 +243,15 @@ def bytes_along_axes(block: Block, order: tuple[int, ...]) -> list[tuple[int, fl
 
 def rings_along(members: Ranks, block: Block, axis: int) -> list[tuple[Ranks, Ranks]]:
     """Return the rings along an axis, one row a ring.
+
+    Parameters
+    ----------
+    members : int64, shape (s,)
+        Ranks in the order of the block: the last axis fastest.
+    block : Block
+        Of s places.
+    axis : int
+        Number of an axis of the block.
 
     Returns
     -------

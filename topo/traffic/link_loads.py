@@ -168,7 +168,22 @@ def _sum_runs(links: Ints, fine: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def sum_by_link(group: Ints, link: Ints, amount: Ints, n_links: int) -> tuple[Ints, Ints, Ints]:
-    """Sort by group and link, and sum up what is there several times."""
+    """Sort by group and link, and sum up what is there several times.
+
+    Parameters
+    ----------
+    group, link : int64, shape (m,)
+        0 or more, in any order.
+    amount : int64, shape (m,)
+        What to sum up, in any unit.
+    n_links : int
+        All numbers in `link` are below it.
+
+    Returns
+    -------
+    group, link, amount : int64, shape (e,)
+        Every pair of group and link once, ascending.
+    """
     key = group * n_links + link
     # Parts are in order already, which this sort makes use of.
     order = np.argsort(key, kind="stable")

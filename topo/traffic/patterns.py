@@ -63,7 +63,27 @@ class PatternTraffic:
         seen: NDArray[np.bool_],
         paths: RouteFunction,
     ) -> tuple[Ints, Ints, Ints]:
-        """Return (place in `base`, link, weight) on links `seen`; see `link_weights`."""
+        """Return (place in `base`, link, weight) on links `seen`; see `link_weights`.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        members : int64, shape (s,)
+            Of each group in its own order, less its base.
+        base : int64, shape (g,)
+            What is to be added to `members`, for each group.
+        seen : bool, shape (n_links,)
+            Links that count.
+        paths : callable
+            Finds routes, at least with all links in `seen`.
+
+        Returns
+        -------
+        group, link : int64, shape (e,)
+            Ascending by group, then by link; each pair once.
+        weight : int64, shape (e,)
+            Bytes over the link per byte of payload, in units of 2**-20, rounded up.
+        """
         parts = []
         for each in self._ordered(pattern, members, base):
             algorithm = self._algorithm(pattern, each)
@@ -90,7 +110,21 @@ class PatternTraffic:
     def latency(
         self, pattern: Pattern, members: Ints, base: Ints, paths: RouteFunction, excess: Ints
     ) -> Ints:
-        """Return the latency that the route adds, shape (g,), in ps; see `added_latency`."""
+        """Return the latency that the route adds, shape (g,), in ps; see `added_latency`.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        members : int64, shape (s,)
+            Of each group in its own order, less its base.
+        base : int64, shape (g,)
+            What is to be added to `members`, for each group.
+        paths : callable
+            Finds routes, at least with all links that have an excess latency.
+        excess : int64, shape (n_links,)
+            The part of each link's latency that counts, in 1e-3 ps: from `excess_latency` or
+            `link_latency`.
+        """
         found = np.zeros(len(base), np.int64)
         for each in self._ordered(pattern, members, base):
             algorithm = self._algorithm(pattern, each)
@@ -102,7 +136,16 @@ class PatternTraffic:
         return found
 
     def infeasible(self, pattern: Pattern, members: Ints, base: Ints) -> NDArray[np.bool_]:
-        """Return which groups cannot use this pattern, shape (g,)."""
+        """Return which groups cannot use this pattern, shape (g,).
+
+        Parameters
+        ----------
+        pattern : Pattern
+        members : int64, shape (s,)
+            Of each group in its own order, less its base.
+        base : int64, shape (g,)
+            What is to be added to `members`, for each group.
+        """
         found = np.zeros(len(base), bool)
         if pattern.algorithm == "dimensions" and not self.rings_instead:
             for each in self._ordered(pattern, members, base):

@@ -213,7 +213,20 @@ PAIRWISE_OPERATIONS = (
 
 
 def members_by_node(group: Ranks, gpus_per_node: int) -> list[Ranks]:
-    """Return the members of each node, nodes in the order in which they appear in the group."""
+    """Return the members of each node, nodes in the order in which they appear in the group.
+
+    Parameters
+    ----------
+    group : int64, shape (n,)
+        Ranks, in the group's order.
+    gpus_per_node : int
+        Rank r is on node r // gpus_per_node.
+
+    Returns
+    -------
+    list of int64
+        One array a node, its ranks in the group's order.
+    """
     node = group // gpus_per_node
     _, first, number = np.unique(node, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[number.reshape(-1)]
@@ -261,6 +274,22 @@ def chain_orders(
     """Return the ways from the first member, or to it in a reduction; each takes an equal part.
 
     NCCL's follow its rings from the root: each channel enters nodes at another member.
+
+    Parameters
+    ----------
+    operation : Operation
+        A broadcast or a reduction to one rank.
+    algorithm : str
+        One of `TWO_WAY_RINGS`, or one of NCCL's.
+    group : int64, shape (n,)
+        Ranks, in the group's order; the first is the root.
+    nodes : list of int64
+        The same ranks by node, from `members_by_node`.
+
+    Returns
+    -------
+    list of int64, shape (n,)
+        One array a way, its ranks in the order in which data goes.
     """
     if algorithm in TWO_WAY_RINGS:
         paths = [group, np.roll(group[::-1], 1)] if len(group) > 2 else [group]
