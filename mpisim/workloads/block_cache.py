@@ -95,7 +95,15 @@ class Renumbering:
     def between(
         cls, requests: Sequence[Request], old: Sequence[int], new: Sequence[int]
     ) -> Renumbering:
-        """Return the renumbering that takes the old numbers of some requests to the new ones."""
+        """Return the renumbering that takes the old numbers of some requests to the new ones.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            What each number was requested for.
+        old, new : sequence of int
+            Numbers before and after, one for each request; as many as `requests`.
+        """
         slots: dict[int, int] = {}
         streams: dict[int, int] = {}
         for (what, _), number, other in zip(requests, old, new, strict=True):

@@ -242,7 +242,20 @@ class BlockBuilder:
     # --- single rows ------------------------------------------------------------------------------
 
     def compute(self, task: Compute, *, waits: Iterable[int] = ()) -> int:
-        """Write a kernel; it waits for what is pending, its tokens, and `waits`."""
+        """Write a kernel; it waits for what is pending, its tokens, and `waits`.
+
+        Parameters
+        ----------
+        task : Compute
+            Priced in ps by the builder's `pricing`.
+        waits : iterable of int
+            Further rows of the block, or ports, that it starts after; none by default.
+
+        Returns
+        -------
+        int
+            The row, in the block.
+        """
         estimate = self.pricing.estimate(task.name, task.kernel)
         state = self._pass
         awaited = [*state.pending, *state.rows_of(task.after), *waits]
@@ -262,7 +275,21 @@ class BlockBuilder:
         return state.last
 
     def communicate(self, task: Communicate, *, waits: Iterable[int] = ()) -> int | None:
-        """Write a communication; return its row, or None where the group has one member."""
+        """Write a communication; return its row, or None where the group has one member.
+
+        Parameters
+        ----------
+        task : Communicate
+            Its size is in bytes. Without a token the next kernel waits for it; without `after` it
+            starts after the latest kernel and what is pending.
+        waits : iterable of int
+            Further rows of the block, or ports, that it starts after; none by default.
+
+        Returns
+        -------
+        int or None
+            The row, in the block; of an exchange that of the RECV.
+        """
         if self.slots.has_one_member(task.group):
             return None
         state = self._pass
@@ -287,6 +314,13 @@ class BlockBuilder:
 
         It starts after `waits`, by default the kernel before it and what the next would wait for.
         Returns its row, or None where the group has one member.
+
+        Parameters
+        ----------
+        task : Communicate
+            A collective, its size in bytes; its `token` and `after` are not read.
+        waits : iterable of int, optional
+            Rows of the block, or ports; empty for a collective that waits for none.
         """
         if self.slots.has_one_member(task.group):
             return None
@@ -295,7 +329,15 @@ class BlockBuilder:
         return self._collective(task, waits)
 
     def host_wait(self, rows: Iterable[int], name: str) -> None:
-        """Let the CPU wait until rows have ended, before it launches anything further."""
+        """Let the CPU wait until rows have ended, before it launches anything further.
+
+        Parameters
+        ----------
+        rows : iterable of int
+            Device rows of the block, or ports.
+        name : str
+            Of the row that is written.
+        """
         self.rows.host_wait(rows, name=name)
 
     def point_to_point(
@@ -373,11 +415,28 @@ class BlockBuilder:
         return BEFORE - 1 - self._ports.index(name)
 
     def export(self, name: str, rows: Iterable[int]) -> None:
-        """Let later blocks wait for rows under a name, besides those exported before."""
+        """Let later blocks wait for rows under a name, besides those exported before.
+
+        Parameters
+        ----------
+        name : str
+            As later blocks give it to `port`.
+        rows : iterable of int
+            Rows of this block; may be empty.
+        """
         self._exports.setdefault(name, []).extend(rows)
 
     def tags(self, *, phase: Phase | None = None, layer: int | None = None) -> None:
-        """Set phase or layer of the rows of the pass that follow."""
+        """Set phase or layer of the rows of the pass that follow.
+
+        Parameters
+        ----------
+        phase : Phase, optional
+            Stays as it is if not given.
+        layer : int, optional
+            Counted from the first layer of the block (`Block.first_layer`), -1 for none; stays as
+            it is if not given.
+        """
         if phase is not None:
             self._pass.tags["phase"] = phase
         if layer is not None:

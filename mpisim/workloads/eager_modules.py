@@ -38,17 +38,38 @@ MASK = 1
 
 
 def elementwise(name: str, traffic: int, *, weight: bool = False) -> Compute:
-    """A kernel that streams `traffic` bytes through memory."""
+    """A kernel that streams `traffic` bytes through memory.
+
+    Parameters
+    ----------
+    name : str
+    traffic : int
+        Read and written together.
+    weight : bool
+        As in `Compute`: whether it computes gradients of weights; no by default.
+    """
     return Compute(name, Elementwise(traffic), weight=weight)
 
 
 def fill(name: str, size: int) -> Compute:
-    """A kernel that sets `size` bytes."""
+    """A kernel that sets `size` bytes.
+
+    Parameters
+    ----------
+    name : str
+    size : int
+    """
     return Compute(name, Copy(size, path="fill"))
 
 
 def copy(name: str, size: int) -> Compute:
-    """A copy of `size` bytes from the host."""
+    """A copy of `size` bytes from the host.
+
+    Parameters
+    ----------
+    name : str
+    size : int
+    """
     return Compute(name, Copy(size, path="host"))
 
 
@@ -155,21 +176,45 @@ class EagerModules:
         )
 
     def activation(self, name: str, size: int) -> Operator:
-        """ReLU in place, or a sigmoid: keeps its output of `size` elements."""
+        """ReLU in place, or a sigmoid: keeps its output of `size` elements.
+
+        Parameters
+        ----------
+        name : str
+            Of the operator and its forward kernel.
+        size : int
+            Of a whole micro-batch.
+        """
         e = self.element * size
         return Operator(
             name, (elementwise(name, 2 * e),), (elementwise(f"{name} backward", 3 * e),), saved=e
         )
 
     def dropout(self, name: str, size: int) -> Operator:
-        """Dropout of `size` elements: keeps the mask."""
+        """Dropout of `size` elements: keeps the mask.
+
+        Parameters
+        ----------
+        name : str
+            Of the operator and its forward kernel.
+        size : int
+            Of a whole micro-batch; the mask has a byte for each.
+        """
         kept = MASK * size
         traffic = 2 * self.element * size + kept
         passes = (elementwise(name, traffic),), (elementwise(f"{name} backward", traffic),)
         return Operator(name, *passes, saved=kept)
 
     def cross_entropy(self, rows: int, classes: int) -> Operator:
-        """Softmax cross-entropy in fp32, with the labels' copy: keeps logarithms and labels."""
+        """Softmax cross-entropy in fp32, with the labels' copy: keeps logarithms and labels.
+
+        Parameters
+        ----------
+        rows : int
+            Samples of a micro-batch, one int64 label each.
+        classes : int
+            Scores of each sample.
+        """
         size, picked = rows * classes, (INDEX + FP32) * rows
         cast = [elementwise("loss cast", (self.element + FP32) * size)] if self.mixed else []
         softmax = Softmax(rows, classes, dtype="fp32")
@@ -196,6 +241,18 @@ class EagerModules:
     def share(self, name: str, outputs: int) -> int:
         """Return this rank's share of a layer's outputs.
 
+        Parameters
+        ----------
+        name : str
+            Of the layer, for the message of the error.
+        outputs : int
+            Elements of the layer's output for one sample, or its channels.
+
+        Returns
+        -------
+        int
+            In the unit of `outputs`.
+
         Raises
         ------
         InputError
@@ -208,14 +265,40 @@ class EagerModules:
         return outputs // self.tp
 
     def gather(self, name: str, size: int) -> Iterator[Task]:
-        """All-gather the shares of an output of `size` elements."""
+        """All-gather the shares of an output of `size` elements.
+
+        Parameters
+        ----------
+        name : str
+            Prefix of the names of the tasks.
+        size : int
+            All ranks' shares together, for a whole micro-batch.
+
+        Returns
+        -------
+        iterator of Task
+            All-gather and concatenation; none without tensor parallelism.
+        """
         if self.tp > 1:
             size *= self.element
             yield Communicate(f"{name} all-gather", Operation.ALL_GATHER, "tp", size)
             yield elementwise(f"{name} concatenation", 2 * size)
 
     def scatter(self, name: str, size: int) -> Iterator[Task]:
-        """Reduce-scatter the gradients of an output of `size` elements."""
+        """Reduce-scatter the gradients of an output of `size` elements.
+
+        Parameters
+        ----------
+        name : str
+            Prefix of the names of the tasks.
+        size : int
+            All ranks' shares together, for a whole micro-batch.
+
+        Returns
+        -------
+        iterator of Task
+            Concatenation backward and reduce-scatter; none without tensor parallelism.
+        """
         if self.tp > 1:
             size *= self.element
             yield elementwise(f"{name} concatenation backward", 2 * size)
@@ -230,7 +313,21 @@ class EagerModules:
     def gradients(
         self, parameters: tuple[Parameter, ...], *, narrow: bool = True
     ) -> Iterator[Compute]:
-        """Copy gradients of weights to fp32, and add them to those of earlier micro-batches."""
+        """Copy gradients of weights to fp32, and add them to those of earlier micro-batches.
+
+        Parameters
+        ----------
+        parameters : tuple of Parameter
+            In the shapes of this rank.
+        narrow : bool
+            Whether the gradients have the format of activations, so that mixed precision copies
+            them; yes by default.
+
+        Returns
+        -------
+        iterator of Compute
+            None without mixed precision and accumulation.
+        """
         for each in parameters:
             if self.mixed and narrow:
                 traffic = (FP32 + self.element) * each.size
@@ -239,7 +336,15 @@ class EagerModules:
                 yield elementwise(f"{each.name} accumulation", 3 * FP32 * each.size, weight=True)
 
     def kept_input(self, size: int, kept: bool) -> int:
-        """Bytes of an input of `size` elements, unless another operator keeps it."""
+        """Bytes of an input of `size` elements, unless another operator keeps it.
+
+        Parameters
+        ----------
+        size : int
+            Of a whole micro-batch.
+        kept : bool
+            Whether another operator keeps it; then 0 bytes are counted.
+        """
         return 0 if kept else self.element * size
 
     def kept_weights(self, parameters: tuple[Parameter, ...]) -> int:

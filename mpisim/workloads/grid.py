@@ -236,7 +236,21 @@ class Groups:
         return self._members[name]
 
     def pairs(self, name: str, senders: Ranks) -> Ranks:
-        """Senders → (sender, receiver), shape (n, 2)."""
+        """Senders → (sender, receiver), shape (n, 2).
+
+        Parameters
+        ----------
+        name : str
+            A message of `PIPELINE`, or a group whose members form a ring, such as ``"cp"``.
+        senders : Ranks, shape (n,)
+            Ranks that send.
+
+        Returns
+        -------
+        Ranks, shape (n, 2)
+            The receiver is the next member of the sender's group, or with a name that ends in ``-``
+            the one before; the ends of a group are neighbours, too.
+        """
         if name in PIPELINE:
             groups = self._members["pp"]
             step = 1 if name.endswith("+") else -1

@@ -120,7 +120,20 @@ class Layout:
         )
 
     def chunks(self, stage: int, network: int = 0) -> tuple[ModelChunk, ...]:
-        """Return the model chunks a stage holds."""
+        """Return the model chunks a stage holds.
+
+        Parameters
+        ----------
+        stage : int
+            Of the pipeline, from 0.
+        network : int
+            Index into `networks`; 0 by default.
+
+        Returns
+        -------
+        tuple of ModelChunk
+            By the number of the chunk in the stage.
+        """
         chunks = self.model_chunks[network]
         return tuple(
             chunks[self.pipeline.part(stage, chunk)] for chunk in range(self.pipeline.chunks)

@@ -45,12 +45,26 @@ def attention_matrices(model: Transformer) -> int:
 
 
 def feed_forward_matrices(model: Transformer, width: int) -> int:
-    """Return the elements of the matrices of a feed-forward block of an inner width."""
+    """Return the elements of the matrices of a feed-forward block of an inner width.
+
+    Parameters
+    ----------
+    model : Transformer
+    width : int
+        Elements of a token between the two products.
+    """
     return (3 if model.gated else 2) * model.hidden * width
 
 
 def mixture_matrices(model: Transformer, experts: int) -> int:
-    """Return those of a mixture: so many routed experts, the shared ones, and the router."""
+    """Return those of a mixture: so many routed experts, the shared ones, and the router.
+
+    Parameters
+    ----------
+    model : Transformer
+    experts : int
+        Routed experts that count: all the model has, or those that one token is sent to.
+    """
     widths = experts * model.expert_ffn + model.shared_ffn
     return feed_forward_matrices(model, widths) + model.hidden * model.experts
 
@@ -141,14 +155,38 @@ def _feed_forward_parameters(model: Transformer, layer: int) -> int:
 
 
 def samples(model: Transformer, batch: int) -> int:
-    """Return what a batch of sequences is counted as: tokens, of ViT images."""
+    """Return what a batch of sequences is counted as: tokens, of ViT images.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences, of ViT images.
+
+    Returns
+    -------
+    int
+        Tokens of encoder and decoder together, or images.
+    """
     if model.family == "vit":
         return batch
     return batch * (model.seq_len + _decoder_length(model))
 
 
 def matrix_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of products with matrices of parameters, forward."""
+    """Return the FLOPs of products with matrices of parameters, forward.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences, of ViT images.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share.
+    """
     h = model.hidden
     if model.family == "t5":
         # The keys and values of the decoder's second attention are made from the encoder's tokens.
@@ -168,7 +206,19 @@ def matrix_flops(model: Transformer, batch: int) -> int:
 
 
 def patch_flops(model: Transformer, batch: int) -> int:
-    """Return the FLOPs of making vectors of patches, forward; images need no gradient."""
+    """Return the FLOPs of making vectors of patches, forward; images need no gradient.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences, of ViT images.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share; 0 unless it is a ViT.
+    """
     if model.family != "vit":
         return 0
     return 2 * batch * (model.seq_len - 1) * CHANNELS * model.patch**2 * model.hidden
@@ -178,6 +228,17 @@ def attention_flops(model: Transformer, batch: int) -> int:
     """Return the FLOPs of scores and of their product with the values, forward.
 
     2 × heads × (head size + value size) for each pair of tokens that see each other.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences, of ViT images.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share.
     """
     pair = 2 * model.heads * (model.head + model.value_head)
     s = model.seq_len
@@ -195,6 +256,17 @@ def model_flops(model: Transformer, batch: int) -> int:
     """Return the FLOPs of a batch of sequences, forward and backward.
 
     Three times the forward pass, 6 for each token and active matrix element; of patches twice.
+
+    Parameters
+    ----------
+    model : Transformer
+    batch : int
+        Sequences, of ViT images.
+
+    Returns
+    -------
+    int
+        FLOP of the whole model, not of one rank's share.
     """
     forward = matrix_flops(model, batch) + attention_flops(model, batch)
     return 3 * forward + 2 * patch_flops(model, batch)

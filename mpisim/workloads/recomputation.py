@@ -45,7 +45,20 @@ def recomputed_layers(plan: Plan, numbers: Sequence[int]) -> list[bool]:
 
 
 def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Operators of a recomputed layer → those that run again before its backward pass."""
+    """Operators of a recomputed layer → those that run again before its backward pass.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its `recompute_stops` and `recompute_keeps` are read.
+    operators : sequence of Operator
+        All of the layer, in the order of the forward.
+
+    Returns
+    -------
+    tuple of Operator
+        In the same order; may be empty.
+    """
     found = list(operators)
     if plan.recompute_stops:
         while found and not found[-1].saved:
@@ -57,7 +70,20 @@ def recomputed_operators(plan: Plan, operators: Sequence[Operator]) -> tuple[Ope
 
 
 def kept_bytes(plan: Plan, operators: Sequence[Operator]) -> int:
-    """Operators of a recomputed layer → bytes of the results that it keeps beside its input."""
+    """Operators of a recomputed layer → bytes of the results that it keeps beside its input.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its `recompute_keeps` is read.
+    operators : sequence of Operator
+        All of the layer, in the shapes of one rank.
+
+    Returns
+    -------
+    int
+        Bytes for one micro-batch; only results of matrix products and attentions count.
+    """
     return sum(
         BYTES[kernel.output] * kernel.m * kernel.n
         if isinstance(kernel, Gemm)

@@ -153,6 +153,19 @@ class StageWriter:
         shared.
 
         Two stages of one kind of GPU with equal keys can share a writer.
+
+        Parameters
+        ----------
+        layout : Layout
+        stage, network : int
+            Of the pipeline, from 0, and index into the layout's networks.
+        pipeline : Pipeline
+            One of the layout's.
+
+        Returns
+        -------
+        hashable or None
+            Compares by value.
         """
         actions = pipeline.actions[stage]
         if any(action.paired for action in actions):
@@ -174,6 +187,19 @@ class StageWriter:
 
     def table(self, layout: Layout, stage: int, network: int, pipeline: Pipeline) -> StageTable:
         """Return the table of the writer's stage, or of another one with the same key.
+
+        Parameters
+        ----------
+        layout : Layout
+        stage, network : int
+            Of the pipeline, from 0, and index into the layout's networks.
+        pipeline : Pipeline
+            One of the layout's.
+
+        Returns
+        -------
+        StageTable
+            Of one training step; its rows have durations in ps, its FLOP are those of one rank.
 
         Raises
         ------

@@ -169,7 +169,20 @@ class ImageOperators(EagerModules):
         return Operator(name, tuple(forward), tuple(backward), parameters, saved), out
 
     def batch_norm(self, name: str, image: Image) -> Operator:
-        """Image → normalised image; counts its batches, too. Its weights stay in fp32."""
+        """Image → normalised image; counts its batches, too. Its weights stay in fp32.
+
+        Parameters
+        ----------
+        name : str
+            Prefix of the names of kernels and parameters.
+        image : Image
+            Input and output, of one sample of the micro-batch.
+
+        Returns
+        -------
+        Operator
+            It keeps its input and, in fp32, a mean and a variance for each channel.
+        """
         parameters = tuple(
             Parameter(f"{name} {what}", image.channels, replicated=True, partial=True)
             for what in ("weight", "bias")
@@ -192,13 +205,43 @@ class ImageOperators(EagerModules):
         )
 
     def relu(self, name: str, image: Image) -> Operator:
-        """ReLU, in place."""
+        """ReLU, in place.
+
+        Parameters
+        ----------
+        name : str
+        image : Image
+            Input and output, of one sample of the micro-batch.
+
+        Returns
+        -------
+        Operator
+            It keeps its output.
+        """
         return self.activation(name, self.batch * image.size)
 
     def max_pool(
         self, name: str, image: Image, kernel: int, stride: int, padding: int = 0
     ) -> tuple[Operator, Image]:
-        """Image → maxima of windows; its input is a ReLU's output, which that keeps."""
+        """Image → maxima of windows; its input is a ReLU's output, which that keeps.
+
+        Parameters
+        ----------
+        name : str
+        image : Image
+            Input, of one sample of the micro-batch.
+        kernel, stride : int
+            Side of a window, and distance between windows, in pixels.
+        padding : int
+            Pixels added on each side; 0 by default.
+
+        Returns
+        -------
+        Operator
+            It keeps the indices of the maxima, an int64 for each element of the output.
+        Image
+            Output.
+        """
         out = Image(image.channels, (image.side + 2 * padding - kernel) // stride + 1)
         indices = INDEX * self.batch * out.size
         traffic = self.bytes(image) + self.bytes(out) + indices
@@ -254,6 +297,19 @@ class ImageOperators(EagerModules):
         return Operator("addition", (elementwise("addition", 3 * self.bytes(image)),))
 
     def concatenation(self, images: Sequence[Image], backward: tuple[Compute, ...]) -> Operator:
-        """Images → one with all their channels; `backward` says what becomes of its gradient."""
+        """Images → one with all their channels; `backward` says what becomes of its gradient.
+
+        Parameters
+        ----------
+        images : sequence of Image
+            Inputs, with sides of equal length.
+        backward : tuple of Compute
+            Kernels; may be empty.
+
+        Returns
+        -------
+        Operator
+            It keeps nothing.
+        """
         traffic = 2 * sum(map(self.bytes, images))
         return Operator("concatenation", (elementwise("concatenation", traffic),), backward)

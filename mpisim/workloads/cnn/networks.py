@@ -109,7 +109,20 @@ def cnn_network(model: Cnn, plan: Plan, grid: Grid) -> Network:
 
 
 def resnet(m: ImageOperators, model: Cnn) -> list[Layer]:
-    """Stem, residual blocks, head."""
+    """Stem, residual blocks, head.
+
+    Parameters
+    ----------
+    m : ImageOperators
+        Makes the operators, in the shapes of one rank.
+    model : Cnn
+        Of the ResNet family; its `depth` is a key of `RESNET_BLOCKS`.
+
+    Returns
+    -------
+    list of Layer
+        In the order of execution, one for each residual block.
+    """
     image = Image(3, model.image)
     operators = [m.images(image)]
     convolution, image = m.convolution("conv1", image, 64, 7, stride=2, padding=3, first=True)

@@ -68,7 +68,19 @@ class Ddp(Strategy):
         self._launched: dict[tuple[int, Bucket], int] = {}
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Send running statistics to all ranks."""
+        """Send running statistics to all ranks.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; at 0 the statistics of all its layers are sent, later none.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
         if not self.plan.broadcast_buffers:
             return
         channels = [
@@ -101,7 +113,21 @@ class Ddp(Strategy):
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """Copy gradients into buckets, and reduce those that are full."""
+        """Copy gradients into buckets, and reduce those that are full.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        last : bool
+            Whether this is the chunk's last backward of the step; otherwise nothing is written.
+        """
         if not last:
             return
         for each in self.of_operator[chunk, layer, operator]:
@@ -115,7 +141,19 @@ class Ddp(Strategy):
                 self._launched[chunk, bucket] = row
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Wait for the buckets at the end of the backward, each before it is copied back."""
+        """Wait for the buckets at the end of the backward, each before it is copied back.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; nothing is written before layer 0, which comes last.
+        last : bool
+            Whether this is the chunk's last backward of the step; otherwise nothing is written.
+        """
         if not last or layer > 0:
             return
         for bucket in self.buckets[chunk]:

@@ -97,7 +97,22 @@ class DeepSpeed(Strategy):
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """Copy gradients into the bucket, and reduce it when one does not fit."""
+        """Copy gradients into the bucket, and reduce it when one does not fit.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        last : bool
+            Whether this is the chunk's last backward of the step; with zero of at least 2 every
+            backward reduces.
+        """
         if not self._reduces(last):
             return
         for each in self.of_operator[chunk, layer, operator]:
@@ -108,7 +123,20 @@ class DeepSpeed(Strategy):
             self.write_copies(block, "copy gradient into bucket", [each], self.gradient_size)
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce what is left, and wait for all reductions."""
+        """Reduce what is left, and wait for all reductions.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; nothing is written before layer 0, which comes last.
+        last : bool
+            Whether this is the chunk's last backward of the step; with zero of at least 2 every
+            backward reduces.
+        """
         if layer > 0 or not self._reduces(last):
             return
         for bucket in self._remaining[chunk]:
@@ -167,7 +195,23 @@ class DeepSpeed(Strategy):
     def run(
         self, block: BlockBuilder, step: Communicate, waits: Sequence[int] | None = None
     ) -> int | None:
-        """Write a collective, beside the backward where reductions overlap; return its row."""
+        """Write a collective, beside the backward where reductions overlap; return its row.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block; the collective is written at its end.
+        step : Communicate
+            Its size is in bytes.
+        waits : sequence of int, optional
+            Rows of the block, or ports, that it starts after where it overlaps; by default the
+            kernel before it and what the next would wait for.
+
+        Returns
+        -------
+        int or None
+            The row, in the block; None where the group has one member.
+        """
         if not self.plan.dp_overlap:
             return block.communicate(step)
         row = block.launch(step, waits=waits)

@@ -171,7 +171,19 @@ class Fsdp(Strategy):
     # --- gathering ------------------------------------------------------------------------------
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it."""
+        """Gather what the layer needs, and ahead of it.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; 0 gathers the root, the first layer of a unit the unit.
+        first : bool
+            Not read: every forward gathers.
+        """
         if layer == 0:
             self._forward[chunk] = state = GatherState()
             root = self.roots[chunk]
@@ -188,7 +200,19 @@ class Fsdp(Strategy):
                     self._gather(block, state, ahead, state.copied[-2:-1])
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Gather again what was freed, and ahead of it."""
+        """Gather again what was freed, and ahead of it.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the last layer of a unit gathers the unit.
+        last : bool
+            Not read: every backward gathers what was freed.
+        """
         if layer == len(self.chunks[chunk]) - 1:
             self._backward[chunk] = GatherState()
         if not self._reshards:
@@ -233,7 +257,19 @@ class Fsdp(Strategy):
     # --- reducing -------------------------------------------------------------------------------
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce the gradients of a unit; wait for all of them at the end of the backward."""
+        """Reduce the gradients of a unit; wait for all of them at the end of the backward.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the first layer of a unit reduces it, 0 waits for all.
+        last : bool
+            Not read: every backward reduces.
+        """
         state = self._reducing[chunk]
         units = [unit for unit in (*self.units[chunk], self.roots[chunk]) if unit.kinds]
         for unit in units:
@@ -318,7 +354,19 @@ class FsdpPipeline(_PipelinedFsdp):
         self._launch_until(block, self._prefetched)
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it."""
+        """Gather what the layer needs, and ahead of it.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; 0 needs the root, the first layer of a unit the unit.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
         if not first:
             return
         root = self.roots[chunk]
@@ -333,7 +381,15 @@ class FsdpPipeline(_PipelinedFsdp):
                 self._export(block, f"copied {position}", state.copied)
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Nothing: all units are still gathered."""
+        """Nothing: all units are still gathered.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Stays as it is.
+        chunk, layer : int
+        last : bool
+        """
 
     def _launch_until(self, block: BlockBuilder, end: int) -> None:
         """Gather units up to a position in the sequence."""
@@ -358,7 +414,19 @@ class FsdpPipeline(_PipelinedFsdp):
         return rows if by is block else [block.port(name)] if rows else []
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Add up the gradients of a unit; reduce them when they are those of the step."""
+        """Add up the gradients of a unit; reduce them when they are those of the step.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the first layer of a unit adds up the unit's gradients.
+        last : bool
+            Whether this is the chunk's last backward of the step, which reduces.
+        """
         for unit in self._accumulate(block, chunk, layer):
             if not last:
                 continue
@@ -379,12 +447,36 @@ class PyTorchPipeline(_PipelinedFsdp):
     """Gathers what a chunk has in its first forward; reduces after its last backward, and waits."""
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather what the layer needs, and ahead of it in its chunk."""
+        """Gather what the layer needs, and ahead of it in its chunk.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; 0 gathers the root, the first layer of a unit the unit.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
         if first:
             super().before_forward(block, chunk, layer, first)
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Add up the gradients of a unit; at the end of the last backward reduce all."""
+        """Add up the gradients of a unit; at the end of the last backward reduce all.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; the first layer of a unit adds up its gradients, 0 reduces.
+        last : bool
+            Whether this is the chunk's last backward of the step, which reduces.
+        """
         self._accumulate(block, chunk, layer)
         if last and layer == 0:
             state = self._reducing[chunk]

@@ -118,14 +118,40 @@ class Megatron(Strategy):
             self._gather_chunk(block, 1)
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Gather the parameters of the chunk after the next."""
+        """Gather the parameters of the chunk after the next.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; only 0 gathers.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
         if self._gathers_by_chunk and first and layer == 0 and chunk > 0:
             self._gather_chunk(block, chunk + 1)
 
     def before_operator(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
     ) -> None:
-        """Wait for the operator's parameters, and gather the next bucket."""
+        """Wait for the operator's parameters, and gather the next bucket.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        first : bool
+            Whether this is the chunk's first forward of the step; otherwise nothing is written.
+        """
         if not (first and self._gathers_in_forward):
             return
         for key in self._keys_of_operator.get((chunk, layer, operator), ()):
@@ -162,14 +188,40 @@ class Megatron(Strategy):
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """Reduce buckets whose gradients are complete."""
+        """Reduce buckets whose gradients are complete.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        last : bool
+            Whether this is the chunk's last backward of the step; otherwise nothing is written.
+        """
         if last and self.plan.dp_overlap and not self._interleaved:
             for key in self._keys_of_operator.get((chunk, layer, operator), ()):
                 if self.buckets[key].complete == (layer, operator):
                     self._reduce(block, key)
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Reduce the gradients of an interleaved chunk."""
+        """Reduce the gradients of an interleaved chunk.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; only 0, which comes last, reduces.
+        last : bool
+            Whether this is the chunk's last backward of the step; otherwise nothing is written.
+        """
         if last and self.plan.dp_overlap and self._interleaved and layer == 0:
             for expert in (False, True):
                 for key in self._keys_of_chunk(chunk, expert):

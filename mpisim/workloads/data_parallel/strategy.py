@@ -92,31 +92,121 @@ class Strategy:
         """Before everything else of the step."""
 
     def before_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """Before a layer's forward."""
+        """Before a layer's forward.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; the hook's rows come before the layer's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        first : bool
+            Whether this is the chunk's first forward of the step.
+        """
 
     def before_operator(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
     ) -> None:
-        """Before an operator's forward; not where it is computed again."""
+        """Before an operator's forward; not where it is computed again.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; the hook's rows come before the operator's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        first : bool
+            Whether this is the chunk's first forward of the step.
+        """
 
     def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """After a layer's forward."""
+        """After a layer's forward.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; the hook's rows come after the layer's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        first : bool
+            Whether this is the chunk's first forward of the step.
+        """
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Before a layer is computed again, if it is, and its backward."""
+        """Before a layer is computed again, if it is, and its backward.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; the hook's rows come before the layer's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0. Layers come in descending order.
+        last : bool
+            Whether this is the chunk's last backward of the step.
+        """
 
     def before_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """Before an operator's backward."""
+        """Before an operator's backward.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; the hook's rows come before the operator's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0. Operators come in descending order.
+        last : bool
+            Whether this is the chunk's last backward of the step.
+        """
 
     def after_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """After the gradients of an operator's weights are there."""
+        """After the gradients of an operator's weights are there.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; the hook's rows come after the operator's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0. Operators come in descending order.
+        last : bool
+            Whether this is the chunk's last backward of the step.
+        """
 
     def after_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """After a layer's backward (of its weights, where that is put off)."""
+        """After a layer's backward (of its weights, where that is put off).
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; the hook's rows come after the layer's.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0. Layers come in descending order.
+        last : bool
+            Whether this is the chunk's last backward of the step.
+        """
 
     def before_optimizer(self, block: BlockBuilder) -> None:
         """After all blocks: whatever is still to be reduced, and waiting for it."""
@@ -186,7 +276,18 @@ class Strategy:
     def write_copies(
         self, block: BlockBuilder, name: str, parameters: Iterable[ChunkParameter], size: int
     ) -> None:
-        """Write a kernel for each parameter that copies `size` bytes of each element."""
+        """Write a kernel for each parameter that copies `size` bytes of each element.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block; the kernels are written at its end.
+        name : str
+            Of each kernel.
+        parameters : iterable of ChunkParameter
+        size : int
+            Bytes of an element; a kernel reads and writes as many.
+        """
         for each in parameters:
             block.compute(Compute(name, Elementwise(2 * size * each.size)))
 

@@ -214,23 +214,75 @@ class Zero3(DeepSpeed):
     def before_operator(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, first: bool
     ) -> None:
-        """Gather an operator's parameters, and others ahead."""
+        """Gather an operator's parameters, and others ahead.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        first : bool
+            Not read: every forward gathers.
+        """
         self._fetch(block, chunk, ("forward", layer, operator))
 
     def after_forward(self, block: BlockBuilder, chunk: int, layer: int, first: bool) -> None:
-        """The backward waits for what the forward has gathered for it."""
+        """The backward waits for what the forward has gathered for it.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the forward; its next kernel is to wait.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; only the last one has an effect.
+        first : bool
+            Not read: every forward gathers.
+        """
         if layer == len(self.chunks[chunk]) - 1:
             block.await_next(self._latest)
             self._latest = []
 
     def before_backward(self, block: BlockBuilder, chunk: int, layer: int, last: bool) -> None:
-        """Gather what recomputing a layer needs."""
+        """Gather what recomputing a layer needs.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0; one that is not recomputed gathers nothing here.
+        last : bool
+            Not read: every backward gathers.
+        """
         self._fetch(block, chunk, ("recompute", layer, 0))
 
     def before_gradients(
         self, block: BlockBuilder, chunk: int, layer: int, operator: int, last: bool
     ) -> None:
-        """Gather an operator's parameters, and others ahead."""
+        """Gather an operator's parameters, and others ahead.
+
+        Parameters
+        ----------
+        block : BlockBuilder
+            Open block of the backward; rows are written at its end.
+        chunk : int
+            Of the stage, from 0.
+        layer : int
+            Of the chunk, from 0.
+        operator : int
+            Of the layer, from 0.
+        last : bool
+            Not read: every backward gathers.
+        """
         self._fetch(block, chunk, ("backward", layer, operator))
 
     def _fetch(self, block: BlockBuilder, chunk: int, module: Module) -> None:
