@@ -136,14 +136,39 @@ class NcclNetwork:
     def group_classes(
         self, index: Ints, members: NDArray[np.int32], operations: Ints | None = None
     ) -> tuple[Ints, list[Placement]]:
-        """Sort groups by shape and by what the links allow each; see `Network.group_classes`."""
+        """Sort groups by shape and by what the links allow each; see `Network.group_classes`.
+
+        Parameters
+        ----------
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``.
+        members : int32
+            Global ranks, in each communicator's order.
+        operations : int64, shape (n,), optional
+            What will be priced on each: the sum of 1 << `Operation`. By default anything.
+
+        Returns
+        -------
+        label : int64, shape (n,)
+            The entry of each communicator in `classes`.
+        classes : list of Placement
+            Owned by the network, which remembers them: not to be changed.
+        """
         bits = np.full(len(index) - 1, -1) if operations is None else operations
         return self._placements.get(
             fingerprint(index, members, bits), lambda: self._place(index, members, bits)
         )
 
     def placement(self, members: Sequence[int], operation: Operation | None = None) -> Placement:
-        """Return the placement of one group, for one operation or for any."""
+        """Return the placement of one group, for one operation or for any.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Global ranks, in the communicator's order.
+        operation : Operation, optional
+            That will be priced; by default any.
+        """
         bits = None if operation is None else np.array([1 << operation])
         index, ranks = np.array([0, len(members)]), np.array(members, np.int32)
         label, classes = self.group_classes(index, ranks, bits)
@@ -220,11 +245,39 @@ class NcclNetwork:
     # --- prices -----------------------------------------------------------------------------------
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return the library's price on these links; a rank with itself costs nothing."""
+        """Return the library's price on these links; a rank with itself costs nothing.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            From `group_classes` or `placement`.
+
+        Returns
+        -------
+        Price
+            In ps and bytes.
+        """
         return self.limited(self.nccl_price(operation, bytes, group), group)
 
     def nccl_price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return the library's price where no link limits it, by the algorithm of its choice."""
+        """Return the library's price where no link limits it, by the algorithm of its choice.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            From `group_classes` or `placement`.
+
+        Returns
+        -------
+        Price
+            In ps and bytes; of several ranks with a pattern, which `limited` needs.
+        """
         shape = group.shape
         if shape.ranks == 1:
             return Price(0)
@@ -265,7 +318,21 @@ class NcclNetwork:
         return price if price.volume else price._replace(pattern=None)
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
-        """Return the whole of the time as the share of the factor for sizes of its decade."""
+        """Return the whole of the time as the share of the factor for sizes of its decade.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; its decade names the factor.
+        group : Placement
+            From `group_classes` or `placement`.
+
+        Returns
+        -------
+        dict of str to float
+            1 by the name of the factor; empty without factors, and where the time is 0.
+        """
         if not self.numbers or not self.price(operation, bytes, group).duration:
             return {}
         decade = min(len(str(max(bytes, 1))) - 1, N_DECADES - 1)
@@ -277,6 +344,19 @@ class NcclNetwork:
         self, operation: Operation, bytes: int, group: Placement
     ) -> list[tuple[Choice, Price]]:
         """Return all enabled choices with their prices on these links, the library's choice first.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            Made for this operation, or for any.
+
+        Returns
+        -------
+        list of (Choice, Price)
+            Not empty. What the group cannot carry out is left out of a `LinkLibrary`'s.
 
         Raises
         ------
@@ -299,7 +379,21 @@ class NcclNetwork:
     def better(
         self, operation: Operation, bytes: int, group: Placement
     ) -> tuple[Choice, Price] | None:
-        """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`."""
+        """Return the fastest of `choices` where NCCL's own is clearly slower; see `Nccl.better`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            Made for this operation, or for any.
+
+        Returns
+        -------
+        (Choice, Price) or None
+            None where the choice is as good as any, and for a `LinkLibrary`.
+        """
         if self.nccl is None:
             return None
         choices = self.choices(operation, bytes, group)
@@ -311,6 +405,14 @@ class NcclNetwork:
         """Return what bounds the time of a communication that has the network to itself.
 
         One of `mpisim.topo.nccl.bottleneck.BOTTLENECKS`, or the kind and the name of a link.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            Made for this operation, or for any.
         """
         return self.limit_named(
             operation,
@@ -323,7 +425,25 @@ class NcclNetwork:
     def limit_named(
         self, operation: Operation, bytes: int, group: Placement, nccl: Price, price: Price
     ) -> str:
-        """Return what bounds a price that was made of NCCL's on these links; see `limit_of`."""
+        """Return what bounds a price that was made of NCCL's on these links; see `limit_of`.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Placement
+            That both prices are for.
+        nccl : Price
+            From `nccl_price`: no link limits it.
+        price : Price
+            The same on these links, from `price` or `limited`.
+
+        Returns
+        -------
+        str
+            Empty for what takes no time.
+        """
         if not price.duration:
             return ""
         limit = group.limit(nccl.pattern)
@@ -352,7 +472,26 @@ class NcclNetwork:
     def loads(
         self, index: Ints, members: NDArray[np.int32], pattern: Pattern
     ) -> tuple[Ints, Ints, Ints]:
-        """Return the links that groups load: see `SharedNetwork.loads`."""
+        """Return the links that groups load: see `SharedNetwork.loads`.
+
+        Parameters
+        ----------
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``.
+        members : int32
+            Global ranks, in each communicator's order.
+        pattern : Pattern
+            From prices.
+
+        Returns
+        -------
+        index : int64, shape (n + 1,)
+            Communicator c loads the links ``links[index[c]:index[c + 1]]``.
+        links : int64, shape (m,)
+            Of each communicator ascending, without repetition.
+        weights : int64, shape (m,)
+            Bytes over the link per byte of payload, in units of 2**-20, rounded up.
+        """
         return self._links.loads(index, members, pattern)
 
 

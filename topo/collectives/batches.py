@@ -165,7 +165,21 @@ def batches(
 def select(
     batches: Iterable[Batch], *, split: str = "all", grades: Iterable[str] = ()
 ) -> list[Batch]:
-    """Return the batches of a half (``"all"``: both) and of some grades (none named: all)."""
+    """Return the batches of a half (``"all"``: both) and of some grades (none named: all).
+
+    Parameters
+    ----------
+    batches : iterable of Batch
+    split : str
+        ``"train"``, ``"test"``, or ``"all"`` (the default).
+    grades : iterable of str
+        Of the measurements, in upper or lower case; by default all.
+
+    Returns
+    -------
+    list of Batch
+        In the order given.
+    """
     wanted = {each.upper() for each in grades}
     return [
         each

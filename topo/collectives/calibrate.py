@@ -175,7 +175,20 @@ def _units(unseen: Sequence[tuple[Batch, NDArray[np.float64]]]) -> list[str]:
 
 
 def with_wider_errors(own: Iterable[ErrorBin], wider: Iterable[ErrorBin]) -> tuple[ErrorBin, ...]:
-    """Return an owner's errors, those of the wider owner where it has no rows of a decade."""
+    """Return an owner's errors, those of the wider owner where it has no rows of a decade.
+
+    Parameters
+    ----------
+    own : iterable of ErrorBin
+        Of the owner; at most one for each decade.
+    wider : iterable of ErrorBin
+        Of the wider owner, likewise.
+
+    Returns
+    -------
+    tuple of ErrorBin
+        One for each decade that either has, ascending.
+    """
     found = {each.decade: each for each in wider} | {each.decade: each for each in own}
     return tuple(found[decade] for decade in sorted(found))
 

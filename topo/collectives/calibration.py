@@ -152,6 +152,18 @@ class OwnerCalibration:
 
         The 90 % interval is the one that nine tenths of unseen rows of like size were in. Without a
         regime it is the wider one of the two where they differ.
+
+        Parameters
+        ----------
+        bytes : float64, shape (n,)
+            Sizes of the full buffers; less than 1 counts as 1.
+        regime : str, optional
+            ``"inside"`` a node or ``"across"`` nodes; by default either.
+
+        Returns
+        -------
+        float64, shape (n,)
+            1: as much as the time itself. At least `MIN_STATED_ERROR`.
         """
         found = np.zeros(len(bytes))
         wanted = np.floor(np.log10(np.maximum(bytes, 1.0)))
@@ -192,7 +204,15 @@ class CollectiveCalibration:
 
     @classmethod
     def parse(cls, contents: str, source: str) -> CollectiveCalibration:
-        """Read the text of such a file; see `read`."""
+        """Read the text of such a file; see `read`.
+
+        Parameters
+        ----------
+        contents : str
+            TOML, one table for each owner.
+        source : str
+            Name of the file, for messages.
+        """
         tables: dict[str, OwnerCalibration] = {}
         for owner, table in parse(contents, source).items():
             if not isinstance(table, dict):
@@ -356,6 +376,17 @@ def _covers(calibration: CollectiveCalibration, owner: str, regime: Regime) -> b
 
 def user_platform_of(calibration: CollectiveCalibration, owners: Iterable[str]) -> str | None:
     """Return the user's own platform of a calibration that serves a machine, if one does.
+
+    Parameters
+    ----------
+    calibration : CollectiveCalibration
+    owners : iterable of str
+        Of numbers that may serve the machine, the narrowest first.
+
+    Returns
+    -------
+    str or None
+        Its name, a key of ``calibration.tables``.
 
     Raises
     ------

@@ -91,11 +91,41 @@ class EchoNetwork:
         members: NDArray[np.int32],
         operations: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], list[Shape]]:
-        """Return the shapes of groups; see `Network.group_classes`."""
+        """Return the shapes of groups; see `Network.group_classes`.
+
+        Parameters
+        ----------
+        index : int64, shape (n + 1,)
+            Communicator c has the members ``members[index[c]:index[c + 1]]``.
+        members : int32
+            Global ranks, in each communicator's order.
+        operations : int64, shape (n,), optional
+            Ignored: the shapes do not depend on what is priced.
+
+        Returns
+        -------
+        label : int64, shape (n,)
+            The entry of each communicator in `shapes`.
+        shapes : list of Shape
+        """
         return shapes_of(index, members, self._system)
 
     def price(self, operation: Operation, bytes: int, group: Shape) -> Price:
-        """Return the price; a rank with itself costs nothing."""
+        """Return the price; a rank with itself costs nothing.
+
+        Parameters
+        ----------
+        operation : Operation
+            A barrier is priced as an all-reduce of `BARRIER_BYTES`.
+        bytes : int
+            Of the full buffer; see `Network.price`.
+        group : Shape
+
+        Returns
+        -------
+        Price
+            A latency in ps, without volume.
+        """
         if group.ranks == 1:
             return Price(0)
         if operation is Operation.BARRIER:
@@ -105,7 +135,20 @@ class EchoNetwork:
         return Price(round(float(seconds[0]) * PICOSECONDS))
 
     def shares(self, operation: Operation, bytes: int, group: Shape) -> dict[str, float]:
-        """Return the whole of a time as the share of the model's error."""
+        """Return the whole of a time as the share of the model's error.
+
+        Parameters
+        ----------
+        operation : Operation
+            Ignored, as is the size.
+        bytes : int
+        group : Shape
+
+        Returns
+        -------
+        dict of str to float
+            1 by the name of the number; empty for a group of one rank, which costs nothing.
+        """
         return {} if group.ranks == 1 else {_QUANTITY: 1.0}
 
 
@@ -115,7 +158,20 @@ def _packaged() -> EchoNumbers:
 
 
 def fit_echo(training: Sequence[Batch], test: Sequence[Batch]) -> str:
-    """Halves of measured curves → contents of `FILE`."""
+    """Halves of measured curves → contents of `FILE`.
+
+    Parameters
+    ----------
+    training : sequence of Batch
+        That the numbers are fitted to.
+    test : sequence of Batch
+        That the stated error is taken from; what the formulas do not cover is left out.
+
+    Returns
+    -------
+    str
+        TOML.
+    """
     formula = EchoFormula()
     fits = dict(fit_owners(formula, training))
     errors = []

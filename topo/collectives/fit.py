@@ -158,7 +158,15 @@ def owner_chain(batch: Batch) -> tuple[str, ...]:
 
 
 def training_batches(owner: str, training: Iterable[Batch]) -> list[Batch]:
-    """Return the batches that an owner's numbers are fitted to."""
+    """Return the batches that an owner's numbers are fitted to.
+
+    Parameters
+    ----------
+    owner : str
+        As in `owner_chain`: a platform, or what is wider.
+    training : iterable of Batch
+        Of all owners.
+    """
     return [each for each in training if owner in owner_chain(each) and each.platform.trains(owner)]
 
 
@@ -166,6 +174,19 @@ def log_errors(
     form: CostFormula, batch: Batch, numbers: Mapping[str, float]
 ) -> NDArray[np.float64]:
     """Return log(predicted / measured) of every row.
+
+    Parameters
+    ----------
+    form : CostFormula
+    batch : Batch
+        Of n rows.
+    numbers : mapping of str to float
+        The formula's numbers, all of them.
+
+    Returns
+    -------
+    float64, shape (n,)
+        Natural logarithms; above 0 where the prediction is too long.
 
     Raises
     ------
@@ -274,6 +295,18 @@ def cross_validate(
     Of several platforms whole ones are left out, like a machine that was not measured; of a single
     one set-ups, with their repetitions. Only the numbers in `free` are fitted
     (`fit_formula`).
+
+    Parameters
+    ----------
+    form : CostFormula
+    members : sequence of Batch
+        That the owner's numbers are fitted to.
+    wider : mapping of str to float or None
+        Numbers of the wider owner, to start from and to stay near; None: the formula's own.
+    owner : str
+        Whose numbers they are to be; see `fit_formula`.
+    free : sequence of str, optional
+        Names of the numbers to be fitted; by default all.
 
     Returns
     -------

@@ -66,6 +66,24 @@ class CostFormula(Protocol):
     ) -> NDArray[np.float64]:
         """Return the durations of communications that differ in size alone.
 
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            With the keys of `start`; their units are the formula's.
+        system : System
+        operation : Operation
+        bytes : float64, shape (n,)
+            Of the full buffer.
+        shape : Shape
+            Of the group.
+        settings : tuple of (str, str)
+            Names and values of ``NCCL_*`` variables.
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds.
+
         Raises
         ------
         InputError
@@ -93,7 +111,21 @@ class FittedFormula:
     settings: NcclVariables = ()
 
     def seconds(self, operation: Operation, bytes: Bytes, shape: Shape) -> Bytes:
-        """Return how long a communication takes, or several that differ in size alone."""
+        """Return how long a communication takes, or several that differ in size alone.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : float or float64, shape (n,)
+            Of the full buffer.
+        shape : Shape
+            Of the group.
+
+        Returns
+        -------
+        float or float64, shape (n,)
+            Seconds, an array if `bytes` is one.
+        """
         sizes = np.atleast_1d(np.asarray(bytes, np.float64))
         found = self.form.seconds(self.numbers, self.system, operation, sizes, shape, self.settings)
         return found if isinstance(bytes, np.ndarray) else float(found[0])
@@ -126,7 +158,25 @@ class NcclFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`."""
+        """Return durations; see `CostFormula`.
+
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            Multipliers: the attributes of `Factors`.
+        system : System
+        operation : Operation
+        bytes : float64, shape (n,)
+            Of the full buffer.
+        shape : Shape
+        settings : tuple of (str, str)
+            Names and values of ``NCCL_*`` variables.
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds.
+        """
         model = _nccl(system, settings, tuple(numbers.items()))
         return model.seconds_of(operation, bytes, shape)
 
@@ -170,7 +220,26 @@ class DeepEpFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`."""
+        """Return durations; see `CostFormula`.
+
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            With the keys of `start`: shares of bandwidths, and latencies in seconds.
+        system : System
+        operation : Operation
+            All-to-all; there is no other.
+        bytes : float64, shape (n,)
+            That one GPU sends, itself included.
+        shape : Shape
+        settings : tuple of (str, str)
+            With `NIC_ALONE` where the kernel uses the NIC in the node, too.
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds.
+        """
         if operation is not Operation.ALL_TO_ALL:
             raise InputError(f"DeepEP does all-to-all, not {operation.name.lower()}")
         n, per_node = shape.ranks, shape.max_per_node
@@ -208,7 +277,25 @@ class AlphaBetaFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`."""
+        """Return durations; see `CostFormula`.
+
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            With the keys of `start`: latencies in seconds, bus bandwidths in bytes per second.
+        system : System
+            Ignored, as are the settings.
+        operation : Operation
+        bytes : float64, shape (n,)
+            Of the full buffer.
+        shape : Shape
+        settings : tuple of (str, str)
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds.
+        """
         where = "inside" if shape.nodes == 1 else "across"
         factor = bus_factor(operation, shape.ranks)
         return numbers[f"latency_{where}"] + factor * bytes / numbers[f"bandwidth_{where}"]
@@ -250,7 +337,25 @@ class EchoFormula:
         shape: Shape,
         settings: NcclVariables,
     ) -> NDArray[np.float64]:
-        """Return durations; see `CostFormula`."""
+        """Return durations; see `CostFormula`.
+
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            With the keys of `start`: seconds, and seconds per byte.
+        system : System
+            Ignored, as are the settings.
+        operation : Operation
+        bytes : float64, shape (n,)
+            Of the full buffer.
+        shape : Shape
+        settings : tuple of (str, str)
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds.
+        """
         n, nodes, per_node = shape.ranks, shape.nodes, shape.max_per_node
         inside, across = numbers["byte_inside"], numbers["byte_across"]
         alpha, reduce = numbers["alpha"], numbers["reduce"]

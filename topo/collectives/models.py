@@ -69,7 +69,20 @@ class SigmoidCurve:
     slope: float
 
     def seconds(self, bytes: Floats, factor: float) -> Floats:
-        """Return durations; `factor` is the bytes over a rank's link per byte of the buffer."""
+        """Return durations; `factor` is the bytes over a rank's link per byte of the buffer.
+
+        Parameters
+        ----------
+        bytes : float64, shape (n,)
+            Of the full buffer, above 0.
+        factor : float
+            Above 0, see `bus_factor`.
+
+        Returns
+        -------
+        float64, shape (n,)
+            In seconds, at least `latency`.
+        """
         reached = self.bandwidth / (1 + (self.middle / bytes) ** self.slope)
         found: Floats = np.maximum(self.latency, factor * bytes / reached)
         return found
@@ -158,7 +171,15 @@ def formula_of(library: str) -> CostFormula:
 
 
 def fitted_formula(batch: Batch, calibration: CollectiveCalibration) -> FittedFormula:
-    """Return the calibrated model of a batch's platform."""
+    """Return the calibrated model of a batch's platform.
+
+    Parameters
+    ----------
+    batch : Batch
+        Whose platform, library and settings are taken; its rows do not matter.
+    calibration : CollectiveCalibration
+        Where the numbers come from.
+    """
     found = calibration_of(calibration, owner_chain(batch))
     form = formula_of(batch.library)
     return FittedFormula(form, found.numbers, batch.platform.system, batch.settings)

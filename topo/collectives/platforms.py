@@ -106,7 +106,19 @@ class Definition:
     cpu: str | None = None
 
     def fits(self, gpu: str, across: str, notes: str, library: str) -> bool:
-        """Whether a row with these words was taken on this platform."""
+        """Whether a row with these words was taken on this platform.
+
+        Parameters
+        ----------
+        gpu : str
+            Name of the GPU; it must begin like one of `gpus`, in upper or lower case.
+        across : str
+            What joins the nodes; it must contain one of `across`, if there are any.
+        notes : str
+            In which one of the patterns `notes` must be found, if there are any.
+        library : str
+            One of `libraries`.
+        """
         return (
             library in self.libraries
             and any(
@@ -281,6 +293,12 @@ def bundled(system: System) -> System:
 
 def shape_of(row: Measurement, platform: Platform) -> Shape:
     """Return the geometry of a measurement's group.
+
+    Parameters
+    ----------
+    row : Measurement
+    platform : Platform
+        That it was taken on. Where it has a `group`, nodes are counted by that many GPUs.
 
     Raises
     ------

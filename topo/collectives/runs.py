@@ -197,6 +197,13 @@ class RunOverrides:
 def measurements(run: Run, overrides: RunOverrides) -> Iterator[Measurement | str]:
     """Yield the measurement of each row, or why it is left out.
 
+    Parameters
+    ----------
+    run : Run
+        The output of one run, with rows or without.
+    overrides : RunOverrides
+        What the user states of it.
+
     Raises
     ------
     InputError

@@ -529,6 +529,25 @@ def pipeline_fill(
     That is a chunk of each channel (of each head of each channel, for multicast) for each step
     that the last rank is away from the first. Rings that all ranks feed (all-reduce and its halves)
     run at full speed from the first step; what trees lose is in NCCL's own correction.
+
+    Parameters
+    ----------
+    operation : Operation
+    algorithm : str
+        One of `ALGORITHMS`.
+    protocol : int
+        Index in `PROTOCOLS`.
+    shape : Shape
+    channels : int
+        That carry the message.
+    settings : Settings
+        May set the size of the buffers.
+    constants : NcclConstants
+
+    Returns
+    -------
+    float
+        0 for trees, and for rings that all ranks feed.
     """
     buffers = constants.raw["buffers"]
     heads = min(shape.min_per_node, constants.raw["channels"]["nvls-heads"])

@@ -71,7 +71,22 @@ split into pairs; a quad has four of the links of each of its members."""
 def link_bandwidths(
     system: System, settings: Settings, shape: Shape, constants: NcclConstants
 ) -> LinkBandwidths:
-    """Return what the links carry of a group. A NIC is never faster than its PCIe slot."""
+    """Return what the links carry of a group. A NIC is never faster than its PCIe slot.
+
+    Parameters
+    ----------
+    system : System
+    settings : Settings
+        May forbid direct transfers between GPUs, and some of the NICs.
+    shape : Shape
+        Of the group.
+    constants : NcclConstants
+
+    Returns
+    -------
+    LinkBandwidths
+        In bytes per second.
+    """
     n, per_node = shape.max_per_node, system.gpus_per_node
     slow = system.pcie_bandwidth
     if system.intra == "pcie" and n > per_node / 2 and per_node > 2:
@@ -99,6 +114,15 @@ def search_channels(
     found: LinkBandwidths, shape: Shape, constants: NcclConstants
 ) -> dict[str, ChannelGraph]:
     """Return the graphs that NCCL's search arrives at.
+
+    Parameters
+    ----------
+    found : LinkBandwidths
+        What the links carry of the group, in bytes per second.
+    shape : Shape
+        Of the group.
+    constants : NcclConstants
+        With the speeds that the search tries.
 
     Returns
     -------
@@ -174,6 +198,21 @@ def graphs_at_link_speed(
     A ring goes over each link once. A tree of two nodes sends half as much between them as a ring
     does, so that each channel may be twice as fast inside; the first and the last of a node's
     chain have a link to spare.
+
+    Parameters
+    ----------
+    graphs : dict of str to ChannelGraph
+        From `search_channels`; their numbers of channels stay.
+    found : LinkBandwidths
+        What the links carry of the group, in bytes per second.
+    shape : Shape
+        Of the group.
+    constants : NcclConstants
+
+    Returns
+    -------
+    dict of str to ChannelGraph
+        With the same keys.
     """
     inside, across = found.inside, found.across if shape.nodes > 1 else found.inside
     n = shape.max_per_node
@@ -206,7 +245,27 @@ def channel_counts(
     constants: NcclConstants,
     arch: str,
 ) -> tuple[int, int]:
-    """Return how many channels the communicator has: of rings and trees, and of NVLS."""
+    """Return how many channels the communicator has: of rings and trees, and of NVLS.
+
+    Parameters
+    ----------
+    graphs : dict of str to ChannelGraph
+        From `search_channels`.
+    shape : Shape
+        Of all ranks of the communicator.
+    settings : Settings
+        May set the least and the most channels, and those of NVLS.
+    constants : NcclConstants
+    arch : str
+        Kind of GPU; see `architectures`.
+
+    Returns
+    -------
+    int
+        Of rings and trees.
+    int
+        Of NVLS.
+    """
     limits = constants.raw["channels"]
     ring = graphs["ring"]
     count = min(2 * min(ring.channels, graphs["tree"].channels), limits["most"])
@@ -253,7 +312,15 @@ class Factors:
                 raise InputError(f"factor {field.name} is {value}; it must be above 0")
 
     def of(self, found: LinkBandwidths, system: System) -> LinkBandwidths:
-        """Return what links carry of payload; NICs no more than their line rate."""
+        """Return what links carry of payload; NICs no more than their line rate.
+
+        Parameters
+        ----------
+        found : LinkBandwidths
+            In bytes per second, before the factors.
+        system : System
+            Whose NICs they are: it has the share of the line rate that payload reaches.
+        """
         return replace(
             found,
             inside=found.inside * self.bandwidth_inside,

@@ -89,7 +89,15 @@ def architectures() -> tuple[str, ...]:
 
 @cache
 def nccl_constants(arch: str, version: tuple[int, ...]) -> NcclConstants:
-    """Return the constants for a kind of GPU in a version of NCCL."""
+    """Return the constants for a kind of GPU in a version of NCCL.
+
+    Parameters
+    ----------
+    arch : str
+        One of `architectures`.
+    version : tuple of int
+        Of NCCL: ``(2, 27)``. One that is older than a history has its first entry.
+    """
     raw = packaged(FILE)
     gpu = raw["arch"][arch]
     caps = {name: _caps(name, version) for name in raw["caps"]}

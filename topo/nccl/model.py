@@ -172,7 +172,16 @@ class Nccl:
         return found
 
     def seconds(self, operation: Operation, bytes: int, shape: Shape) -> float:
-        """Return the duration of a communication with the network to itself."""
+        """Return the duration of a communication with the network to itself.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            The full buffer; see `choose`. Ignored for a barrier.
+        shape : Shape
+            Of the group.
+        """
         found = self.choose(operation, bytes, shape)
         return found.seconds(BARRIER_BYTES if operation is Operation.BARRIER else bytes)
 
@@ -206,7 +215,21 @@ class Nccl:
         return times
 
     def candidates(self, operation: Operation, bytes: int, shape: Shape) -> list[Choice]:
-        """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first."""
+        """Return all pairs of algorithm and protocol that are enabled, NCCL's choice first.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            The full buffer; see `choose`.
+        shape : Shape
+            Of the group.
+
+        Returns
+        -------
+        list of Choice
+            By the time that NCCL expects. For sends, barriers and groups of one the choice alone.
+        """
         self._check(operation, shape)
         if operation in SEND_OPERATIONS or operation is Operation.BARRIER or shape.ranks == 1:
             return [self.choose(operation, bytes, shape)]
@@ -221,6 +244,14 @@ class Nccl:
         bandwidths and latencies of its own; with ``NCCL_ALGO`` and ``NCCL_PROTO`` one may overrule
         it.
 
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            The full buffer; see `choose`.
+        shape : Shape
+            Of the group.
+
         Returns
         -------
         Choice or None
@@ -232,13 +263,28 @@ class Nccl:
         return fastest if clearly else None
 
     def clearly_slower(self, time: float, fastest: float) -> bool:
-        """Say whether a time is longer than another by more than ``better.margin``."""
+        """Say whether a time is longer than another by more than ``better.margin``.
+
+        Parameters
+        ----------
+        time : float
+            In the unit of `fastest`, whichever that is.
+        fastest : float
+        """
         return time > (1 + float(self.constants.raw["better"]["margin"])) * fastest
 
     def due_to_latency(self, operation: Operation, bytes: int, shape: Shape) -> float:
         """Return the part of a duration that is due to latencies, in seconds.
 
         Were all latencies twice as long, a communication would take so much longer, to first order.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            The full buffer; see `choose`. Ignored for a barrier.
+        shape : Shape
+            Of the group.
         """
         self._check(operation, shape)
         if operation is Operation.BARRIER:

@@ -128,7 +128,14 @@ class Settings:
 
 
 def allowed(choices: Choices | None, operation: Operation) -> frozenset[str] | None:
-    """Return the names that choices allow for an operation; None if they do not say."""
+    """Return the names that choices allow for an operation; None if they do not say.
+
+    Parameters
+    ----------
+    choices : tuple of (Operation or None, frozenset of str), or None
+        Names by operation, as in `Settings`; those by None hold for operations that are not listed.
+    operation : Operation
+    """
     if choices is None:
         return None
     by_operation = dict(choices)

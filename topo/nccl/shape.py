@@ -104,6 +104,15 @@ class Shape:
     def regular(cls, nodes: int, per_node: int, system: NodeCounts) -> Shape:
         """Return the shape of a group of the first GPUs of some nodes.
 
+        Parameters
+        ----------
+        nodes : int
+            At least 1.
+        per_node : int
+            Ranks on each node, from 1 to all its GPUs.
+        system : System, or other NodeCounts
+            How many GPUs and NICs a node has.
+
         Raises
         ------
         InputError

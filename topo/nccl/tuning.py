@@ -43,7 +43,14 @@ class TunerLatency(NamedTuple):
 
 
 def ring_steps(operation: Operation, ranks: int) -> int:
-    """Return how many times a ring passes a part on."""
+    """Return how many times a ring passes a part on.
+
+    Parameters
+    ----------
+    operation : Operation
+    ranks : int
+        Of the group, at least 1.
+    """
     if operation is Operation.ALL_REDUCE:
         return 2 * (ranks - 1)
     return ranks - 1 if operation in _GATHER_SCATTER else ranks
@@ -71,6 +78,27 @@ def step_latency(
     A Simple message waits for the NIC twice, the second time until its data is flushed to the GPU,
     and costs the CPU three posts. A node with one rank receives and sends at the same GPU, as
     inner nodes of trees do.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `ALGORITHMS`.
+    protocol : int
+        Index in `PROTOCOLS`.
+    system : System
+        With the latency of its NICs and the vendor of its CPUs.
+    settings : Settings
+        May set the time of a post.
+    shape : Shape
+        Of the group.
+    found : LinkBandwidths
+        Of which only counts whether links are fast.
+    constants : NcclConstants
+
+    Returns
+    -------
+    StepLatency
+        In seconds; the post is 0 on one node.
     """
     inside = constants.hop["nvlink" if found.fast else "pcie"][algorithm][protocol]
     network = constants.hop["network"]
@@ -209,7 +237,21 @@ def tuner_bandwidth(
 
 
 def max_ll_bandwidth(shape: Shape, system: System, constants: NcclConstants) -> float:
-    """Return the highest bandwidth of LL, which spends half of what it moves on flags."""
+    """Return the highest bandwidth of LL, which spends half of what it moves on flags.
+
+    Parameters
+    ----------
+    shape : Shape
+        Of the group.
+    system : System
+        With the vendor of its CPUs, which decides on several nodes.
+    constants : NcclConstants
+
+    Returns
+    -------
+    float
+        Bytes per second.
+    """
     if shape.nodes == 1:
         return constants.caps["ll"][0]
     by_cpu = constants.ll_cap_across
