@@ -50,6 +50,13 @@ class PricedShares:
     def read(cls, text: str | None, source: str) -> PricedShares:
         """Return the contents of an attribute of a program; nothing if it has none.
 
+        Parameters
+        ----------
+        text : str or None
+            JSON, the value of the attribute `COUNTED`; None: the program lacks it.
+        source : str
+            What messages name.
+
         Raises
         ------
         InputError

@@ -152,7 +152,14 @@ class KernelCalibration:
 
     @classmethod
     def parse(cls, contents: str, source: str) -> KernelCalibration:
-        """Read the text of a file; `source` is its name, for messages."""
+        """Read the text of a file; `source` is its name, for messages.
+
+        Parameters
+        ----------
+        contents : str
+            TOML, a table for each ``family.gpu.dtype``; at least one.
+        source : str
+        """
         families = sorted(FORMULAS)
         tables = {}
         for family, by_gpu in parse(contents, source).items():

@@ -198,7 +198,18 @@ def columns_as_floats(columns: Columns, *names: str) -> list[Any]:
 
 
 def filled_like(x: Numbers, value: float) -> Numbers:
-    """Return `value` for each of the kernels of `x`."""
+    """Return `value` for each of the kernels of `x`.
+
+    Parameters
+    ----------
+    x : float, or ndarray of shape (kernels,)
+        Only its type and shape matter.
+    value : float
+
+    Returns
+    -------
+    float64, shape of `x`; a float if `x` is one
+    """
     return np.full(x.shape, value) if isinstance(x, np.ndarray) else value
 
 
@@ -218,21 +229,41 @@ def log1p(x: Numbers) -> Numbers:
 
 
 def maximum(x: Numbers, y: Numbers) -> Numbers:
-    """Return the larger of two."""
+    """Return the larger of two.
+
+    Parameters
+    ----------
+    x, y : float, or ndarray of shape (kernels,)
+        Of one unit, which the result has, too; an array goes with a number.
+    """
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         return np.maximum(x, y)
     return x if x > y else y
 
 
 def minimum(x: Numbers, y: Numbers) -> Numbers:
-    """Return the smaller of two."""
+    """Return the smaller of two.
+
+    Parameters
+    ----------
+    x, y : float, or ndarray of shape (kernels,)
+        Of one unit, which the result has, too; an array goes with a number.
+    """
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         return np.minimum(x, y)
     return x if x < y else y
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """Return `x` where the condition holds, `y` elsewhere."""
+    """Return `x` where the condition holds, `y` elsewhere.
+
+    Parameters
+    ----------
+    condition : bool, or ndarray of bool of shape (kernels,)
+        An array chooses for each kernel, a bool for all.
+    x, y : float, or ndarray of shape (kernels,)
+        Both are computed before the choice.
+    """
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
     return x if condition else y
@@ -264,7 +295,20 @@ def overlapped(first: Any, second: Any, power: Literal[2, 4]) -> Any:
 
 
 def overlapped_with_each(several: Sequence[Any], second: Any) -> list[Any]:
-    """Return the times of several alternatives, each pipelined with the same second term."""
+    """Return the times of several alternatives, each pipelined with the same second term.
+
+    Parameters
+    ----------
+    several : sequence of float, or of ndarrays of float64 of shape (kernels,)
+        First terms of the alternatives.
+    second : float, or ndarray of float64 of shape (kernels,)
+        In their unit.
+
+    Returns
+    -------
+    list
+        A time for each alternative, in that unit, as `overlapped` with `PIPELINED`.
+    """
     sqrt = functions(second).sqrt
     square = second * second
     b = square * square

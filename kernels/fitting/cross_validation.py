@@ -135,7 +135,19 @@ class LeftOutChip:
     chips: int = 0
 
     def errors(self, formula: Formula, weight: float) -> list[np.ndarray]:
-        """Return log(predicted / measured) of each batch; `weight` as in `shrink`."""
+        """Return log(predicted / measured) of each batch; `weight` as in `shrink`.
+
+        Parameters
+        ----------
+        formula : Formula
+        weight : float
+            From 0 to 1; not used where no related chip was measured.
+
+        Returns
+        -------
+        list of float64 arrays
+            Natural logarithms, an array for each batch of `rows`.
+        """
         fitted = self.others
         if self.related:
             fitted = shrink(self.related, self.others, self.chips, weight)

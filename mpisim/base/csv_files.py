@@ -40,7 +40,15 @@ class CsvRow(Mapping[str, str]):
         return len(self._cells)
 
     def error(self, column: str, expected: str) -> ValueError:
-        """Return the error that a cell is not what it must be."""
+        """Return the error that a cell is not what it must be.
+
+        Parameters
+        ----------
+        column : str
+            A heading of the table.
+        expected : str
+            What the cell must be, to follow "it must be".
+        """
         return ValueError(f"column {column!r} is {self[column][:60]!r}; it must be {expected}")
 
     def whole(self, column: str) -> int:
@@ -61,7 +69,15 @@ class CsvRow(Mapping[str, str]):
         return value
 
     def choice(self, column: str, values: Mapping[str, T]) -> T:
-        """Return the value of `values` for the name in a cell."""
+        """Return the value of `values` for the name in a cell.
+
+        Parameters
+        ----------
+        column : str
+            A heading of the table.
+        values : mapping of str
+            The allowed names; any other is a `ValueError`, which lists them.
+        """
         text = self[column]
         if text not in values:
             names = ", ".join(values)
@@ -78,6 +94,12 @@ class CsvTable(NamedTuple):
 
 def read_table(path: str | Path, check: Check | None = None) -> CsvTable:
     """Read a file of comma-separated values in UTF-8; see `parse_table`.
+
+    Parameters
+    ----------
+    path : str or Path
+    check : callable, optional
+        Refuses headings, before a row is looked at.
 
     Raises
     ------

@@ -57,6 +57,13 @@ def read_text(path: str | Path) -> str:
 def decode_text(contents: bytes, path: str | Path) -> str:
     """Return the bytes of a file as text, as `read_text` does; all lines end in a line feed.
 
+    Parameters
+    ----------
+    contents : bytes
+        In UTF-8, with or without a byte order mark, which is dropped.
+    path : str or Path
+        Of the file, for messages; it is not opened.
+
     Raises
     ------
     InputError

@@ -88,7 +88,15 @@ def create_file(
 
 @contextmanager
 def build_file(format: str, version: int) -> Iterator[tuple[File, io.BytesIO]]:
-    """Build an HDF5 file in memory; once the file is closed, the second value is its image."""
+    """Build an HDF5 file in memory; once the file is closed, the second value is its image.
+
+    Parameters
+    ----------
+    format : str
+        What the file holds, such as ``mpisim-program``.
+    version : int
+        Version of that format.
+    """
     import h5py
 
     image = io.BytesIO()
@@ -108,6 +116,14 @@ def open_file(path: str | Path, format: str, version: int) -> Iterator[File]:
 
     Errors of HDF5 inside the block (a damaged file) are reported as errors of this file, and an
     `InputError` gets the file's name in front, so the block should do no more than read.
+
+    Parameters
+    ----------
+    path : str or Path
+    format : str
+        What the file must hold, such as ``mpisim-program``.
+    version : int
+        The newest version of that format that the caller can read.
 
     Raises
     ------
@@ -256,6 +272,21 @@ def create_column(
     """Make a column as `write_column` does, to be filled part after part from its begin.
 
     Parts of `CHUNK` elements and more are compressed as they come, and need no memory afterwards.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+    length : int
+        Number of elements.
+    stored : type
+        Type in the file.
+    units : str, optional
+        Unit of the values: ``ps``, ``s``, ``bytes``.
+
+    Returns
+    -------
+    h5py.Dataset, shape (length,)
     """
     dataset = group.create_dataset(
         name, (length,), _in_file(stored), track_times=False, **_packed(length)
@@ -307,6 +338,22 @@ def read_column(
 ) -> NDArray:
     """Read a one-dimensional dataset, refusing what `write_column` would not have written.
 
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+    stored : type
+        Type that it must have in the file, with the names of its numbers if that gives any.
+    units : str, optional
+        Unit that it must have; None: it must have none.
+    length : int, optional
+        Number of elements that it must have; by default any.
+
+    Returns
+    -------
+    ndarray, shape (length,)
+        Of the type `stored`; numbers that have names are plain numbers.
+
     Raises
     ------
     InputError
@@ -348,6 +395,13 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
 
     HDF5 strings end at a null character. If any text has one, or is no valid unicode, all are
     stored as JSON strings, and the dataset says so.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+    texts : sequence of str
+        May be empty.
     """
     import h5py
 
@@ -383,6 +437,13 @@ def write_texts(group: Group, name: str, texts: Sequence[str]) -> None:
 def read_texts(group: Group, name: str, length: int | None = None) -> tuple[str, ...]:
     """Read what `write_texts` wrote.
 
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+    length : int, optional
+        Number of texts that there must be; by default any.
+
     Raises
     ------
     InputError
@@ -415,6 +476,11 @@ def write_attributes(group: Group, values: Mapping[str, str]) -> None:
     """Write free texts, keys and values, as one attribute ``attributes`` in JSON.
 
     An attribute of HDF5 holds 64 kB: what is longer becomes a dataset of that name.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    values : mapping of str to str
     """
     text = json.dumps(dict(values))
     if len(text) <= MAX_ATTRIBUTE:

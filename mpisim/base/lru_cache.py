@@ -46,7 +46,15 @@ class LruCache(Generic[Value]):
         return len(self._values)
 
     def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Return the value of a key; compute and keep it if it is not there."""
+        """Return the value of a key; compute and keep it if it is not there.
+
+        Parameters
+        ----------
+        key : hashable
+        compute : callable
+            Gives the value; called only if the key is not there. The cache keeps the value itself,
+            no copy.
+        """
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key]

@@ -26,7 +26,20 @@ __all__ = [
 
 
 def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Align columns of text: those in `left` to the left, the others to the right."""
+    """Align columns of text: those in `left` to the left, the others to the right.
+
+    Parameters
+    ----------
+    cells : sequence of sequences of str
+        Rows of equal length.
+    left : sequence of int
+        Numbers of columns, from 0; by default the first.
+
+    Returns
+    -------
+    list of str
+        A line for each row, without spaces at its end.
+    """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
@@ -39,6 +52,14 @@ def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[
 
 def shortened(text: str, width: int, tail: int = 0) -> str:
     """Cut a text that is too long, keeping its last `tail` characters, and show that it was cut.
+
+    Parameters
+    ----------
+    text : str
+    width : int
+        Most characters of the result, the mark of the cut included.
+    tail : int
+        Less than `width`.
 
     Examples
     --------
@@ -66,6 +87,14 @@ def replace_between(page: str, begin: str, end: str, text: str) -> str:
     """Return a page with a text in place of what stands between two lines.
 
     They are added at its end where the page lacks them.
+
+    Parameters
+    ----------
+    page : str
+    begin, end : str
+        The two lines, which stay.
+    text : str
+        Without empty lines around it, which are added.
 
     Examples
     --------
@@ -130,7 +159,20 @@ def duration(ps: int) -> str:
 
 
 def rounded(value: int, step: int) -> int:
-    """Divide, rounding to the nearest integer (half up)."""
+    """Divide, rounding to the nearest integer (half up).
+
+    Parameters
+    ----------
+    value : int
+        May be negative.
+    step : int
+        In the unit of `value`; above 0.
+
+    Returns
+    -------
+    int
+        Number of steps.
+    """
     return (2 * value + step) // (2 * step)
 
 
@@ -166,12 +208,32 @@ def apportioned(parts: Sequence[int], step: int) -> list[int]:
 
 
 def percent(part: int, whole: int) -> str:
-    """Show a share with one decimal; ``-`` of nothing."""
+    """Show a share with one decimal; ``-`` of nothing.
+
+    Parameters
+    ----------
+    part, whole : int
+        In one unit. Without `whole` (0) there is no share.
+
+    Returns
+    -------
+    str
+        In percent, without the sign.
+    """
     return f"{100 * part / whole:.1f}" if whole else "-"
 
 
 def quantity(value: float, unit: str, base: int = 1000) -> str:
     """Show a number with a decimal prefix, or a binary one with ``base=1024``.
+
+    Parameters
+    ----------
+    value : float
+        In `unit`. Three digits are shown; whole numbers have no decimals.
+    unit : str
+        Without a prefix.
+    base : int
+        1000 or 1024.
 
     Examples
     --------

@@ -359,6 +359,15 @@ def domains_of(routes: Routes) -> Ints:
 def assign_domains(routes: Routes | None, n_groups: int, n_processes: int) -> NDArray[np.int32]:
     """Assign contention domains to processes: the process of the flows of each group; -1: none.
 
+    Parameters
+    ----------
+    routes : Routes or None
+        Of the communicators whose flows share links; None: there are none.
+    n_groups : int
+        Number of communicators (folded: of their classes).
+    n_processes : int
+        Each gets about as many domains as the others.
+
     Returns
     -------
     int32, shape (n_groups,)

@@ -114,6 +114,12 @@ def summed_over_processes(part: int, comm: Intracomm | None) -> str:
     """Return the digest, 32 hexadecimal digits, from each process's part.
 
     **Collective** on `comm`; with None, or one process, nothing is sent.
+
+    Parameters
+    ----------
+    part : int
+        Sum of this process's hashes modulo 2^128, as `summed`.
+    comm : mpi4py.MPI.Intracomm or None
     """
     total = part
     if comm is not None and comm.size > 1:

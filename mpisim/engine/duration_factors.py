@@ -77,7 +77,15 @@ def jitter_table(spread: float) -> NDArray[np.uint64]:
 
 
 def jitter_key(seed: int, ranks: ArrayLike) -> NDArray[np.uint64]:
-    """Return the key with which the hashes of each rank begin; uint64, shape (n,)."""
+    """Return the key with which the hashes of each rank begin; uint64, shape (n,).
+
+    Parameters
+    ----------
+    seed : int
+        Of the program's `Jitter`; 0 to 2^64 - 1.
+    ranks : array_like of int, shape (n,)
+        Their numbers in the program.
+    """
     numbers = np.asarray(ranks, np.uint64) + np.uint64(1)
     return mix(np.uint64(seed) + numbers * np.uint64(_GOLDEN))
 
@@ -125,7 +133,14 @@ class DurationFactors:
 
     @classmethod
     def of(cls, program: Program, ranks: NDArray[np.int32]) -> DurationFactors | None:
-        """Return the factors of some ranks of a program; None where all are 1."""
+        """Return the factors of some ranks of a program; None where all are 1.
+
+        Parameters
+        ----------
+        program : Program
+        ranks : int32, shape (h,)
+            Their numbers in the program.
+        """
         speed, jitter = program.speed[ranks], program.jitter
         if jitter is None and (speed == 1).all():
             return None

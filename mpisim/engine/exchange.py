@@ -155,7 +155,20 @@ def _deliver(distribution: Distribution, core: Any, messages: NDArray[np.int64])
 def count_operations(
     simulated: SimulatedRanks, placement: NDArray[np.int32], comm: Intracomm
 ) -> NDArray[np.int64]:
-    """Return how many operations each communicator of a simulated has. **Collective** on `comm`."""
+    """Return how many operations each communicator of a simulated has. **Collective** on `comm`.
+
+    Parameters
+    ----------
+    simulated : SimulatedRanks
+    placement : int32, shape (simulated.n,)
+        The process of each simulated rank; a process needs the tables of its own alone.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    int64, shape (len(simulated.sizes),)
+        The same on all processes.
+    """
     count = np.zeros(len(simulated.sizes), np.int64)
     for i in np.flatnonzero(placement == comm.rank).tolist():
         on_slot = simulated.program.table_of(int(simulated.classes.representative[i])).operations

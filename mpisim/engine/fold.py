@@ -138,7 +138,14 @@ class SimulatedRanks:
 
 
 def every_rank(program: Program, routes: Routes | None = None) -> SimulatedRanks:
-    """Simulate every rank of a program, with the routes of its communicators."""
+    """Simulate every rank of a program, with the routes of its communicators.
+
+    Parameters
+    ----------
+    program : Program
+    routes : Routes, optional
+        By default no communicator has any, and none shares links.
+    """
     groups = program.communicators
     return SimulatedRanks(
         program=program,

@@ -232,6 +232,12 @@ def lower(table: Table, known: dict[Table, LoweredTable] | None = None) -> Lower
 
     Nothing of it depends on durations: tables that differ in these alone share all arrays, which
     `known` keeps by `Table.structure`.
+
+    Parameters
+    ----------
+    table : Table
+    known : dict of Table to LoweredTable, optional
+        The caller's; what is missing is added to it.
     """
     known = {} if known is None else known
     lowered = known.get(table.structure)
@@ -241,7 +247,14 @@ def lower(table: Table, known: dict[Table, LoweredTable] | None = None) -> Lower
 
 
 def stream_view(lowered: LoweredTable, known: dict[Table, StreamView] | None = None) -> StreamView:
-    """Lowered table → its streams. Tables that differ in durations alone share those in `known`."""
+    """Lowered table → its streams. Tables that differ in durations alone share those in `known`.
+
+    Parameters
+    ----------
+    lowered : LoweredTable
+    known : dict of Table to StreamView, optional
+        By `Table.structure`. The caller's; what is missing is added to it.
+    """
     known = {} if known is None else known
     structure = lowered.table.structure
     if structure not in known:

@@ -28,6 +28,12 @@ _MAX_IMBALANCE = 1.2
 def block_placement(n_ranks: int, n_processes: int) -> NDArray[np.int32]:
     """Place ranks in contiguous blocks whose sizes differ by one at most.
 
+    Parameters
+    ----------
+    n_ranks : int
+    n_processes : int
+        At least 1. The first ones get a rank more; those beyond `n_ranks` get none.
+
     Returns
     -------
     int32, shape (n_ranks,)
@@ -48,6 +54,12 @@ def default_placement(program: Program, n_processes: int) -> NDArray[np.int32]:
     """Place the ranks of a whole program so that those that communicate often share a process.
 
     Contiguous blocks where nothing can be kept together.
+
+    Parameters
+    ----------
+    program : Program
+    n_processes : int
+        At least 1.
 
     Returns
     -------
@@ -101,6 +113,17 @@ def _assigned(part: Ints, work: Ints, n_processes: int) -> NDArray[np.int32]:
 def check_placement(program: Program, placement: ArrayLike, n_processes: int) -> NDArray[np.int32]:
     """Return a placement as an array.
 
+    Parameters
+    ----------
+    program : Program
+    placement : array_like of int, shape (n_ranks,)
+        The process of every rank, 0 to `n_processes` - 1.
+    n_processes : int
+
+    Returns
+    -------
+    int32, shape (n_ranks,)
+
     Raises
     ------
     UsageError
@@ -122,6 +145,13 @@ def check_placement(program: Program, placement: ArrayLike, n_processes: int) ->
 
 def check_tables_held(program: Program, hosted: NDArray[np.int32]) -> None:
     """Refuse ranks whose tables are held by another process.
+
+    Parameters
+    ----------
+    program : Program
+        Whole or partial.
+    hosted : int32, shape (h,)
+        Global ranks that are placed on this process.
 
     Raises
     ------

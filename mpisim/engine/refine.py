@@ -278,6 +278,20 @@ def ranges(index: Ints, items: Ints) -> tuple[Ints, Ints]:
     """Return the entries ``index[i]`` to ``index[i + 1]`` of some items i of a CSR index, one item
     after another, and which of the items (0, 1, ...) each belongs to.
 
+    Parameters
+    ----------
+    index : int64, shape (n + 1,)
+        Ascending.
+    items : int64, shape (k,)
+        Each from 0 to n - 1, in any order.
+
+    Returns
+    -------
+    int64, shape (m,)
+        Numbers of entries.
+    int64, shape (m,)
+        Positions in `items`.
+
     Examples
     --------
     >>> ranges(np.array([0, 2, 3, 5]), np.array([0, 2]))

@@ -88,6 +88,15 @@ class RunSetup:
         """Return whether this setup is also that of another program: see the module's head.
 
         The same on all processes where all hold all tables.
+
+        Parameters
+        ----------
+        program : Program
+        network : Network or None
+            Must be the same object as the setup's.
+        contention : bool
+        wire_delays : sequence of int64 arrays or None
+            By table of `program`, in ps; empty: none.
         """
         old = self.simulated.program
         if self.network is not network or self.contention != contention:

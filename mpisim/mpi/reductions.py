@@ -48,17 +48,46 @@ def allreduce_sum(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[
 
 
 def allreduce_max(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the largest values of all processes, as `allreduce_sum`. **Collective.**"""
+    """Return the largest values of all processes, as `allreduce_sum`. **Collective.**
+
+    Parameters
+    ----------
+    values : int64, any shape
+        The shape is the same on all processes.
+    comm : mpi4py.MPI.Intracomm or None
+
+    Returns
+    -------
+    int64, same shape
+    """
     return _reduced(values, "MAX", comm)
 
 
 def allreduce_min(values: NDArray[np.int64], comm: Intracomm | None) -> NDArray[np.int64]:
-    """Return the smallest values of all processes, as `allreduce_sum`. **Collective.**"""
+    """Return the smallest values of all processes, as `allreduce_sum`. **Collective.**
+
+    Parameters
+    ----------
+    values : int64, any shape
+        The shape is the same on all processes.
+    comm : mpi4py.MPI.Intracomm or None
+
+    Returns
+    -------
+    int64, same shape
+    """
     return _reduced(values, "MIN", comm)
 
 
 def allreduce_any(here: bool, comm: Intracomm | None) -> bool:
-    """Say whether something is so on any process. **Collective.**"""
+    """Say whether something is so on any process. **Collective.**
+
+    Parameters
+    ----------
+    here : bool
+        Whether it is so on this process.
+    comm : mpi4py.MPI.Intracomm or None
+    """
     return bool(allreduce_max(np.array([here], np.int64), comm)[0])
 
 

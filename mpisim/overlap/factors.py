@@ -81,7 +81,17 @@ class SlowdownFactors(Protocol):
         self, own: RankCommunications, distinct: list[CommunicationKernel], use: Floats
     ) -> Floats:
         """Return the factors of communications beside kernels that use a share of the memory's
-        bandwidth, float64 of the shape of `use`."""
+        bandwidth, float64 of the shape of `use`.
+
+        Parameters
+        ----------
+        own : RankCommunications
+            Of one rank, m of them.
+        distinct : list of CommunicationKernel
+            Entry `own.which` describes each.
+        use : float64, shape (n,)
+            The share, 0 to 1, at each time at which it changes.
+        """
 
 
 class ParametricFactors:
@@ -101,7 +111,22 @@ class ParametricFactors:
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels and their dependence on `terms`."""
+        """Return the factors of kernels and their dependence on `terms`.
+
+        Parameters
+        ----------
+        kernel : int64, shape (p,)
+            Entries of the model's `KernelWork`.
+        load : Load
+            Beside each kernel.
+        beside : list of CommunicationKernel
+            Not used: `load` says all that this model needs.
+
+        Returns
+        -------
+        float64, shape (p,)
+        float64, shape (p, len(terms))
+        """
         factor, found = self.model.kernels(kernel, load)
         kind = self.model.work.kind[kernel]
         own = found.own[:, None] * (kind[:, None] == np.arange(len(CLASSES)))
@@ -110,7 +135,20 @@ class ParametricFactors:
     def communications(
         self, own: RankCommunications, distinct: list[CommunicationKernel], use: Floats
     ) -> Floats:
-        """Return the factors of communications beside kernels that use the memory so much."""
+        """Return the factors of communications beside kernels that use the memory so much.
+
+        Parameters
+        ----------
+        own : RankCommunications
+            Not used, nor is `distinct`: all communications are slowed alike.
+        distinct : list of CommunicationKernel
+        use : float64, shape (n,)
+            Share of the memory's bandwidth, 0 to 1, at each time at which it changes.
+
+        Returns
+        -------
+        float64, shape (n,)
+        """
         return self.model.communications(use)
 
 
@@ -159,7 +197,14 @@ class LearnedSlowdowns:
 
     @classmethod
     def read(cls, path: str | Path, gpu: str) -> LearnedSlowdowns:
-        """Learn from a file of pairs."""
+        """Learn from a file of pairs.
+
+        Parameters
+        ----------
+        path : str or Path
+        gpu : str
+            Name of the GPU, as `GpuParameters.name`; pairs of others are left out.
+        """
         _trees_class()  # before the work of reading
         return cls(read_pairs(path), gpu)
 
@@ -192,7 +237,22 @@ class LearnedFactors(ParametricFactors):
     def kernels(
         self, kernel: Ints, load: Load, beside: list[CommunicationKernel]
     ) -> tuple[Floats, Floats]:
-        """Return the factors of kernels, and how they depend on each of `terms`."""
+        """Return the factors of kernels, and how they depend on each of `terms`.
+
+        Parameters
+        ----------
+        kernel : int64, shape (p,)
+            Entries of the model's `KernelWork`.
+        load : Load
+            Beside each kernel; where `load.which` is -1 the parametric model gives the factor.
+        beside : list of CommunicationKernel
+            Entry `load.which` describes the communication that matters most.
+
+        Returns
+        -------
+        float64, shape (p,)
+        float64, shape (p, len(terms))
+        """
         factor, terms = super().kernels(kernel, load, beside)
         terms = np.column_stack([terms, np.zeros(len(kernel))])
         moving = np.flatnonzero(load.which >= 0)

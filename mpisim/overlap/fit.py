@@ -62,6 +62,12 @@ def predicted(pairs: Pairs, constants: SlowdownConstants) -> tuple[Floats, Float
     The part of a kernel's time that memory limits follows from the shares of the memory's and the
     multiprocessors' rates that it reaches, if given; otherwise from its class: matrix products are
     limited by arithmetic, all other kernels by memory.
+
+    Parameters
+    ----------
+    pairs : Pairs
+        n of them, of GPUs that are among `pairs.machines`.
+    constants : SlowdownConstants
     """
     columns = pairs.columns
     of_gpu = [pairs.machines[name] for name in pairs.gpu]

@@ -100,7 +100,16 @@ class DeviceModel:
         work: KernelWork,
         kernels: Mapping[Key, Kernel],
     ) -> DeviceModel:
-        """Build from kernels by key, in the order of `work`."""
+        """Build from kernels by key, in the order of `work`.
+
+        Parameters
+        ----------
+        program : Program
+        factors : SlowdownFactors
+        work : KernelWork
+        kernels : mapping of (str, int) to Kernel
+            By name and duration in ps. Names that the program lacks are left out.
+        """
         durations = np.unique(np.array([length for _, length in kernels], np.int64))
         entry = np.full((len(durations), len(program.names)), -1)
         number = {name: i for i, name in enumerate(program.names)}
@@ -110,7 +119,18 @@ class DeviceModel:
         return cls(factors, work, durations, entry)
 
     def numbers(self, table: Table, rows: Ints) -> Ints:
-        """Return the entry of `work` of some rows of a table; -1: not described there."""
+        """Return the entry of `work` of some rows of a table; -1: not described there.
+
+        Parameters
+        ----------
+        table : Table
+        rows : int64, shape (n,)
+            Numbers of rows.
+
+        Returns
+        -------
+        int64, shape (n,)
+        """
         if not len(self.durations):
             return np.full(len(rows), -1)
         length = table.duration[rows]
@@ -213,7 +233,20 @@ class OverlapModel:
         return SlowedRows(duration, wire_time, kernel_time, terms)
 
     def duration_factors(self, rank: int, rows: Ints) -> Floats:
-        """Return the factors of some rows of a rank for its speed and jitter."""
+        """Return the factors of some rows of a rank for its speed and jitter.
+
+        Parameters
+        ----------
+        rank : int
+            Its number in the program.
+        rows : int64, shape (n,)
+            Numbers of rows of its table.
+
+        Returns
+        -------
+        float64, shape (n,)
+            Above 0; 1 at speed 1 without jitter.
+        """
         program = self.program
         factor = speed_factor(float(program.speed[rank]))
         if program.jitter is not None:

@@ -44,7 +44,15 @@ class RowTimes(NamedTuple):
 
     @classmethod
     def of_class(cls, run: Run, number: int) -> RowTimes:
-        """Return the times with which a class of a run was simulated."""
+        """Return the times with which a class of a run was simulated.
+
+        Parameters
+        ----------
+        run : Run
+            With the table of the class's representative on this process.
+        number : int
+            Of the class, from 0.
+        """
         rank = int(run.classes.representative[number])
         delays = run.setup.wire_delays
         delay = delays[int(run.program.table[rank])] if delays else None
@@ -52,7 +60,14 @@ class RowTimes(NamedTuple):
 
     @classmethod
     def of_table(cls, table: Table, delay: Ints | None = None) -> RowTimes:
-        """Return the times of a table, without delays unless some are given."""
+        """Return the times of a table, without delays unless some are given.
+
+        Parameters
+        ----------
+        table : Table
+        delay : int64, shape (n,), optional
+            Beside the network price of each row, in ps. Kept as it is, like `table.duration`.
+        """
         return cls(table.duration, np.zeros(len(table), np.int64) if delay is None else delay)
 
     def n_differing(self, other: RowTimes) -> int:
@@ -91,7 +106,14 @@ def row_times(table: Table, duration: Ints, wire: Ints, alone: Ints) -> RowTimes
 
 
 def is_spread(run: Run, comm: Intracomm) -> bool:
-    """Return whether each process has the tables of its own ranks alone: nothing was folded."""
+    """Return whether each process has the tables of its own ranks alone: nothing was folded.
+
+    Parameters
+    ----------
+    run : Run
+    comm : mpi4py.MPI.Intracomm
+        The processes that share the run.
+    """
     return comm.size > 1 and len(run.classes) == run.program.n_ranks
 
 

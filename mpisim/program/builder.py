@@ -81,7 +81,29 @@ class TableBuilder:
         bytes: int = -1,
         kind: Kind = Kind.KERNEL,
     ) -> int:
-        """Append a compute kernel (or a copy: ``kind=Kind.COPY``)."""
+        """Append a compute kernel (or a copy: ``kind=Kind.COPY``).
+
+        Parameters
+        ----------
+        name : str
+        stream : int
+            0 and up.
+        duration : int
+            Device time in ps.
+        waits : iterable of int
+            Earlier device rows that must have ended; by default the stream's order alone counts.
+        host, launch, launch_cost, gap : int
+            In ps, as the columns of `Table`.
+        bytes : int
+            Of a copy; -1: unknown.
+        kind : Kind
+            KERNEL or COPY.
+
+        Returns
+        -------
+        int
+            Number of the row.
+        """
         return self._append(
             kind,
             name,
@@ -111,7 +133,32 @@ class TableBuilder:
         gap: int = 0,
         flags: Flag = Flag.NONE,
     ) -> int:
-        """Append a collective on a communicator slot."""
+        """Append a collective on a communicator slot.
+
+        Parameters
+        ----------
+        operation : Operation
+        slot : int
+            0 and up; each rank binds it to a communicator.
+        stream : int
+            0 and up.
+        bytes : int
+            Size of the message; -1: unknown.
+        duration : int
+            Wire time in ps; by default a cost model is to give it.
+        name : str, optional
+            By default that of the operation in small letters.
+        waits : iterable of int
+            Earlier device rows that must have ended; by default the stream's order alone counts.
+        host, launch, launch_cost, gap : int
+            In ps, as the columns of `Table`.
+        flags : Flag
+
+        Returns
+        -------
+        int
+            Number of the row.
+        """
         name = operation.name.lower() if name is None else name
         return self._append(
             Kind.COLLECTIVE,
@@ -148,6 +195,30 @@ class TableBuilder:
         """Append one half of a send/receive pair: `kind` is Kind.SEND or Kind.RECV.
 
         ``flags=Flag.JOINED`` puts it in one batch with the row before it.
+
+        Parameters
+        ----------
+        kind : Kind
+        slot : int
+            0 and up; each rank binds it to a communicator of two members, sender and receiver.
+        stream : int
+            0 and up.
+        bytes : int
+            Size of the message; -1: unknown.
+        duration : int
+            Wire time in ps; by default a cost model is to give it.
+        name : str, optional
+            By default ``send`` or ``recv``.
+        waits : iterable of int
+            Earlier device rows that must have ended; by default the stream's order alone counts.
+        host, launch, launch_cost, gap : int
+            In ps, as the columns of `Table`.
+        flags : Flag
+
+        Returns
+        -------
+        int
+            Number of the row.
         """
         name = kind.name.lower() if name is None else name
         return self._append(
@@ -167,13 +238,41 @@ class TableBuilder:
         )
 
     def host(self, duration: int, name: str = "host") -> int:
-        """Append CPU work that launches nothing, in ps."""
+        """Append CPU work that launches nothing, in ps.
+
+        Parameters
+        ----------
+        duration : int
+            CPU time in ps.
+        name : str
+
+        Returns
+        -------
+        int
+            Number of the row.
+        """
         return self._append(Kind.HOST, name, (), host=duration)
 
     def host_wait(
         self, waits: Iterable[int], *, host: int = 0, tail: int = 0, name: str = "wait"
     ) -> int:
-        """Append a wait of the CPU for device rows; `tail` is its CPU time after they ended."""
+        """Append a wait of the CPU for device rows; `tail` is its CPU time after they ended.
+
+        Parameters
+        ----------
+        waits : iterable of int
+            Numbers of earlier device rows.
+        host : int
+            CPU time before the waiting call starts, in ps.
+        tail : int
+            In ps.
+        name : str
+
+        Returns
+        -------
+        int
+            Number of the row.
+        """
         return self._append(Kind.HOST_WAIT, name, waits, host=host, launch_cost=tail)
 
     def _append(
@@ -332,7 +431,16 @@ class ProgramBuilder:
         return len(self._tables) - 1
 
     def communicator(self, members: Sequence[int], name: str | None = None) -> int:
-        """Return the number of the communicator with these members and name, new or known."""
+        """Return the number of the communicator with these members and name, new or known.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Global ranks, in the communicator's own order; for SEND and RECV the sender, then the
+            receiver.
+        name : str, optional
+            Tells communicators of the same members apart.
+        """
         key = (tuple(map(int, members)), name)
         if key not in self._groups:
             self._groups[key] = len(self._groups)
@@ -341,7 +449,24 @@ class ProgramBuilder:
     def add_rank(
         self, table: int, slots: Sequence[int] = (), speed: float = 1.0, start: int = 0
     ) -> int:
-        """Add the next rank: its table, the communicator of each slot, speed, start (ps)."""
+        """Add the next rank: its table, the communicator of each slot, speed, start (ps).
+
+        Parameters
+        ----------
+        table : int
+            Its number, as `add_table` returned it.
+        slots : sequence of int
+            Numbers of communicators, as `communicator` returned them.
+        speed : float
+            Durations of KERNEL and COPY rows are divided by it.
+        start : int
+            When its host starts, in ps.
+
+        Returns
+        -------
+        int
+            Number of the rank.
+        """
         self._ranks.append((table, tuple(slots), speed, start))
         return len(self._ranks) - 1
 

@@ -173,7 +173,21 @@ def _compare(program: Program, c: int, of_rank: dict[int, NDArray[np.int64]]) ->
 
 
 def sequence(program: Program, rank: int, communicator: int) -> NDArray[np.int64]:
-    """Return (operation, bytes) of a rank held here on a communicator, in order; shape (k, 2)."""
+    """Return (operation, bytes) of a rank held here on a communicator, in order; shape (k, 2).
+
+    Parameters
+    ----------
+    program : Program
+        Whole, or partial with the rank's table.
+    rank : int
+    communicator : int
+        One that the rank binds to a slot.
+
+    Returns
+    -------
+    int64, shape (k, 2)
+        Bytes are -1 where they are unknown or may differ between members.
+    """
     slot = int(np.flatnonzero(program.slots_of(rank) == communicator)[0])
     return _sequence(program.table_of(rank), slot)
 

@@ -107,6 +107,13 @@ class Communicators:
     ) -> Communicators:
         """Build from a sequence of member sequences.
 
+        Parameters
+        ----------
+        groups : iterable of sequences of int
+            Global ranks of each, in the communicator's own order.
+        names : iterable of str, optional
+            One for each; by default ``group 0``, ``group 1`` and so on.
+
         Examples
         --------
         >>> Communicators.of([(0, 1), (2, 3)]).group(1)

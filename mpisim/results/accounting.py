@@ -149,7 +149,14 @@ class RowAccounts:
 
     @staticmethod
     def busy(table: Table, rows: slice) -> int:
-        """Return the CPU time of some rows, in ps."""
+        """Return the CPU time of some rows, in ps.
+
+        Parameters
+        ----------
+        table : Table
+        rows : slice
+            Their numbers. Waits of the CPU count with their tail, without the waiting itself.
+        """
         joined = (table.flags[rows] & Flag.JOINED) != 0
         called = np.where(table.kind[rows] == Kind.HOST, 0, table.launch_cost[rows])
         return int(np.where(joined, 0, table.host[rows] + called).sum())

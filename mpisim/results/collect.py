@@ -140,6 +140,12 @@ def _links(run: Run, comm: Intracomm) -> LinkUse | None:
 def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Number the row names, equally on all processes. **Collective.**
 
+    Parameters
+    ----------
+    program : Program
+        Whole, or partial with the names of this process alone.
+    comm : mpi4py.MPI.Intracomm
+
     Returns
     -------
     names : tuple of str

@@ -39,7 +39,18 @@ class SharedRows(NamedTuple):
     """As in a program: the communicators of each rank, by slot."""
 
     def communicators(self, rank: int, column: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the column of a rank, given that of its representative; -1: none."""
+        """Return the column of a rank, given that of its representative; -1: none.
+
+        Parameters
+        ----------
+        rank : int
+        column : int32, shape (n,)
+            Communicator of each row of the representative.
+
+        Returns
+        -------
+        int32, shape (n,)
+        """
         there, here = (
             self.slots[self.slot_index[r] : self.slot_index[r + 1]]
             for r in (self.representative[rank], rank)

@@ -97,7 +97,17 @@ def step_spans(
 def step_times(
     table: Table, names: tuple[str, ...], begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> dict[int, int]:
-    """Return the time of each step of one rank in ps, by its number: see `step_spans`."""
+    """Return the time of each step of one rank in ps, by its number: see `step_spans`.
+
+    Parameters
+    ----------
+    table : Table
+        Steps are marked as for `step_spans`.
+    names : tuple of str
+        Names of rows.
+    begin, end : int64, shape (n_rows,)
+        Begin and end of every row, recorded or replayed, in ps.
+    """
     spans = step_spans(table, names, begin, end).of
     return {step: until - first for step, (first, until) in spans.items()}
 
@@ -372,6 +382,11 @@ def path_of_step(run: Run, of: StepOfJob) -> CriticalPath:
     """Return the critical path of one step. **Collective.**
 
     It ends with the row that ended last in the step, and is cut where the step begins.
+
+    Parameters
+    ----------
+    run : Run
+    of : StepOfJob
     """
     path, (begin, _) = run.find_path(of.path_end), of.window
     kept = path.end > begin

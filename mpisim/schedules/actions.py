@@ -73,17 +73,40 @@ class Pipeline:
         return self.parts < self.stages * self.chunks
 
     def part(self, stage: int, chunk: int) -> int:
-        """Stage and chunk → number of the part of the model."""
+        """Stage and chunk → number of the part of the model.
+
+        Parameters
+        ----------
+        stage, chunk : int
+            From 0; less than `stages` and `chunks`.
+
+        Returns
+        -------
+        int
+            From 0 to `parts` - 1.
+        """
         if self.mirrored:
             return stage if chunk == 0 else self.stages - 1 - stage
         return chunk * self.stages + stage
 
     def next(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Stage and chunk that the output goes to; None after the last part."""
+        """Stage and chunk that the output goes to; None after the last part.
+
+        Parameters
+        ----------
+        stage, chunk : int
+            From 0; those that hold the part.
+        """
         return self._holder(chunk, self.part(stage, chunk) + 1)
 
     def previous(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Stage and chunk that the input comes from; None before the first part."""
+        """Stage and chunk that the input comes from; None before the first part.
+
+        Parameters
+        ----------
+        stage, chunk : int
+            From 0; those that hold the part.
+        """
         return self._holder(chunk, self.part(stage, chunk) - 1)
 
     def _holder(self, chunk: int, part: int) -> tuple[int, int] | None:
