@@ -339,6 +339,18 @@ def _with_wire_times(tables: Sequence[Table], slots: Sequence[Sequence[int]]) ->
 def groups_of(path: Path, data: Any) -> dict[str, tuple[int, ...]]:
     """Return the process groups of a parsed JSON file: ``{"1": [0, 1], …}``.
 
+    Parameters
+    ----------
+    path : Path
+        The file, for messages; it is not read.
+    data : Any
+        What its JSON decodes to.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Global ranks of each group, in the file's order.
+
     Raises
     ------
     InputError

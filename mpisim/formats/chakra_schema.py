@@ -203,7 +203,15 @@ def delimited(message: Any) -> bytes:
 
 
 def write_delimited(file: BinaryIO, parts: Iterable[Any]) -> None:
-    """Write messages, each behind its length."""
+    """Write messages, each behind its length.
+
+    Parameters
+    ----------
+    file : BinaryIO
+        Open for writing; the caller closes it.
+    parts : iterable of protobuf messages
+        Taken one by one, so that a generator's messages are never held together.
+    """
     for part in parts:
         file.write(delimited(part))
 

@@ -35,7 +35,16 @@ class Act(NamedTuple):
 
 
 def forward(workload: SimaiWorkload, layer: int, phase: Phase = Phase.FORWARD) -> Iterator[Act]:
-    """Yield the forward pass through a layer."""
+    """Yield the forward pass through a layer.
+
+    Parameters
+    ----------
+    workload : SimaiWorkload
+    layer : int
+        Index into the workload's layers, from 0.
+    phase : Phase
+        What its acts count as: ``RECOMPUTE`` where checkpointing repeats the pass.
+    """
     policy = workload.policy
     if policy == "MICRO":
         return
@@ -51,7 +60,14 @@ def forward(workload: SimaiWorkload, layer: int, phase: Phase = Phase.FORWARD) -
 
 
 def backward(workload: SimaiWorkload, layer: int) -> Iterator[Act]:
-    """Yield the backward pass through a layer."""
+    """Yield the backward pass through a layer.
+
+    Parameters
+    ----------
+    workload : SimaiWorkload
+    layer : int
+        Index into the workload's layers, from 0.
+    """
     policy = workload.policy
     if policy == "MICRO":
         if layer == 0:
@@ -210,7 +226,14 @@ class Grid:
         return rank // (self.tensor * self.data)
 
     def peer(self, rank: int, stage: int) -> int:
-        """Return the rank of another stage with the same place in it."""
+        """Return the rank of another stage with the same place in it.
+
+        Parameters
+        ----------
+        rank : int
+        stage : int
+            Pipeline stage of the rank that is returned, from 0.
+        """
         return rank + (stage - self.stage(rank)) * self.tensor * self.data
 
     def kind(self, layer: int, part: Pass, group: str) -> str:
@@ -238,7 +261,19 @@ class Grid:
         return "DP" if weights else "TP"
 
     def members(self, kind: str, rank: int) -> Sequence[int]:
-        """Return the ranks of a group that a rank is in."""
+        """Return the ranks of a group that a rank is in.
+
+        Parameters
+        ----------
+        kind : {"ALL", "TP", "EP", "DP_EP", "DP", "INNER", "OUTER"}
+            As `kind` returns it, but not ``none``.
+        rank : int
+
+        Returns
+        -------
+        sequence of int
+            In ascending order, the rank itself among them.
+        """
         tensor, data, expert = self.tensor, self.data, self.expert
         begin = self.stage(rank) * tensor * data
         tp, dp = (rank - begin) % tensor, (rank - begin) // tensor

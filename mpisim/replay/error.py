@@ -53,7 +53,15 @@ def _numbers() -> tuple[Quantity, Quantity]:
 
 
 def replay_error(changed: Replay, unchanged: Replay) -> ReplayError:
-    """Return the error of a replay, given the replay of the same job without changes."""
+    """Return the error of a replay, given the replay of the same job without changes.
+
+    Parameters
+    ----------
+    changed : Replay
+        The replay in question, with changes or without.
+    unchanged : Replay
+        With the steps as measured; may be the same object.
+    """
     own = max((abs(each.error) for each in unchanged.steps), default=0.0)
     if not changed.changes:
         return ReplayError(own, "worst step error of the replay against the recording")

@@ -165,7 +165,21 @@ def stems(line: Line) -> list[str]:
 
 
 def differences(a: Line, b: Line, offset: dict[int, int]) -> list[int]:
-    """Differences of ends of kernels that could be the same operation, in ps."""
+    """Differences of ends of kernels that could be the same operation, in ps.
+
+    Parameters
+    ----------
+    a, b : Line
+        Of two ranks on one communicator; neither is empty.
+    offset : dict of int to int
+        By rank, what its clock shows too much, in ps.
+
+    Returns
+    -------
+    list of int
+        By how much each end in `a` is later than its counterpart in `b`, `offset` removed; empty if
+        no kernels match.
+    """
     shift = offset[a[0].rank] - offset[b[0].rank]
     if is_named(a) and all(item.sequence >= 0 for item in (*a, *b)):
         ends = {(y.sequence, y.stem): y.end for y in b}

@@ -83,7 +83,21 @@ _SIZES = (
 
 
 def rank_communications(trace: KinetoTrace, calls: list[Call], rank: int) -> list[Communication]:
-    """Return the communication kernels of one rank in device order."""
+    """Return the communication kernels of one rank in device order.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    calls : list of Call
+        Host calls of this trace, with the device operations that they launched.
+    rank : int
+        Global rank.
+
+    Returns
+    -------
+    list of Communication
+        With begin and end in ps since 1970, by the rank's own clock.
+    """
     launched_by = {op: call for call in calls for op in call.ops}
     is_comm = [is_communication_kernel(name) for name in trace.device.name]
     directions = _directions(trace, calls, is_comm)

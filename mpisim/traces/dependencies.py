@@ -216,7 +216,14 @@ def node_effects(et: ExecutionTrace, node: int, state: Mapping[int, State]) -> E
 
 
 def access(tensors: Tensors, i: int) -> Access:
-    """Return the part of storage behind entry i."""
+    """Return the part of storage behind entry i.
+
+    Parameters
+    ----------
+    tensors : Tensors
+    i : int
+        Position in its columns, from 0.
+    """
     width = int(tensors.element_size[i])
     begin = int(tensors.offset[i]) * width
     extent = int(tensors.extent[i])

@@ -79,6 +79,13 @@ def process_groups(path: Path, records: Iterable[Any]) -> dict[str, ProcessGroup
 
     An empty list of ranks means the whole world, ranks 0 to size - 1.
 
+    Parameters
+    ----------
+    path : Path
+        The trace's file, for messages; it is not read.
+    records : iterable of str
+        JSON text of each record: a list of groups. A later entry of a name replaces an earlier one.
+
     Raises
     ------
     TraceError

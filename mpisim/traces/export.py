@@ -135,6 +135,13 @@ def _check(program: Program, ranks: list[int], offset: Mapping[int, int], style:
 def check_export(folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     """Check that traces can be written to a folder, before the work that makes them. Local.
 
+    Parameters
+    ----------
+    folder : str or Path
+        Need not exist; its parent must.
+    overwrite : bool
+        Whether files named as exported traces may be there.
+
     Returns
     -------
     list of Path

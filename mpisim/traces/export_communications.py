@@ -86,14 +86,31 @@ RECV = Communicated("c10d::recv_", "nccl:recv", "recv", "SendRecv")
 
 
 def names_of(kind: Kind, operation: Operation) -> Communicated:
-    """Return the names of a communication row."""
+    """Return the names of a communication row.
+
+    Parameters
+    ----------
+    kind : Kind
+        A collective, a send or a receive.
+    operation : Operation
+        Counts for a collective only.
+    """
     if kind is Kind.COLLECTIVE:
         return NAMES[operation]
     return SEND if kind is Kind.SEND else RECV
 
 
 def note_name(names: Communicated, source: int, target: int, old: bool) -> str:
-    """Return the annotation's name; recent files say between which ranks a message goes."""
+    """Return the annotation's name; recent files say between which ranks a message goes.
+
+    Parameters
+    ----------
+    names : Communicated
+    source, target : int
+        Ranks that send and receive; -1 for a collective.
+    old : bool
+        Whether the file is to look like one of an older PyTorch, which names no ranks.
+    """
     if old or source < 0:
         return names.note
     return (
@@ -102,7 +119,16 @@ def note_name(names: Communicated, source: int, target: int, old: bool) -> str:
 
 
 def kernel_name(names: Communicated, width: int, old: bool) -> str:
-    """Return the kernel's name; `width` is the size of an element in bytes, 4 or 1."""
+    """Return the kernel's name; `width` is the size of an element in bytes, 4 or 1.
+
+    Parameters
+    ----------
+    names : Communicated
+    width : {4, 1}
+        Bytes an element.
+    old : bool
+        Whether the kernel has the arguments of older NCCL.
+    """
     middle = (
         f"{names.kernel}_Sum_{'f32' if width == 4 else 'u8'}" if names.reduces else names.kernel
     )
@@ -117,6 +143,14 @@ def sizes(operation: Operation, total: int, members: int) -> tuple[int, int, int
     """Return elements in, elements out and bytes an element of a buffer of `total` bytes.
 
     An all-gather's input and a reduce-scatter's output are one member's share.
+
+    Parameters
+    ----------
+    operation : Operation
+    total : int
+        Bytes of the whole buffer, 0 or more.
+    members : int
+        Number of ranks of the group, 1 or more.
 
     Examples
     --------

@@ -28,7 +28,20 @@ def first_of_batch(table: Table) -> list[int]:
 
 
 def batch_ends(first: list[int], end: NDArray[np.int64]) -> list[int]:
-    """End of each row's launch: of all its rows."""
+    """End of each row's launch: of all its rows.
+
+    Parameters
+    ----------
+    first : list of int
+        Of each row, the first row of its launch (`first_of_batch`).
+    end : int64, shape (n_rows,)
+        End of each row, in ps.
+
+    Returns
+    -------
+    list of int
+        In ps, one a row; only a launch's first row has the launch's end, others keep their own.
+    """
     ends: list[int] = end.tolist()
     for row, head in enumerate(first):
         ends[head] = max(ends[head], ends[row])
@@ -42,6 +55,23 @@ def host_times(
 
     The end of a row's call is the host's clock after the row; its begin comes after the row's CPU
     time. A launching call that finds its stream's queue full begins and then blocks.
+
+    Parameters
+    ----------
+    table : Table
+    start : int
+        When the rank's host started, in ps.
+    first : list of int
+        Of each row, the first row of its launch (`first_of_batch`).
+    end : list of int
+        End of each row's launch, in ps (`batch_ends`).
+
+    Returns
+    -------
+    list of int
+        Begin of each row's call, in ps.
+    list of int
+        End of each row's call, in ps.
     """
     host, begins, ends = start, [], []
     launched: dict[int, list[int]] = {}
@@ -71,6 +101,21 @@ def profiled_steps(
     """Begin and end on the host of each profiled step, by its name ``ProfilerStep#N``.
 
     From the table's own marks, else from the steps that its rows belong to.
+
+    Parameters
+    ----------
+    table : Table
+    names : sequence of str
+        Names of rows, by their number in the table.
+    start : int
+        When the rank's host started, in ps.
+    call_end : list of int
+        End of each row's call on the host, in ps (`host_times`).
+
+    Returns
+    -------
+    dict of str to (int, int)
+        In ps.
     """
     marks: dict[str, list[int]] = {}
     for row in np.flatnonzero(table.kind == Kind.HOST).tolist():

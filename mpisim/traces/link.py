@@ -134,6 +134,16 @@ def _lengths(a: list[int], b: list[int]) -> NDArray[np.int64]:
 def best_offset(short: Sequence[Hashable], long: Sequence[Hashable]) -> int:
     """Return the shift of `short` along `long` at which most items agree; the first such shift.
 
+    Parameters
+    ----------
+    short, long : sequence of hashable
+        Either may be the longer one.
+
+    Returns
+    -------
+    int
+        Position in `long` of the first item of `short`; negative if `short` begins before `long`.
+
     Examples
     --------
     >>> best_offset("bc", "abcbd")
@@ -215,6 +225,11 @@ class _Events:
 
 def link_traces(et: ExecutionTrace, trace: KinetoTrace) -> Link:
     """Join an execution trace and a Kineto trace of the same rank.
+
+    Parameters
+    ----------
+    et : ExecutionTrace
+    trace : KinetoTrace
 
     Raises
     ------

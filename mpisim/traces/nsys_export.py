@@ -44,7 +44,19 @@ class Export:
         self._columns: dict[str, list[str]] = {}
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query."""
+        """Return the rows of a query.
+
+        Parameters
+        ----------
+        query : str
+            SQL, with a ``?`` for each value.
+        values : sequence
+
+        Returns
+        -------
+        list of tuple
+            All rows, in the query's order.
+        """
         return self._connection.execute(query, tuple(values)).fetchall()
 
     def columns(self, table: str) -> list[str]:
@@ -55,6 +67,12 @@ class Export:
 
     def has(self, table: str, columns: Sequence[str] = ()) -> bool:
         """Whether a table is there: exports leave out what has no rows.
+
+        Parameters
+        ----------
+        table : str
+        columns : sequence of str
+            What it must have if it is there.
 
         Raises
         ------
@@ -113,6 +131,20 @@ class Export:
 
     def checked(self, table: str, rows: list[Any], first: int) -> list[Any]:
         """Return rows of (start, end, …), after refusing times that cannot be.
+
+        Parameters
+        ----------
+        table : str
+            Where the rows are from, for messages.
+        rows : list of tuple
+            Start and end in ns from the begin of the capture, then anything.
+        first : int
+            Earliest time of the process, in ns (`first_time`).
+
+        Returns
+        -------
+        list of tuple
+            `rows` itself.
 
         Raises
         ------
@@ -177,7 +209,20 @@ def _text(raw: bytes) -> str:
 
 
 def spans(ranges: list[Range], first: int) -> Spans:
-    """Return host intervals in order of begin, outer before inner."""
+    """Return host intervals in order of begin, outer before inner.
+
+    Parameters
+    ----------
+    ranges : list of Range
+        In any order; sorted in place.
+    first : int
+        What becomes time 0, in ns.
+
+    Returns
+    -------
+    Spans
+        Times in ps since `first`.
+    """
     ranges.sort(key=lambda each: (each[0], -each[1]))
     begin = np.array([each[0] for each in ranges], np.int64)
     end = np.array([each[1] for each in ranges], np.int64)

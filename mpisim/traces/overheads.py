@@ -32,7 +32,16 @@ class HostOverheads:
 
 
 def host_overheads(trace: KinetoTrace, calls: list[Call], inferred: Inference) -> HostOverheads:
-    """Measure the five host overheads of one rank."""
+    """Measure the five host overheads of one rank.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    calls : list of Call
+        Of this trace, in order of begin; its positions are what `inferred` names.
+    inferred : Inference
+        Which calls waited: their time is no overhead.
+    """
     found: dict[str, list[int]] = {f"T{i}": [] for i in range(1, 6)}
     waited = {calls[position].begin for position in inferred.blocking}
     launches: dict[int, list[Call]] = {}

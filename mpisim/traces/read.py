@@ -186,6 +186,14 @@ def read_program(
 def read_rank(source: Source, late_edges: bool = True, shift: float = 0.0) -> RankTrace:
     """Read one rank's trace and find out what its rows depend on. Local.
 
+    Parameters
+    ----------
+    source : Source
+    late_edges : bool
+        Whether starts later than their known inputs may be explained by recorded times.
+    shift : float
+        For tests: seconds by which the second half of the recording is shifted.
+
     Raises
     ------
     TraceError

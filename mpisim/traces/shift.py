@@ -18,6 +18,13 @@ def shift_second_half(trace: KinetoTrace, by: int) -> KinetoTrace:
     For tests of honesty: a replay may change by the one gap that this opens, and by nothing else.
     The gap is one of the CPU, behind a call that launches: were it in a wait for the device, the
     device would be what was late, without a cause, and nothing would change.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+        Not changed.
+    by : int
+        In ps.
     """
     device = trace.device
     middle = _behind_a_launch(trace, (int(device.begin[0]) + int(device.end.max())) // 2)

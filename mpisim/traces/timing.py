@@ -65,7 +65,16 @@ class DeviceTiming:
 
 
 def measure_timing(trace: KinetoTrace, calls: list[Call], inferred: Inference) -> DeviceTiming:
-    """Measure latencies, gaps and unexplained starts of one rank."""
+    """Measure latencies, gaps and unexplained starts of one rank.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    calls : list of Call
+        Of this trace, in order of begin; its positions are what `inferred` names.
+    inferred : Inference
+        Its `waits` are inputs of each operation; not changed.
+    """
     device = trace.device
     n = len(device)
     call = np.full(n, -1, np.int64)
@@ -145,6 +154,19 @@ def explain_late_starts(trace: KinetoTrace, calls: list[Call], inferred: Inferen
     ``late start: occupied device``
         Another stream's kernel with 8 blocks or more a multiprocessor was running when the
         operation became ready, and was ending when it started.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    calls : list of Call
+        Of this trace, in order of begin; its positions are what `inferred` names.
+    inferred : Inference
+        Changed in place: `waits` and `counts` grow.
+
+    Returns
+    -------
+    DeviceTiming
+        With the added waits as inputs.
     """
     timing = measure_timing(trace, calls, inferred)
     late = np.flatnonzero(timing.excess > 0)

@@ -136,6 +136,12 @@ def infer_waits(trace: KinetoTrace, calls: list[Call]) -> Inference:
         is read, the CPU waited for events that are not recorded (see `inferred_waits`).
     ``polled-wait``
         A host gap that ends with DeepEP's notify kernel is a wait for it.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+    calls : list of Call
+        Of this trace, in order of begin; the result names them by position.
     """
     state = _State(trace, calls)
     _place_unlaunched(state, calls)

@@ -50,6 +50,13 @@ def transfer(table: Table, source: int, target: int) -> tuple[Table, float]:
     The k-th row of a name, kind and stream in the target takes the times of the k-th such row of
     the source. A row without a counterpart takes the medians of its kind in the source.
 
+    Parameters
+    ----------
+    table : Table
+        Not changed.
+    source, target : int
+        Numbers of the steps that times are taken from and given to.
+
     Returns
     -------
     Table
@@ -86,7 +93,19 @@ def _keys(table: Table, rows: NDArray[np.int64]) -> list[tuple[int, int, int, in
 
 
 def cross_steps(result: TraceResult, comm: Any) -> list[CrossStep]:
-    """Predict every measured step but the first from the one before it. **Collective.**"""
+    """Predict every measured step but the first from the one before it. **Collective.**
+
+    Parameters
+    ----------
+    result : TraceResult
+        Of a trace that was not skipped.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    list of CrossStep
+        One for each rank and step measured, in order of step; the same on every process.
+    """
     assert result.job is not None
     assert result.replay is not None
     job, program = result.job, result.job.program

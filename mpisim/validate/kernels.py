@@ -139,7 +139,14 @@ def _predict(model: KernelModel, rows: MeasuredKernels) -> tuple[np.ndarray, np.
 
 
 def operator(kernel: Kernel, op: str) -> str:
-    """Return what a kernel is called in tables of errors, given its author's name."""
+    """Return what a kernel is called in tables of errors, given its author's name.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    op : str
+        The author's name; only ``bmm`` counts, for a GEMM.
+    """
     if isinstance(kernel, Gemm):
         return "bmm" if kernel.batch > 1 or op == "bmm" else "linear"
     if isinstance(kernel, Norm):

@@ -79,7 +79,19 @@ class Perturbation:
 
 
 def perturb_traces(result: TraceResult, comm: Any) -> Iterator[Perturbation]:
-    """Run every test that applies to one trace. **Collective.**"""
+    """Run every test that applies to one trace. **Collective.**
+
+    Parameters
+    ----------
+    result : TraceResult
+        Of a trace that was not skipped.
+    comm : mpi4py.MPI.Intracomm
+
+    Yields
+    ------
+    Perturbation
+        One a test.
+    """
     assert result.job is not None
     assert result.replay is not None
     job, base = result.job, result.replay

@@ -74,7 +74,14 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def markdown(runs: Sequence[Run], page: str) -> str:
-    """Return a page with the figures between the lines `BEGIN` and `END` written anew."""
+    """Return a page with the figures between the lines `BEGIN` and `END` written anew.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+    page : str
+        Its text as it is; with both lines.
+    """
     text = "\n\n".join([markdown_table([HEAD, *_cells(runs)]), *_summaries(runs)])
     return replace_between(page, BEGIN, END, text)
 

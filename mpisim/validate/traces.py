@@ -125,7 +125,14 @@ def cases_of(result: TraceResult) -> list[Case]:
 
 
 def add_to(validation: Validation, result: TraceResult) -> None:
-    """Add one trace's cases, or the reason for skipping it."""
+    """Add one trace's cases, or the reason for skipping it.
+
+    Parameters
+    ----------
+    validation : Validation
+        Changed in place.
+    result : TraceResult
+    """
     if result.skipped:
         validation.skipped[result.skipped] += 1
     else:

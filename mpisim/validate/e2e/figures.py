@@ -175,7 +175,14 @@ def coverage(found: Comparison) -> dict[str, float]:
 
 
 def as_json(found: Comparison, path: str) -> dict[str, Any]:
-    """Return all figures in the layout that every ``validate`` command writes."""
+    """Return all figures in the layout that every ``validate`` command writes.
+
+    Parameters
+    ----------
+    found : Comparison
+    path : str
+        Of the table of measurements, as the user gave it.
+    """
     measured = [each for each in found.compared if each.row.texts["trust"] != "F"]
     formula = [each for each in found.compared if each.row.texts["trust"] == "F"]
     whole = figures(measured)

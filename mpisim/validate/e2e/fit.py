@@ -111,7 +111,16 @@ def linear(each: Compared) -> Linear:
 
 
 def seconds_with(step: Linear, start: StepConstants, constants: StepConstants) -> float:
-    """Return the seconds of a step with other constants than it was predicted with."""
+    """Return the seconds of a step with other constants than it was predicted with.
+
+    Parameters
+    ----------
+    step : Linear
+    start : StepConstants
+        Those that `step` was predicted with.
+    constants : StepConstants
+        The other ones.
+    """
     seconds = step.predicted
     for name, length in step.lengths.items():
         names = names_in(name, step.framework)
@@ -125,6 +134,19 @@ def relative_error(step: Linear, start: StepConstants, constants: StepConstants)
 
     As predictions state it (`mpisim.prediction.uncertainty.combine`): what depends on one name is
     off together.
+
+    Parameters
+    ----------
+    step : Linear
+    start : StepConstants
+        Those that `step` was predicted with.
+    constants : StepConstants
+        Those whose values and errors count.
+
+    Returns
+    -------
+    float
+        Share of the seconds predicted with `constants`, 0 or more.
     """
     seconds = seconds_with(step, start, constants)
     squares = 0.0
@@ -142,7 +164,14 @@ def relative_error(step: Linear, start: StepConstants, constants: StepConstants)
 
 def covered(step: Linear, constants: StepConstants) -> bool:
     """Whether all parts of a step depend on fitted constants, that were fitted with all that these
-    parts depend on (`mpisim.prediction.step_constants.AppliedConstants.covers`)."""
+    parts depend on (`mpisim.prediction.step_constants.AppliedConstants.covers`).
+
+    Parameters
+    ----------
+    step : Linear
+    constants : StepConstants
+        Those that were fitted.
+    """
     parts = [
         parse_constant_name(name) or ("", "") for name, length in step.lengths.items() if length
     ]
@@ -157,14 +186,34 @@ def kind_in(name: str) -> str:
 
 
 def names_in(name: str, framework: str) -> tuple[str, ...]:
-    """Return the constants that multiply what depends on a name: its own, and the framework's."""
+    """Return the constants that multiply what depends on a name: its own, and the framework's.
+
+    Parameters
+    ----------
+    name : str
+        Of a constant of a kind of GPU, platform or framework.
+    framework : str
+        The one that the step ran with.
+    """
     kind = kind_in(name)
     stack = framework_key(kind, framework)
     return (name,) if stack is None else (name, constant_name(kind, stack))
 
 
 def value_of(constants: StepConstants, name: str) -> float:
-    """Logarithm of a multiplier, or seconds of an overhead."""
+    """Logarithm of a multiplier, or seconds of an overhead.
+
+    Parameters
+    ----------
+    constants : StepConstants
+    name : str
+        Of a constant, with its kind.
+
+    Returns
+    -------
+    float
+        0 for one that was not fitted.
+    """
     kind, key = parse_constant_name(name) or ("", "")
     if kind == OVERHEAD:
         found = constants.overhead.get(key)

@@ -98,7 +98,19 @@ class Variances:
 
     @classmethod
     def guessed(cls, prior: Prior, grouping: Grouping) -> Variances:
-        """Return the variances of the prior, to start from."""
+        """Return the variances of the prior, to start from.
+
+        Parameters
+        ----------
+        prior : Prior
+        grouping : Grouping
+            Of the measurements; says how many sorts there are.
+
+        Returns
+        -------
+        Variances
+            Every sort alike, every measurement with weight 1.
+        """
         sorts = int(grouping.sort.max(initial=-1)) + 1
         return cls(
             prior.kinds,

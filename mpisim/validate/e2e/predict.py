@@ -339,7 +339,16 @@ def digest(mapped: Mapped, every: bool) -> str:
 
 
 def outcome_as_json(mapped: Mapped, outcome: Outcome, every: bool) -> dict[str, Any]:
-    """Return an outcome as a table of JSON."""
+    """Return an outcome as a table of JSON.
+
+    Parameters
+    ----------
+    mapped : Mapped
+    outcome : Outcome
+        Of this row's experiment.
+    every : bool
+        Whether every micro-batch is simulated.
+    """
     numbers = {name: getattr(outcome, name) for name in NUMBERS}
     return {
         "experiment": digest(mapped, every),

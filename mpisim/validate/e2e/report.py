@@ -244,6 +244,13 @@ def check_plot(path: str | Path) -> None:
 def scatter(rows: Sequence[Compared], path: str | Path) -> None:
     """Draw predicted over measured times, a colour for each source.
 
+    Parameters
+    ----------
+    rows : sequence of Compared
+        One at least; times in s.
+    path : str or Path
+        Replaced if it exists; its suffix says the format, as ``.png``.
+
     Raises
     ------
     OutputError

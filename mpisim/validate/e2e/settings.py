@@ -122,7 +122,14 @@ class Rule:
     instead: bool = False
 
     def holds(self, row: Row, source: str) -> bool:
-        """Whether it is about a row."""
+        """Whether it is about a row.
+
+        Parameters
+        ----------
+        row : Row
+        source : str
+            Short name of the row's source.
+        """
         if self.sources and source not in self.sources:
             return False
         return all(_contains(row, column, text) for column, text in self.where.items())
