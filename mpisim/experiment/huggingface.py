@@ -126,7 +126,14 @@ class Config:
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return true or false.
+
+        Parameters
+        ----------
+        key : str
+        default : bool
+            Returned where the key is absent or null.
+        """
         found = self.table.get(key)
         if found is None:
             return default
@@ -135,7 +142,14 @@ class Config:
         return found
 
     def text(self, key: str, default: str) -> str:
-        """Return a text."""
+        """Return a text.
+
+        Parameters
+        ----------
+        key : str
+        default : str
+            Returned where the key is absent or null.
+        """
         found = self.table.get(key)
         if found is None:
             return default
@@ -144,7 +158,16 @@ class Config:
         return found
 
     def choice(self, key: str, choices: Mapping[str, str], default: str) -> str:
-        """Return the value of `choices` for one of its texts."""
+        """Return the value of `choices` for one of its texts.
+
+        Parameters
+        ----------
+        key : str
+        choices : mapping of str to str
+            Text in the file → value to return.
+        default : str
+            The text that counts where the key is absent or null; one of `choices`.
+        """
         found = self.text(key, default)
         if found not in choices:
             raise InputError(
@@ -169,7 +192,15 @@ class Config:
         return Config(found, self.file, self._full(key))
 
     def refuse(self, key: str, why: str) -> InputError:
-        """Return the error that the value of a key cannot be used, and why."""
+        """Return the error that the value of a key cannot be used, and why.
+
+        Parameters
+        ----------
+        key : str
+            One that the table has.
+        why : str
+            The end of the message, without a full stop: ``"it must be a text"``.
+        """
         return InputError(f"{self.file}: key {self._full(key)!r} is {self.table[key]!r}; {why}")
 
     def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:

@@ -230,6 +230,18 @@ def defaulted(text: str, changes: Sequence[str] = ()) -> dict[str, object]:
     """Return the keys an experiment's text and changes leave to their defaults, with these.
 
     Those of the model are left out: a preset or a configuration gives them.
+
+    Parameters
+    ----------
+    text : str
+        TOML of an experiment.
+    changes : sequence of str
+        Assignments ``key=value``, as of ``--set``; made in this order.
+
+    Returns
+    -------
+    dict of str to object
+        Full key (``table.key``) → its default.
     """
     return _defaulted(_with_changes(parse(text, "experiment"), changes))
 

@@ -419,6 +419,16 @@ FAMILIES: dict[str, tuple[type[Model], dict[str, Any]]] = {
 def divides(name: str, value: int, by_name: str, by: int) -> None:
     """Refuse a value that is not a multiple of another.
 
+    Parameters
+    ----------
+    name : str
+        Of the value, for the message.
+    value : int
+    by_name : str
+        Of the divisor, for the message.
+    by : int
+        Divisor, not 0.
+
     Raises
     ------
     InputError

@@ -92,6 +92,13 @@ class ProgramChoices:
     def of(cls, tables: Mapping[str, dict[str, Any]], source: str) -> ProgramChoices:
         """Build from the tables of the file.
 
+        Parameters
+        ----------
+        tables : mapping of str to dict
+            Those given, by name; what is missing has defaults.
+        source : str
+            The file they were read from, for messages.
+
         Raises
         ------
         InputError
@@ -114,6 +121,13 @@ class ProgramChoices:
 
 def program_experiment(table: Mapping[str, Any], source: str) -> ProgramExperiment:
     """Build an experiment of a program file from the parsed tables of its TOML file.
+
+    Parameters
+    ----------
+    table : mapping
+        The whole file; must have the key ``workload``.
+    source : str
+        The file it was read from, for messages; paths in it are relative to its folder.
 
     Raises
     ------

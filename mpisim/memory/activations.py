@@ -159,7 +159,14 @@ def working_bytes(tasks: Iterable[Task], sizes: Mapping[str, int], given: int = 
 
 
 def output_bytes(operator: Operator, sizes: Mapping[str, int]) -> int:
-    """Operator → bytes of its output, which its backward pass gets as a gradient."""
+    """Operator → bytes of its output, which its backward pass gets as a gradient.
+
+    Parameters
+    ----------
+    operator : Operator
+    sizes : mapping of str to int
+        Members of each group; communications in groups of one are left out.
+    """
     for task in reversed(operator.forward):
         if isinstance(task, Compute):
             return result_bytes(task.kernel)
@@ -176,6 +183,12 @@ def weight_gradient_inputs(operator: Operator, sizes: Mapping[str, int]) -> int:
     A schedule that delays these gradients (arXiv:2401.10241) keeps them from the one backward to
     the other: 32sbh of a GPT layer, table 1 there. What is gathered for them is kept as a share.
     Gradients of biases are sums of what their matrices need too.
+
+    Parameters
+    ----------
+    operator : Operator
+    sizes : mapping of str to int
+        Members of each group.
     """
     kept = 0
     for task in operator.backward:
@@ -229,7 +242,15 @@ class ChunkMemory:
 
 
 def kept(layer: Layer, plan: Plan, whole: bool) -> int:
-    """Return the bytes a layer keeps of one micro-batch; `whole`: it is recomputed as a whole."""
+    """Return the bytes a layer keeps of one micro-batch; `whole`: it is recomputed as a whole.
+
+    Parameters
+    ----------
+    layer : Layer
+    plan : Plan
+    whole : bool
+        Whether the layer is recomputed as a whole, from its checkpoint.
+    """
     if whole:
         return layer.checkpoint + kept_bytes(plan, layer.operators)
     return layer.saved_selective if plan.recompute == "selective" else layer.saved

@@ -278,6 +278,12 @@ def gathered_parameters(counts: ParameterCounts, plan: Plan) -> int:
     are prefetched; all of them where nothing is freed after the forward (zero = 2, or
     ``reshard_after_forward = false``). DeepSpeed's stage 3 frees what it can once
     ``stage3_max_live_parameters`` are gathered.
+
+    Parameters
+    ----------
+    counts : ParameterCounts
+        Of the rank, before sharding.
+    plan : Plan
     """
     weight = _weight_bytes(plan)
     if framework(plan) == "deepspeed" and plan.zero == 3:
@@ -299,6 +305,14 @@ def gradient_buckets(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, in
     the unit before as they are reduced, and of the root unit until the end; in a pipeline those of
     one unit as computed, besides those that are accumulated (`accumulated_gradients`). DeepSpeed's
     buckets have a fixed size, and overlapping takes several.
+
+    Parameters
+    ----------
+    counts : ParameterCounts
+        Of the rank, before sharding.
+    plan : Plan
+    sizes : mapping of str to int
+        Members of each group of ranks; ``dp`` is read: alone, a rank reduces nothing.
     """
     style = framework(plan)
     if sizes["dp"] == 1 or style == "megatron":
@@ -324,6 +338,14 @@ def accumulated_gradients(counts: ParameterCounts, plan: Plan, sizes: Mapping[st
 
     From the chunk's first backward of a step until they are reduced after its last
     (``unsharded_accumulated_grad`` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+
+    Parameters
+    ----------
+    counts : ParameterCounts
+        Of the model chunk, before sharding.
+    plan : Plan
+    sizes : mapping of str to int
+        Members of each group of ranks; ``dp`` is read: alone, a rank reduces nothing.
     """
     if framework(plan) != "fsdp" or plan.pp == 1 or sizes["dp"] == 1:
         return 0
@@ -336,6 +358,14 @@ def optimizer_buffers(counts: ParameterCounts, plan: Plan, sizes: Mapping[str, i
     PyTorch's optimizers work on lists of tensors and make one more copy of what they update
     (``foreach``, torch/optim/adam.py: about the size of the parameters); Megatron-LM copies 16-bit
     gradients to fp32 (megatron/core/optimizer/optimizer.py, ``_copy_model_grads_to_main_grads``).
+
+    Parameters
+    ----------
+    counts : ParameterCounts
+        Of the rank, before sharding.
+    plan : Plan
+    sizes : mapping of str to int
+        Members of groups of ranks: ``shard`` and ``eshard`` (experts) shard states.
     """
     if framework(plan) == "megatron":
         if rates(plan).gradient == FP32:

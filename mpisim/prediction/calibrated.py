@@ -120,7 +120,21 @@ class CalibratedNetwork:
         return self._network.group_classes(index, members, operations)
 
     def price(self, operation: Operation, bytes: int, group: Placement) -> Price:
-        """Return NCCL's price, multiplied, as the links allow it."""
+        """Return NCCL's price, multiplied, as the links allow it.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the communication.
+        group : Placement
+            One of the classes of `group_classes`.
+
+        Returns
+        -------
+        Price
+            Latency and rate of NCCL, times and divided by the constant, then limited by links.
+        """
         factor = self._constant(group.nodes)[1].value
         found = self._multiplied(operation, bytes, group)
         return self._network.limited(found, group, factor)
@@ -134,7 +148,21 @@ class CalibratedNetwork:
         return Price(round(found.latency * factor), found.volume, rate, found.pattern)
 
     def limit_of(self, operation: Operation, bytes: int, group: Placement) -> str:
-        """Return what limits a communication, in words of the network."""
+        """Return what limits a communication, in words of the network.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the communication.
+        group : Placement
+            One of the classes of `group_classes`.
+
+        Returns
+        -------
+        str
+            Empty if the communication takes no time.
+        """
         return self._network.limit_named(
             operation,
             bytes,
@@ -145,7 +173,21 @@ class CalibratedNetwork:
 
     def shares(self, operation: Operation, bytes: int, group: Placement) -> dict[str, float]:
         """Return the network's shares, or the constant's where it covers them; all of it depends on
-        the constant."""
+        the constant.
+
+        Parameters
+        ----------
+        operation : Operation
+        bytes : int
+            Size of the communication.
+        group : Placement
+            One of the classes of `group_classes`.
+
+        Returns
+        -------
+        dict of str to float
+            Name of a number → share of the time that depends on it, 0 to 1.
+        """
         found = self._network.shares(operation, bytes, group)
         if not self._network.price(operation, bytes, group).duration:
             return found

@@ -127,6 +127,12 @@ def execute(
 def check_seeds(prepared: PreparedExperiment | PreparedProgram, count: int) -> None:
     """Refuse a number of seeds that would all give the same.
 
+    Parameters
+    ----------
+    prepared : PreparedExperiment or PreparedProgram
+    count : int
+        Of seeds; 1 is never refused.
+
     Raises
     ------
     UsageError

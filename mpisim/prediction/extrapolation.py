@@ -177,19 +177,40 @@ def _replicas(experiment: Experiment) -> int:
 
 
 def with_micro_batches(experiment: Experiment, number: int) -> Experiment:
-    """Return an experiment with another number of micro-batches a replica."""
+    """Return an experiment with another number of micro-batches a replica.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    number : int
+        Micro-batches of a replica in a step, 1 or more; the size of each stays.
+    """
     plan = experiment.plan
     batch = number * _replicas(experiment) * plan.micro_batch
     return replace(experiment, plan=replace(plan, global_batch=batch))
 
 
 def extrapolate(first: float, second: float, rounds: ShortenedRun) -> float:
-    """Return T(m) from T(a) and T(b), of the step or of any part of it."""
+    """Return T(m) from T(a) and T(b), of the step or of any part of it.
+
+    Parameters
+    ----------
+    first, second : float
+        T(a) and T(b) of the two shorter steps, in one unit of time, which the result has too.
+    rounds : ShortenedRun
+        The micro-batches a, b and m.
+    """
     return second + rounds.further * (second - first)
 
 
 def busy_times(prepared: PreparedExperiment, run: Run) -> Ints:
     """Return for how long CPU and streams have something to do, on a rank of each table. Local.
+
+    Parameters
+    ----------
+    prepared : PreparedExperiment
+    run : Run
+        Of its program, or of some of its ranks.
 
     Returns
     -------

@@ -60,6 +60,13 @@ def hardware_of(experiment: Experiment) -> Hardware:
 def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
     """Refuse speeds of links with a network model that does not look at them.
 
+    Parameters
+    ----------
+    speeds : mapping of str to str or int
+        Keys of `mpisim.topo.speeds.SPEEDS` that were given; none are never refused.
+    model : str
+        As of ``network.model``.
+
     Raises
     ------
     InputError
@@ -79,6 +86,12 @@ def check_speeds(speeds: Mapping[str, str | int], model: str) -> None:
 def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
     """Return the cluster's GPU by its name, then the other ones that some nodes have.
 
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``kernels.gpu``, if given, replaces the cluster's GPU.
+    cluster : Cluster
+
     Raises
     ------
     InputError
@@ -94,7 +107,19 @@ def gpus_of(experiment: Experiment, cluster: Cluster) -> dict[str, Gpu]:
 def gpu_kinds(
     choice: ClusterChoice, cluster: Cluster, gpus: dict[str, Gpu]
 ) -> NDArray[np.int64] | None:
-    """Return the index in `gpus` of each GPU of the cluster; None where all have the first."""
+    """Return the index in `gpus` of each GPU of the cluster; None where all have the first.
+
+    Parameters
+    ----------
+    choice : ClusterChoice
+    cluster : Cluster
+    gpus : dict of str to Gpu
+        As `gpus_of` returns them.
+
+    Returns
+    -------
+    int64, shape (nodes * GPUs of a node,), or None
+    """
     if len(gpus) == 1:
         return None
     kinds = np.zeros(choice.nodes, np.int64)

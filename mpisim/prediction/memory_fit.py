@@ -36,6 +36,12 @@ def verdict(experiment: Experiment) -> Verdict:
 def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate | None]:
     """Return whether a layout fits; where not, also the function that assesses other plans.
 
+    Parameters
+    ----------
+    layout : Layout
+    hardware : Hardware
+        The GPU with the least memory counts.
+
     Raises
     ------
     InputError
@@ -55,7 +61,16 @@ def assess_layout(layout: Layout, hardware: Hardware) -> tuple[Verdict, Evaluate
 def advice_for(
     experiment: Experiment, found: Verdict, evaluate: Evaluate | None
 ) -> tuple[str, ...]:
-    """Return what would make an experiment fit, lines for people; none if it does."""
+    """Return what would make an experiment fit, lines for people; none if it does.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    found : Verdict
+        On its plan.
+    evaluate : callable, optional
+        As `assess_layout` returns it; None if the plan fits.
+    """
     if evaluate is None:
         return ()
     lines = advice(

@@ -75,7 +75,16 @@ class NetworkCache:
     def network_of(
         self, cluster: Cluster, nodes: int, choice: NetworkChoice, folder: Path | None = None
     ) -> Network:
-        """Return the network of some nodes of a cluster; parameters as of `network_of`. Local."""
+        """Return the network of some nodes of a cluster; parameters as of `network_of`. Local.
+
+        Parameters
+        ----------
+        cluster : Cluster
+        nodes : int
+        choice : NetworkChoice
+        folder : Path, optional
+            Where relative paths of `choice` start.
+        """
         if choice.model != "nccl" or cluster.graph or choice.calibration:
             return network_of(cluster, nodes, choice, folder)
         key = cluster, nodes, choice

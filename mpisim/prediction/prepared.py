@@ -202,6 +202,12 @@ def _with_variation_of(workload: Workload, experiment: Experiment) -> Workload:
 def with_step_constants(network: Network, constants: AppliedConstants | None) -> Network:
     """Return a network whose communications have the constants fitted to steps, if there are any.
 
+    Parameters
+    ----------
+    network : Network
+    constants : AppliedConstants, optional
+        If None, `network` is returned as it is.
+
     Raises
     ------
     InputError

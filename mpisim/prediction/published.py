@@ -112,6 +112,18 @@ def compare_published(
 
 
 def compare_results(experiment: Experiment, results: Results) -> list[PublishedComparison]:
-    """Compare a result with what its experiment's source reports."""
+    """Compare a result with what its experiment's source reports.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : Results
+        Of this experiment.
+
+    Returns
+    -------
+    list of PublishedComparison
+        None where nothing is published.
+    """
     attributes = {**results.attributes, "gpus": results.n_ranks}
     return compare_published(experiment, results.step_time, attributes)

@@ -166,7 +166,17 @@ def uncertainty_lines(found: Uncertainty) -> list[str]:
 def network_notes(
     cluster: Cluster, program: Program, request: NetworkRequest, networks: NetworkCache
 ) -> list[str]:
-    """Return what limits the NICs, notes of the network, and its keys without effect. Local."""
+    """Return what limits the NICs, notes of the network, and its keys without effect. Local.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        With the speeds that were given.
+    program : Program
+    request : NetworkRequest
+    networks : NetworkCache
+        What it lacks is built and kept there.
+    """
     limit = (
         nic_bottleneck(cluster) if request.nodes > 1 and request.choice.model == "nccl" else None
     )

@@ -148,7 +148,15 @@ class StepConstants:
         return build(cls, parse(read_text(path), str(path)), str(path))
 
     def multiplier(self, kind: str, key: str) -> Quantity:
-        """Return a multiplier of times; 1 where none was fitted."""
+        """Return a multiplier of times; 1 where none was fitted.
+
+        Parameters
+        ----------
+        kind : str
+            One of `MULTIPLIERS`.
+        key : str
+            What the constant belongs to: a GPU, a platform or a framework.
+        """
         table: Mapping[str, Quantity] = getattr(self, kind)
         return table.get(key, ONE)
 
@@ -163,7 +171,15 @@ class StepConstants:
         return StepConstants(model_error=self.model_error)
 
     def fitted_to(self, framework: str | None, gpu: str) -> bool:
-        """Whether steps of a framework and of a kind of GPU were fitted."""
+        """Whether steps of a framework and of a kind of GPU were fitted.
+
+        Parameters
+        ----------
+        framework : str or None
+            None has never been fitted.
+        gpu : str
+            Kind of GPU (`gpu_key`).
+        """
         return framework in self.host and gpu in self.memory
 
 
@@ -193,7 +209,22 @@ class AppliedConstants:
     framework: str | None
 
     def number(self, kind: str, key: str | None) -> tuple[str, Quantity]:
-        """Return the name of a constant and its value, times that of the framework."""
+        """Return the name of a constant and its value, times that of the framework.
+
+        Parameters
+        ----------
+        kind : str
+            One of `MULTIPLIERS`.
+        key : str or None
+            What the constant belongs to; None is any framework.
+
+        Returns
+        -------
+        name : str
+            As of `constant_name`.
+        value : Quantity
+            Without unit, 1 where none was fitted; the errors of both are added in quadrature.
+        """
         key = key or "any framework"
         name, number = constant_name(kind, key), self.constants.multiplier(kind, key)
         other_key = None if self.framework is None else framework_key(kind, self.framework)
@@ -209,6 +240,13 @@ class AppliedConstants:
 
         What it says of times it then says with all that they depend on: error bars of rates and
         formulas, from before any step was looked at, are not added to its own.
+
+        Parameters
+        ----------
+        kind : str
+            One of `MULTIPLIERS`.
+        key : str or None
+            What the constant belongs to; None is covered by none.
         """
         return key in getattr(self.constants, kind)
 
@@ -231,7 +269,15 @@ class AppliedConstants:
 
 
 def constant_name(kind: str, key: str) -> str:
-    """Kind and key of a constant → its name among the numbers that a step depends on."""
+    """Kind and key of a constant → its name among the numbers that a step depends on.
+
+    Parameters
+    ----------
+    kind : str
+        One of `MULTIPLIERS`, or `OVERHEAD`.
+    key : str
+        What the constant belongs to: a GPU, a platform or a framework.
+    """
     return f"{kind} of {key}"
 
 
@@ -243,6 +289,12 @@ def parse_constant_name(name: str) -> tuple[str, str] | None:
 
 def framework_key(kind: str, framework: str) -> str | None:
     """Return the key of a framework's constant, which multiplies that of a GPU or a platform.
+
+    Parameters
+    ----------
+    kind : str
+        One of `MULTIPLIERS`; None is returned where frameworks have no such constant.
+    framework : str
 
     Examples
     --------

@@ -374,6 +374,10 @@ def equivalent(one: PreparedExperiment, other: PreparedExperiment) -> bool:
     """Return whether two prepared experiments have equal programs and memory. Local.
 
     Titles do not count.
+
+    Parameters
+    ----------
+    one, other : PreparedExperiment
     """
     work, others = one.workload, other.workload
     return (

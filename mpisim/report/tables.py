@@ -157,13 +157,29 @@ RANK_COLUMNS: tuple[Column[RankRow], ...] = (
 
 
 def rank_row(results: Results, rank: int, unit: TimeUnit) -> RankRow:
-    """Return the row of a rank; `rank` is its place in the results."""
+    """Return the row of a rank; `rank` is its place in the results.
+
+    Parameters
+    ----------
+    results : Results
+    rank : int
+        Its place in the results, not its number.
+    unit : TimeUnit
+        What times are shown in.
+    """
     values = [int(results.ranks[name][rank]) for name in (*BREAKDOWN, *BESIDE)]
     return _rank_row(str(results.rank_numbers[rank]), values, unit, unit.step)
 
 
 def mean_row(results: Results, unit: TimeUnit) -> RankRow:
-    """Return the row of the mean over all ranks."""
+    """Return the row of the mean over all ranks.
+
+    Parameters
+    ----------
+    results : Results
+    unit : TimeUnit
+        What times are shown in.
+    """
     totals = [_total(results.ranks[name]) for name in (*BREAKDOWN, *BESIDE)]
     return _rank_row("mean", totals, unit, unit.step * results.n_ranks)
 
@@ -206,7 +222,16 @@ SLOWEST_COLUMNS: tuple[Column[SlowRankRow], ...] = (
 
 
 def slowest_rows(results: Results, unit: TimeUnit, top: int) -> list[SlowRankRow]:
-    """Return the rows of the `top` slowest ranks, the slowest first."""
+    """Return the rows of the `top` slowest ranks, the slowest first.
+
+    Parameters
+    ----------
+    results : Results
+    unit : TimeUnit
+        What times are shown in; the rows have ps.
+    top : int
+        The most rows to return.
+    """
     own, ranks = _own_time(results), results.ranks
     mean = float(own.mean())
     return [
@@ -342,7 +367,14 @@ COMMUNICATION_KEYS: Mapping[str, Callable[[CommunicationRow], Any]] = {
 
 
 def communication_rows(results: Results, top: int | None = None) -> list[CommunicationRow]:
-    """Return the rows of communications, the longest first; of the first `top` if given."""
+    """Return the rows of communications, the longest first; of the first `top` if given.
+
+    Parameters
+    ----------
+    results : Results
+    top : int, optional
+        The most rows to return; all if not given.
+    """
     table = {name: column[:top].tolist() for name, column in results.communications.items()}
     groups = results.communicators
     return [
@@ -400,7 +432,15 @@ LINK_COLUMNS: tuple[Column[LinkRow], ...] = (
 
 
 def link_rows(results: Results, top: int) -> Iterator[LinkRow]:
-    """Yield the rows of the first `top` kinds of links."""
+    """Yield the rows of the first `top` kinds of links.
+
+    Parameters
+    ----------
+    results : Results
+        With its use of links.
+    top : int
+        The most rows to yield, in the order of the results.
+    """
     use = results.links
     columns = {name: use.links[name][:top].tolist() for name in LINK_FIELDS}
     for i, values in enumerate(zip(*columns.values(), strict=True)):
