@@ -38,8 +38,10 @@ COST = AlphaBeta(
 """A few ps for some kB, so that costs and the small durations of random programs compete."""
 
 
-def check(comm: Intracomm, program: Program, network: Any, seed: int) -> None:
-    """Compare runs on some of the processes with the reference: unfolded, folded, placed."""
+def check(
+    comm: Intracomm, program: Program, network: Any, seed: int, *more: dict[str, Any]
+) -> None:
+    """Compare runs on some of the processes with the reference: unfolded, folded, placed, more."""
     n = 1 + seed % comm.size
     with first(comm, n) as part:
         if part is None:
@@ -47,6 +49,7 @@ def check(comm: Intracomm, program: Program, network: Any, seed: int) -> None:
         expected = expect(program, network)
         choices: list[dict[str, Any]] = [{"fold": False}, {"fold": True}]
         choices.append({"placement": shuffled(program, n, seed)})
+        choices.extend(more)
         for options in choices:
             run = simulate(program, part, network=network, critical_path=True, **options)
             assert_matches(run, expected)
@@ -66,8 +69,12 @@ def test_times_are_longest_paths(
 @given(program=programs(max_replicas=4, unpriced=True, backwards=False), seed=SEEDS)
 @settings(max_examples=150 // FEWER)
 def test_flows_share_links(world: Intracomm, program: Program, seed: int) -> None:
-    """The engine leaves out links that are never full, the reference none."""
-    check(world, program, random_links(seed, program.n_ranks), seed)
+    """The engine leaves out links that are never full, the reference none.
+
+    By relaxation, and from event to event.
+    """
+    events = [{"fold": fold, "relax": False} for fold in (False, True)]
+    check(world, program, random_links(seed, program.n_ranks), seed, *events)
 
 
 @pytest.mark.mpi

@@ -1,8 +1,9 @@
 """What a core is given: the ranks that one process hosts, and what it needs to run them.
 
-`CoreInput` serves both cores. Where communications share links, `FlowInput` holds what the
-contended core needs besides. Plain arrays throughout: a core reads them through pointers, checks no
-index, and knows nothing of how they were made (`mpisim.engine.distribution`).
+`CoreInput` serves both cores. Where communications share links, `SharingInput` holds what the tiled
+core needs besides, `FlowInput` what the contended core does. Plain arrays throughout: a core reads
+them through pointers, checks no index, and knows nothing of how they were made
+(`mpisim.engine.distribution`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from .lowering import LoweredTable, StreamView, stream_view
 from .routes import Routes
 from .tiling import Tiles
 
-__all__ = ["COMMUNICATION_STATE", "CoreInput", "FlowInput", "initial_communications"]
+__all__ = [
+    "COMMUNICATION_STATE",
+    "CoreInput",
+    "FlowInput",
+    "SharingInput",
+    "initial_communications",
+]
 
 COMMUNICATION_STATE = np.dtype(
     [
@@ -86,8 +93,10 @@ class CoreInput:
         Which ranks run side by side, where communications share no links.
     variation : DurationFactors, optional
         Likewise: how durations of the ranks differ from those in `durations`.
+    sharing : SharingInput, optional
+        Where communications share links, and how much longer that makes them is given.
     flows : FlowInput, optional
-        Where communications share links.
+        Where communications share links, and the core finds out.
     """
 
     lowered: list[LoweredTable]
@@ -107,6 +116,7 @@ class CoreInput:
     n_messages: int
     tiles: Tiles | None = None
     variation: DurationFactors | None = None
+    sharing: SharingInput | None = None
     flows: FlowInput | None = None
 
     @property
@@ -130,6 +140,25 @@ class CoreInput:
         """Return a key that is equal for ranks of one table whose durations are equal."""
         key = None if self.variation is None else self.variation.key_of(local)
         return int(self.duration[local]), key
+
+
+@dataclass(frozen=True, eq=False)
+class SharingInput:
+    """What the tiled core needs where communications share links.
+
+    Attributes
+    ----------
+    prices : list of int32 arrays
+        For each of the durations, the price of each row, or -1: others do not flow.
+    slots : list of frozenset of int
+        For each of the durations, the slots with such rows.
+    late : int64, shape (n_communications + 1,)
+        How much longer each communication takes than alone, in ps.
+    """
+
+    prices: list[NDArray[np.int32]]
+    slots: list[frozenset[int]]
+    late: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,16 @@
 """The executor: hosted ranks run until they block, then processes exchange messages.
 
-One loop serves all three modes of a run.
+One loop serves all modes of a run.
 
 - *dataflow*: the cost of a communication does not depend on other traffic. Every time is a maximum
   of sums of earlier ones (max-plus recurrence), so no global clock is needed and each process runs
   ahead as far as it can.
-- *events*: communications share links, on one process. The core is an event loop by itself.
-- *windows*: communications share links, on several processes. When nothing can move, all processes
-  agree on a window and let the events in it happen: see `mpisim.engine.exchange`.
+- *relaxation*: communications share links. Passes of dataflow, with how long each communication
+  takes held fixed, until passes agree: see `mpisim.engine.relaxation`. Where that is not possible,
+  or would take too many passes:
+- *events*: on one process. The core is an event loop by itself.
+- *windows*: on several processes. When nothing can move, all processes agree on a window and let
+  the events in it happen: see `mpisim.engine.exchange`.
 
 Only maxima, minima and integer sums cross processes, so the answer is the same for any number of
 them, whatever they host.
@@ -38,6 +41,7 @@ from .distribution import Distribution, distribute
 from .exchange import Progress, count_operations, exchange, open_window
 from .flows import shared_links
 from .memory_needed import count, needed, on_this_machine
+from .relaxation import Relaxation
 from .rows import Solution
 from .run import Mode, Run
 from .run_setup import RunSetup, set_up
@@ -78,6 +82,7 @@ def simulate(
     timeline: bool = False,
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
     setup: RunSetup | None = None,
+    relax: bool = True,
 ) -> Run:
     """Simulate a program. **Collective**.
 
@@ -112,6 +117,9 @@ def simulate(
     setup : RunSetup, optional
         `Run.setup` of an earlier run; reused where valid, as in runs of programs that differ in
         durations alone.
+    relax : bool
+        Whether to try relaxation where communications share links, before events. The times are
+        the same.
 
     Returns
     -------
@@ -150,17 +158,26 @@ def simulate(
             patterns = shared.routes.patterns if shared else ()
             known = shared.prices if shared and spread else ()
             priced = price(program, ranks, network, patterns, known, wire_delays)
-        operations = count_operations(simulated, placed, spread) if shared and spread else None
-        distribution = distribute(
-            simulated, placed, comm.rank, priced, shared, operations, setup.lowered
-        )
-        engine = core_class(shared is not None)(distribution.core_input)
+        relaxation: Relaxation | None = None
+        if shared is None or (relax and not shared.backwards):
+            distribution = distribute(simulated, placed, comm.rank, priced, known=setup.lowered)
+            if shared:
+                relaxation = Relaxation(distribution, priced.known, several)
 
     with _timed(wall, "simulate"):
-        rounds = _execute(
-            distribution, engine, comm, several, f"{progress}, {memory}" if progress else ""
-        )
-        if rounds is None:
+        label = f"{progress}, {memory}" if progress else ""
+        rounds, engine = 0, None
+        if shared is None or relaxation:
+            rounds, engine = _passes(distribution, relaxation, comm, several, label)
+        if engine is None:  # event by event
+            relaxation = None
+            operations = count_operations(simulated, placed, spread) if spread else None
+            distribution = distribute(
+                simulated, placed, comm.rank, priced, shared, operations, setup.lowered
+            )
+            engine = core_class(True)(distribution.core_input)
+            rounds += _execute(distribution, engine, comm, several, label)
+        if allreduce_any(engine.unfinished > 0, several):
             if simulated.folded:  # say which ranks wait, not which classes
                 simulate(
                     program,
@@ -169,6 +186,7 @@ def simulate(
                     fold=False,
                     contention=contention,
                     wire_delays=wire_delays,
+                    relax=relax,
                 )
             raise deadlock(distribution, engine, several)
 
@@ -196,7 +214,7 @@ def simulate(
         step_time=int(end.max()),
         digest=digest,
         rounds=rounds,
-        mode=_mode(shared, spread),
+        mode=_mode(shared, relaxation, spread),
         contended=0 if shared is None else shared.n_groups,
         domains=0 if shared is None else shared.n_domains,
         links=0 if shared is None else len(shared.routes.names),
@@ -204,14 +222,20 @@ def simulate(
         wall=wall,
         solution=solution,
         setup=setup,
-        find_shared=partial(shared_links, distribution, engine, network),
+        find_shared=partial(relaxation.shared_links, network)
+        if relaxation
+        else partial(shared_links, distribution, engine, network),
         find_path=partial(walk_back, distribution, solution, end[of_rank], several),
     )
 
 
-def _mode(contention: Contention | None, comm: Intracomm | None) -> Mode:
+def _mode(
+    contention: Contention | None, relaxation: Relaxation | None, comm: Intracomm | None
+) -> Mode:
     if contention is None:
         return "dataflow"
+    if relaxation:
+        return "relaxation"
     return "windows" if comm else "events"
 
 
@@ -222,12 +246,34 @@ def _timed(wall: dict[str, float], phase: str) -> Iterator[None]:
     wall[phase] = time.perf_counter() - begun
 
 
+def _passes(
+    distribution: Distribution,
+    relaxation: Relaxation | None,
+    comm: Intracomm,
+    several: Intracomm | None,
+    label: str,
+) -> tuple[int, Any]:
+    """Run all ranks until the times are final. **Collective**.
+
+    Returns the number of exchanges, and the core after the run; None where relaxation has given up.
+    """
+    rounds = 0
+    while True:
+        engine = core_class(False)(distribution.core_input)
+        rounds += _execute(distribution, engine, comm, several, label)
+        if relaxation is None or allreduce_any(engine.unfinished > 0, several):
+            return rounds, engine
+        final = relaxation.settle(engine)
+        if final is not False:
+            return rounds, engine if final else None
+
+
 def _execute(
     distribution: Distribution, core: Any, comm: Intracomm, several: Intracomm | None, label: str
-) -> int | None:
-    """Run all ranks to their ends, showing progress under a label. **Collective**.
+) -> int:
+    """Run all ranks as far as they come, showing progress under a label. **Collective**.
 
-    Returns the number of exchanges, or None if no rank can move and not all have ended.
+    Returns the number of exchanges. Where ranks have not ended by then, none can move.
     """
     rounds = 0
     contended = distribution.core_input.flows is not None
@@ -248,7 +294,7 @@ def _execute(
                 return rounds
             if not state.goes_on:
                 if contended or not allreduce_any(core.split(), several):
-                    return None
+                    return rounds
                 continue
             if several and not state.moving:
                 open_window(core, state.earliest, several)

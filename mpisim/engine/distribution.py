@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..program import Program
 from .contention import Contention, assign_domains
-from .core_input import CoreInput, FlowInput, initial_communications
+from .core_input import CoreInput, FlowInput, SharingInput, initial_communications
 from .cost import Priced, varied
 from .digest import hash_sizes
 from .duration_factors import DurationFactors
@@ -149,9 +149,9 @@ def distribute(
     priced : Priced
         Of the simulated ranks hosted here, with the prices of `contention`.
     contention : Contention, optional
-        Given if there are routes.
+        Given if there are routes and the core is to find out what becomes of flows over them.
     operations : int64, shape (n_communicators,), optional
-        How many operations each simulated communicator has. Given if there are routes and several
+        How many operations each simulated communicator has. Given with `contention` if several
         processes take part.
     known : LoweredTables, optional
         Of earlier runs of the same tables; this run adds to it.
@@ -171,7 +171,8 @@ def distribute(
     lowered = [lower(one, known.tables) for n in numbers if (one := program.tables[n]) is not None]
     on_slot = _operations(lowered, table, slot_index)
     active = on_slot > 0
-    site = assign_domains(simulated.routes, len(simulated.sizes), int(placement.max()) + 1)
+    sited = None if contention is None else simulated.routes
+    site = assign_domains(sited, len(simulated.sizes), int(placement.max()) + 1)
     owned = np.flatnonzero(site == process)
     communicators = np.union1d(bound[active], owned)
     where = np.searchsorted(communicators, bound).clip(max=max(len(communicators) - 1, 0))
@@ -186,8 +187,10 @@ def distribute(
     others, others_index, owner = _processes_of(simulated, placement, process, communicators, site)
     role, remote, receivers = _roles(others, others_index, owner, site, process, max_peers)
 
-    tiles = variation = flows = None
+    tiles = variation = sharing = flows = None
     if contention is None:
+        if simulated.routes is not None:
+            sharing = _sharing(lowered, table, priced, int(first_communication[-1]))
         variation = DurationFactors.of(program, ranks)
         slot_owner = np.repeat(np.arange(len(hosted)), np.diff(slot_index))[active]
         uses = SlotUses(
@@ -240,6 +243,7 @@ def distribute(
         n_messages=int(n_operations[np.diff(others_index) > 0].sum()),
         tiles=tiles,
         variation=variation,
+        sharing=sharing,
         flows=flows,
     )
     return Distribution(
@@ -258,6 +262,18 @@ def distribute(
         receivers=receivers,
         core_input=core_input,
     )
+
+
+def _sharing(
+    lowered: list[LoweredTable], table: NDArray[np.int32], priced: Priced, n_communications: int
+) -> SharingInput:
+    """Prices of the hosted ranks' rows → what the tiled core is given; nothing is late yet."""
+    entry, rank = np.unique(priced.which, return_index=True)
+    slots = [frozenset[int]()] * len(priced.prices)
+    for i, of_table in zip(entry.tolist(), table[rank].tolist()):
+        flowing = lowered[of_table].table.slot[priced.prices[i] >= 0]
+        slots[i] = frozenset(np.unique(flowing).tolist())
+    return SharingInput(priced.prices, slots, np.zeros(n_communications + 1, np.int64))
 
 
 def _operations(

@@ -14,7 +14,7 @@ from .distribution import Distribution, Role
 from .refine import ranges
 from .routes import Routes
 
-__all__ = ["Flows", "SharedLinks", "shared_links"]
+__all__ = ["Flows", "SharedLinks", "communicators_of", "shared_links"]
 
 Ints = NDArray[np.int64]
 
@@ -91,12 +91,9 @@ def shared_links(plan: Distribution, core: Any, network: Network | None) -> Shar
     ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
     groups = core.communications[numbers[ours]]
     price = groups["price"]
-    bound, first = np.unique(simulated.slots, return_index=True)
-    entry, _ = ranges(plan.program.slot_index, simulated.classes.representative.astype(np.int64))
-    used_by = plan.program.slots[entry[first]]
     return SharedLinks(
         routes=routes,
-        communicator=used_by[np.searchsorted(bound, routes.group)].astype(np.int64),
+        communicator=communicators_of(plan, routes),
         flows=Flows(
             route=groups["route"].astype(np.int64),
             begin=groups["time"] + traffic.latency[price],
@@ -105,3 +102,24 @@ def shared_links(plan: Distribution, core: Any, network: Network | None) -> Shar
         ),
         link_name=network.link_name,
     )
+
+
+def communicators_of(plan: Distribution, routes: Routes) -> Ints:
+    """Return a communicator of the program that uses each route.
+
+    Parameters
+    ----------
+    plan : Distribution
+    routes : Routes
+        Of its simulated ranks.
+
+    Returns
+    -------
+    int64, shape (len(routes),)
+    """
+    simulated = plan.simulated
+    bound, first = np.unique(simulated.slots, return_index=True)
+    entry, _ = ranges(plan.program.slot_index, simulated.classes.representative.astype(np.int64))
+    used_by = plan.program.slots[entry[first]]
+    found: Ints = used_by[np.searchsorted(bound, routes.group)].astype(np.int64)
+    return found

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mode", "Run"]
 
-Mode = Literal["dataflow", "events", "windows"]
+Mode = Literal["dataflow", "relaxation", "events", "windows"]
 
 
 @dataclass(frozen=True, eq=False)

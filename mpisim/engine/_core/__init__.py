@@ -1,8 +1,9 @@
 """The compiled core: advances ranks over their rows until they block.
 
-Read `common.pxd` (instructions), then one core: `tiles` where communications share no links, with
-tiles.h and lanes.h, or `contended` where they do, with `rank_states`, `events`, `sharing` and
-`lookahead`. Each says at its head what is true between calls and why it is right.
+Read `common.pxd` (instructions), then the core that runs most programs, `tiles`, with tiles.h and
+lanes.h; where communications share links it runs in passes, between which `flow_schedule` says how
+long they take. `contended`, with `rank_states`, `events`, `sharing` and `lookahead`, goes from
+event to event instead. Each says at its head what is true between calls and why it is right.
 Tests compare them, row by row, with references that share nothing with them (tests/reference).
 
 lowering
@@ -15,6 +16,8 @@ rank_states, events, lookahead
     Its ranks and their recent times; communications and events of flows; safe times.
 sharing (fluid, heap)
     Max-min fair rates of flows.
+flow_schedule (sort.h)
+    When flows end that begin at given times: see `mpisim.engine.relaxation`.
 rows, accounts
     Rows of a rank after a run, and sums over them.
 price_requests, links, refining
@@ -34,7 +37,7 @@ memory
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
 ``core(contended)``
-    The class ``Core`` of `tiles`, or of `contended` where communications share links.
+    The class ``Core`` of `tiles`, or of `contended`, which finds out what becomes of flows.
 ``rows_of(lowered, durations, start, met_start, met_end)``
     The rows of a rank after a run: begin, end, wire and binding of each, and the last CPU clock.
 ``fingerprint(met_start, met_end)``
@@ -60,7 +63,7 @@ A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
     whether this one owns each communication.
 ``split()``
     When none can move: let ranks go on that are only held up by ranks that they run side by side
-    with; return whether there were any. (Not where communications share links.)
+    with; return whether there were any. (Not of the contended core.)
 ``unfinished``, ``rows_done``
     Ranks that have not ended; rows of all ranks so far.
 ``rows()``, ``blocked()``
@@ -76,7 +79,7 @@ A ``Core(core_input)``, with a `mpisim.engine.core_input.CoreInput`, has
 ``communications``
     State of the communications, by the names in `message`.
 
-and where communications share links
+and the contended core
 
 ``next_event()``, ``commit(until)``
     When the next flow arrives or ends; let that happen, and all until then.

@@ -9,7 +9,7 @@ A rank counts as often as it represents others.
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free
 
 from .common cimport CommunicationRow
@@ -33,12 +33,14 @@ cdef class TileDigest:
         cdef const uint64_t[::1] low, high, counted
         cdef const int64_t[::1] duration, first
         cdef const CommunicationRow[::1] eager
+        cdef const uint8_t[::1] flows
         cdef Part* part
         self.parts = <Part*>allocated(len(core_input.durations), sizeof(Part))
         self.references = []
         self.sizes, self.seeds = padded(core_input.slot_hash), END_LANES
         self.slot_index, self.count = core_input.slot_index, core_input.count
         self.duration = core_input.duration
+        most = 0
         for number, table in set(zip(core_input.duration.tolist(), core_input.table.tolist())):
             found = core_input.lowered[table].communications
             by_slot = found[np.lexsort((found["ordinal"], found["slot"]))]
@@ -51,6 +53,13 @@ cdef class TileDigest:
             part = &self.parts[number]
             part.low, part.high, part.counted = &low[0], &high[0], &counted[0]
             part.duration, part.first, part.eager = &duration[0], &first[0], &eager[0]
+            if core_input.sharing is not None:
+                of_row = core_input.sharing.prices[number][by_slot["row"]]
+                flows = padded((of_row >= 0).astype(np.uint8))
+                self.references.append(flows)
+                part.flows = &flows[0]
+                most = max(most, len(of_row))
+        self.taken = np.zeros(most + 1, np.int64)
 
     def __dealloc__(self):
         free(self.parts)
@@ -77,6 +86,8 @@ cdef class TileDigest:
         cdef const Slot* slot = &tile.slot[s]
         cdef int64_t first = part.first[s], n = part.first[s + 1] - first, l, g
         cdef int64_t* times = engine.best
+        cdef const int64_t* duration = &part.duration[first]
+        cdef int64_t k
         cdef int64_t* member = engine.who
         # Members that are lanes of one tile end together: one hash, times their number.
         cdef bint together = slot.kind != OUTSIDE
@@ -88,9 +99,15 @@ cdef class TileDigest:
             member[g] = l
         for g in range(slot.n_columns if together else tile.n_lanes):
             l = member[g]
+            if part.flows is not NULL:
+                for k in range(n):
+                    self.taken[k] = part.duration[first + k]
+                    if part.flows[first + k]:
+                        self.taken[k] += engine.late[slot.binding[l].first + k]
+                duration = &self.taken[0]
             add_hashes(
                 n, &part.low[first], &part.high[first], &part.counted[first],
-                &part.duration[first], &engine.communications[slot.binding[l].first].time,
+                duration, &engine.communications[slot.binding[l].first].time,
                 sizeof(Communication) // sizeof(int64_t),
                 &self.sizes[self.slot_index[tile.local[l]] + s, 0], times[g], total,
             )

@@ -31,6 +31,10 @@
    in the same row: the communication starts there and then, and nobody else can be waiting for
    it.
 
+   LATE. Where communications share links, `late` says how much longer each takes than alone. It
+   is given, and the same for all members that let it flow; one with a duration of its own takes
+   that. Slots with flows are OUTSIDE, wherever their members are, so that only resolve() asks.
+
    INTEGERS. Times are int64 ps: a start offset and the sum of all durations of a rank are below
    2**60 each (mpisim/engine/cost.py). Registers, lanes, rows and ranks are int32; numbers of
    communications int64. Lanes from n_lanes to width pad vectors: they start at 0, hold numbers
@@ -75,6 +79,7 @@ typedef struct {
 typedef struct {
     const Instruction *code;
     const int64_t *duration;
+    const int32_t *price;  /* of each row, -1 where it is no flow; NULL where no links are shared */
     const int32_t *operands, *final;
     int64_t *value;  /* registers; see above */
     int32_t *pending;
@@ -94,6 +99,7 @@ typedef struct {
     int64_t *outgoing;  /* communications to tell other processes about */
     int64_t *begin, *best, *who;  /* scratch: of each lane of whichever tile runs */
     const uint64_t *jitter;
+    const int64_t *late;  /* of each communication: see LATE */
     int64_t n_ready, n_outgoing, rows_done;
 } EngineState;
 
@@ -218,6 +224,14 @@ static inline int64_t unresolved(const EngineState *e, const Tile *t, int32_t re
     return -1;
 }
 
+/* When a communication that has started, the row's, ends. */
+INLINED int64_t end_of(
+    const EngineState *e, const Tile *t, int32_t row, int64_t number, int64_t duration)
+{
+    const int64_t end = e->communications[number].time + duration;
+    return t->price && t->price[row] >= 0 ? end + e->late[number] : end;
+}
+
 static inline void wait_for(EngineState *e, Tile *t, int64_t number)
 {
     t->next_waiter = e->waiting[number].waiter;
@@ -240,9 +254,10 @@ static int resolve_batch(EngineState *e, Tile *t, int32_t reg)
         const SlotBinding *binding = t->slot[x->slot].binding;
         const int64_t duration = t->duration[row];
         if (!x->eager)
-            for (int64_t l = 0; l < t->n_lanes; l++)
-                value[l] = later(
-                    value[l], e->communications[binding[l].first + x->ordinal].time + duration);
+            for (int64_t l = 0; l < t->n_lanes; l++) {
+                const int64_t number = binding[l].first + x->ordinal;
+                value[l] = later(value[l], end_of(e, t, row, number, duration));
+            }
         if (x->opcode != JOIN)
             break;
     }
@@ -262,7 +277,7 @@ INLINED int resolve(EngineState *e, Tile *t, int32_t reg, const int64_t lanes)
                 return 0;
             }
         for (int64_t l = 0; l < lanes; l++)
-            value[l] = e->communications[value[l]].time + duration;
+            value[l] = end_of(e, t, row, value[l], duration);
     } else if (!resolve_batch(e, t, reg)) {
         return 0;
     }

@@ -64,6 +64,7 @@ cdef class Core:
     cdef const uint64_t[::1] factor, key, jitter
     cdef int64_t n_ranks, n_tiles
     cdef const int64_t** durations
+    cdef const int32_t** prices  # NULL where no links are shared
     cdef object core_input, references
     cdef readonly int64_t unfinished
     cdef readonly object communications
@@ -74,6 +75,7 @@ cdef class Core:
         cdef Communication[::1] communications
         cdef int64_t i, n = len(core_input.numbers), widest
         self.n_room = self.n_tiles = 0
+        self.prices = NULL
         self.core_input = core_input
         self.n_ranks = self.unfinished = n
         self.references = []
@@ -126,7 +128,8 @@ cdef class Core:
         """Point to instructions and durations."""
         cdef const Instruction[::1] instructions
         cdef const int32_t[::1] operands, final
-        cdef const int64_t[::1] numbers
+        cdef const int64_t[::1] numbers, late
+        cdef const int32_t[::1] prices
         cdef TablePointers* table
         given = self.core_input
         self.tables = <TablePointers*>self.reserve(len(given.lowered), sizeof(TablePointers))
@@ -145,6 +148,14 @@ cdef class Core:
             numbers = padded(durations)
             self.references.append(numbers)
             self.durations[i] = &numbers[0]
+        if given.sharing is not None:
+            late = given.sharing.late
+            self.engine.late = &late[0]
+            self.prices = <const int32_t**>self.reserve(len(given.durations), sizeof(int32_t*))
+            for i, priced in enumerate(given.sharing.prices):
+                prices = padded(priced)
+                self.references.append(prices)
+                self.prices[i] = &prices[0]
         if given.variation is not None:
             self.factor = given.variation.factor
             if given.variation.table is not None:
@@ -172,9 +183,12 @@ cdef class Core:
         cdef TablePointers* table = &self.tables[self.table[lanes[0]]]
         cdef int64_t n = lanes.shape[0], l, at
         cdef int32_t s, i
+        given = self.core_input.sharing
+        flows = None if given is None else given.slots[self.duration[lanes[0]]]
         cdef int64_t width = 1 if n == 1 else (n + WIDTH - 1) // WIDTH * WIDTH
         tile.code, tile.operands, tile.final = table.code, table.operands, table.final
         tile.duration = self.durations[self.duration[lanes[0]]]
+        tile.price = NULL if self.prices is NULL else self.prices[self.duration[lanes[0]]]
         tile.n_lanes, tile.width = <int32_t>n, <int32_t>width
         tile.n_rows, tile.n_final = table.n_rows, table.n_final
         tile.n_slots, tile.n_registers = table.n_slots, table.n_registers
@@ -203,6 +217,8 @@ cdef class Core:
                 tile.slot[s].binding[l].role = self.slot_role[at]
             if table.operations[s]:
                 look_inside(tile, &tile.slot[s])
+            if flows is not None and s in flows:
+                tile.slot[s].kind = <uint8_t>OUTSIDE
         self._vary(tile)
 
     cdef _vary(self, Tile* tile):
@@ -343,6 +359,8 @@ cdef class Core:
                     number = tile.slot[x.slot].binding[lane].first + x.ordinal
                     start[j] = self.engine.communications[number].time
                 end[j] = start[j] + tile.duration[x.row]
+                if not x.eager and tile.price is not NULL and tile.price[x.row] >= 0:
+                    end[j] += self.engine.late[number]
         return starts, ends
 
     def last_ready(self, int64_t local):
