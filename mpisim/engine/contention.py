@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..mpi.parallel import collective_errors
 from ..program import Operation, Program, Table
-from ..topo import Network, Price, SharedNetwork
+from ..topo import Network, SharedNetwork
 from ._core import full_links, joined, overlapping_slots, requested_prices
 from .refine import dense, ranges
 from .routes import Routes
@@ -53,14 +53,11 @@ class Contention:
     ----------
     routes : Routes
         Of the program's communicators.
-    prices : tuple of Price
-        All prices that communications with routes can have.
     backwards : bool
         Whether some gap or launch latency of the program is negative.
     """
 
     routes: Routes
-    prices: tuple[Price, ...]
     backwards: bool
 
     @cached_property
@@ -82,7 +79,6 @@ class _Use(NamedTuple):
     rate: Ints  # the highest
     several: NDArray[np.bool_]  # this rank lets more than one of them be under way
     patterns: tuple[Hashable, ...]
-    prices: tuple[Price, ...]
     backwards: bool
 
 
@@ -128,9 +124,7 @@ def find_contention(
     routes = _routes(program, network, use)
     if not len(routes):
         return None
-    flowing = set(routes.patterns)
-    prices = tuple(price for price in use.prices if price.pattern in flowing)
-    return Contention(routes, prices, use.backwards)
+    return Contention(routes, use.backwards)
 
 
 # --- use ----------------------------------------------------------------------------------------
@@ -153,7 +147,6 @@ def _use(
     kinds, kind = _numbered(key)
 
     number: dict[Hashable, int] = {}
-    prices: dict[Price, None] = {}
     communications: dict[int, _TableCommunications] = {}
     found: list[dict[int, int]] = []
     several = np.zeros(len(kinds), bool)
@@ -173,7 +166,6 @@ def _use(
             price = network.price(Operation(operation), max(size, 0), classes[which])
             price = price.longer(delay_ps)
             if price.volume and price.pattern is not None:
-                prices[price] = None
                 pattern = number.setdefault(price.pattern, len(number))
                 highest[pattern] = max(highest.get(pattern, 0), price.rate)
 
@@ -187,7 +179,6 @@ def _use(
         rate=pairs[at, 1],
         several=several[kind[entry]],
         patterns=tuple(number),
-        prices=tuple(prices),
         backwards=any(bool((t.gap < 0).any() or (t.launch < 0).any()) for t in tables),
     )
 
@@ -226,7 +217,6 @@ def _joined(parts: list[_Use]) -> _Use:
         rate=np.concatenate([part.rate for part in parts]),
         several=np.concatenate([part.several for part in parts]),
         patterns=tuple(number),
-        prices=tuple(dict.fromkeys(price for part in parts for price in part.prices)),
         backwards=any(part.backwards for part in parts),
     )
 

@@ -8,7 +8,7 @@ communicator classes share one array of durations.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,10 @@ from ._core import requested_prices
 from .duration_factors import ONE, DurationFactors, jitter_table
 from .refine import dense
 
-__all__ = ["MAX_DURATION", "Priced", "price", "varied"]
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["MAX_DURATION", "Priced", "agreed", "price", "varied"]
 
 MAX_DURATION = 1 << 60
 """No rank may need more time than this by itself, in ps (13 days): sums must fit into int64."""
@@ -52,7 +55,6 @@ def price(
     hosted: NDArray[np.int32],
     network: Network | None = None,
     patterns: Collection[Hashable] = (),
-    prices: Sequence[Price] = (),
     wire_delays: Sequence[NDArray[np.int64] | None] = (),
 ) -> Priced:
     """Price every row of the hosted ranks, at speed 1 and without jitter. Local.
@@ -68,8 +70,6 @@ def price(
     network : Network, optional
     patterns : collection of hashable, optional
         Numbers are returned for prices of these patterns.
-    prices : sequence of Price, optional
-        Such prices that have a number already: their position here.
     wire_delays : sequence of (int64, shape (n,), or None), optional
         As for `mpisim.engine.simulate`.
 
@@ -90,7 +90,7 @@ def price(
             f"rank {rank}: it starts at {program.start[rank]} ps; at most "
             f"{MAX_DURATION} is possible"
         )
-    pricing = _Pricing(program, network, patterns, prices, wire_delays)
+    pricing = _Pricing(program, network, patterns, wire_delays)
     which = np.zeros(len(hosted), np.int32)
     durations: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int32]] = []
@@ -102,6 +102,22 @@ def price(
         durations.append(found)
         numbers.append(priced)
     return Priced(durations, which, numbers, tuple(pricing.known))
+
+
+def agreed(priced: Priced, comm: Intracomm | None) -> Priced:
+    """Number prices alike on all processes. **Collective** on `comm` (None: one process).
+
+    Parameters
+    ----------
+    priced : Priced
+    comm : mpi4py.MPI.Intracomm or None
+    """
+    if comm is None:
+        return priced
+    every = {one: None for part in comm.allgather(priced.known) for one in part}
+    number = {one: i for i, one in enumerate(every)}
+    own = np.array([number[one] for one in priced.known] + [-1], np.int32)
+    return priced._replace(prices=[own[one] for one in priced.prices], known=tuple(every))
 
 
 def varied(program: Program, hosted: NDArray[np.int32], priced: Priced) -> Priced:
@@ -157,13 +173,12 @@ class _Pricing:
         program: Program,
         network: Network | None,
         patterns: Collection[Hashable],
-        prices: Sequence[Price],
         wire_delays: Sequence[NDArray[np.int64] | None],
     ) -> None:
         self.program = program
         self.network = network
         self._wire_delays = wire_delays
-        self.known = {one: i for i, one in enumerate(prices)}
+        self.known: dict[Price, int] = {}
         self._patterns = frozenset(patterns)
         groups = program.communicators
         self._label: NDArray[np.int64] = np.zeros(len(groups), np.int64)

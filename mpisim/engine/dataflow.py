@@ -33,7 +33,7 @@ from ..program import Program
 from ..topo import Network
 from ._core import core as core_class
 from .contention import Contention
-from .cost import price
+from .cost import agreed, price
 from .critical_path import CriticalPath, walk_back
 from .deadlock import deadlock
 from .digest import summed_over_processes
@@ -156,8 +156,8 @@ def simulate(
             ranks = simulated.classes.representative[hosted]
             spread = several if placed.max() > 0 else None
             patterns = shared.routes.patterns if shared else ()
-            known = shared.prices if shared and spread else ()
-            priced = price(program, ranks, network, patterns, known, wire_delays)
+            priced = price(program, ranks, network, patterns, wire_delays)
+        priced = agreed(priced, several if shared else None)
         relaxation: Relaxation | None = None
         if shared is None or (relax and not shared.backwards):
             distribution = distribute(simulated, placed, comm.rank, priced, known=setup.lowered)

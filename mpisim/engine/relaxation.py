@@ -63,7 +63,7 @@ class Relaxation:
     distribution : Distribution
         Without contention: its core holds `late` fixed.
     prices : tuple of Price
-        Of the hosted ranks, by the numbers that `distribution` has.
+        By number, the same on all processes.
     comm : mpi4py.MPI.Intracomm or None
         None: this process alone.
     """
@@ -87,19 +87,19 @@ class Relaxation:
         self._here[at] = distribution.first_communication[held]
         size[at] = np.diff(distribution.first_communication)[held]
         self._first = np.concatenate([[0], np.cumsum(allreduce_max(size, comm).clip(min=0))])
-        self._prices, self._price = self._agreed(prices)
-        columns = np.array([price[:3] for price in self._prices], np.int64).reshape(-1, 3)
-        self._latency, self._volume, self._rate = columns.T.copy()
-        self._route = self._routes_of_flows()
+        columns = np.array([price[:3] for price in prices], np.int64).reshape(-1, 3)
+        latency, self._volume, rate = columns.T.copy()
+        self._price = self._prices_of_flows()
+        self._route = self._routes_of_flows(prices)
         self._price[self._route < 0] = -1
         self._start = np.empty(self._first[-1], np.int64)
         self._schedule = FlowSchedule(
             self._first,
             self._price,
             self._route,
-            self._latency,
+            latency,
             self._volume,
-            self._rate,
+            rate,
             self._route_group,
             routes.index,
             routes.link,
@@ -110,8 +110,8 @@ class Relaxation:
         self._sharing = Sharing(routes.capacity, routes.index, routes.link, routes.weight)
         self._domain = np.full(len(self._group), -1)
 
-    def _agreed(self, prices: tuple[Price, ...]) -> tuple[tuple[Price, ...], NDArray[np.int32]]:
-        """Return all prices, in an order on which processes agree, and the price of each flow."""
+    def _prices_of_flows(self) -> NDArray[np.int32]:
+        """Return the price of each flow, or -1 of operations that are none."""
         plan = self._distribution
         at, _ = ranges(plan.simulated.slot_index, plan.hosted.astype(np.int64))
         bound = plan.simulated.slots[at]
@@ -119,18 +119,13 @@ class Relaxation:
         slot_flow = np.where(self._group[group] == bound, self._first[group], -1)
         found = np.full(self._first[-1], -1, np.int32)
         mark_flows(plan.core_input, self._given.prices, slot_flow, found)
-        if self._comm is None:
-            return prices, found
-        every = {price: None for part in self._comm.allgather(prices) for price in part}
-        number = {price: i for i, price in enumerate(every)}
-        own = np.array([number[price] for price in prices] + [-1], np.int64)
-        return tuple(every), allreduce_max(own[found], self._comm).astype(np.int32)
+        return allreduce_max(found.astype(np.int64), self._comm).astype(np.int32)
 
-    def _routes_of_flows(self) -> NDArray[np.int32]:
+    def _routes_of_flows(self, prices: tuple[Price, ...]) -> NDArray[np.int32]:
         """Return the route of each flow, or -1 if its communicator has none of that pattern."""
         routes = self._routes
         pattern = {one: i for i, one in enumerate(routes.patterns)}
-        of_price = np.array([pattern[price.pattern] for price in self._prices] + [-1], np.int64)
+        of_price = np.array([pattern[price.pattern] for price in prices] + [-1], np.int64)
         route = np.full((len(self._group), len(pattern) + 1), -1, np.int32)
         route[self._route_group, routes.pattern] = np.arange(len(routes))
         group = np.repeat(np.arange(len(self._group)), np.diff(self._first))

@@ -171,9 +171,9 @@ def set_up(
     partial = _is_partial(program, several)
     lowered = LoweredTables() if known is None else known.lowered
     if several and known is not None:
-        # Unfolded or placed, processes may hold different tables, and would have to agree.
-        takes_over = known.simulated.folded and known.fold == fold
-        known = known if takes_over and placement is None and not partial else None
+        # Where processes hold different tables they would have to agree. What is folded is whole.
+        whole = known.simulated.folded and not partial
+        known = known if whole and placement is None else None
     with parallel.collective_errors(comm):
         _check_wire_delays(program, wire_delays)
         if fold and (partial or placement is not None):
