@@ -13,6 +13,7 @@ Read in this order:
 - `cost`: durations of rows; `duration_factors`: speed and jitter; `memory_needed`: does it fit?
 - `lowering`: a table as instructions; `tiling`: ranks side by side; `core_input`: what a core gets;
   `distribution`: which process simulates what. `_core` advances ranks over their rows.
+- `relaxation`: communications that share links, by passes of dataflow.
 - `exchange`: messages and windows between processes; `deadlock`: which operations block ranks.
 - `critical_path`, `flows`, `digest`: what is derived from a run.
 """

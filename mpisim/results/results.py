@@ -142,8 +142,8 @@ class Results:
     rounds : int
         Exchanges between them.
     mode : str
-        "dataflow" where no communications can share links, else "events" or, on several processes,
-        "windows".
+        "dataflow" where no communications can share links, else "relaxation", "events" or, on
+        several processes, "windows".
     ranks : mapping of str to array, shape (n_ranks,)
         end, process, class, rows, and `BREAKDOWN` of `mpisim.results.accounting`.
     classes : mapping of str to array, shape (n_classes,)
