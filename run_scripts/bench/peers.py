@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from commands import taken
 
 LAYERS = 100
 MS = 10**9
@@ -63,18 +62,6 @@ def layers(gpus: int, fold: bool) -> None:
     print(f"step time {results.step_time:.6f} s")
 
 
-def measured(*command: str) -> dict[str, float]:
-    """Run a command; return its wall time and the most memory it had."""
-    with tempfile.TemporaryFile("w+") as output:
-        begin = time.perf_counter()
-        process = subprocess.Popen([sys.executable, *command], stdout=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - begin
-    if status:
-        raise SystemExit(f"{' '.join(command)}: failed")
-    return {"seconds": seconds, "memory": usage.ru_maxrss * 1024}
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -117,10 +104,9 @@ def main() -> None:
                 ["-m", "mpisim", "run", str(file), "--no-fold"],
             ),
         ):
-            found = figures[title] = min(
-                (measured(*command) for _ in range(3)), key=lambda each: each["seconds"]
-            )
-            print(f"{title:<55} {found['seconds']:6.2f} s {found['memory'] / 1e6:6.0f} MB")
+            found = min(taken([sys.executable, *command]) for _ in range(3))
+            figures[title] = {"seconds": found.seconds, "memory": found.memory}
+            print(f"{title:<55} {found.seconds:6.2f} s {found.memory / 1e6:6.0f} MB")
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=1))
 

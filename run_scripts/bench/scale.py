@@ -20,33 +20,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
-
-GPT = """
-[model]
-preset = "gpt3-175b"
-seq_len = 2048
-[plan]
-tp = 8
-pp = {pp}
-micro_batch = 1
-global_batch = {batch}
-[cluster]
-preset = "dgx-h100"
-nodes = {nodes}
-[run]
-allow_oom = true
-"""
+from commands import gpt, taken
 
 LLAMA = "llama3-405b-16384-h100"
 UNFOLDED = (64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
@@ -122,10 +104,8 @@ def experiment(case: Case, folder: Path) -> str:
     """Return the experiment of a case: a file, written here, or a name."""
     if case.model == "llama":
         return LLAMA
-    pp = 8 if case.gpus < 128 else 16
     file = folder / f"gpt-{case.gpus}.toml"
-    text = GPT.format(pp=pp, batch=case.gpus // (8 * pp) * 64, nodes=case.gpus // 8)
-    file.write_text(text)
+    file.write_text(gpt(case.gpus, pp=8 if case.gpus < 128 else 16))
     return str(file)
 
 
@@ -137,16 +117,11 @@ def measured(case: Case, folder: Path) -> Figures:
     command += ["-o", str(found), "--overwrite"] + ([] if case.folded else ["--no-fold"])
     for change in (*MODES[case.mode], *VARIATIONS[case.variation]):
         command += ["--set", change]
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begin
-    if status:
-        raise SystemExit(f"{' '.join(command)}: failed")
+    whole = taken(command)
     with h5py.File(found) as file:
         return Figures(
-            seconds=seconds,
-            memory=usage.ru_maxrss * 1024,
+            seconds=whole.seconds,
+            memory=whole.memory,
             rows=int(file["ranks/rows"][:].sum()),
             simulate=float(file["wall/simulate"][()]),
             rounds=int(file.attrs["rounds"]),
