@@ -14,6 +14,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 built = runpy.run_path(str(ROOT / "mpisim/built.py"))  # importing it would need what mpisim needs
+kept_tables = runpy.run_path(str(ROOT / "data/kept_tables.py"))
 sources = [path.relative_to(ROOT).as_posix() for path in built["sources"](ROOT)]
 
 # Top-level folders that are installed as subpackages of mpisim (the mapping itself is in
@@ -27,7 +28,10 @@ for name in MAPPED:
 
 
 class Build(build_ext):
-    """Compile, and leave the digest of the sources beside binaries that stay in the checkout."""
+    """Compile, and parse what constants are read from.
+
+    The digest of the sources is left beside binaries that stay in the checkout.
+    """
 
     def run(self) -> None:
         stamp = ROOT / built["STAMP"]
@@ -35,6 +39,7 @@ class Build(build_ext):
         if here:
             stamp.unlink(missing_ok=True)
         super().run()
+        kept_tables["keep"](ROOT / "data" if here else Path(self.build_lib) / "mpisim/data")
         if here:
             stamp.write_text(built["digest"](ROOT))
 

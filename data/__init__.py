@@ -12,28 +12,26 @@ Names are relative to this folder, with forward slashes: ``"experiments/llama3-8
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
+import os
 from pathlib import Path
 
 __all__ = ["names", "path", "text"]
 
+FOLDER = Path(__file__).parent
+"""An installed package is a folder of files, too: `setuptools` never leaves it zipped."""
+
 
 def text(name: str) -> str:
     """Return the contents of a text file of this folder (UTF-8)."""
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return path(name).read_text(encoding="utf-8")
 
 
 def path(name: str) -> Path:
-    """Return the path of a file of this folder.
-
-    An installed package is a folder of files (`setuptools` never leaves it zipped), so the path
-    stays valid.
-    """
-    with as_file(files(__name__).joinpath(name)) as found:
-        return found
+    """Return the path of a file of this folder."""
+    return FOLDER / name
 
 
 def names(folder: str, suffix: str = ".toml") -> list[str]:
     """Return the names of the files of a subfolder that end in `suffix`, sorted, without it."""
-    entries = files(__name__).joinpath(folder).iterdir()
-    return sorted(e.name.removesuffix(suffix) for e in entries if e.name.endswith(suffix))
+    entries = os.listdir(path(folder))
+    return sorted(each.removesuffix(suffix) for each in entries if each.endswith(suffix))

@@ -11,6 +11,7 @@ Only the standard library is used: ``setup.py`` runs this file before anything i
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -27,7 +28,8 @@ _SUFFIXES = {".pyx", ".pxd", ".pxi", ".h"}
 
 def cores(root: Path) -> list[Path]:
     """Return the folders of compiled modules, those named ``_core``."""
-    return sorted(core for name in FOLDERS for core in (root / name).rglob("_core"))
+    folders = (Path(path) for name in FOLDERS for path, _, _ in os.walk(root / name))
+    return sorted(folder for folder in folders if folder.name == "_core")
 
 
 def sources(root: Path) -> list[Path]:

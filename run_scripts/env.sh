@@ -19,10 +19,14 @@ export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe:-1
 if [ -z "${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-}${FLUX_URI:-}" ]; then
     if [ -z "${OMPI_MCA_pml:-}${OMPI_MCA_btl:-}" ]; then
         export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp MPISIM_ONE_MACHINE=1
+        # UCX comes with Open MPI and is not used then, but would still hook into the allocation of
+        # memory as it is loaded: 40 ms of waiting in every process.
+        export UCX_MEM_EVENTS="${UCX_MEM_EVENTS:-no}"
     fi
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
 elif [ -n "${MPISIM_ONE_MACHINE:-}" ]; then
-    unset OMPI_MCA_pml OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism MPISIM_ONE_MACHINE
+    unset OMPI_MCA_pml OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism MPISIM_ONE_MACHINE \
+        UCX_MEM_EVENTS
 fi
 
 # One-sided communication is not used; its UCX component warns where there is no such network.

@@ -54,3 +54,5 @@ fi
 # Compiled ahead of time where Python does not keep what it compiles (PYTHONDONTWRITEBYTECODE, a
 # folder that jobs cannot write): else every process of every run compiles all modules again.
 .venv/bin/python -m compileall -q mpisim kernels topo data
+# And constants in TOML, which take longer to parse than to read.
+.venv/bin/python data/kept_tables.py

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
-from mpisim.data import text
 
 from .families import FORMULAS
 from .formula import Constant
@@ -160,9 +160,14 @@ class KernelCalibration:
             TOML, a table for each ``family.gpu.dtype``; at least one.
         source : str
         """
+        return cls.of_tables(parse(contents, source), source)
+
+    @classmethod
+    def of_tables(cls, found: Mapping[str, Any], source: str) -> KernelCalibration:
+        """Read the tables of a file as `parse` does; they are left as they are."""
         families = sorted(FORMULAS)
         tables = {}
-        for family, by_gpu in parse(contents, source).items():
+        for family, by_gpu in found.items():
             if family not in families:
                 raise InputError(
                     f"{source}: unknown family {family!r}{nearest(family, families)}; "
@@ -207,4 +212,4 @@ def _check(table: FittedConstants, constants: tuple[Constant, ...], where: str) 
 @cache
 def packaged_calibration() -> KernelCalibration:
     """Return the calibration that comes with mpisim."""
-    return KernelCalibration.parse(text(FILE), FILE)
+    return KernelCalibration.of_tables(packaged(FILE), FILE)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mpisim.base.errors import InputError
 from mpisim.base.kinds import Operation
-from mpisim.base.presets import load_file
+from mpisim.base.presets import load_file, packaged
 from mpisim.base.quantity import Quantity
-from mpisim.base.schema import build, parse
-from mpisim.data import text
+from mpisim.base.schema import build
 
 __all__ = [
     "CLASSES",
@@ -109,7 +108,7 @@ def class_of_family(family: str) -> int:
 @cache
 def packaged_constants() -> SlowdownConstants:
     """Return the constants of ``data/overlap.toml``."""
-    return build(SlowdownConstants, parse(text(FILE), FILE), FILE)
+    return build(SlowdownConstants, packaged(FILE), FILE)
 
 
 def read_constants(path: str | Path) -> SlowdownConstants:

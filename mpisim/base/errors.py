@@ -8,7 +8,6 @@ own included.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = [
@@ -110,6 +109,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     >>> nearest("colour", ["bandwidth", "latency"])
     ''
     """
+    import difflib
+
     allowed = list(allowed)
     close = [each for each in allowed if each.casefold() == name.casefold()]
     close = close or difflib.get_close_matches(name, allowed, n=1)

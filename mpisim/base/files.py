@@ -10,7 +10,6 @@ import codecs
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -206,7 +205,7 @@ def rename_into_place(hidden: Path, target: Path, path: str | Path, *, overwrite
 
 def hidden_name(target: Path) -> Path:
     """Return a new name beside `target`, for what is not complete yet."""
-    return target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+    return target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.part")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..data import names as file_names
 from ..data import text
+from ..data.kept_tables import kept
 from .errors import InputError, nearest
 from .files import read_text
 from .schema import parse
@@ -63,7 +64,9 @@ class Preset(NamedTuple):
 @cache
 def packaged(file: str) -> dict[str, dict[str, Any]]:
     """Return the tables of a packaged data file; they are shared: copy before changing one."""
-    return parse(text(file), file)
+    contents = text(file)
+    found = kept(file, contents)
+    return parse(contents, file) if found is None else found
 
 
 def table_names(file: str) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -72,6 +71,8 @@ def parse(text: str, source: str) -> dict[str, Any]:
     InputError
         If it is not TOML, naming the line.
     """
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits

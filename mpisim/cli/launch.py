@@ -15,8 +15,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -193,6 +191,8 @@ def end(code: int, line: str = "") -> int:
         if launched_rank() == 0:
             _print(line)
         return code
+    from array import array
+
     codes = array("q", [0]) * everyone.size
     request = everyone.Iallgather(array("q", [code]), codes)
     if not _completes(request, FAILURE_TIMEOUT if code else None):
@@ -223,6 +223,8 @@ def abort(code: int = 1) -> int:
     int
         `code`, where no other process can be left waiting.
     """
+    import traceback
+
     lines = traceback.format_exc().splitlines(keepends=True)
     everyone = _all_processes()
     prefix = f"[{everyone.rank}/{everyone.size}] " if everyone is not None else ""

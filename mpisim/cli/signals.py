@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,28 +30,28 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
     over = threading.Event()
     threading.Thread(target=_watch, args=(reader, over), daemon=True).start()
     handler = signal.signal(signal.SIGTERM, _terminate)
-    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:
         over.set()
         signal.set_wakeup_fd(previous)
         signal.signal(signal.SIGTERM, handler)
-        writer.close()
+        os.close(writer)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _watch(reader: socket.socket, over: threading.Event) -> None:
+def _watch(reader: int, over: threading.Event) -> None:
     """Wait for a signal, then end the process after the grace period."""
-    with reader:
-        while number := reader.recv(1):
+    with open(reader, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
             if number[0] in (signal.SIGINT, signal.SIGTERM) and not over.wait(GRACE_PERIOD):
                 os._exit(128 + number[0])

@@ -8,14 +8,15 @@ are checked one by one by `mpisim.base.schema.build`; ``[model]`` is resolved fi
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import InputError, UsageError, nearest, one_of
 from ..base.files import read_text
+from ..base.presets import SUFFIX, packaged
 from ..base.schema import build, defaults, parse
 from ..base.toml import toml_value
 from .choices import (
@@ -98,8 +99,8 @@ def load(path: str | Path | None = None, changes: Sequence[str] = ()) -> tuple[s
     UsageError
         If a change is no assignment.
     """
-    contents, source = _text_of(DEFAULT if path is None else str(path))
-    experiment = read(contents, source, changes)
+    contents, source, table = _read(DEFAULT if path is None else str(path))
+    experiment = _changed(table, source, changes)
     return _with_changes_noted(contents, changes), experiment
 
 
@@ -113,9 +114,10 @@ def load_any(
     named = DEFAULT if path is None else str(path)
     if _is_hdf5(named):
         contents, source = f"[workload]\nprogram = {toml_value(Path(named).name)}\n", named
+        table = parse(contents, source)
     else:
-        contents, source = _text_of(named)
-    table = _with_changes(parse(contents, source), changes)
+        contents, source, table = _read(named)
+    table = _with_changes(table, changes)
     if "workload" in table:
         return _with_changes_noted(contents, changes), program_experiment(table, source)
     return _with_changes_noted(contents, changes), experiment_of(table, source)
@@ -134,20 +136,22 @@ def _with_changes_noted(contents: str, changes: Sequence[str]) -> str:
     return "".join(f"# --set {change}\n" for change in changes) + contents
 
 
-def _text_of(path: str) -> tuple[str, str]:
-    """Return the text of an experiment, and what to call it in messages."""
+def _read(path: str) -> tuple[str, str, dict[str, Any]]:
+    """Return the text of an experiment, what to call it in messages, and its tables, to change."""
     from mpisim.data import names, text
 
     # A name has no folder and no ending; a file in the working folder may be called as one.
-    if Path(path).name == path and not path.endswith(".toml") and not Path(path).exists():
+    if Path(path).name == path and not path.endswith(SUFFIX) and not Path(path).exists():
         known = names(FOLDER)
         if path in known:
-            return text(f"{FOLDER}/{path}.toml"), f"{path}.toml"
+            file = f"{FOLDER}/{path}{SUFFIX}"
+            return text(file), f"{path}{SUFFIX}", deepcopy(packaged(file))
         raise InputError(
             f"{path}: there is no such file, nor an experiment of that name"
             f"{nearest(path, known)}; see mpisim list experiments"
         )
-    return read_text(path), path
+    contents = read_text(path)
+    return contents, path, parse(contents, path)
 
 
 def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
@@ -166,7 +170,12 @@ def read(text: str, source: str, changes: Sequence[str] = ()) -> Experiment:
     InputError
         Naming the file and the key, what was found and what is allowed.
     """
-    experiment = experiment_of(_with_changes(parse(text, source), changes), source)
+    return _changed(parse(text, source), source, changes)
+
+
+def _changed(table: dict[str, Any], source: str, changes: Sequence[str]) -> Experiment:
+    """Build an experiment from its tables and changes."""
+    experiment = experiment_of(_with_changes(table, changes), source)
     if any(_key_path(change)[0] in REQUIRED for change in changes):
         return replace(experiment, published=Published())
     return experiment
@@ -311,6 +320,10 @@ def model_of(table: Mapping[str, Any], source: str) -> Model:
 
 def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Return the table with keys set as on the command line."""
+    if not changes:
+        return table
+    import tomllib
+
     for change in changes:
         *path, last = _key_path(change)
         within = table
@@ -334,6 +347,8 @@ _ASSIGNMENT = re.compile(r"""(?:[^"'=]|"[^"]*"|'[^']*')*=""")
 
 def _key_path(change: str) -> list[str]:
     """Return the parts of the key of a change: ``plan.tp``, ``network.changes."links.a.b"``."""
+    import tomllib
+
     found = _ASSIGNMENT.match(change)
     path: list[str] = []
     try:

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from ..base.presets import packaged
 from ..base.quantity import Quantity
-from ..base.schema import build, parse
-from ..data import text
+from ..base.schema import build
 from ..kernels import Gpu
 
 __all__ = ["MemoryConstants", "capacity", "constants"]
@@ -76,7 +76,7 @@ class MemoryConstants:
 @cache
 def constants() -> MemoryConstants:
     """Return the constants of ``data/memory.toml``."""
-    return build(MemoryConstants, parse(text(FILE), FILE), FILE)
+    return build(MemoryConstants, packaged(FILE), FILE)
 
 
 def capacity(gpu: Gpu) -> int:

@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
+from ..base.presets import packaged
 from ..base.quantity import Quantity
 from ..base.rank_ranges import parse_ranges
-from ..base.schema import build, parse
-from ..data import text
+from ..base.schema import build
 from ..engine.duration_factors import ONE, jitter_factors
 from ..experiment import VariationChoice
 from ..kernels import Estimate, Gpu, KernelModel
@@ -131,7 +131,7 @@ def _random_factors(jitter: Jitter, n_ranks: int) -> NDArray[np.float64]:
 
 @cache
 def _spread() -> Quantity:
-    return build(Quantity, parse(text(FILE), FILE)["gpus"], FILE, "gpus")
+    return build(Quantity, packaged(FILE)["gpus"], FILE, "gpus")
 
 
 def slowest_factor(gpus: int) -> Quantity:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..base.presets import packaged
 from ..base.quantity import Quantity
-from ..base.schema import build, parse
-from ..data import text
+from ..base.schema import build
 
 if TYPE_CHECKING:
     from .jobs import Replay
@@ -45,7 +45,7 @@ class ReplayError:
 @cache
 def _numbers() -> tuple[Quantity, Quantity]:
     """Return the difference between steps, and the share of a change behind inferred waits."""
-    found = parse(text(FILE), FILE)
+    found = packaged(FILE)
     first, second = (
         build(Quantity, found[key], FILE, key) for key in ("step_to_step", "inferred_waits")
     )

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 from mpisim.base.files import read_text
+from mpisim.base.presets import packaged
 from mpisim.base.schema import Limits, build, parse
-from mpisim.data import text
 
 from ..nccl.shape import REGIMES, Regime
 
@@ -213,8 +213,13 @@ class CollectiveCalibration:
         source : str
             Name of the file, for messages.
         """
+        return cls.of_tables(parse(contents, source), source)
+
+    @classmethod
+    def of_tables(cls, found: Mapping[str, Any], source: str) -> CollectiveCalibration:
+        """Read the tables of such a file as `parse` does; they are left as they are."""
         tables: dict[str, OwnerCalibration] = {}
-        for owner, table in parse(contents, source).items():
+        for owner, table in found.items():
             if not isinstance(table, dict):
                 raise InputError(f"{source}: key {owner!r} is {table!r}; it must be a table")
             tables[owner] = build(OwnerCalibration, table, source, owner)
@@ -232,7 +237,7 @@ class CollectiveCalibration:
 @cache
 def packaged_calibration() -> CollectiveCalibration:
     """Return the calibration that comes with mpisim."""
-    return CollectiveCalibration.parse(text(FILE), FILE)
+    return CollectiveCalibration.of_tables(packaged(FILE), FILE)
 
 
 HEADER = """\

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from mpisim.data import text
-
+from ...base.presets import packaged
 from ...base.quantity import Quantity
-from ...base.schema import build, parse
+from ...base.schema import build
 
 __all__ = ["Frameworks", "frameworks"]
 
@@ -85,4 +84,4 @@ class Frameworks:
 @cache
 def frameworks() -> Frameworks:
     """Default sizes of ``data/frameworks.toml``."""
-    return build(Frameworks, parse(text(FILE), FILE), FILE)
+    return build(Frameworks, packaged(FILE), FILE)
