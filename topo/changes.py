@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from fnmatch import translate
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpisim.base.errors import InputError, nearest
 
+from .link_patterns import LinkPatterns
 from .routes import ReroutedPaths, ShortestTimeRoutes
 from .topology import LinkKind, Topology, check_connected
 from .units import parse_bandwidth, parse_latency
 
-__all__ = ["apply_changes"]
+__all__ = ["WithoutChange", "apply_changes", "check_changes", "without_each_change"]
 
 PREFIX = "links."
 CUT = "cut"
@@ -57,14 +58,11 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
     """
     values = {key: getattr(topology, key).copy() for key in KEYS}
     kept = np.ones(topology.n_links, bool)
-    for name, value in changes.items():
-        pattern, key = _split_name(name, value)
-        hit = _matching_links(topology, pattern)
-        if key is None:
-            kept[hit] = False
-            continue
-        scale, new = _read_change(name, key, value)
-        values[key][hit] = values[key][hit] * scale if new is None else new
+    for change in _read_changes(topology, changes):
+        if change.key is None:
+            kept[change.links] = False
+        else:
+            values[change.key][change.links] = change.of(values[change.key][change.links])
     if kept.all():
         nics = topology.kind == LinkKind.NIC
         ratio = values["bandwidth"][nics] / topology.bandwidth[nics]
@@ -96,6 +94,81 @@ def apply_changes(topology: Topology, changes: Mapping[str, object]) -> Topology
     return found
 
 
+class WithoutChange(NamedTuple):
+    """The links that would have another bandwidth or latency without one of several changes.
+
+    Attributes
+    ----------
+    links : int64, shape (m,)
+        As `apply_changes` numbers them, ascending: those that are cut are none.
+    bandwidth : float64, shape (m,)
+        What they would have then, in bytes per second.
+    """
+
+    links: NDArray[np.int64]
+    bandwidth: NDArray[np.float64]
+
+
+def without_each_change(
+    topology: Topology, changes: Mapping[str, object]
+) -> dict[str, WithoutChange | None]:
+    """Return what `apply_changes` would make of a topology without each of the changes.
+
+    Parameters
+    ----------
+    topology : Topology
+        Before all changes.
+    changes : mapping of str to object
+        As for `apply_changes`.
+
+    Returns
+    -------
+    dict of str to (WithoutChange or None)
+        By the names of the changes. None for one without which fewer links would be cut.
+
+    Raises
+    ------
+    InputError
+        For a change that cannot be understood or fits no link.
+    """
+    read = list(_read_changes(topology, changes))
+    values = {key: getattr(topology, key).copy() for key in KEYS}
+    cuts = np.zeros(topology.n_links, np.int64)
+    last = {key: np.full(topology.n_links, -1) for key in KEYS}  # change of each link
+    several = {key: np.zeros(topology.n_links, bool) for key in KEYS}
+    befores = []
+    for place, (_, links, key, _, _) in enumerate(read):
+        befores.append(None if key is None else values[key][links])
+        if key is None:
+            cuts[links] += 1
+        else:
+            values[key][links] = read[place].of(values[key][links])
+            several[key][links] |= last[key][links] >= 0
+            last[key][links] = place
+    acting: dict[tuple[str, int], list[int]] = {}  # where there are several
+    for place, (_, links, key, _, _) in enumerate(read):
+        if key is not None:
+            for link in links[several[key][links]].tolist():
+                acting.setdefault((key, link), []).append(place)
+
+    number = np.cumsum(cuts == 0) - 1
+    found: dict[str, WithoutChange | None] = {}
+    for place, (name, links, key, _, _) in enumerate(read):
+        without = befores[place]
+        if key is None or without is None:
+            fewer = bool((cuts[links] == 1).any())
+            found[name] = None if fewer else WithoutChange(links[:0], values["bandwidth"][:0])
+            continue
+        for at in np.flatnonzero(last[key][links] > place).tolist():
+            for later in acting[key, int(links[at])]:
+                if later > place:
+                    without[at] = read[later].of(without[at])
+        other = (without != values[key][links]) & (cuts[links] == 0)
+        bandwidth = without if key == "bandwidth" else values["bandwidth"][links]
+        found[name] = WithoutChange(number[links[other]], bandwidth[other])
+    return found
+
+
 def check_changes(changes: Mapping[str, object]) -> None:
     """Refuse changes that cannot be understood, whatever topology they are for.
 
@@ -108,6 +181,32 @@ def check_changes(changes: Mapping[str, object]) -> None:
         _, key = _split_name(name, value)
         if key is not None:
             _read_change(name, key, value)
+
+
+class _Change(NamedTuple):
+    """One change: the links it acts on, and what it makes of their bandwidth or latency."""
+
+    name: str
+    links: NDArray[np.int64]
+    key: str | None  # None: a cut
+    scale: float = 1.0
+    new: float | None = None
+
+    def of(self, value: Any) -> Any:
+        """Return what a bandwidth or a latency becomes."""
+        return value * self.scale if self.new is None else self.new
+
+
+def _read_changes(topology: Topology, changes: Mapping[str, object]) -> Iterator[_Change]:
+    """Yield changes in their order."""
+    patterns = LinkPatterns(topology.link_names)
+    for name, value in changes.items():
+        pattern, key = _split_name(name, value)
+        links = patterns.matching(pattern)
+        if not len(links):
+            _refuse_pattern(topology, pattern)
+        factor = () if key is None else _read_change(name, key, value)
+        yield _Change(name, links, key, *factor)
 
 
 def _read_change(name: str, key: str, value: object) -> tuple[float, float | None]:
@@ -151,18 +250,12 @@ def _split_name(name: str, value: object) -> tuple[str, str | None]:
     return pattern, None
 
 
-def _matching_links(topology: Topology, pattern: str) -> NDArray[np.int64]:
-    """Return the links that a pattern fits."""
+def _refuse_pattern(topology: Topology, pattern: str) -> NoReturn:
+    """Raise the error of a pattern that fits no link."""
     names = topology.link_names
-    # Names may have brackets, which are no sets of characters here.
-    expression = re.compile(translate(pattern.replace("[", "[[]")))
-    hit = np.flatnonzero([expression.match(name) is not None for name in names])
-    if not len(hit):
-        near = "" if "*" in pattern else nearest(pattern, names)
-        raise InputError(
-            f"{PREFIX}{pattern}: {topology.title} has no such link{near}; names are "
-            f"like {names[0]!r}"
-            if names
-            else f"{topology.title} has no links"
-        )
-    return hit
+    near = "" if "*" in pattern else nearest(pattern, names)
+    raise InputError(
+        f"{PREFIX}{pattern}: {topology.title} has no such link{near}; names are like {names[0]!r}"
+        if names
+        else f"{topology.title} has no links"
+    )

@@ -219,7 +219,12 @@ class Topology:
     @cached_property
     def link_names(self) -> list[str]:
         """The names of all links."""
-        return [self.link_name(link) for link in range(self.n_links)]
+        names = list(self.names)  # of a million nodes, perhaps, which make them on access
+        ends = zip(self.source.tolist(), self.target.tolist(), strict=True)
+        found = [f"{names[source]}->{names[target]}" for source, target in ends]
+        for link, own in self.labels.items():
+            found[link] = own
+        return found
 
     def routes(self, a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the links between pairs of GPUs: the routes of NCCL's point-to-point transfers.

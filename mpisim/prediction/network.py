@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from ..topo.speeds import with_speeds
 
 if TYPE_CHECKING:
     from ..topo import Topology
+    from ..topo.changes import WithoutChange
     from ..topo.nccl import Nccl
     from ..topo.nccl.shape import Regime
 
 
-__all__ = ["NetworkCache", "NetworkRequest", "nccl_model", "network_of"]
+__all__ = ["GivenKey", "NetworkCache", "NetworkRequest", "nccl_model", "network_of"]
 
 MESHES = ("mesh", "hypercube")
 """NCCL's kinds of nodes in which each pair of GPUs has links of its own."""
@@ -97,6 +98,24 @@ PER_ENTRY = ("changes", "nccl")
 """Keys of ``[network]`` that are tables; each of their entries is looked at by itself."""
 
 
+class GivenKey(NamedTuple):
+    """A key of ``[network]`` or a speed of ``[cluster]`` that was given.
+
+    Attributes
+    ----------
+    name : str
+        As messages call it.
+    part : str
+        ``"speeds"`` or a field of `NetworkChoice`.
+    entry : str
+        Of a part that is a table.
+    """
+
+    name: str
+    part: str
+    entry: str = ""
+
+
 @dataclass(frozen=True)
 class NetworkRequest:
     """What an experiment or a command line says of the network: cluster, speeds, ``[network]``.
@@ -125,25 +144,49 @@ class NetworkRequest:
         build = network_of if networks is None else networks.network_of
         return build(cluster, self.nodes, self.choice, self.folder)
 
-    def without_each_key(self) -> Iterator[tuple[str, NetworkRequest]]:
-        """Yield each key that was given, with the request that lacks it."""
-        for key in self.speeds:
-            rest = {name: value for name, value in self.speeds.items() if name != key}
-            yield f"cluster.{key}", replace(self, speeds=rest)
+    @property
+    def given(self) -> list[GivenKey]:
+        """The keys that were given."""
+        found = [GivenKey(f"cluster.{key}", "speeds", key) for key in self.speeds]
         for table in PER_ENTRY:
-            entries: dict[str, str] = getattr(self.choice, table)
-            for entry in entries:
-                kept: Any = {table: {one: entries[one] for one in entries if one != entry}}
-                choice = replace(self.choice, **kept)
+            for entry in getattr(self.choice, table):
                 name = f"network.{table}.{entry if entry.isidentifier() else repr(entry)}"
-                yield name, replace(self, choice=choice)
-        for key in ("algorithm", "ring_order"):
-            plain: Any = {key: getattr(NetworkChoice(), key)}
-            if getattr(self.choice, key) != plain[key]:
-                yield f"network.{key}", replace(self, choice=replace(self.choice, **plain))
-        if self.choice.calibration is not None:
-            choice = replace(self.choice, calibration=None)
-            yield "network.calibration", replace(self, choice=choice)
+                found.append(GivenKey(name, table, entry))
+        plain = NetworkChoice()
+        for key in ("algorithm", "ring_order", "calibration"):
+            if getattr(self.choice, key) != getattr(plain, key):
+                found.append(GivenKey(f"network.{key}", key))
+        return found
+
+    def without(self, key: GivenKey) -> NetworkRequest:
+        """Return the request that lacks one of its `given` keys."""
+        if key.part == "speeds":
+            return replace(self, speeds=_without(self.speeds, key.entry))
+        changed: Any = (
+            _without(getattr(self.choice, key.part), key.entry)
+            if key.part in PER_ENTRY
+            else getattr(NetworkChoice(), key.part)
+        )
+        return replace(self, choice=replace(self.choice, **{key.part: changed}))
+
+    def without_each_change(self) -> dict[GivenKey, WithoutChange | None]:
+        """Return what the links would be without each of several changes of them.
+
+        None for a change without which fewer links would be cut. Without the only change links are
+        not changed at all, which is another network in more than them: it is not among these.
+        """
+        from ..topo.changes import without_each_change
+
+        keys = [key for key in self.given if key.part == "changes"]
+        if len(keys) < 2:
+            return {}
+        topology = with_speeds(self.cluster, self.speeds).topology(self.nodes)
+        found = without_each_change(topology, self.choice.changes)
+        return {key: found[key.entry] for key in keys}
+
+
+def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
 
 
 def _echo_network(cluster: Cluster) -> Network:

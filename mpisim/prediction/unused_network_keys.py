@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InputError
-from ..engine.contention import find_contention
+from ..engine.contention import Contention, find_contention
 from ..program import UNPRICED, Communicators, Operation, Program
 from ..topo import Network, SharedNetwork
-from .network import NetworkCache, NetworkRequest
+from ..topo.network import integer_rates
+from .network import GivenKey, NetworkCache, NetworkRequest
 
 __all__ = ["needs_prices", "unused_network_keys"]
 
@@ -46,24 +47,74 @@ def unused_network_keys(
     if request.choice.model != "nccl":
         model = request.choice.model
         lines.append(f"network.contention: no effect, links are not shared with {model!r}")
-    others = list(request.without_each_key())
+    keys = request.given
     alone = request.choice.model == "nccl" and not request.choice.contention
-    if alone and needs_prices(program) and not _can_share(program, request.network(networks)):
+    if alone and needs_prices(program) and _contention(program, request.network(networks)) is None:
         lines.append("network.contention: no effect, no link that can be full is shared")
-    if not others:
+    if not keys:
         return lines
     if not needs_prices(program):
         why = "no communication takes its time from the network"
-        return [*lines, *(f"{key}: no effect, {why}" for key, _ in others)]
+        return [*lines, *(f"{key.name}: no effect, {why}" for key in keys)]
     network = request.network(networks)
-    for key, other in others:
-        try:
-            plain = other.network()
-        except InputError:  # there is no such network without the key
-            continue
-        if _equal_for(program, network, plain, request.choice.contention):
-            lines.append(f"{key}: no effect, without it all communications take the same")
+    known = _effects_of_changes(program, request, network)
+    for key in keys:
+        if key not in known:
+            try:
+                plain = request.without(key).network()
+            except InputError:  # there is no such network without the key
+                continue
+            known[key] = not _equal_for(program, network, plain, request.choice.contention)
+        if not known[key]:
+            lines.append(f"{key.name}: no effect, without it all communications take the same")
     return lines
+
+
+def _effects_of_changes(
+    program: Program, request: NetworkRequest, network: Network
+) -> dict[GivenKey, bool]:
+    """Return whether changes of links have an effect, as far as it is known without a network.
+
+    There can be thousands, and a network without each of them takes long. A change has none if
+    without it all links are the same. It has one if without it a link that communications load has
+    another capacity, and links are shared: `_equal_loads` finds that.
+    """
+    changes = request.without_each_change()
+    if not changes or not isinstance(network, SharedNetwork):
+        return {}
+    found: dict[GivenKey, bool] = {}
+    open_: dict[GivenKey, Ints] = {}  # links of another capacity
+    for key, without in changes.items():
+        if without is not None and len(without.links):
+            rates = integer_rates(without.bandwidth)
+            open_[key] = without.links[network.capacity[without.links] != rates]
+        elif without is not None:
+            found[key] = False
+    contention = _contention(program, network) if request.choice.contention else None
+    if contention is None:
+        return found
+    loaded = np.zeros(len(network.capacity), bool)
+    loaded[contention.routes.names] = True
+    found |= {key: True for key, links in open_.items() if loaded[links].any()}
+    if open_.keys() - found.keys():
+        loaded[_loaded_links(program, network)] = True
+        found |= {key: True for key, links in open_.items() if loaded[links].any()}
+    return found
+
+
+def _loaded_links(program: Program, network: SharedNetwork) -> Ints:
+    """Return the links that the communications of a program load; some several times."""
+    of_pattern: dict[Hashable, list[Ints]] = {}
+    for kind in _kinds(program, (network, network)):
+        for number, size in kind.operations:
+            pattern = network.price(Operation(number), size, kind.groups[0]).pattern
+            if pattern is not None:
+                of_pattern.setdefault(pattern, []).append(kind.communicators)
+    found = [np.empty(0, np.int64)]
+    for pattern, each in of_pattern.items():
+        groups = _groups_at(program.communicators, np.unique(np.concatenate(each)))
+        found.append(network.loads(*groups, pattern)[1])
+    return np.concatenate(found)
 
 
 def needs_prices(program: Program) -> bool:
@@ -128,7 +179,7 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
             pattern = answers[0][0].pattern
             if pattern is not None:
                 of_pattern.setdefault(pattern, []).append(kind.communicators)
-    if not contention or not any(_can_share(program, each) for each in (one, other)):
+    if not contention or all(_contention(program, each) is None for each in (one, other)):
         return True
     return all(
         _equal_loads(program.communicators, np.unique(np.concatenate(each)), pattern, one, other)
@@ -136,11 +187,11 @@ def _equal_for(program: Program, one: Network, other: Network, contention: bool)
     )
 
 
-def _can_share(program: Program, network: Network) -> bool:
-    """Return whether communications of a program can share a link of a network that can be full."""
+def _contention(program: Program, network: Network) -> Contention | None:
+    """Return which communications of a program can share links of a network that can be full."""
     from mpi4py import MPI
 
-    return find_contention(program, network, MPI.COMM_SELF) is not None
+    return find_contention(program, network, MPI.COMM_SELF)
 
 
 def _answer(network: Network, operation: Operation, size: int, group: Any) -> tuple[Any, Any]:
@@ -158,10 +209,7 @@ def _equal_loads(
     """Return whether communicators load equal links equally on two networks."""
     if not isinstance(one, SharedNetwork) or not isinstance(other, SharedNetwork):
         return True
-    index = np.concatenate([[0], np.cumsum(groups.sizes[which])]).astype(np.int64)
-    members = np.concatenate(
-        [groups.members[groups.index[c] : groups.index[c + 1]] for c in which.tolist()]
-    )
+    index, members = _groups_at(groups, which)
     first, links, weights = one.loads(index, members, pattern)
     again, others, counter = other.loads(index, members, pattern)
     capacities = one.capacity[links], other.capacity[others]
@@ -177,3 +225,12 @@ def _equal_loads(
     )
     both = np.isin(mine, others, assume_unique=True)
     return np.array_equal(mine[both], others) and np.array_equal(weights[both], counter)
+
+
+def _groups_at(groups: Communicators, which: Ints) -> tuple[Ints, NDArray[np.int32]]:
+    """Return index and members of some communicators."""
+    index = np.concatenate([[0], np.cumsum(groups.sizes[which])]).astype(np.int64)
+    members = np.concatenate(
+        [groups.members[groups.index[c] : groups.index[c + 1]] for c in which.tolist()]
+    )
+    return index, members
