@@ -82,6 +82,7 @@ def add_slowdowns(
     const int64_t[::1] kind,
     const int64_t[::1] alone,
     const int64_t[::1] lasting,
+    const int64_t[::1] rows,
     const double[:, ::1] terms,
     int64_t[:, ::1] spent,
     int64_t[:, ::1] of_terms,
@@ -92,21 +93,25 @@ def add_slowdowns(
     ----------
     kind, alone, lasting : int64, shape (k,)
         The class of each, and its time alone and beside communications.
-    terms : float64, shape (k, c)
+    rows : int64, shape (g,)
+        Kernels that have terms.
+    terms : float64, shape (g, c)
     spent : int64, shape (classes, 2)
         The two times are added.
     of_terms : int64, shape (classes, c)
         `terms`, rounded, are added.
     """
-    cdef Py_ssize_t i, j, c = terms.shape[1]
+    cdef Py_ssize_t g, i, j, c = terms.shape[1]
     with nogil:
         for i in range(kind.shape[0]):
-            if lasting[i] <= alone[i]:
-                continue
-            spent[kind[i], 0] += alone[i]
-            spent[kind[i], 1] += lasting[i]
-            for j in range(c):
-                of_terms[kind[i], j] += <int64_t>rint(terms[i, j])
+            if lasting[i] > alone[i]:
+                spent[kind[i], 0] += alone[i]
+                spent[kind[i], 1] += lasting[i]
+        for g in range(rows.shape[0]):
+            i = rows[g]
+            if lasting[i] > alone[i]:
+                for j in range(c):
+                    of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
 
 
 cdef extern from "math.h":
