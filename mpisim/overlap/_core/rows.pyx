@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Rows of numbers: the distinct ones, a hash of them, and sums of slowdowns by class.
+"""Rows of numbers: distinct ones, differing ones, a hash of them, and sums of slowdowns by class.
 
 Callers are trusted: no index is checked.
 """
@@ -62,7 +62,7 @@ def distinct_rows(const int64_t[:, ::1] rows):
     return firsts[:n_kinds].copy(), kinds
 
 
-def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
+def fingerprint(const int64_t[:] one, const int64_t[:] other):
     """Return a 128-bit hash of two arrays of one length, uint64 of shape (2,)."""
     found = np.zeros(2, np.uint64)
     cdef uint64_t[::1] words = found
@@ -75,6 +75,17 @@ def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
             low += mix(mix(x) + y)
             high += mix(mix(y ^ <uint64_t>0xD6E8FEB86659FD93) + x)
         words[0], words[1] = low, high
+    return found
+
+
+def n_differing(
+    const int64_t[:] one, const int64_t[:] other, const int64_t[:] former, const int64_t[:] latter
+):
+    """Return in how many places two pairs of arrays, (one, other) and (former, latter), differ."""
+    cdef Py_ssize_t i, found = 0
+    with nogil:
+        for i in range(one.shape[0]):
+            found += one[i] != former[i] or other[i] != latter[i]
     return found
 
 
