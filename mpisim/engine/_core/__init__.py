@@ -18,8 +18,8 @@ sharing (fluid, heap)
 rows, accounts
     Rows of a rank after a run, and sums over them.
 price_requests, links, refining
-    Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention` and
-    `mpisim.engine.refine`.
+    Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention`,
+    `mpisim.results.link_use` and `mpisim.engine.refine`.
 memory
     Arrays with an address, and C memory.
 
@@ -33,6 +33,8 @@ memory
     Links that can be full, and communicators that links join.
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
+``carried(route_index, ...)``, ``flows_by_link(route_index, ...)``
+    What flows move over links in parts of the step; the flows over each link.
 ``core(contended)``
     The class ``Core`` of `tiles`, or of `contended` where communications share links.
 ``rows_of(lowered, durations, start, met_start, met_end)``
@@ -94,7 +96,7 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import Ledger
-from .links import depths, full_links, joined
+from .links import carried, depths, flows_by_link, full_links, joined
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import overlapping_slots, requested_prices
 from .refining import by_end, multisets, partition, ranges
@@ -109,9 +111,11 @@ __all__ = [
     "Ledger",
     "allocate",
     "by_end",
+    "carried",
     "core",
     "depths",
     "fingerprint",
+    "flows_by_link",
     "full_links",
     "joined",
     "kernels_of",
