@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisim.engine._core import depths
+from mpisim.engine._core import carried, depths, flows_by_link
 from mpisim.engine.flows import Flows, SharedLinks
 from mpisim.engine.routes import Routes
 from mpisim.results.link_use import BINS, use_of_links
@@ -34,7 +34,7 @@ def two_links(*communicators: int) -> SharedLinks:
 
 
 def flows(*entries: tuple[int, int, int, int]) -> Flows:
-    return Flows(*np.array(entries, np.int64).reshape(-1, 4).T)
+    return Flows(*np.array(entries, np.int64).reshape(-1, 4).T.copy())
 
 
 def test_two_flows_that_overlap() -> None:
@@ -97,3 +97,37 @@ def test_every_moment_of_one_or_more_is_counted(entries: list[tuple[int, int, in
     for p in range(4):
         depth = here[:, place == p].sum(axis=1)
         assert found[:, p].tolist() == [(depth >= 1).sum(), (depth >= 2).sum()]
+
+
+ROUTES = np.array([0, 2, 3, 5]), np.array([0, 2, 1, 0, 1])
+"""Index and links of three routes over three links."""
+
+drawn_flows = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 6), st.integers(0, 9)),
+    max_size=14,
+)
+
+
+@given(drawn_flows)
+def test_flows_of_a_link_keep_their_order(entries: list[tuple[int, ...]]) -> None:
+    route, begin, *_ = np.array(entries, np.int64).reshape(-1, 4).T.copy()
+    order = np.argsort(begin, kind="stable")
+    of_link, index = flows_by_link(*ROUTES, route, order, 3)
+    for link, routes in enumerate(([0, 2], [1, 2], [0])):
+        expected = [flow for flow in order.tolist() if route[flow] in routes]
+        assert of_link[index[link] : index[link + 1]].tolist() == expected
+
+
+@given(drawn_flows)
+def test_bytes_of_a_bin_are_those_of_its_moments(entries: list[tuple[int, ...]]) -> None:
+    route, begin, length, volume = np.array(entries, np.int64).reshape(-1, 4).T.copy()
+    weight = np.array([1.0, 0.5, 2.0, 1.0, 0.25])
+    moved, value, slope = carried(*ROUTES, weight, route, begin, begin + length, volume, 3, 3.0, 8)
+    slope = np.cumsum(slope.sum(axis=0), axis=1)
+    bins = value.sum(axis=0)[:, 1:] + slope[:, :-1] * 3.0
+    expected = np.zeros((3, 24))
+    for r, first, time, size in zip(route, begin, np.maximum(length, 1), volume):
+        for at in range(ROUTES[0][r], ROUTES[0][r + 1]):
+            expected[ROUTES[1][at], first : first + time] += weight[at] * size / time
+    np.testing.assert_allclose(bins, expected.reshape(3, 8, 3).sum(axis=2), atol=1e-9)
+    np.testing.assert_allclose(moved, expected.sum(axis=1), atol=1e-9)

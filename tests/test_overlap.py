@@ -24,6 +24,8 @@ from mpisim.overlap.communication_kernels import (
 )
 from mpisim.overlap.model import DeviceModel, OverlapModel
 from mpisim.overlap.timeline import (
+    USE_ONE,
+    KernelFactors,
     load_intervals,
     memory_use,
     slowed_communications,
@@ -312,17 +314,20 @@ def test_loads() -> None:
 def test_a_kernel_over_several_intervals() -> None:
     loads = load_intervals(*(np.array(v) for v in ([0, 20], [4, 20], [10, 30], [16, 16], [50, 50])))
 
-    def factor(rows: np.ndarray, load: Load) -> tuple[np.ndarray, np.ndarray]:
-        return np.where(load.bandwidth > 0, 2.0, 1.5), np.ones((len(rows), 1))
+    def factor(kernel: np.ndarray, *load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(load[1] > 0, 2.0, 1.5), np.ones((len(kernel), 1))
 
     begin = np.array([-5, 2, 40])
-    spent, terms = slowed_kernels(begin, np.array([20.0, 10.0, 7.0]), loads, factor, 1)
+    spent, rows, terms = slowed_kernels(
+        begin, np.zeros(3, int), np.array([20.0, 10.0, 7.0]), loads, KernelFactors(factor, 1)
+    )
     # From -5: 5 alone, 4 / 1.5 + 6 / 2 = 5.67 by 10, then 9.33 alone: 24.33, before 20 comes.
     assert spent[0] == pytest.approx(5 + 4 + 6 + 9.3333333)
     # From 2: 2 / 1.5 + 6 / 2 = 4.33 by 10, then 5.67 alone.
     assert spent[1] == pytest.approx(8 + 5.6666667)
     assert spent[2] == 7.0  # to the last bit
-    assert terms[:, 0].tolist() == [10.0, 8.0, 0.0]
+    assert rows.tolist() == [0, 1]
+    assert terms[:, 0].tolist() == [10.0, 8.0]
 
 
 @given(
@@ -332,7 +337,7 @@ def test_a_kernel_over_several_intervals() -> None:
 )
 def test_moved_is_bounded(begin: list[int], lasting: int, factor: float) -> None:
     """No faster than alone, no slower than slowed all the time."""
-    time, use = memory_use(np.array([10**11]), np.array([3 * 10**11]), np.array([1.0]))
+    time, use = memory_use(np.array([10**11]), np.array([3 * 10**11]), np.array([USE_ONE]))
     slower = 1 + (factor - 1) * use
     found = slowed_communications(
         np.array(begin), np.full(len(begin), float(lasting)), time, slower

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mpisim.kernels.slowdown import Load
-from mpisim.overlap.timeline import load_intervals, slowed_kernels
+from mpisim.overlap.timeline import KernelFactors, load_intervals, slowed_kernels
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 moments = st.tuples(
     st.integers(0, 30), st.integers(0, 10), st.integers(1, 20), st.integers(1, 8), st.integers(0, 9)
@@ -51,13 +51,20 @@ def test_kernels_last_as_their_progress_says(
     loads = load_intervals(*columns(drawn))
     begin, lasting = np.array(kernels, np.int64).T
 
-    def factor(rows: Ints, load: Load) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        slower = 1 + load.taken / 4 + rows / 8
-        return slower, np.stack([load.taken / 2, load.bandwidth], axis=1)
+    asked = []
 
-    spent, terms = slowed_kernels(
-        np.ascontiguousarray(begin), lasting.astype(float), loads, factor, 2
+    def factor(kernel: Ints, taken: Ints, bandwidth: Floats, which: Ints) -> tuple[Floats, Floats]:
+        asked.extend(zip(*(each.tolist() for each in (kernel, taken, bandwidth, which))))
+        return 1 + taken / 4 + kernel / 8, np.stack([taken / 2, bandwidth], axis=1)
+
+    numbers = np.arange(len(kernels)) % 2
+    known = KernelFactors(factor, 2)
+    spent, with_terms, of_rows = slowed_kernels(
+        np.ascontiguousarray(begin), numbers, lasting.astype(float), loads, known
     )
+    terms = np.zeros((len(kernels), 2))
+    terms[with_terms] = of_rows
+    assert len(asked) == len(set(asked))
     edges = [*loads.time.tolist(), None]
     held = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
     for row, (first, length) in enumerate(kernels):
@@ -66,7 +73,7 @@ def test_kernels_last_as_their_progress_says(
         while left > 0:
             slower, on = np.ones(1), np.zeros((1, 2))
             if at >= 0 and held[at]:
-                slower, on = factor(np.array([row]), loads.load.at(np.array([at])))
+                slower, on = factor(numbers[[row]], *loads.load.at(np.array([at])))
             edge = edges[at + 1]
             step = left * slower[0]
             if edge is not None and now + step > edge:
@@ -84,7 +91,31 @@ def test_kernels_last_as_their_progress_says(
 def test_no_load_after_a_begin_before_zero() -> None:
     """A kernel may begin before the call that launches it, and so before 0."""
     loads = load_intervals(*columns([(10, 0, 28, 0, 0)]))
-    spent, _ = slowed_kernels(
-        np.array([-1]), np.array([4 / 3]), loads, lambda *_: pytest.fail("there is no load"), 0
+    factors = KernelFactors(lambda *_: pytest.fail("there is no load"), 0)
+    spent, rows, _ = slowed_kernels(
+        np.array([-1]), np.array([0]), np.array([4 / 3]), loads, factors
     )
     assert spent.tolist() == [4 / 3]
+    assert not len(rows)
+
+
+def test_more_factors_than_are_kept() -> None:
+    """Factors beyond those kept are worked out again."""
+    n = 40_000
+    begin = np.repeat(np.arange(n), 2) * 10
+    n_asked = []
+
+    def factor(kernel: Ints, taken: Ints, bandwidth: Floats, which: Ints) -> tuple[Floats, Floats]:
+        n_asked.append(len(kernel))
+        return 2 + kernel % 3, bandwidth[:, None]
+
+    moving = np.arange(n) * 10
+    loads = load_intervals(moving, moving, moving + 10, np.ones(n, np.int64), 1 + np.arange(n))
+    kernel = np.arange(2 * n) // 2
+    factors = KernelFactors(factor, 1)
+    for _ in range(2):
+        spent, rows, terms = slowed_kernels(begin, kernel, np.ones(2 * n), loads, factors)
+        assert (spent == 2 + kernel % 3).all()
+        assert (rows == np.arange(2 * n)).all()
+        assert (terms[:, 0] == spent * (1 + kernel)).all()
+    assert n < sum(n_asked) <= 2 * n

@@ -38,9 +38,11 @@ def test_fingerprints_tell_arrays_apart(drawn: list[tuple[int, int]], data: st.D
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 3)), max_size=20))
 def test_what_lasts_longer_is_added_up_by_class(drawn: list[tuple[int, int, int]]) -> None:
     kind, alone, more = np.array(drawn, np.int64).reshape(-1, 3).T.copy()
-    terms = np.stack([more * 0.5, more * 0.3], axis=1)
+    rows = np.flatnonzero(more != 2)  # the others have no terms
+    terms = np.zeros((len(more), 2))
+    terms[rows] = np.stack([more * 0.5, more * 0.3], axis=1)[rows]
     spent, of_terms = np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)
-    add_slowdowns(kind, alone, alone + more, terms, spent, of_terms)
+    add_slowdowns(kind, alone, alone + more, rows, terms[rows], spent, of_terms)
     for k in range(3):
         here = (kind == k) & (more > 0)
         assert spent[k].tolist() == [alone[here].sum(), (alone + more)[here].sum()]

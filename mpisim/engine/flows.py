@@ -38,15 +38,6 @@ class Flows:
     end: Ints
     volume: Ints
 
-    @classmethod
-    def of(cls, rows: Ints) -> Flows:
-        """Build from rows as `rows` returns them."""
-        return cls(*np.ascontiguousarray(rows.T))
-
-    def rows(self) -> Ints:
-        """Return the columns side by side, shape (n, 4)."""
-        return np.stack([self.route, self.begin, self.end, self.volume], axis=1)
-
 
 @dataclass(frozen=True, eq=False)
 class SharedLinks:
@@ -86,18 +77,19 @@ def shared_links(plan: Distribution, core: Any, network: Network | None) -> Shar
     routes = simulated.routes
     if routes is None or traffic is None or not isinstance(network, SharedNetwork):
         return None
-    numbers = np.flatnonzero(core.communications[: plan.first_communication[-1]]["route"] >= 0)
-    index, _ = plan.locate(numbers)
-    ours = np.isin(plan.role[index], (Role.LOCAL, Role.OWNER))
-    groups = core.communications[numbers[ours]]
-    price = groups["price"]
+    communications = core.communications[: plan.first_communication[-1]]
+    numbers = np.flatnonzero(communications["route"] >= 0)
+    is_ours = np.isin(plan.role, (Role.LOCAL, Role.OWNER))
+    if not is_ours.all():
+        numbers = numbers[is_ours[plan.locate(numbers)[0]]]
+    price = communications["price"][numbers]
     return SharedLinks(
         routes=routes,
         communicator=communicators_of(plan, routes),
         flows=Flows(
-            route=groups["route"].astype(np.int64),
-            begin=groups["time"] + traffic.latency[price],
-            end=groups["end"].copy(),
+            route=communications["route"][numbers].astype(np.int64),
+            begin=communications["time"][numbers] + traffic.latency[price],
+            end=communications["end"][numbers],
             volume=traffic.volume[price],
         ),
         link_name=network.link_name,

@@ -133,11 +133,16 @@ class Solution:
             For each rank the lowest local number with the same timeline.
         """
         given = self._input
-        lowest: dict[tuple[Any, ...], int] = {}
-        found = np.empty(len(given.numbers), np.int64)
-        table, start = given.table.tolist(), given.start.tolist()
-        for local in range(len(found)):
-            times = fingerprint(*self._core.communication_times(local))
-            key = (table[local], given.duration_key(local), start[local], *times)
-            found[local] = lowest.setdefault(key, local)
+        keys: dict[tuple[Any, ...], list[int]] = {}
+        of_rank = zip(given.table.tolist(), given.start.tolist(), strict=True)
+        for local, (table, start) in enumerate(of_rank):
+            keys.setdefault((table, given.duration_key(local), start), []).append(local)
+        found = np.arange(len(given.numbers))
+        for ranks in keys.values():
+            if len(ranks) == 1:  # with jitter all are: no need to look at times
+                continue
+            lowest: dict[tuple[int, int], int] = {}
+            for local in ranks:
+                times = fingerprint(*self._core.communication_times(local))
+                found[local] = lowest.setdefault(times, local)
         return found

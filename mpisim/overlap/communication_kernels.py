@@ -99,18 +99,21 @@ class CommunicationKernels:
         self._sizes = groups.sizes
         self.distinct: list[CommunicationKernel] = []
         self._entry: dict[tuple[int, int, int, int], int] = {}
-        self._of_rank: dict[tuple[int, bytes], RankCommunications] = {}
+        self._of_key: dict[tuple[int, bytes], RankCommunications] = {}
+        self._key_of_rank: dict[int, tuple[int, bytes]] = {}
 
     def of(self, rank: int) -> RankCommunications:
         """Return the communications of a rank."""
         key = self.key_of(rank)
-        if key not in self._of_rank:
-            self._of_rank[key] = self._look_up(self.program.table_of(rank), self._kinds(rank))
-        return self._of_rank[key]
+        if key not in self._of_key:
+            self._of_key[key] = self._look_up(self.program.table_of(rank), self._kinds(rank))
+        return self._of_key[key]
 
     def key_of(self, rank: int) -> tuple[int, bytes]:
         """Return a key that is equal for ranks with equal communications."""
-        return int(self.program.table[rank]), self._kinds(rank).tobytes()
+        if rank not in self._key_of_rank:
+            self._key_of_rank[rank] = int(self.program.table[rank]), self._kinds(rank).tobytes()
+        return self._key_of_rank[rank]
 
     def _kinds(self, rank: int) -> Ints:
         """Return cost class and size of the communicator of each slot, shape (2, n_slots)."""

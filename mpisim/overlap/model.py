@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,7 @@ from ..kernels.operations import Kernel
 from ..kernels.slowdown import (
     CLASSES,
     KernelWork,
+    Load,
     Parametric,
     SlowdownConstants,
     packaged_constants,
@@ -36,7 +38,15 @@ from ._core.rows import add_slowdowns
 from .communication_kernels import CommunicationKernels, RankCommunications
 from .factors import LearnedFactors, LearnedSlowdowns, ParametricFactors, SlowdownFactors
 from .retiming import RowTimes
-from .timeline import load_intervals, memory_use, slowed_communications, slowed_kernels
+from .timeline import (
+    USE_ONE,
+    KernelFactors,
+    LoadIntervals,
+    load_intervals,
+    memory_use,
+    slowed_communications,
+    slowed_kernels,
+)
 
 if TYPE_CHECKING:
     from ..experiment.choices import OverlapChoice
@@ -138,6 +148,30 @@ class DeviceModel:
         return np.where(self.durations[at] == length, self.entry[at, table.name[rows]], -1)
 
 
+class _Kernels(NamedTuple):
+    """The kernels of a table that a GPU's work describes, `k` of them.
+
+    Attributes
+    ----------
+    rows : int64, shape (k,)
+        Of the table.
+    number : int64, shape (k,)
+        Entry of `DeviceModel.work`.
+    alone : int64, shape (k,)
+        Time without slowdown, in ps.
+    kind : int64, shape (k,)
+        Entry of `CLASSES`.
+    memory_parts : int64, shape (k,)
+        As for `memory_use`.
+    """
+
+    rows: Ints
+    number: Ints
+    alone: Ints
+    kind: Ints
+    memory_parts: Ints
+
+
 @dataclass(frozen=True)
 class OverlapModel:
     """The overlap model of all ranks of a program.
@@ -188,49 +222,66 @@ class OverlapModel:
     def _slowed_rows(self, rank: int, delay: Ints, rows: Rows) -> SlowedRows:
         """Timeline of a rank, run with some wire delays → its slowed rows."""
         table, device = self.program.table_of(rank), self.device(rank)
-        own = self.communications.of(rank)
-        begin, wire, end = rows.begin, rows.wire, rows.end
+        own, of = self.communications.of(rank), self._kernels_of(rank)
         at = own.rows
-        takes_time = end[at] > begin[at]
+        begin, wire, end = rows.begin[at], rows.wire[at], rows.end[at]
+        first = rows.begin[of.rows]
 
-        kernels = np.flatnonzero(table.kind == Kind.KERNEL)
-        number = device.numbers(table, kernels)
-        kernels, number = kernels[number >= 0], number[number >= 0]
-
-        moving = np.maximum(end[at] - wire[at], 1)
-        bandwidth = np.rint(own.traffic / moving * 1e12).astype(np.int64)
-        loads = load_intervals(
-            begin[at][takes_time],
-            wire[at][takes_time],
-            end[at][takes_time],
-            own.taken[takes_time],
-            bandwidth[takes_time],
-        )
         duration = table.duration.copy()
         n_terms = len(device.factors.terms)
         kernel_time = np.zeros((len(CLASSES), 2), np.int64)
         terms = np.zeros((len(CLASSES), n_terms), np.int64)
-        if len(loads.time) and len(kernels):
-            beside = [self.communications.distinct[k] for k in own.which[takes_time].tolist()]
-            alone = table.duration[kernels]
-            scale = self.duration_factors(rank, kernels)
-            lasting, depends = slowed_kernels(
-                begin[kernels],
-                alone * scale,
-                loads,
-                lambda some, load: device.factors.kernels(number[some], load, beside),
-                n_terms,
+        loads = _loads(own, begin, wire, end)
+        if len(loads.time) and len(of.rows):
+            scale = self.duration_factors(rank, of.rows)
+            factors = self._factors[int(self.kind[rank])]
+            lasting, slower, depends = slowed_kernels(
+                first, of.number, of.alone * scale, loads, factors
             )
-            slowed = np.rint(lasting / scale).astype(np.int64)
-            duration[kernels] = np.maximum(slowed, alone)
-            of_class = device.work.kind[number]
-            add_slowdowns(of_class, alone, duration[kernels], depends, kernel_time, terms)
+            slowed = np.maximum(np.rint(lasting / scale).astype(np.int64), of.alone)
+            duration[of.rows] = slowed
+            add_slowdowns(of.kind, of.alone, slowed, slower, depends, kernel_time, terms)
         wire_time = own.alone
-        if len(at) and len(kernels):
-            time, use = memory_use(begin[kernels], end[kernels], device.work.use[number])
+        if len(at) and len(of.rows):
+            time, use = memory_use(first, rows.end[of.rows], of.memory_parts)
             factor = device.factors.communications(own, self.communications.distinct, use)
-            wire_time = _slowed_wire_times(own, delay, wire[at], end[at], time, factor)
+            wire_time = _slowed_wire_times(own, delay[at], wire, end, time, factor)
         return SlowedRows(duration, wire_time, kernel_time, terms)
+
+    def _kernels_of(self, rank: int) -> _Kernels:
+        """Return the kernels of a rank's table on its GPU."""
+        key = int(self.program.table[rank]), int(self.kind[rank])
+        if key not in self._known_kernels:
+            table, device = self.program.table_of(rank), self.device(rank)
+            rows = np.flatnonzero(table.kind == Kind.KERNEL)
+            number = device.numbers(table, rows)
+            rows, number = rows[number >= 0], number[number >= 0]
+            self._known_kernels[key] = _Kernels(
+                rows=rows,
+                number=number,
+                alone=table.duration[rows],
+                kind=device.work.kind[number].astype(np.int64),
+                memory_parts=np.rint(device.work.use[number] * USE_ONE).astype(np.int64),
+            )
+        return self._known_kernels[key]
+
+    @cached_property
+    def _known_kernels(self) -> dict[tuple[int, int], _Kernels]:
+        """Kernels by table and kind of GPU."""
+        return {}
+
+    @cached_property
+    def _factors(self) -> list[KernelFactors]:
+        """Factors of the kernels of each kind of GPU."""
+        distinct = self.communications.distinct
+
+        def of(device: DeviceModel) -> KernelFactors:
+            return KernelFactors(
+                lambda kernel, *load: device.factors.kernels(kernel, Load(*load), distinct),
+                len(device.factors.terms),
+            )
+
+        return [of(device) for device in self.devices]
 
     def duration_factors(self, rank: int, rows: Ints) -> Floats:
         """Return the factors of some rows of a rank for its speed and jitter.
@@ -251,7 +302,24 @@ class OverlapModel:
         factor = speed_factor(float(program.speed[rank]))
         if program.jitter is not None:
             factor = jitter_factors(program.jitter, rank, rows, int(factor))
-        return np.maximum(np.broadcast_to(factor, rows.shape) / ONE, 1 / ONE)
+        return np.broadcast_to(np.maximum(factor / ONE, 1 / ONE), rows.shape)
+
+
+def _loads(own: RankCommunications, begin: Ints, wire: Ints, end: Ints) -> LoadIntervals:
+    """Return the load of communications that began, moved data and ended at some times.
+
+    `Load.which` is an entry of `CommunicationKernels.distinct`.
+    """
+    bandwidth = np.rint(own.traffic / np.maximum(end - wire, 1) * 1e12).astype(np.int64)
+    columns = [begin, wire, end, own.taken, bandwidth, own.which]
+    takes_time = end > begin
+    if not takes_time.all():
+        columns = [each[takes_time] for each in columns]
+    *loads, which = columns
+    found = load_intervals(*loads)
+    most = found.load.which
+    counted = which[most] if len(which) else most
+    return LoadIntervals(found.time, found.load._replace(which=np.where(most >= 0, counted, -1)))
 
 
 def _slowed_wire_times(
@@ -262,8 +330,8 @@ def _slowed_wire_times(
     Parameters
     ----------
     own : RankCommunications
-    delay : int64, shape (n,)
-        The wire delays, of all rows, with which the rank was run.
+    delay : int64, shape (m,)
+        The wire delay of each with which the rank was run, in ps.
     wire, end : int64, shape (m,)
         When the wire time of each communication began and ended in that run, in ps.
     time, factor
@@ -271,7 +339,7 @@ def _slowed_wire_times(
     """
     # Where links are shared a communication takes longer than its price, by the same ratio with
     # and without slowdown.
-    contended = (end - wire) / np.maximum(own.alone + delay[own.rows], 1)
+    contended = (end - wire) / np.maximum(own.alone + delay, 1)
     lasting = slowed_communications(wire, own.alone * contended, time, factor)
     found = np.rint(lasting / np.where(contended > 0, contended, 1.0)).astype(np.int64)
     return np.maximum(found, own.alone)

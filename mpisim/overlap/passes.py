@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from ..engine.run import Run
 from ..kernels.slowdown import CLASSES
 from ..mpi.reductions import allreduce_sum, allreduce_sum_words
 from ..program import Program
+from ._core.rows import fingerprint
 from .model import OverlapModel
 from .retiming import RowTimes, is_spread, longest_of_members, retimed, row_times
 
@@ -166,25 +167,57 @@ def _work_out(
         model.program, run.classes, {number: each.wire for number, each in own.items()}, comm
     )
     times: dict[int, RowTimes] = {}
+    known: dict[tuple[int, ...], _ClassTimes] = {}
     n_terms = len(model.terms)
     # Everything that is added up over processes, side by side.
     sums = np.zeros((len(CLASSES), 2 + n_terms + 1), np.int64)
     words = np.zeros(2, np.uint64)
     for number, each in own.items():
-        rank = int(run.classes.representative[number])
-        alone = model.communications.of(rank).alone
-        times[number] = row_times(
-            model.program.table_of(rank), each.duration, longest[number], alone
-        )
+        # Classes that share slowed rows share what is made of them, if communications last as long.
+        key = (id(each), *fingerprint(longest[number], each.wire).tolist())
+        if key not in known:
+            known[key] = _class_times(model, run, number, each.duration, longest[number])
+        of = known[key]
+        times[number] = of.times
         count = int(run.classes.count[number])
         sums[:, :2] += count * each.kernel_time
         sums[:, 2:-1] += count * each.terms
-        slowed = longest[number] > alone
-        sums[0, -1] += count * int(alone[slowed].sum())
-        sums[1, -1] += count * int(longest[number][slowed].sum())
-        sums[2, -1] += times[number].n_differing(RowTimes.of_class(run, number))
+        sums[:3, -1] += count * of.alone, count * of.slowed, of.changed
         if mode == "coupled":
-            words += np.uint64(count) * times[number].hash()
+            words += np.uint64(count) * of.times.hash()
     sums, words = allreduce_sum(sums, comm), allreduce_sum_words(words, comm)
     beside = sums[:, -1]
     return _Pass(times, sums[:, :2], beside[:2], sums[:, 2:-1], int(beside[2]), bytes(words))
+
+
+class _ClassTimes(NamedTuple):
+    """Times of the rows of a class, and sums over them.
+
+    Attributes
+    ----------
+    times : RowTimes
+    alone, slowed : int
+        Of its slowed communications, without slowdown and with it, in ps.
+    changed : int
+        Rows whose times are not those that it was run with.
+    """
+
+    times: RowTimes
+    alone: int
+    slowed: int
+    changed: int
+
+
+def _class_times(
+    model: OverlapModel, run: Run, number: int, duration: Ints, wire: Ints
+) -> _ClassTimes:
+    rank = int(run.classes.representative[number])
+    table, mine = model.program.table_of(rank), model.communications.of(rank)
+    times = row_times(table, mine.rows, duration, wire, mine.alone)
+    slowed = wire > mine.alone
+    return _ClassTimes(
+        times=times,
+        alone=int(mine.alone[slowed].sum()),
+        slowed=int(wire[slowed].sum()),
+        changed=times.n_differing(RowTimes.of_class(run, number)),
+    )

@@ -17,7 +17,7 @@ from ..engine.fold import EquivalenceClasses
 from ..engine.run import Run
 from ..mpi.reductions import allreduce_max, allreduce_sum_words
 from ..program import UNPRICED, Program, Table
-from ._core.rows import fingerprint
+from ._core.rows import fingerprint, n_differing
 from .timeline import distinct_rows
 
 if TYPE_CHECKING:
@@ -68,15 +68,17 @@ class RowTimes(NamedTuple):
         delay : int64, shape (n,), optional
             Beside the network price of each row, in ps. Kept as it is, like `table.duration`.
         """
-        return cls(table.duration, np.zeros(len(table), np.int64) if delay is None else delay)
+        none = np.broadcast_to(np.int64(0), len(table))
+        return cls(table.duration, none if delay is None else delay)
 
     def n_differing(self, other: RowTimes) -> int:
         """Return the number of rows in which two differ."""
-        return int(((self.duration != other.duration) | (self.delay != other.delay)).sum())
+        found: int = n_differing(*self, *other)
+        return found
 
     def hash(self) -> NDArray[np.uint64]:
         """Return a 128-bit hash, shape (2,); sums of hashes may wrap around."""
-        found: NDArray[np.uint64] = fingerprint(*map(np.ascontiguousarray, self))
+        found: NDArray[np.uint64] = fingerprint(*self)
         return found
 
     def mean(self, other: RowTimes) -> RowTimes:
@@ -84,20 +86,21 @@ class RowTimes(NamedTuple):
         return RowTimes(*((a + b) // 2 for a, b in zip(self, other, strict=True)))
 
 
-def row_times(table: Table, duration: Ints, wire: Ints, alone: Ints) -> RowTimes:
+def row_times(table: Table, rows: Ints, duration: Ints, wire: Ints, alone: Ints) -> RowTimes:
     """Times of kernels and communications → times of all rows of a table.
 
     Parameters
     ----------
     table : Table
         With durations without slowdown.
+    rows : int64, shape (m,)
+        Its communications.
     duration : int64, shape (n,)
         Of kernels, in ps; other entries are ignored.
     wire, alone : int64, shape (m,)
         Wire times of communications, with and without slowdown, in ps.
     """
     found = duration.copy()
-    rows = np.flatnonzero(table.is_communication)
     given = table.duration[rows] != UNPRICED
     found[rows] = np.where(given, wire, UNPRICED)
     delay = np.zeros(len(table), np.int64)
@@ -174,10 +177,16 @@ def _numbered(
         The number of the table of each class.
     """
     digests = np.zeros((len(classes), 2), np.uint64)
+    known: dict[tuple[int, int], NDArray[np.uint64]] = {}
+    tables = program.table[classes.representative].tolist()
     for number, each in times.items():
-        base = program.table_of(int(classes.representative[number]))
-        if each.n_differing(RowTimes.of_table(base)):
-            digests[number] = each.hash()
+        these = tables[number], id(each)  # classes may share their times
+        if these not in known:
+            base = program.tables[tables[number]]
+            assert base is not None  # the program is whole
+            differs = each.n_differing(RowTimes.of_table(base))
+            known[these] = each.hash() if differs else digests[number]
+        digests[number] = known[these]
     digests = allreduce_sum_words(digests, comm)  # each is known to one process, 0 on the others
     table = program.table[classes.representative].astype(np.uint64)
     key = np.concatenate([table[:, None], digests], axis=1)
@@ -231,22 +240,33 @@ def longest_of_members(
     np.maximum.at(n_operations, members[:, 0], counts)
     at = np.concatenate([[0], np.cumsum(n_operations)])
 
-    rows = {}  # by class: the communications on each slot
-    for number in own:
+    # Of each class simulated here, values in the order of slots, and where those of a slot begin.
+    orders: dict[Table, tuple[NDArray[np.intp], Ints]] = {}
+    ordered, index = {}, {}
+    for number, values in own.items():
         table = program.table_of(int(classes.representative[number]))
-        on_slot = table.slot[table.is_communication]
-        rows[number] = [np.flatnonzero(on_slot == s) for s in range(table.n_slots)]
+        if table not in orders:
+            order = np.argsort(table.slot[table.is_communication], kind="stable")
+            orders[table] = order, np.cumsum([0, *table.operations.tolist()])
+        order, index[number] = orders[table]
+        ordered[number] = values[order]
     found = np.zeros(int(at[-1]), np.int64)
-    for (c, number, s), count in zip(members.tolist(), counts.tolist(), strict=True):
-        if count and number in own:
-            part = found[at[c] : at[c] + count]
-            np.maximum(part, own[number][rows[number][s]], out=part)
+    first_of = at[members[:, 0]]
+    held = (counts > 0) & np.isin(members[:, 1], np.array(list(own), np.int64))
+    for number, s, low, count in zip(
+        *(each[held].tolist() for each in (members[:, 1], members[:, 2], first_of, counts)),
+        strict=True,
+    ):
+        part, begin = found[low : low + count], index[number][s]
+        np.maximum(part, ordered[number][begin : begin + count], out=part)
     found = allreduce_max(found, comm)
 
     longest: dict[int, Ints] = {}
-    for number, mine in own.items():
-        longest[number] = mine.copy()
-        bound = program.slots_of(int(classes.representative[number])).tolist()
-        for s, some in enumerate(rows[number]):
-            longest[number][some] = found[at[bound[s]] : at[bound[s]] + len(some)]
+    for number in own:
+        rank = int(classes.representative[number])
+        order, begins = orders[program.table_of(rank)]
+        sizes = np.diff(begins)
+        bound = program.slots_of(rank)[: len(sizes)]
+        longest[number] = mine = np.empty(len(order), np.int64)
+        mine[order] = found[np.repeat(at[bound] - begins[:-1], sizes) + np.arange(len(order))]
     return longest

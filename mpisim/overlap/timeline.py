@@ -8,17 +8,19 @@ exact in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.slowdown import Load
-from ._core import rows
-from ._core.intervals import advance_kernels, interval_loads, start_kernels
+from ._core import progress, rows
+from ._core.intervals import interval_loads
+from ._core.progress import KernelFactors
 
 __all__ = [
+    "USE_ONE",
+    "KernelFactors",
     "LoadIntervals",
     "distinct_rows",
     "load_intervals",
@@ -29,10 +31,6 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-Factor = Callable[[Ints, Load], tuple[Floats, Floats]]
-"""(rows, load beside each) → (factors of their time, shape (p,); their dependence on each number of
-the model, shape (p, c))."""
 
 USE_ONE = 1 << 20
 """Memory use is added up in these units, as integers, so that sums return to 0."""
@@ -117,8 +115,8 @@ def load_intervals(
 
 
 def slowed_kernels(
-    begin: Ints, lasting: Floats, loads: LoadIntervals, factor: Factor, n_terms: int
-) -> tuple[Floats, Floats]:
+    begin: Ints, kernel: Ints, lasting: Floats, loads: LoadIntervals, factors: KernelFactors
+) -> tuple[Floats, Ints, Floats]:
     """Times of kernels alone → beside communications.
 
     A kernel that needs the time t alone is done once its progress, dt / factor in each interval,
@@ -128,55 +126,37 @@ def slowed_kernels(
     ----------
     begin : int64, shape (k,)
         ps.
+    kernel : int64, shape (k,)
+        Which kernel each is, as `factors` numbers them.
     lasting : float64, shape (k,)
         Time of each alone, in ps.
     loads : LoadIntervals
-    factor : callable
-        A `Factor`; rows are entries of `begin`.
-    n_terms : int
-        Number of columns of what it returns second.
+    factors : KernelFactors
 
     Returns
     -------
     float64, shape (k,)
         ps. Exactly `lasting` where there is no load meanwhile.
-    float64, shape (k, n_terms)
-        The dependence of factors, times the time spent with each, in ps.
+    int64, shape (g,)
+        Entries that run beside a load.
+    float64, shape (g, n_terms)
+        The dependence of their factors, times the time spent with each, in ps.
     """
-    terms = np.zeros((len(begin), n_terms))
-    busy = (loads.load.taken > 0) | (loads.load.bandwidth > 0)
-    # The next interval with load, from each on.
-    which = np.append(np.flatnonzero(busy), len(busy))
-    following = which[np.searchsorted(which, np.arange(-1, len(busy)))]
-    interval = np.searchsorted(loads.time, begin, side="right") - 1
-    intervals = loads.time, busy.view(np.uint8), following
-    spent, left, going = start_kernels(begin, lasting, interval, *intervals)
-    while len(going):
-        slower, rests_on = factor(going, loads.load.at(interval[going]))
-        count = advance_kernels(
-            going,
-            slower,
-            np.ascontiguousarray(rests_on),
-            begin,
-            spent,
-            left,
-            terms,
-            interval,
-            *intervals,
-        )
-        going = going[:count]
-    return spent, terms
+    found: tuple[Floats, Ints, Floats] = factors.slowed(
+        begin, kernel, lasting, loads.time, *loads.load
+    )
+    return found
 
 
-def memory_use(begin: Ints, end: Ints, use: Floats) -> tuple[Ints, Floats]:
+def memory_use(begin: Ints, end: Ints, parts: Ints) -> tuple[Ints, Floats]:
     """Kernels → the use of memory bandwidth over time.
 
     Parameters
     ----------
     begin, end : int64, shape (k,)
         ps.
-    use : float64, shape (k,)
-        Share of the memory's bandwidth.
+    parts : int64, shape (k,)
+        Share of the memory's bandwidth, times `USE_ONE`.
 
     Returns
     -------
@@ -185,11 +165,8 @@ def memory_use(begin: Ints, end: Ints, use: Floats) -> tuple[Ints, Floats]:
     float64, shape (n,)
         The use from there on, 1 at most; the last is 0, as before the first.
     """
-    time = np.concatenate([begin, end])
-    parts = np.rint(use * USE_ONE).astype(np.int64)
-    order = np.argsort(time, kind="stable")  # fast: rows begin and end in order, for the most part
-    change = np.concatenate([parts, -parts])[order]
-    return time[order], np.minimum(np.cumsum(change) / USE_ONE, 1.0)
+    found: tuple[Ints, Floats] = progress.memory_use(begin, end, parts, USE_ONE)
+    return found
 
 
 def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floats) -> Floats:
@@ -213,12 +190,5 @@ def slowed_communications(begin: Ints, lasting: Floats, time: Ints, factor: Floa
     """
     if not len(time) or not len(begin):
         return lasting
-    # Progress at each time, since the first of them; before and after, it goes with the clock.
-    far = max(int(begin.max()), int(time[-1])) + int(lasting.max()) + 1
-    near = min(int(begin.min()), int(time[0])) - 1
-    clock = np.concatenate([[near], time, [far]])
-    rate = np.concatenate([[1.0], 1 / factor])
-    progress = np.concatenate([[0.0], np.cumsum(np.diff(clock) * rate)])
-    start = np.interp(begin, clock, progress)
-    found: Floats = np.interp(start + lasting, progress, clock) - begin
+    found: Floats = progress.slowed_communications(begin, lasting, time, factor)
     return found

@@ -79,9 +79,13 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
     """
     program = run.program
     first, number = np.unique(run.identical, return_inverse=True)
-    # Table by table: the columns of a table serve all its ranks.
-    tables = program.table[run.hosted[run.simulated[first]]]
-    order = np.argsort(tables, kind="stable")
+    # Structure by structure: columns serve all ranks whose tables differ in durations alone.
+    numbers: dict[Table, int] = {}
+    of_table = [
+        -1 if t is None else numbers.setdefault(t.structure, len(numbers)) for t in program.tables
+    ]
+    structures = np.array(of_table)[program.table[run.hosted[run.simulated[first]]]]
+    order = np.argsort(structures, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     accounted_by = place[number][run.simulated_by]  # which account is that of each hosted rank
@@ -89,10 +93,10 @@ def account(run: Run, names: NDArray[np.int64], n_names: int) -> Accounts:
     breakdown, kernels, communications = [np.zeros((0, len(BREAKDOWN)), np.int64)], [], []
     counts: list[int] = []  # communications of each
     at = 0
-    for which, n in enumerate(np.bincount(tables).tolist()):
+    for structure, n in zip(numbers, np.bincount(structures, minlength=len(numbers)).tolist()):
         if not n:
             continue
-        columns = _TableColumns(program.tables[which])
+        columns = _TableColumns(structure)
         ranks = run.simulated[first[order[at : at + n]]]
         accounts = [run.account(i, columns.ledger, run.step_time) for i in ranks.tolist()]
         covered, sums = (np.stack([each[i] for each in accounts]) for i in (0, 1))
@@ -209,8 +213,7 @@ class _TableColumns:
     whether their size is known; a key's first row says which.
     """
 
-    def __init__(self, table: Table | None, chosen: NDArray[np.bool_] | None = None) -> None:
-        assert table is not None  # of a rank hosted here
+    def __init__(self, table: Table, chosen: NDArray[np.bool_] | None = None) -> None:
         device = np.flatnonzero(table.is_device if chosen is None else table.is_device & chosen)
         device = device[np.argsort(table.stream[device], kind="stable")].astype(np.int32)
         new = np.flatnonzero(np.diff(table.stream[device])) + 1

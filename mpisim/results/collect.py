@@ -131,10 +131,11 @@ def _links(run: Run, comm: Intracomm) -> LinkUse | None:
     """Add up the use of links, on process 0. **Collective.**"""
     if run.shared is None:
         return LinkUse.none()
-    flows = gathered(run.shared.flows.rows(), comm)
-    if flows is None:
-        return None
-    return use_of_links(run.shared, Flows.of(flows), run.step_time)
+    own = run.shared.flows
+    columns = (own.route, own.begin, own.end, own.volume)  # one by one: there may be many flows
+    found = [gathered(column[:, None], comm) for column in columns]
+    whole = [column[:, 0] for column in found if column is not None]
+    return use_of_links(run.shared, Flows(*whole), run.step_time) if whole else None
 
 
 def shared_names(program: Program, comm: Intracomm) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine._core import depths
+from ..engine._core import carried, depths, flows_by_link
 from ..engine.flows import Flows, SharedLinks
-from ..engine.refine import ranges
 from ..topo.network import RATE_BITS, WEIGHT_ONE
 
 __all__ = ["BINS", "LinkUse", "use_of_links"]
@@ -71,17 +70,22 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
     """
     routes = shared.routes
     n = len(routes.capacity)
-    entry, flow = ranges(routes.index, flows.route)
-    link, weight = routes.link[entry], routes.weight[entry] / WEIGHT_ONE
-    begin, end = flows.begin[flow], flows.end[flow]
-    moved = weight * flows.volume[flow]
-    bytes = np.rint(np.bincount(link, moved, n)).astype(np.int64)
+    width = max(step_time, 1) / BINS
+    moved, value, slope = carried(
+        routes.index,
+        routes.link,
+        routes.weight / WEIGHT_ONE,
+        *(flows.route, flows.begin, flows.end, flows.volume),
+        n,
+        width,
+        BINS,
+    )
+    bytes = np.rint(moved).astype(np.int64)
     capacity = routes.capacity * (1e12 / (1 << RATE_BITS))
-    by_begin = np.argsort(begin, kind="stable")
-    by_link = by_begin[np.argsort(_small(link, n)[by_begin], kind="stable")]
-    rows_of = np.concatenate([[0], np.cumsum(np.bincount(link, minlength=n))])
-    busy, both = depths(begin, end, by_link, rows_of)
-    utilisation = _spread(link, begin, end, moved, n, step_time)
+    by_begin = np.argsort(flows.begin, kind="stable")
+    by_link, rows_of = flows_by_link(routes.index, routes.link, flows.route, by_begin, n)
+    busy, both = depths(flows.begin, flows.end, by_link, rows_of)
+    utilisation = _spread(value[0] + value[1], slope[0] + slope[1], width)
     utilisation *= BINS / max(step_time * 1e-12, 1e-12) / capacity[:, None]
 
     simulated, lowest, count = np.unique(
@@ -114,16 +118,11 @@ def use_of_links(shared: SharedLinks, flows: Flows, step_time: int) -> LinkUse:
                 for i, link in enumerate(kept.tolist())
                 if both[link]
             ],
-            shared.communicator[flows.route[flow]],
-            begin,
-            end,
+            shared.communicator[flows.route],
+            flows.begin,
+            flows.end,
         ),
     )
-
-
-def _small(places: Ints, n: int) -> NDArray[Any]:
-    """Return places, of `n`, as the smallest integers."""
-    return places.astype(np.min_scalar_type(n))
 
 
 def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
@@ -134,23 +133,11 @@ def _both(begin: Ints, end: Ints, *rows: Ints) -> int:
 
 
 def _spread(
-    link: Ints, begin: Ints, end: Ints, moved: NDArray[np.float64], n: int, until: int
+    value: NDArray[np.float64], slope: NDArray[np.float64], width: float
 ) -> NDArray[np.float64]:
-    """Return the bytes that each link carried in each of `BINS` parts of [0, until]."""
-    # The bytes moved before t are the sum of rate × (t - begin) over what has begun, less the same
-    # from its end on: two steps and two slopes a flow, added up bin by bin.
-    width = max(until, 1) / BINS
-    length = np.maximum(end - begin, 1)
-    rate = moved / length
-    value, slope = np.zeros((2, n * (BINS + 1)))
-    for time, sign in ((begin, 1.0), (np.maximum(end, begin + 1), -1.0)):
-        at = np.minimum(time / width, BINS)
-        edge = link * (BINS + 1) + np.ceil(at).astype(np.int64)  # the first edge not before it
-        ahead = (np.ceil(at) - at) * width
-        value += np.bincount(edge, sign * rate * ahead, len(value))
-        slope += np.bincount(edge, sign * rate, len(slope))
-    slope = np.cumsum(slope.reshape(n, BINS + 1), axis=1)
-    steps = value.reshape(n, BINS + 1).copy()
+    """Return the bytes that each link carried in each bin, from what `carried` adds up."""
+    slope = np.cumsum(slope, axis=1)
+    steps = value.copy()
     steps[:, 1:] += slope[:, :-1] * width
     return np.asarray(steps[:, 1:])
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,30 +166,45 @@ def rank_steps(program: Program, run: Run) -> NDArray[np.int64]:
         Rows (rank, step, ps), by rank and step; step -1: none given.
     """
     first, number = np.unique(run.identical, return_inverse=True)
-    parts = [_steps_of(program, run, i) for i in run.simulated[first].tolist()]
+    steps_of = _steps_of_recording if program.attributes.get("source") == "traces" else _StepEnds()
+    parts = [steps_of(program, run, i) for i in run.simulated[first].tolist()]
     index = np.cumsum([0, *map(len, parts)])
     at, owner = ranges(index, number[run.simulated_by])
     steps = np.concatenate([np.empty((0, 2), np.int64), *parts])[at]
     return np.concatenate([run.hosted[owner].astype(np.int64)[:, None], steps], axis=1)
 
 
-def _steps_of(program: Program, run: Run, i: int) -> NDArray[np.int64]:
-    """Return rows (step, ps) of the i-th rank hosted here."""
-    rank = int(run.hosted[i])
-    table = program.table_of(rank)
-    if program.attributes.get("source") == "traces":
-        rows = run.rows(i)
-        times = step_times(table, program.names, rows.begin, rows.end)
-        return np.array(list(times.items()), np.int64).reshape(-1, 2)
-    start = int(program.start[rank])
-    device = np.flatnonzero(table.is_device & (table.step >= 0))
-    steps, number = np.unique(table.step[device], return_inverse=True)
-    if len(steps) <= 1:
-        step = int(steps[0]) if len(steps) else -1
-        return np.array([[step, int(run.rank_end[rank]) - start]], np.int64)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, number, run.rows(i).end[device])
-    return np.stack([steps.astype(np.int64), np.diff(last, prepend=start)], axis=1)
+def _steps_of_recording(program: Program, run: Run, i: int) -> NDArray[np.int64]:
+    """Return rows (step, ps) of the i-th rank hosted here, of a program read from traces."""
+    rows = run.rows(i)
+    table = program.table_of(int(run.hosted[i]))
+    times = step_times(table, program.names, rows.begin, rows.end)
+    return np.array(list(times.items()), np.int64).reshape(-1, 2)
+
+
+class _StepEnds:
+    """Rows (step, ps) of ranks, from the last device row of each step.
+
+    Tables are looked at once, and once for all that differ in durations alone.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Table, tuple[NDArray[Any], ...]] = {}
+
+    def __call__(self, program: Program, run: Run, i: int) -> NDArray[np.int64]:
+        rank = int(run.hosted[i])
+        table = program.table_of(rank).structure
+        if table not in self._known:
+            device = np.flatnonzero(table.is_device & (table.step >= 0))
+            self._known[table] = (device, *np.unique(table.step[device], return_inverse=True))
+        device, steps, number = self._known[table]
+        start = int(program.start[rank])
+        if len(steps) <= 1:
+            step = int(steps[0]) if len(steps) else -1
+            return np.array([[step, int(run.rank_end[rank]) - start]], np.int64)
+        last = np.full(len(steps), np.iinfo(np.int64).min)
+        np.maximum.at(last, number, run.rows(i).end[device])
+        return np.stack([steps.astype(np.int64), np.diff(last, prepend=start)], axis=1)
 
 
 # --- the steps of a recorded job ------------------------------------------------------------------

@@ -21,8 +21,8 @@ flow_schedule (sort.h)
 rows, accounts
     Rows of a rank after a run, and sums over them.
 price_requests, links, refining
-    Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention` and
-    `mpisim.engine.refine`.
+    Per-row and per-edge work of `mpisim.engine.cost`, `mpisim.engine.contention`,
+    `mpisim.results.link_use` and `mpisim.engine.refine`.
 memory
     Arrays with an address, and C memory.
 
@@ -36,6 +36,8 @@ memory
     Links that can be full, and communicators that links join.
 ``depths(begin, end, order, index)``
     How long one or two of some intervals and more were under way.
+``carried(route_index, ...)``, ``flows_by_link(route_index, ...)``
+    What flows move over links in parts of the step; the flows over each link.
 ``core(contended)``
     The class ``Core`` of `tiles`, or of `contended`, which finds out what becomes of flows.
 ``rows_of(lowered, durations, start, met_start, met_end)``
@@ -97,7 +99,7 @@ from __future__ import annotations
 from typing import Any
 
 from .accounts import Ledger
-from .links import depths, full_links, joined
+from .links import carried, depths, flows_by_link, full_links, joined
 from .lowering import allocate, kernels_of, view_streams, write_instructions
 from .price_requests import overlapping_slots, requested_prices
 from .refining import by_end, multisets, partition, ranges
@@ -112,9 +114,11 @@ __all__ = [
     "Ledger",
     "allocate",
     "by_end",
+    "carried",
     "core",
     "depths",
     "fingerprint",
+    "flows_by_link",
     "full_links",
     "joined",
     "kernels_of",

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Per-load work on links: see `mpisim.engine.contention` and `mpisim.engine.contention`.
+"""Per-load work on links: see `mpisim.engine.contention` and `mpisim.results.link_use`.
 
 Callers are trusted: no index is checked.
 """
@@ -14,6 +14,9 @@ cdef extern from *:
     typedef unsigned __int128 uint128_t;
     """
     ctypedef int uint128_t
+
+cdef extern from "math.h":
+    double ceil(double) noexcept nogil
 
 cdef enum:
     WEIGHT_BITS = 20  # of mpisim.topo.network.WEIGHT_ONE
@@ -122,6 +125,117 @@ def depths(
                 found[0, p] += max(last - max(first, one), 0)
                 one = max(one, last)
     return found_array
+
+
+def carried(
+    const int64_t[::1] route_index,
+    const int64_t[::1] route_link,
+    const double[::1] route_weight,
+    const int64_t[::1] route,
+    const int64_t[::1] begin,
+    const int64_t[::1] end,
+    const int64_t[::1] volume,
+    Py_ssize_t n_links,
+    double width,
+    Py_ssize_t n_bins,
+):
+    """Add up what flows move over each link, and when.
+
+    The bytes moved before t are the sum of rate * (t - begin) over what has begun, less the same
+    from its end on: two steps and two slopes a flow, added up at the first edge of a bin that is
+    not before them.
+
+    Parameters
+    ----------
+    route_index, route_link, route_weight
+        Route r has the links ``route_link[route_index[r]:route_index[r + 1]]``; weights are bytes
+        over the link per byte of payload.
+    route, begin, end, volume : int64, shape (k,)
+        Of each flow.
+    n_links : int
+    width : float
+        Time of a bin.
+    n_bins : int
+
+    Returns
+    -------
+    bytes : float64, shape (n_links,)
+    value, slope : float64, shape (2, n_links, n_bins + 1)
+        Of what begins, and of what ends.
+    """
+    bytes_array = np.zeros(n_links)
+    values, slopes = np.zeros((2, 2, n_links, n_bins + 1))
+    cdef double[::1] moved = bytes_array
+    cdef double[:, :, ::1] value = values, slope = slopes
+    cdef Py_ssize_t i, j, link, first, last
+    cdef int64_t length
+    cdef double at, ahead, left, amount, rate
+    with nogil:
+        for i in range(route.shape[0]):
+            length = max(end[i] - begin[i], 1)
+            at = min(<double>begin[i] / width, <double>n_bins)
+            first = <Py_ssize_t>ceil(at)
+            ahead = (<double>first - at) * width
+            at = min(<double>max(end[i], begin[i] + 1) / width, <double>n_bins)
+            last = <Py_ssize_t>ceil(at)
+            left = (<double>last - at) * width
+            for j in range(route_index[route[i]], route_index[route[i] + 1]):
+                link = route_link[j]
+                amount = route_weight[j] * <double>volume[i]
+                rate = amount / <double>length
+                moved[link] += amount
+                value[0, link, first] += rate * ahead
+                slope[0, link, first] += rate
+                value[1, link, last] -= rate * left
+                slope[1, link, last] -= rate
+    return bytes_array, values, slopes
+
+
+def flows_by_link(
+    const int64_t[::1] route_index,
+    const int64_t[::1] route_link,
+    const int64_t[::1] route,
+    const int64_t[::1] order,
+    Py_ssize_t n_links,
+):
+    """List the flows over each link.
+
+    Parameters
+    ----------
+    route_index, route_link
+        As for `carried`.
+    route : int64, shape (k,)
+        Of each flow.
+    order : int64, shape (k,)
+        All flows, in the order in which those of a link are to be listed.
+    n_links : int
+
+    Returns
+    -------
+    flows : int64, shape (m,)
+        Link after link.
+    index : int64, shape (n_links + 1,)
+        Link l has the flows ``flows[index[l]:index[l + 1]]``.
+    """
+    index_array = np.zeros(n_links + 1, np.int64)
+    cdef int64_t[::1] index = index_array
+    cdef Py_ssize_t i, j
+    cdef int64_t r
+    with nogil:
+        for i in range(route.shape[0]):
+            for j in range(route_index[route[i]], route_index[route[i] + 1]):
+                index[route_link[j] + 1] += 1
+        for i in range(n_links):
+            index[i + 1] += index[i]
+    flows_array, ends = np.empty(index_array[n_links], np.int64), index_array[:-1].copy()
+    cdef int64_t[::1] flows = flows_array, place = ends
+    with nogil:
+        for i in range(order.shape[0]):
+            r = route[order[i]]
+            for j in range(route_index[r], route_index[r + 1]):
+                flows[place[route_link[j]]] = order[i]
+                place[route_link[j]] += 1
+    return flows_array, index_array
 
 
 def joined(

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Rows of numbers: the distinct ones, a hash of them, and sums of slowdowns by class.
+"""Rows of numbers: distinct ones, differing ones, a hash of them, and sums of slowdowns by class.
 
 Callers are trusted: no index is checked.
 """
@@ -62,7 +62,7 @@ def distinct_rows(const int64_t[:, ::1] rows):
     return firsts[:n_kinds].copy(), kinds
 
 
-def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
+def fingerprint(const int64_t[:] one, const int64_t[:] other):
     """Return a 128-bit hash of two arrays of one length, uint64 of shape (2,)."""
     found = np.zeros(2, np.uint64)
     cdef uint64_t[::1] words = found
@@ -78,10 +78,22 @@ def fingerprint(const int64_t[::1] one, const int64_t[::1] other):
     return found
 
 
+def n_differing(
+    const int64_t[:] one, const int64_t[:] other, const int64_t[:] former, const int64_t[:] latter
+):
+    """Return in how many places two pairs of arrays, (one, other) and (former, latter), differ."""
+    cdef Py_ssize_t i, found = 0
+    with nogil:
+        for i in range(one.shape[0]):
+            found += one[i] != former[i] or other[i] != latter[i]
+    return found
+
+
 def add_slowdowns(
     const int64_t[::1] kind,
     const int64_t[::1] alone,
     const int64_t[::1] lasting,
+    const int64_t[::1] rows,
     const double[:, ::1] terms,
     int64_t[:, ::1] spent,
     int64_t[:, ::1] of_terms,
@@ -92,21 +104,25 @@ def add_slowdowns(
     ----------
     kind, alone, lasting : int64, shape (k,)
         The class of each, and its time alone and beside communications.
-    terms : float64, shape (k, c)
+    rows : int64, shape (g,)
+        Kernels that have terms.
+    terms : float64, shape (g, c)
     spent : int64, shape (classes, 2)
         The two times are added.
     of_terms : int64, shape (classes, c)
         `terms`, rounded, are added.
     """
-    cdef Py_ssize_t i, j, c = terms.shape[1]
+    cdef Py_ssize_t g, i, j, c = terms.shape[1]
     with nogil:
         for i in range(kind.shape[0]):
-            if lasting[i] <= alone[i]:
-                continue
-            spent[kind[i], 0] += alone[i]
-            spent[kind[i], 1] += lasting[i]
-            for j in range(c):
-                of_terms[kind[i], j] += <int64_t>rint(terms[i, j])
+            if lasting[i] > alone[i]:
+                spent[kind[i], 0] += alone[i]
+                spent[kind[i], 1] += lasting[i]
+        for g in range(rows.shape[0]):
+            i = rows[g]
+            if lasting[i] > alone[i]:
+                for j in range(c):
+                    of_terms[kind[i], j] += <int64_t>rint(terms[g, j])
 
 
 cdef extern from "math.h":

@@ -1,0 +1,327 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""How far kernels get beside communications, and communications beside kernels.
+
+Each kernel and each communication is worked out by itself, in one order, so its result does not
+depend on the others passed beside it. Callers are trusted: no index is checked.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+cdef enum:
+    MAX_KNOWN = 1 << 15  # factors that are kept
+    N_PLACES = 4 * MAX_KNOWN
+
+
+cdef struct Interval:  # its beginning, and the load from there on
+    int64_t time
+    int64_t taken
+    int64_t bandwidth
+    int64_t which
+    int64_t following  # the next interval with load from here on; n: none
+
+
+cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
+    word = (word ^ (word >> 29)) * GOLDEN
+    return word ^ (word >> 32)
+
+
+cdef inline Py_ssize_t place(
+    double x, const double* of, Py_ssize_t n, Py_ssize_t guess
+) noexcept nogil:
+    """Return the last entry of an ascending array that is x at most, -1: none; near a guess."""
+    cdef Py_ssize_t low = -1, high = n, step = 1, middle
+    if guess >= 0 and guess < n:
+        if of[guess] <= x:
+            low = guess
+            while low + step < n and of[low + step] <= x:
+                low += step
+                step *= 2
+            high = min(low + step, n)
+        else:
+            high = guess
+            while high - step >= 0 and of[high - step] > x:
+                high -= step
+                step *= 2
+            low = max(high - step, -1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if of[middle] <= x:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+cdef inline Py_ssize_t cross_unloaded(
+    Py_ssize_t at, int64_t begin, double* spent, double* left, const Interval* of, Py_ssize_t n
+) noexcept nogil:
+    """Take a kernel over intervals without load; return the next interval with load, -2 if it ends.
+
+    `of` begins with the time before the first interval, as number -1.
+    """
+    cdef Py_ssize_t to = of[at].following
+    cdef double room, needed = left[0]
+    if to == at:
+        return at
+    if to == n:
+        spent[0] += needed
+        return -2
+    room = <double>(of[to].time - begin) - spent[0]
+    if needed <= room:
+        spent[0] += needed
+        return -2
+    spent[0] += room
+    left[0] -= room
+    return to
+
+
+cdef class KernelFactors:
+    """Slowdown factors of kernels, worked out once for each kernel and load; the last are kept.
+
+    Parameters
+    ----------
+    factor : callable
+        (kernels, multiprocessors taken, bandwidth, communication that counts, shape (p,) each) →
+        (factors of the kernels' time, shape (p,); their dependence on each number of the model,
+        shape (p, n_terms)). Each must depend on its own kernel and load alone.
+    n_terms : int
+    """
+
+    cdef object factor
+    cdef Py_ssize_t n_terms
+    cdef int64_t n_known, n_worked_out  # those between the two are still to be worked out
+    cdef int64_t[::1] number  # by hash: entry of the arrays below, or -1
+    cdef int64_t[:, ::1] key  # kernel, multiprocessors taken, bandwidth, communication
+    cdef double[::1] slower
+    cdef double[:, ::1] rests_on
+
+    def __init__(self, factor, Py_ssize_t n_terms):
+        self.factor, self.n_terms = factor, n_terms
+        self.number = np.full(N_PLACES, -1)
+        self.key = np.empty((MAX_KNOWN, 4), np.int64)
+        self.slower, self.rests_on = np.empty(MAX_KNOWN), np.empty((MAX_KNOWN, n_terms))
+        self.n_known = self.n_worked_out = 0
+
+    cdef inline int64_t find(self, int64_t kernel, const Interval* load) noexcept nogil:
+        """Return the entry of a kernel beside a load, which may be new; -1: there is no room."""
+        cdef uint64_t at = mixed(
+            mixed(mixed(mixed(kernel) + <uint64_t>load.taken) + <uint64_t>load.bandwidth)
+            + <uint64_t>load.which
+        )
+        cdef int64_t found
+        cdef int64_t* key
+        while True:
+            at &= N_PLACES - 1
+            found = self.number[at]
+            if found < 0:
+                break
+            key = &self.key[found, 0]
+            if (
+                key[0] == kernel and key[1] == load.taken
+                and key[2] == load.bandwidth and key[3] == load.which
+            ):
+                return found
+            at += 1
+        if self.n_known == MAX_KNOWN:
+            return -1
+        found = self.number[at] = self.n_known
+        self.n_known += 1
+        key = &self.key[found, 0]
+        key[0], key[1], key[2], key[3] = kernel, load.taken, load.bandwidth, load.which
+        return found
+
+    cdef work_out(self):
+        """Work out what was not found, or make room where there is no more."""
+        cdef Py_ssize_t first = self.n_worked_out, last = self.n_known
+        if first == last:
+            self.n_known = self.n_worked_out = 0
+            np.asarray(self.number)[:] = -1
+            return
+        kernel, taken, bandwidth, which = np.asarray(self.key)[first:last].T.copy()
+        slower, rests_on = self.factor(kernel, taken, bandwidth.astype(float), which)
+        np.asarray(self.slower)[first:last] = slower
+        np.asarray(self.rests_on)[first:last] = rests_on
+        self.n_worked_out = last
+
+    def slowed(
+        self,
+        const int64_t[::1] begin,
+        const int64_t[::1] kernel,
+        const double[::1] lasting,
+        const int64_t[::1] time,
+        const int64_t[::1] taken,
+        const double[::1] bandwidth,
+        const int64_t[::1] which,
+    ):
+        """Times of kernels alone → beside communications.
+
+        Parameters
+        ----------
+        begin, kernel : int64, shape (k,)
+        lasting : float64, shape (k,)
+        time : int64, shape (n,)
+            Of the beginning of each interval.
+        taken, bandwidth, which
+            The load of each, whole numbers; the last has none.
+
+        Returns
+        -------
+        spent : float64, shape (k,)
+        rows : int64, shape (g,)
+            Kernels that run beside a load.
+        terms : float64, shape (g, n_terms)
+            The dependence of their factors, times the time spent with each.
+        """
+        cdef Py_ssize_t i, j, g, at = -1, row, count = 0, k = begin.shape[0], n = time.shape[0]
+        cdef int64_t entry
+        cdef double room, needed, step
+        spent_array, left_array = np.zeros(k), np.empty(k)
+        interval_array, row_array = np.empty((2, k), np.int64)
+        cdef double[::1] spent = spent_array, left = left_array
+        cdef int64_t[::1] interval = interval_array, rows = row_array
+        cdef int64_t[::1] room_for = np.empty((n + 1) * (sizeof(Interval) // 8), np.int64)
+        cdef Interval* of = <Interval*>&room_for[0] + 1
+        with nogil:
+            for at in range(n - 1, -2, -1):
+                of[at].following = n if at == n - 1 else of[at + 1].following
+                if at < 0:
+                    break
+                of[at].time, of[at].taken, of[at].which = time[at], taken[at], which[at]
+                of[at].bandwidth = <int64_t>bandwidth[at]
+                if taken[at] > 0 or bandwidth[at] > 0:
+                    of[at].following = at
+            for i in range(k):
+                while at + 1 < n and of[at + 1].time <= begin[i]:
+                    at += 1
+                while at >= 0 and of[at].time > begin[i]:
+                    at -= 1
+                left[count] = lasting[i]
+                interval[count] = cross_unloaded(at, begin[i], &spent[i], &left[count], of, n)
+                rows[count] = i
+                count += interval[count] >= 0
+        terms_array = np.zeros((count, self.n_terms))
+        pending_array = np.arange(count)
+        cdef double[:, ::1] terms = terms_array
+        cdef int64_t[::1] pending = pending_array
+        cdef Py_ssize_t n_pending = count
+        while n_pending:
+            with nogil:
+                count, n_pending = n_pending, 0
+                for i in range(count):
+                    g = pending[i]
+                    row, at = rows[g], interval[g]
+                    while at >= 0:
+                        entry = self.find(kernel[row], &of[at])
+                        if entry < 0 or entry >= self.n_worked_out:
+                            interval[g] = at
+                            pending[n_pending] = g
+                            n_pending += 1
+                            break
+                        room = <double>(of[at + 1].time - begin[row]) - spent[row]
+                        needed = left[g] * self.slower[entry]
+                        step = needed if needed <= room else room
+                        spent[row] += step
+                        for j in range(self.n_terms):
+                            terms[g, j] += self.rests_on[entry, j] * step
+                        if needed <= room:
+                            break
+                        left[g] -= step / self.slower[entry]
+                        at = cross_unloaded(at + 1, begin[row], &spent[row], &left[g], of, n)
+            if n_pending:
+                self.work_out()
+        return spent_array, row_array[: len(terms_array)], terms_array
+
+
+def memory_use(
+    const int64_t[::1] begin, const int64_t[::1] end, const int64_t[::1] parts, double one
+):
+    """Add up the parts of memory bandwidth that kernels use, over time.
+
+    Parameters
+    ----------
+    begin, end, parts : int64, shape (k,)
+        Of each kernel.
+    one : float
+        Parts that are all of the bandwidth.
+
+    Returns
+    -------
+    time : int64, shape (2 * k,)
+        When the use changes, ascending.
+    use : float64, shape (2 * k,)
+        From there on, 1 at most.
+    """
+    cdef Py_ssize_t k = begin.shape[0], i = 0, j = 0, at
+    times, uses = np.empty(2 * k, np.int64), np.empty(2 * k)
+    cdef int64_t[::1] time = times
+    cdef double[::1] use = uses
+    cdef int64_t now = 0
+    by_begin, by_end = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
+    cdef const int64_t[::1] first = by_begin, last = by_end
+    with nogil:
+        for at in range(2 * k):
+            if i < k and begin[first[i]] <= end[last[j]]:  # those that begin come first
+                time[at] = begin[first[i]]
+                now += parts[first[i]]
+                i += 1
+            else:
+                time[at] = end[last[j]]
+                now -= parts[last[j]]
+                j += 1
+            use[at] = min(<double>now / one, 1.0)
+    return times, uses
+
+
+def slowed_communications(
+    const int64_t[::1] begin,
+    const double[::1] lasting,
+    const int64_t[::1] time,
+    const double[::1] factor,
+):
+    """Wire times without slowdown → with a factor in each interval.
+
+    See `mpisim.overlap.timeline.slowed_communications`.
+    """
+    cdef Py_ssize_t m = begin.shape[0], n = time.shape[0], i, at = 0, to = 0
+    cdef int64_t far = time[n - 1], near = time[0], edge
+    cdef double most = lasting[0], goal
+    found_array = np.empty(m)
+    cdef double[::1] found = found_array
+    # Progress at each time, since the first of them; before and after, it goes with the clock.
+    cdef double[:, ::1] of = np.empty((2, n + 2))
+    cdef double* clock = &of[0, 0]
+    cdef double* progress = &of[1, 0]
+    with nogil:
+        for i in range(m):
+            far, near, most = max(far, begin[i]), min(near, begin[i]), max(most, lasting[i])
+        far += <int64_t>most + 1
+        near -= 1
+        clock[0], progress[0] = <double>near, 0.0
+        clock[1], progress[1] = <double>time[0], <double>(time[0] - near)
+        for i in range(n):
+            edge = time[i + 1] if i + 1 < n else far
+            clock[i + 2] = <double>edge
+            progress[i + 2] = progress[i + 1] + <double>(edge - time[i]) * (1 / factor[i])
+        for i in range(m):
+            goal = between(<double>begin[i], clock, progress, n + 2, &at) + lasting[i]
+            found[i] = between(goal, progress, clock, n + 2, &to) - <double>begin[i]
+    return found_array
+
+
+cdef inline double between(
+    double x, const double* of, const double* value, Py_ssize_t n, Py_ssize_t* guess
+) noexcept nogil:
+    """Interpolate linearly between points; outside, the first or the last value holds."""
+    cdef Py_ssize_t at = place(x, of, n, guess[0])
+    cdef double slope
+    guess[0] = at
+    if at < 0:
+        return value[0]
+    if at == n - 1 or of[at] == x:
+        return value[at]
+    slope = (value[at + 1] - value[at]) / (of[at + 1] - of[at])
+    return slope * (x - of[at]) + value[at]
