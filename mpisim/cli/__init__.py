@@ -142,7 +142,7 @@ def _keep_freed_memory() -> None:
     """Have glibc keep memory that is freed, for the next array, rather than give it back.
 
     A run makes and drops many large arrays. Memory that the system gives anew it clears page by
-    page, which took a quarter of the time of a run of 8,192 ranks. Other C libraries are left alone.
+    page: a quarter of the time of a run of 8,192 ranks. Other C libraries are left alone.
     """
     import ctypes  # as numpy does
 
