@@ -1,0 +1,167 @@
+"""Flows of known starts: those that are simulated, and those that are found to be alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mpisim.engine._core.flow_schedule import FlowSchedule
+from mpisim.engine._core.sharing import Sharing
+
+WEIGHT_ONE, RATE_BITS = 1 << 20, 40
+NEVER = np.iinfo(np.int64).max
+
+
+class Case:
+    """Random flows: groups whose flows take turns or overlap, over random links."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        n_groups, n_links = int(random.integers(1, 6)), int(random.integers(1, 5))
+        size = random.integers(0, 9, n_groups)
+        self.first = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+        # One or two patterns, and so routes, for each group.
+        self.route_group = np.repeat(np.arange(n_groups), random.integers(1, 3, n_groups))
+        loads = [
+            np.sort(random.choice(n_links, random.integers(1, n_links + 1), replace=False))
+            for _ in self.route_group
+        ]
+        self.route_index = np.concatenate([[0], np.cumsum([len(x) for x in loads])])
+        self.route_link = np.concatenate(loads).astype(np.int64)
+        self.route_weight = random.integers(1, 4, len(self.route_link)) * WEIGHT_ONE // 2
+        self.capacity = random.integers(1, 12, n_links) << (RATE_BITS - 2)
+        self.latency = random.integers(0, 50, 4)
+        self.volume = random.integers(1, 2000, 4)
+        self.rate = random.integers(1, 9, 4) << (RATE_BITS - 3)
+        n = int(self.first[-1])
+        group = np.repeat(np.arange(n_groups), size)
+        routes = [np.flatnonzero(self.route_group == g) for g in range(n_groups)]
+        self.route = np.array([random.choice(routes[g]) for g in group], np.int32)
+        self.price = random.integers(-1, 4, n).astype(np.int32)
+        self.start = random.integers(0, 30_000, n)
+        for g in np.flatnonzero(random.random(n_groups) < 0.7):
+            self.start[self.first[g] : self.first[g + 1]].sort()
+        self.random = random
+
+    def schedule(self) -> FlowSchedule:
+        """Return the schedule of these flows."""
+        return FlowSchedule(
+            self.first,
+            self.price,
+            self.route,
+            self.latency,
+            self.volume,
+            self.rate,
+            self.route_group,
+            self.route_index,
+            self.route_link,
+            self.route_weight,
+            self.capacity,
+        )
+
+    def sharing(self) -> Sharing:
+        """Return the links without flows."""
+        return Sharing(self.capacity, self.route_index, self.route_link, self.route_weight)
+
+    def ends(self) -> NDArray[Any]:
+        """Return when flows end, all of them simulated; -1: no flow."""
+        sharing, found = self.sharing(), np.full(len(self.start), -1)
+        begin = self.start + self.latency[self.price]
+        waiting = sorted(np.flatnonzero(self.price >= 0).tolist(), key=lambda i: begin[i])
+        n_active = 0
+        while waiting or n_active:
+            now = min(sharing.next_end(), begin[waiting[0]] if waiting else NEVER)
+            while (flow := sharing.pop_ended(now)) >= 0:
+                found[flow] = now
+                n_active -= 1
+            while waiting and begin[waiting[0]] == now:
+                flow = waiting.pop(0)
+                price = self.price[flow]
+                sharing.begin(flow, self.route[flow], now, self.volume[price], self.rate[price])
+                n_active += 1
+            sharing.solve(now)
+        return found
+
+
+def settle(case: Case, schedule: FlowSchedule, n_parts: int) -> set[int]:
+    """Simulate contended flows until no others are; return those."""
+    groups, found = np.arange(len(case.first) - 1), set[int]()
+    while True:
+        assert schedule.simulate(case.sharing(), groups)
+        parts = [schedule.sweep(part, n_parts)[0] for part in range(n_parts)]
+        flows = np.unique(np.concatenate(parts))
+        schedule.changed[:] = 0
+        schedule.contend(flows)
+        if not len(flows):
+            return found
+        found.update(flows.tolist())
+
+
+@given(seed=st.integers(0, 2**32 - 1), n_parts=st.integers(1, 3))
+@settings(max_examples=400)
+def test_flows_end_as_if_all_were_simulated(seed: int, n_parts: int) -> None:
+    """Again and again, while some of their starts change; flows that are late are contended."""
+    case = Case(seed)
+    schedule, contended = case.schedule(), set[int]()
+    for _ in range(3):
+        schedule.update(case.start)
+        contended |= settle(case, schedule, n_parts)
+        expected, flows = case.ends(), case.price >= 0
+        np.testing.assert_array_equal(schedule.end[:-1][flows], expected[flows])
+        begin = case.start + case.latency[case.price]
+        alone = -(-(case.volume << RATE_BITS) // case.rate)[case.price]
+        late = np.flatnonzero(flows & (expected - begin > alone))
+        assert set(late.tolist()) <= contended
+        changed = case.random.random(len(case.start)) < 0.3
+        case.start = np.where(changed, case.start + 700, case.start)
+
+
+@pytest.mark.parametrize(("second", "late"), [(99, True), (100, False), (101, False)])
+def test_flows_that_follow_each_other_at_once_do_not_meet(second: int, late: bool) -> None:
+    """The first ends at 100: at one instant ends come before begins."""
+    schedule = FlowSchedule(
+        np.array([0, 1, 2]),
+        np.zeros(2, np.int32),
+        np.array([0, 1], np.int32),
+        np.array([0]),
+        np.array([100]),
+        np.array([1 << RATE_BITS]),
+        np.array([0, 1]),
+        np.array([0, 1, 2]),
+        np.array([0, 0]),
+        np.array([WEIGHT_ONE, WEIGHT_ONE]),
+        np.array([1 << RATE_BITS]),
+    )
+    assert schedule.update(np.array([0, second])) == 2
+    flows, links = schedule.sweep(0, 1)
+    assert (sorted(flows), links.tolist()) == (([0, 1], [0]) if late else ([], []))
+
+
+def test_what_comes_back_to_the_communications_of_a_process() -> None:
+    """Groups of other processes are left alone; late is counted from the end alone."""
+    case = Case(3)
+    schedule = case.schedule()
+    schedule.update(case.start)
+    settle(case, schedule, 1)
+    here = np.where(np.arange(len(case.first) - 1) % 2, case.first[:-1] + 1, -1)
+    late = np.zeros(len(case.start) + 2, np.int64)
+    changed = schedule.scatter(here, late)
+    begin = case.start + case.latency[case.price]
+    alone = -(-(case.volume << RATE_BITS) // case.rate)[case.price]
+    expected = np.where(case.price >= 0, case.ends() - begin - alone, 0)
+    for g, first in enumerate(here.tolist()):
+        if first >= 0:
+            part = slice(case.first[g], case.first[g + 1])
+            np.testing.assert_array_equal(late[first : first + len(expected[part])], expected[part])
+    assert changed == bool(late.any())
+    assert not schedule.scatter(here, late)
+    starts = np.full(len(case.start), -1)
+    times = np.concatenate([[7], case.start, [7]])
+    schedule.gather(here, times, starts)
+    group = np.repeat(np.arange(len(case.first) - 1), np.diff(case.first))
+    np.testing.assert_array_equal(starts, np.where(group % 2, case.start, -1))
