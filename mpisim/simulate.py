@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from .base.errors import UsageError
 from .base.files import check_output
-from .experiment import Experiment, ProgramExperiment
+from .experiment import Experiment
 from .mpi.parallel import collective_errors
 from .mpi.parallel import progress as show_progress
 from .prediction.execution import check_seeds, execute, sample_statements, sampled_steps
 from .prediction.launches import launch_bound_statement
 from .prediction.prepared import PreparedExperiment, prepare
-from .prediction.prepared_program import PreparedProgram, prepare_program
-from .prediction.statements import program_statements, statements
 from .program import Program
 from .results import Results, collect, write_results
 from .topo import Network
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+    from .engine import Run
+    from .experiment import ProgramExperiment
+    from .overlap import OverlapSummary
+    from .prediction.prepared_program import PreparedProgram
 
 __all__ = ["simulate"]
 
@@ -132,10 +135,8 @@ def simulate(
     if isinstance(prepared, PreparedExperiment):
         stated |= launch_bound_statement(prepared, run, comm)  # may simulate a second time
     with show_progress(comm, "adding up what every rank did" if progress else ""):
-        if isinstance(prepared, PreparedExperiment) and comm.rank == 0:
-            stated |= statements(prepared, run, prepared.experiment.left_to_defaults(), overlap)
-        if isinstance(prepared, PreparedProgram) and comm.rank == 0:
-            stated |= program_statements(prepared, run)
+        if not isinstance(prepared, Program) and comm.rank == 0:
+            stated |= _stated(prepared, run, overlap)
         if network is None and not isinstance(prepared, Program):
             network = prepared.network
         if output is None:
@@ -157,4 +158,19 @@ def _prepared(
 ) -> PreparedExperiment | PreparedProgram | Program:
     if isinstance(what, Experiment):
         return prepare(what)
-    return prepare_program(what) if isinstance(what, ProgramExperiment) else what
+    if isinstance(what, PreparedExperiment | Program):
+        return what
+    from .prediction.prepared_program import PreparedProgram, prepare_program
+
+    return what if isinstance(what, PreparedProgram) else prepare_program(what)
+
+
+def _stated(
+    prepared: PreparedExperiment | PreparedProgram, run: Run, overlap: OverlapSummary | None
+) -> dict[str, Any]:
+    """Return the statements of a prediction; other processes need not even load what makes them."""
+    from .prediction.statements import program_statements, statements
+
+    if isinstance(prepared, PreparedExperiment):
+        return statements(prepared, run, prepared.experiment.left_to_defaults(), overlap)
+    return program_statements(prepared, run)

@@ -1,5 +1,6 @@
 """Constants parsed when mpisim is built: the same as their TOML, and never older than it."""
 
+import marshal
 import shutil
 import subprocess
 import sys
@@ -27,13 +28,21 @@ def folder(tmp_path, monkeypatch):
     kept_tables._own.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """What a build of all packaged files keeps."""
+    folder = tmp_path_factory.mktemp("built") / "data"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.csv", "*.gz", "*.kept"))
+    keep(folder)
+    return kept_tables._read(folder)
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_tables_are_those_of_the_text(name):
+def test_tables_are_those_of_the_text(name, built):
     """Types and order included; nan, which equals nothing, is compared as text."""
-    contents = text(name)
-    found = kept(name, contents)
-    assert found is not None, "build them: bash run_scripts/setup.sh"
-    assert repr(found) == repr(tomllib.loads(contents))
+    contents, tables = built[name]
+    assert contents == text(name)
+    assert repr(marshal.loads(tables)) == repr(tomllib.loads(contents))
 
 
 def test_a_file_that_was_edited_since_is_not_kept(folder):
@@ -70,7 +79,8 @@ def test_a_damaged_or_missing_file_is_done_without(folder, damage):
     assert kept("gpus.toml", contents) is None
 
 
-def test_a_copy_is_returned():
+def test_a_copy_is_returned(folder):
+    keep(folder)
     contents = text("gpus.toml")
     first = kept("gpus.toml", contents)
     assert first is not None
@@ -78,11 +88,11 @@ def test_a_copy_is_returned():
     assert kept("gpus.toml", contents)
 
 
-def test_presets_of_an_unbuilt_checkout_are_the_same(monkeypatch):
-    monkeypatch.setattr(presets, "kept", lambda name, contents: None)
+def test_presets_are_the_same_whether_kept_or_not(folder):
     unbuilt = presets.packaged.__wrapped__("gpus.toml")
-    monkeypatch.undo()
-    assert unbuilt == presets.packaged.__wrapped__("gpus.toml")
+    keep(folder)
+    kept_tables._own.cache_clear()
+    assert repr(unbuilt) == repr(presets.packaged.__wrapped__("gpus.toml"))
 
 
 def test_keeping_needs_nothing_but_python(tmp_path):

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from mpisim.base.errors import InputError
 from mpisim.experiment import ClusterChoice, Cnn, Experiment, Model, Plan, Transformer
 from mpisim.kernels import find_gpu
-from mpisim.memory import (
-    Evaluate,
-    StageMemory,
-    Verdict,
-    advice,
-    assess,
-    capacity,
-    evaluator,
-    remedies,
-)
+from mpisim.memory import Evaluate, StageMemory, Verdict, assess, capacity, evaluator
 from mpisim.memory.model import PARTS
+from mpisim.memory.remedies import advice, remedies
 from mpisim.workloads import lay_out
 
 GIB = 2**30

@@ -11,10 +11,11 @@ import pytest
 from fabrics import check_routes, cluster
 
 from mpisim.base.errors import InputError
-from mpisim.topo import find_cluster, read_topology
+from mpisim.topo import find_cluster
 from mpisim.topo.bounds import bisection
 from mpisim.topo.draw import draw, positions
 from mpisim.topo.topology import LinkKind
+from mpisim.topo.topology_files import read_topology
 
 RING = """
 title = "Four GPUs in a ring, and a switch"

@@ -30,7 +30,6 @@ from .alpha_beta import AlphaBeta
 from .cluster import Cluster, cluster_names, find_cluster
 from .network import Network, Price, SharedNetwork, class_of, rate_of
 from .topology import Topology
-from .topology_files import read_topology
 
 __all__ = [
     "AlphaBeta",
@@ -43,5 +42,4 @@ __all__ = [
     "cluster_names",
     "find_cluster",
     "rate_of",
-    "read_topology",
 ]

@@ -17,7 +17,6 @@ from .changes import apply_changes, check_changes
 from .fabrics import Fabric
 from .nodes import Node
 from .topology import LinkKind, Topology
-from .topology_files import GRAPHML, read_topology
 
 __all__ = ["Cluster", "LatencyBandwidth", "NcclChoice", "cluster_names", "find_cluster"]
 
@@ -187,6 +186,8 @@ class Cluster:
             assert self.node is not None  # only a graph does without
             found = assemble(self.title, self.node, self.fabric, self.gpus_per_node, nodes)
         else:
+            from .topology_files import read_topology
+
             found = read_topology(self.graph)
             wanted = nodes * self.gpus_per_node
             if wanted > found.n_gpus:
@@ -263,6 +264,8 @@ def find_cluster(name: str | Path) -> Cluster:
     preset = find_file(name, FOLDER, "cluster")
     table = preset.table
     if str(name).endswith(SUFFIX):
+        from .topology_files import GRAPHML
+
         for key, suffixes in (("gpu", (SUFFIX,)), ("graph", (SUFFIX, GRAPHML))):
             path = table.get(key)
             if isinstance(path, str) and path.endswith(suffixes):

@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) 
         0 if all is well, 1 for a failure at run time, 2 for bad input or usage.
     """
     gc.set_threshold(UNTIL_COLLECTED)
+    atexit.register(_leave_garbage)
     _keep_freed_memory()
-    atexit.register(gc.freeze)  # else the interpreter looks through all objects as it ends
     # Not list(...): importing the subcommand of that name has put its module in this namespace.
     words = [*(sys.argv[1:] if argv is None else argv)]
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
@@ -173,6 +173,16 @@ def _parser(chosen: str, commands: Sequence[str]) -> Parser:
     for module in chosen_only or present:
         import_module(module).add_parser(subparsers)
     return parser
+
+
+def _leave_garbage() -> None:
+    """Spare the interpreter its looks for garbage as it ends, which are longer than many a command.
+
+    Not where h5py is loaded: HDF5 ends after the interpreter, and calls it for files that are still
+    open because garbage, such as the traceback of an error, refers to them.
+    """
+    if "h5py" not in sys.modules:
+        gc.freeze()
 
 
 def _drop_output() -> None:

@@ -30,7 +30,7 @@ from ..experiment.load import model_of
 from ..experiment.model_presets import find_model, model_presets
 from ..experiment.models import USUAL_LENGTH, Model
 from ..experiment.plan import Plan
-from ..memory import starting_plan
+from ..memory.starting import starting_plan
 from ..topo import find_cluster
 
 __all__ = ["Example", "example"]

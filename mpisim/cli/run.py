@@ -10,6 +10,7 @@ from .output import add_fold_option, add_result_options, check_json, check_optio
 
 if TYPE_CHECKING:
     from ..experiment import Experiment, ProgramExperiment
+    from ..prediction.prepared_program import PreparedProgram
 
 __all__ = ["add_parser", "add_run_options", "run"]
 
@@ -104,18 +105,20 @@ def run(args: argparse.Namespace) -> int:
 
     with progress(comm, "generating what every rank does"):
         from ..prediction.prepared import PreparedExperiment, prepare
-        from ..prediction.prepared_program import prepare_program, saved_program
-        from ..prediction.published import compare_results
-        from ..program import save
         from ..simulate import simulate
 
+        case: PreparedExperiment | PreparedProgram
         with collective_errors(comm):
-            case = (
-                prepare(experiment)
-                if isinstance(experiment, Experiment)
-                else prepare_program(experiment)
-            )
+            if isinstance(experiment, Experiment):
+                case = prepare(experiment)
+            else:
+                from ..prediction.prepared_program import prepare_program
+
+                case = prepare_program(experiment)
             if comm.rank == 0 and args.save_program is not None:
+                from ..prediction.prepared_program import saved_program
+                from ..program import save
+
                 save(saved_program(case), args.save_program, overwrite=args.overwrite)
         results = simulate(
             case,
@@ -130,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
         )
         extra: dict[str, Any] = {}
         if results is not None and isinstance(case, PreparedExperiment):
+            from ..prediction.published import compare_results
+
             found = compare_results(case.experiment, results)
             extra["published"] = [each.as_json() for each in found]
         report = deliver(results, args, comm, extra)

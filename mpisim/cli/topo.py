@@ -95,9 +95,9 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _topology(args: argparse.Namespace) -> Topology:
-    from ..topo import find_cluster, read_topology
+    from ..topo import find_cluster
     from ..topo.changes import apply_changes
-    from ..topo.topology_files import is_topology_file
+    from ..topo.topology_files import is_topology_file, read_topology
 
     changes = {}
     for change in args.changes:

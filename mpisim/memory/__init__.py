@@ -22,21 +22,14 @@ To be read in this order; each module uses only those above it:
 
 from .constants import capacity
 from .model import StageMemory, memory
-from .remedies import Remedy, advice, remedies
-from .starting import StartingPlan, starting_plan
 from .verdict import Evaluate, Verdict, assess, evaluator
 
 __all__ = [
     "Evaluate",
-    "Remedy",
     "StageMemory",
-    "StartingPlan",
     "Verdict",
-    "advice",
     "assess",
     "capacity",
     "evaluator",
     "memory",
-    "remedies",
-    "starting_plan",
 ]

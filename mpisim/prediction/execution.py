@@ -20,12 +20,12 @@ from ..mpi.reductions import allreduce_max
 from ..program import Program
 from ..topo import Network
 from .prepared import PreparedExperiment
-from .prepared_program import PreparedProgram
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ..overlap import OverlapSummary
+    from .prepared_program import PreparedProgram
 
 __all__ = ["check_seeds", "execute", "sample_statements", "sampled_steps"]
 

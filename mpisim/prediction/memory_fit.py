@@ -8,7 +8,7 @@ from typing import Any
 from ..base.errors import InputError
 from ..experiment import USUAL_LENGTH, Experiment, Transformer
 from ..kernels import Gpu
-from ..memory import Evaluate, Verdict, advice, assess, capacity, evaluator, remedies
+from ..memory import Evaluate, Verdict, assess, capacity, evaluator
 from ..workloads import Layout, lay_out
 from .hardware import Hardware, hardware_of
 
@@ -73,6 +73,8 @@ def advice_for(
     """
     if evaluate is None:
         return ()
+    from ..memory.remedies import advice
+
     lines = advice(
         _with_even_batches(experiment).plan, found, evaluate, **_remedy_arguments(experiment)
     )
@@ -92,6 +94,8 @@ def _remedy_arguments(experiment: Experiment) -> dict[str, Any]:
 
 def _refusal(experiment: Experiment, found: Verdict, evaluate: Evaluate) -> InputError:
     """Return the error for a plan that does not fit, with changes that would make it fit."""
+    from ..memory.remedies import remedies
+
     others = remedies(
         _with_even_batches(experiment).plan, evaluate, **_remedy_arguments(experiment)
     )
@@ -127,6 +131,8 @@ def _shorter_sequences(experiment: Experiment) -> list[str]:
     found = _verdict(experiment, length, hardware, smallest)
     if found.fits:
         return [*lines, f"With model.seq_len = {length} it fits ({found.peak / GIB:.1f} GiB)."]
+    from ..memory.remedies import remedies
+
     changed = _with_even_batches(_with_length(experiment, USUAL_LENGTH))
     node = hardware.cluster.gpus_per_node
     others = remedies(

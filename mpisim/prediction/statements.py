@@ -22,7 +22,6 @@ from ..topo.speeds import nic_bottleneck
 from ..workloads.transformer.core_attention import MATRIX_UNIT_LOAD
 from .network import NetworkCache, NetworkRequest
 from .prepared import PreparedExperiment
-from .prepared_program import PreparedProgram
 from .published import compare_published
 from .step_constants import model_class
 from .uncertainty import PathShares, Uncertainty, combine, error_bar
@@ -31,6 +30,7 @@ from .unused_network_keys import needs_prices, unused_network_keys
 
 if TYPE_CHECKING:
     from ..overlap import OverlapSummary
+    from .prepared_program import PreparedProgram
 
 __all__ = ["METHOD", "program_statements", "statements"]
 

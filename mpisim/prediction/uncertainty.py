@@ -28,12 +28,12 @@ from ..engine.critical_path import PieceKind
 from ..engine.run import Run
 from ..program import UNPRICED, Operation
 from .prepared import PreparedExperiment
-from .prepared_program import PreparedProgram
 from .step_constants import model_class, packaged_constants
 
 if TYPE_CHECKING:
     from ..engine.critical_path import CriticalPath
     from ..overlap import OverlapSummary
+    from .prepared_program import PreparedProgram
 
 __all__ = ["Effect", "PathShares", "Uncertainty", "combine", "error_bar", "propagate"]
 

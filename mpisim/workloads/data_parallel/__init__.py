@@ -22,33 +22,20 @@ Read in this order:
 `fsdp`
     PyTorch's FSDP2, alone and inside a pipeline.
 
-A further strategy is a module with a subclass of `Strategy`, a line in `STRATEGIES` below, and its
-name in `mpisim.experiment.plan.Style`.
+A further strategy is a module with a subclass of `Strategy`, a case of `_kind` below, and its name
+in `mpisim.experiment.plan.Style`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ...experiment.plan import Plan, Style
+from ...experiment.plan import Plan
 from ..grid import Groups
 from ..operators import Layer
-from .ddp import Ddp
-from .deepspeed import DeepSpeed
-from .fsdp import Fsdp, FsdpPipeline, PyTorchPipeline
-from .megatron import Megatron
 from .strategy import Strategy
-from .zero3 import Zero3
 
-__all__ = ["STRATEGIES", "Strategy", "make_strategy"]
-
-STRATEGIES: Mapping[Style, type[Strategy]] = {
-    "ddp": Ddp,
-    "megatron": Megatron,
-    "deepspeed": DeepSpeed,
-    "fsdp": Fsdp,
-}
-"""By `Plan.dp_style`; `make_strategy` takes variants for ZeRO 3 and for pipelines."""
+__all__ = ["Strategy", "make_strategy"]
 
 
 def make_strategy(
@@ -80,10 +67,33 @@ def make_strategy(
         If the framework knows no such sharding.
     """
     plan = plan.resolved(transformer=transformer)
-    assert plan.dp_style is not None
-    kind = STRATEGIES[plan.dp_style]
-    if plan.dp_style == "deepspeed" and plan.zero == 3:
-        kind = Zero3
-    if plan.dp_style == "fsdp" and plan.pp > 1:
-        kind = PyTorchPipeline if plan.fsdp_pipeline == "pytorch" else FsdpPipeline
-    return kind(plan, chunks, groups, stage=stage, order=order)
+    return _kind(plan)(plan, chunks, groups, stage=stage, order=order)
+
+
+def _kind(plan: Plan) -> type[Strategy]:
+    """Plan → its strategy, the only one that is loaded."""
+    match plan.dp_style:
+        case "ddp":
+            from .ddp import Ddp
+
+            return Ddp
+        case "megatron":
+            from .megatron import Megatron
+
+            return Megatron
+        case "deepspeed" if plan.zero == 3:
+            from .zero3 import Zero3
+
+            return Zero3
+        case "deepspeed":
+            from .deepspeed import DeepSpeed
+
+            return DeepSpeed
+        case "fsdp":
+            from .fsdp import Fsdp, FsdpPipeline, PyTorchPipeline
+
+            if plan.pp == 1:
+                return Fsdp
+            return PyTorchPipeline if plan.fsdp_pipeline == "pytorch" else FsdpPipeline
+        case None:
+            raise AssertionError("a plan that is not resolved")
