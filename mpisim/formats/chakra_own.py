@@ -16,7 +16,7 @@ from .chakra_schema import COLUMNS, PREFIX, VERSION, attributes
 
 __all__ = ["is_own", "read_own"]
 
-Trace = tuple[Path, Any, list[Any]]
+Trace = tuple[Path, Any, Sequence[Any]]
 """A file: its path, metadata and nodes."""
 
 

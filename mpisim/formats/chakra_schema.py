@@ -235,12 +235,14 @@ def looks_like_chakra(head: bytes) -> bool:
     return found
 
 
-def read_nodes(path: Path) -> tuple[Any, list[Any]]:
+def read_nodes(path: Path, raw: bytes | None = None) -> tuple[Any, list[Any]]:
     """Read a Chakra execution trace (``.et``, plain or gzip).
 
     Parameters
     ----------
     path : Path
+    raw : bytes, optional
+        The contents of the file, unpacked, where they have been read already.
 
     Returns
     -------
@@ -254,7 +256,7 @@ def read_nodes(path: Path) -> tuple[Any, list[Any]]:
         place in the file, from 0.
     """
     metadata, nodes = messages().GlobalMetadata(), []
-    for place, body in _frames(path, open_text(path)):
+    for place, body in _frames(path, open_text(path) if raw is None else raw):
         message = metadata if place < 0 else messages().Node()
         _parse(path, message, body, _what(place))
         if place >= 0:
