@@ -59,7 +59,7 @@ def read_chakra(paths: Iterable[Path | str], counts: RooflinePricer | None = Non
             raise InputError(
                 f"{files[0]}: --gpu is for nodes without a duration; mpisim wrote these, with one"
             )
-        return read_own([(path, trace.metadata, trace.nodes) for path, trace in traces])
+        return read_own(traces)
     if any(own):
         raise InputError(
             f"{files[own.index(False)]}: written by another tool than {files[own.index(True)]}; "

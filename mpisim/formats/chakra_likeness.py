@@ -119,6 +119,11 @@ class TraceNodes:
                 said.append((at, rank in group, len(group.ranks), len(group.here)))
         return Likeness((content, tuple(said)), tuple(number))
 
+    @property
+    def content(self) -> bytes | None:
+        """A digest of the nodes without what ranks differ in; None as with `likeness`."""
+        return None if self._skeleton is None else self._skeleton[0]
+
     @cached_property
     def _skeleton(self) -> tuple[bytes, tuple[str | _Message, ...]] | None:
         """A digest of the nodes without what ranks differ in, and what their communications name.
@@ -160,8 +165,7 @@ class TraceNodes:
 
 def _take(message: Any, names: Sequence[str]) -> dict[str, Any]:
     """Remove attributes from a node and return their values."""
-    found = {name: value for name, value in attributes(message).items() if name in names}
-    for at in reversed(range(len(message.attr))):
-        if message.attr[at].name in names:
-            del message.attr[at]
+    found = attributes(message, names)
+    for at in reversed([i for i, each in enumerate(message.attr) if each.name in names]):
+        del message.attr[at]
     return found
